@@ -1,0 +1,2 @@
+//! Forebay.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Key derivation, signing and sealing ([MS-SMB2] 3.1.4).

@@ -1,0 +1,11 @@
+//! The SMB 3.1.1 protocol core, pure: no I/O, no clock, no randomness, no runtime.
+//!
+//! * [`wire`]: every message of [MS-SMB2] and the information classes of [MS-FSCC], as checked views of bytes.
+//! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
+//! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
+//!
+//! Payload never enters this crate: READ and WRITE data stay in the transport's buffers.
+
+pub mod auth;
+pub mod crypto;
+pub mod wire;

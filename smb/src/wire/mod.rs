@@ -1,0 +1,1 @@
+//! Messages of [MS-SMB2] and information classes of [MS-FSCC].
