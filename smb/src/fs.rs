@@ -1,0 +1,444 @@
+//! The contract between the protocol and a file-system backend.
+//!
+//! The protocol decides *what* happens to files and emits [`FsOp`]s; the transport's event loop has a backend carry
+//! them out and hands back an [`FsResult`]. Nothing here does I/O. Handles and payload are opaque to the protocol:
+//! it keeps them, counts their bytes and passes them on.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::status::NtStatus;
+
+/// Identifies an operation in flight on one connection. Chosen by the connection, echoed on completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// An open file or directory of a backend. Dropping the last clone closes it without effect on the name space.
+#[derive(Clone)]
+pub struct FsHandle(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for FsHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FsHandle")
+    }
+}
+
+/// A received frame (without the 4-byte transport length prefix), decrypted, in the transport's buffer.
+///
+/// The protocol reads headers from it and hands ranges of it back in [`FsOpKind::Write`].
+pub trait Frame: Any + Send + Sync {
+    /// The whole frame from the first SMB2 header on.
+    fn bytes(&self) -> &[u8];
+}
+
+/// Data that a backend has read, on its way to the wire.
+pub trait Payload: Any + Send {
+    /// The bytes read; as long as the READ reported.
+    fn bytes(&self) -> &[u8];
+    /// For the transport to get its own buffer type back without copying.
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
+}
+
+/// What identifies a file for share modes and byte-range locks, whatever name it was opened by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    /// Device number.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+}
+
+/// A path below the volume's root: components joined by `/`, no leading or trailing `/`, empty for the root itself.
+///
+/// Checked at construction: no empty, `.` or `..` component, no NUL, no `\`, each component at most 255 UTF-8 bytes
+/// (the limit of the file systems below), the whole at most [`crate::limits::PATH_BYTES_MAX`].
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct RelPath(String);
+
+impl RelPath {
+    /// The volume's root.
+    #[must_use]
+    pub fn root() -> Self {
+        Self(String::new())
+    }
+
+    /// Checks `path`, whose components are separated by `/`.
+    ///
+    /// # Errors
+    /// `STATUS_OBJECT_NAME_INVALID` for what no file can be called, `STATUS_OBJECT_PATH_SYNTAX_BAD` for `..` and
+    /// empty components.
+    pub fn new(path: &str) -> Result<Self, NtStatus> {
+        if path.is_empty() {
+            return Ok(Self::root());
+        }
+        if path.len() > crate::limits::PATH_BYTES_MAX {
+            return Err(NtStatus::OBJECT_NAME_INVALID);
+        }
+        for component in path.split('/') {
+            match component {
+                "" | "." | ".." => return Err(NtStatus::OBJECT_PATH_SYNTAX_BAD),
+                c if c.len() > 255 || c.contains(['\0', '\\']) => return Err(NtStatus::OBJECT_NAME_INVALID),
+                _ => {}
+            }
+        }
+        Ok(Self(path.to_owned()))
+    }
+
+    /// The path with `/` between components.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether this is the volume's root.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The last component; empty for the root.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.rsplit('/').next().unwrap_or("")
+    }
+
+    /// The directory that holds it; the root for top-level names and for the root itself.
+    #[must_use]
+    pub fn parent(&self) -> RelPath {
+        Self(self.0.rsplit_once('/').map(|(p, _)| p.to_owned()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+/// Times of a file, each in 100 ns since 1601 ([MS-DTYP] FILETIME).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileTimes {
+    /// CreationTime.
+    pub creation: u64,
+    /// LastAccessTime.
+    pub last_access: u64,
+    /// LastWriteTime.
+    pub last_write: u64,
+    /// ChangeTime.
+    pub change: u64,
+}
+
+/// What a backend knows of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Identity.
+    pub key: FileKey,
+    /// Whether it is a directory.
+    pub directory: bool,
+    /// Size in bytes; 0 for directories.
+    pub end_of_file: u64,
+    /// Bytes allocated on the file system.
+    pub allocation_size: u64,
+    /// Number of hard links.
+    pub links: u32,
+    /// Times.
+    pub times: FileTimes,
+    /// FILE_ATTRIBUTE_* ([MS-FSCC] 2.6). DIRECTORY is consistent with `directory`; never 0 (NORMAL where nothing else).
+    pub attributes: u32,
+}
+
+/// How a name is opened ([MS-SMB2] 2.2.13 CreateDisposition without the truncation, which is asked for separately).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// It must exist (FILE_OPEN, FILE_OVERWRITE).
+    Existing,
+    /// It must not exist (FILE_CREATE): `STATUS_OBJECT_NAME_COLLISION` otherwise.
+    New,
+    /// Either (FILE_OPEN_IF, FILE_OVERWRITE_IF, FILE_SUPERSEDE).
+    Either,
+}
+
+/// What kind of object the opener asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectKind {
+    /// FILE_NON_DIRECTORY_FILE: an existing directory answers `STATUS_FILE_IS_A_DIRECTORY`.
+    File,
+    /// FILE_DIRECTORY_FILE: an existing file answers `STATUS_NOT_A_DIRECTORY`.
+    Directory,
+    /// Whatever is there; a file where it has to be made.
+    Any,
+}
+
+/// Opens or makes a file or directory. Never truncates. Symbolic links of the backing file system are never followed
+/// out of the volume; one that is opened itself answers `STATUS_STOPPED_ON_SYMLINK` or `STATUS_ACCESS_DENIED`.
+#[derive(Clone, Debug)]
+pub struct OpenRequest {
+    /// Path below the volume's root.
+    pub path: RelPath,
+    /// Whether it must exist.
+    pub mode: OpenMode,
+    /// File or directory.
+    pub kind: ObjectKind,
+    /// Data will be read (also for directories: enumeration).
+    pub read: bool,
+    /// Data will be written, truncated or appended.
+    pub write: bool,
+    /// Every write must reach stable storage before it is acknowledged (FILE_WRITE_THROUGH).
+    pub write_through: bool,
+    /// FILE_ATTRIBUTE_* for a new file.
+    pub attributes: u32,
+    /// Bytes to reserve for a new file (AlSi); 0 for none.
+    pub allocation_size: u64,
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug)]
+pub struct DirEntry {
+    /// Name, one component. Names that are not UTF-8 are left out by the backend.
+    pub name: String,
+    /// What the backend knows of it.
+    pub stat: Stat,
+}
+
+/// Space of a volume, in bytes, as its quota allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// The volume's hard capacity (the file system's size without a quota).
+    pub total: u64,
+    /// What can still be written.
+    pub free: u64,
+}
+
+/// Times and attributes to set; `None` leaves as is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BasicInfo {
+    /// CreationTime.
+    pub creation: Option<u64>,
+    /// LastAccessTime.
+    pub last_access: Option<u64>,
+    /// LastWriteTime.
+    pub last_write: Option<u64>,
+    /// ChangeTime (a backend that cannot set it leaves it).
+    pub change: Option<u64>,
+    /// FILE_ATTRIBUTE_*.
+    pub attributes: Option<u32>,
+}
+
+/// An operation for a backend.
+pub enum FsOpKind {
+    /// Answered by [`FsReply::Opened`].
+    Open {
+        /// The volume's backend, as the server registered it.
+        volume: FsHandle,
+        /// What to open.
+        request: OpenRequest,
+    },
+    /// Ends a handle. With `unlink`, removes the name it was opened by first (delete-on-close), if that name still
+    /// denotes this file; a directory that is not empty stays and answers `STATUS_DIRECTORY_NOT_EMPTY`.
+    /// Answered by [`FsReply::Stat`] taken before the end if `stat`, else [`FsReply::Done`].
+    Close {
+        /// The handle; no operation on it is in flight.
+        handle: FsHandle,
+        /// Remove its name.
+        unlink: bool,
+        /// Report the final attributes.
+        stat: bool,
+    },
+    /// Answered by [`FsReply::Read`]; `STATUS_END_OF_FILE` where nothing is at `offset`.
+    Read {
+        /// The handle.
+        handle: FsHandle,
+        /// First byte.
+        offset: u64,
+        /// At most so many bytes, ≤ [`crate::limits::IO_BYTES_MAX`].
+        length: u32,
+    },
+    /// Writes all of `range` of the frame. Answered by [`FsReply::Written`].
+    Write {
+        /// The handle.
+        handle: FsHandle,
+        /// First byte; `u64::MAX` appends.
+        offset: u64,
+        /// The frame that holds the data.
+        frame: Arc<dyn Frame>,
+        /// Where in the frame.
+        range: Range<usize>,
+        /// On stable storage before the answer.
+        write_through: bool,
+    },
+    /// Data and metadata on stable storage. Answered by [`FsReply::Done`].
+    Flush {
+        /// The handle.
+        handle: FsHandle,
+    },
+    /// Answered by [`FsReply::Stat`].
+    Stat {
+        /// The handle.
+        handle: FsHandle,
+    },
+    /// Answered by [`FsReply::Space`].
+    Space {
+        /// Any handle of the volume.
+        handle: FsHandle,
+    },
+    /// The next entries of a directory (without `.` and `..`), at most `limit`. Answered by [`FsReply::Entries`].
+    ReadDir {
+        /// A directory's handle; it keeps the position.
+        handle: FsHandle,
+        /// From the beginning.
+        restart: bool,
+        /// At most so many entries.
+        limit: usize,
+    },
+    /// Looks one name up in a directory (a QUERY_DIRECTORY without wildcards). Answered by [`FsReply::Entries`].
+    Lookup {
+        /// A directory's handle.
+        handle: FsHandle,
+        /// The name, one component.
+        name: String,
+    },
+    /// Answered by [`FsReply::Done`].
+    SetBasic {
+        /// The handle.
+        handle: FsHandle,
+        /// What to set.
+        info: BasicInfo,
+    },
+    /// Sets the size (truncates or extends with zeros). Answered by [`FsReply::Done`].
+    SetEndOfFile {
+        /// The handle.
+        handle: FsHandle,
+        /// New size in bytes.
+        size: u64,
+    },
+    /// Reserves (without changing the size) or, where smaller than the size, truncates. Answered by [`FsReply::Done`].
+    SetAllocation {
+        /// The handle.
+        handle: FsHandle,
+        /// Bytes.
+        size: u64,
+    },
+    /// Gives the file another name in the same volume. Answered by [`FsReply::Done`];
+    /// `STATUS_OBJECT_NAME_COLLISION` where `to` exists and `replace` is not set.
+    Rename {
+        /// The handle.
+        handle: FsHandle,
+        /// The new path.
+        to: RelPath,
+        /// Replace an existing file (never a directory: `STATUS_ACCESS_DENIED`).
+        replace: bool,
+    },
+    /// Adds a hard link. Answered by [`FsReply::Done`].
+    Link {
+        /// The handle of a file.
+        handle: FsHandle,
+        /// The additional path.
+        to: RelPath,
+        /// Replace an existing file.
+        replace: bool,
+    },
+    /// Whether a directory may be deleted. Answered by [`FsReply::Done`], `STATUS_DIRECTORY_NOT_EMPTY` otherwise.
+    CheckEmpty {
+        /// A directory's handle.
+        handle: FsHandle,
+    },
+    /// Identity of what a path denotes now, without opening it. Answered by [`FsReply::Stat`].
+    StatPath {
+        /// The volume's backend.
+        volume: FsHandle,
+        /// The path.
+        path: RelPath,
+    },
+    /// Copies within the volume, server-side. Answered by [`FsReply::Copied`], which may be short at the source's end.
+    CopyRange {
+        /// Source handle.
+        source: FsHandle,
+        /// Source offset.
+        source_offset: u64,
+        /// Target handle.
+        target: FsHandle,
+        /// Target offset.
+        target_offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Shares extents (reflink); `STATUS_NOT_SUPPORTED` where the file system cannot. Answered by [`FsReply::Done`].
+    CloneRange {
+        /// Source handle.
+        source: FsHandle,
+        /// Source offset.
+        source_offset: u64,
+        /// Target handle.
+        target: FsHandle,
+        /// Target offset.
+        target_offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Turns a range to zeros (deallocating where possible), never extends. Answered by [`FsReply::Done`].
+    ZeroRange {
+        /// The handle.
+        handle: FsHandle,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Data ranges that overlap a range. Answered by [`FsReply::Ranges`].
+    AllocatedRanges {
+        /// The handle.
+        handle: FsHandle,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// At most so many ranges.
+        limit: usize,
+    },
+}
+
+/// An operation and the id its completion must carry.
+pub struct FsOp {
+    /// The id.
+    pub id: OpId,
+    /// What to do.
+    pub kind: FsOpKind,
+}
+
+/// What [`FsOpKind::Open`] found or made.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// The handle.
+    pub handle: FsHandle,
+    /// Whether it was made by this open.
+    pub created: bool,
+    /// Its attributes.
+    pub stat: Stat,
+}
+
+/// A backend's answer.
+pub enum FsReply {
+    /// To [`FsOpKind::Open`].
+    Opened(Opened),
+    /// Nothing to say.
+    Done,
+    /// Attributes.
+    Stat(Stat),
+    /// Space of the volume.
+    Space(Space),
+    /// Data read.
+    Read(Box<dyn Payload>),
+    /// Bytes written.
+    Written(u32),
+    /// Directory entries; empty at the end.
+    Entries(Vec<DirEntry>),
+    /// Ranges as (offset, length), ascending; the flag says that there are more than the limit.
+    Ranges(Vec<(u64, u64)>, bool),
+    /// Bytes copied.
+    Copied(u64),
+}
+
+/// Success or the status to give to the client.
+pub type FsResult = Result<FsReply, NtStatus>;

@@ -1,0 +1,46 @@
+//! Every limit that a peer can push against, by name. Units last in names; relations are checked at compile time.
+
+/// Largest READ, WRITE and transaction, in bytes: the interoperable maximum (24-bit frame length).
+pub const IO_BYTES_MAX: u32 = 8 * 1024 * 1024;
+/// Largest frame without the 4-byte transport prefix, in bytes: one largest I/O and its headers.
+pub const FRAME_BYTES_MAX: u32 = IO_BYTES_MAX + 64 * 1024;
+/// Largest frame before a session is established, in bytes.
+pub const FRAME_BYTES_UNAUTHENTICATED_MAX: u32 = 64 * 1024;
+/// Credits a connection may hold.
+pub const CREDITS_MAX: u16 = 8192;
+/// Bytes covered by one credit ([MS-SMB2] 3.1.5.2).
+pub const CREDIT_BYTES: u32 = 64 * 1024;
+/// Messages in one compound.
+pub const COMPOUND_MESSAGES_MAX: usize = 64;
+/// Sessions on one connection.
+pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
+/// Sessions whose authentication has not finished, on one connection.
+pub const SESSIONS_PENDING_PER_CONNECTION_MAX: usize = 16;
+/// Tree connects of one session.
+pub const TREES_PER_SESSION_MAX: usize = 256;
+/// Open files and directories of one session.
+pub const OPENS_PER_SESSION_MAX: usize = 65_536;
+/// Byte-range locks held on one open.
+pub const LOCKS_PER_OPEN_MAX: usize = 16_384;
+/// Elements of one LOCK request.
+pub const LOCKS_PER_REQUEST_MAX: usize = 1024;
+/// Requests waiting asynchronously (locks), on one connection.
+pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
+/// Path below a volume's root, in UTF-8 bytes.
+pub const PATH_BYTES_MAX: usize = 4095;
+/// Directory entries fetched from a backend at a time.
+pub const DIR_BATCH_ENTRIES: usize = 512;
+/// Chunks of one SRV_COPYCHUNK ([MS-SMB2] 3.3.3 ServerSideCopyMaxNumberofChunks).
+pub const COPYCHUNK_COUNT_MAX: u32 = 256;
+/// Bytes of one chunk.
+pub const COPYCHUNK_CHUNK_BYTES_MAX: u32 = 1024 * 1024;
+/// Bytes of one SRV_COPYCHUNK request.
+pub const COPYCHUNK_TOTAL_BYTES_MAX: u32 = 16 * 1024 * 1024;
+/// Security blob of one SESSION_SETUP, in bytes.
+pub const SECURITY_BLOB_BYTES_MAX: usize = 16 * 1024;
+/// SESSION_SETUP round trips before it is given up.
+pub const AUTH_ROUNDS_MAX: u8 = 4;
+
+const _: () = assert!(FRAME_BYTES_MAX < 1 << 24, "the transport prefix has 24 bits of length");
+const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32, "one I/O fits the credits");
+const _: () = assert!(COPYCHUNK_CHUNK_BYTES_MAX <= COPYCHUNK_TOTAL_BYTES_MAX);
