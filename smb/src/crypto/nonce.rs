@@ -1,0 +1,41 @@
+//! Nonces that cannot repeat under one key.
+
+/// A sequence of nonces for one sealing key.
+///
+/// All channels of a session seal with the same key ([MS-SMB2] 3.3.4.1.4), and a repeated GCM nonce gives the
+/// authentication key away. So each channel takes a sequence of its own, with a `channel` number that no other
+/// sequence under the same key has; the counter keeps nonces of one sequence apart. No state is shared between
+/// channels on the hot path.
+#[derive(Debug)]
+pub struct NonceSequence {
+    channel: [u8; 3],
+    next: Option<u64>,
+}
+
+impl NonceSequence {
+    /// A sequence whose counter starts at `start`. A random start (anywhere in the lower half, say) makes nonces hard
+    /// to predict; uniqueness does not depend on it.
+    pub fn new(channel: [u8; 3], start: u64) -> Self {
+        NonceSequence { channel, next: Some(start) }
+    }
+
+    /// The next nonce. After the counter's last value the key is used up: the session must be set up anew.
+    pub fn next_nonce(&mut self) -> Result<Nonce, NonceExhausted> {
+        let counter = self.next.ok_or(NonceExhausted)?;
+        self.next = counter.checked_add(1);
+        // 11 bytes are what CCM takes; GCM's twelfth stays zero. [MS-SMB2] 2.2.41
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&counter.to_le_bytes());
+        bytes[8..11].copy_from_slice(&self.channel);
+        Ok(Nonce(bytes))
+    }
+}
+
+/// One nonce, to be used for one message: it can be neither copied nor cloned, and sealing consumes it.
+#[derive(Debug)]
+pub struct Nonce(pub(super) [u8; 16]);
+
+/// A [`NonceSequence`] has no value left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no nonce is left under this sealing key")]
+pub struct NonceExhausted;

@@ -1,0 +1,290 @@
+//! Encryption of whole frames: TRANSFORM_HEADER, AES-GCM and AES-CCM ([MS-SMB2] 2.2.41, 3.1.4.3).
+
+use std::fmt;
+use std::sync::Arc;
+
+use aws_lc_rs::aead;
+use ccm::Ccm;
+use ccm::aead::array::Array;
+use ccm::aead::consts::{U11, U16};
+use ccm::aead::inout::InOutBuf;
+use ccm::aead::{AeadInOut, KeyInit};
+
+use super::{CipherKey, Nonce};
+
+/// Length of the TRANSFORM_HEADER that precedes the ciphertext.
+pub const TRANSFORM_HEADER_LEN: usize = 52;
+
+/// The protocol identifier of an encrypted frame.
+const PROTOCOL_ID: [u8; 4] = [0xFD, b'S', b'M', b'B'];
+
+// Offsets in the TRANSFORM_HEADER, [MS-SMB2] 2.2.41.
+const SIGNATURE: std::ops::Range<usize> = 4..20;
+const NONCE: std::ops::Range<usize> = 20..36;
+const ORIGINAL_MESSAGE_SIZE: std::ops::Range<usize> = 36..40;
+const FLAGS: std::ops::Range<usize> = 42..44;
+const SESSION_ID: std::ops::Range<usize> = 44..52;
+/// What is authenticated beside the message: everything from the nonce on.
+const ASSOCIATED: std::ops::Range<usize> = 20..52;
+
+/// In 3.1.1 the flag `Encrypted`, in 3.0 and 3.0.2 the algorithm AES-128-CCM: the same number.
+const FLAG_ENCRYPTED: u16 = 1;
+
+/// A cipher of SMB2_ENCRYPTION_CAPABILITIES ([MS-SMB2] 2.2.3.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Cipher {
+    /// AES-128-CCM: the only one of 3.0 and 3.0.2.
+    Aes128Ccm = 1,
+    /// AES-128-GCM.
+    Aes128Gcm = 2,
+    /// AES-256-CCM.
+    Aes256Ccm = 3,
+    /// AES-256-GCM.
+    Aes256Gcm = 4,
+}
+
+impl Cipher {
+    /// The cipher of a CipherId; `None` if it is unknown.
+    pub fn from_id(id: u16) -> Option<Self> {
+        Some(match id {
+            1 => Cipher::Aes128Ccm,
+            2 => Cipher::Aes128Gcm,
+            3 => Cipher::Aes256Ccm,
+            4 => Cipher::Aes256Gcm,
+            _ => return None,
+        })
+    }
+
+    /// The CipherId.
+    pub fn id(self) -> u16 {
+        self as u16
+    }
+
+    /// Length of its key in bytes: 16 or 32.
+    pub fn key_len(self) -> usize {
+        match self {
+            Cipher::Aes128Ccm | Cipher::Aes128Gcm => 16,
+            Cipher::Aes256Ccm | Cipher::Aes256Gcm => 32,
+        }
+    }
+}
+
+enum Aead {
+    Gcm(aead::LessSafeKey),
+    Ccm128(Ccm<aes::Aes128, U16, U11>),
+    Ccm256(Ccm<aes::Aes256, U16, U11>),
+}
+
+/// GCM takes the first 12 bytes of the nonce field, CCM the first 11. [MS-SMB2] 2.2.41
+const GCM_NONCE_LEN: usize = 12;
+const CCM_NONCE_LEN: usize = 11;
+
+impl Aead {
+    fn new(key: &CipherKey) -> Arc<Self> {
+        const LEN: &str = "a CipherKey has its cipher's length";
+        let gcm =
+            |algorithm| aead::LessSafeKey::new(aead::UnboundKey::new(algorithm, key.as_bytes()).expect(LEN));
+        Arc::new(match key.cipher() {
+            Cipher::Aes128Gcm => Aead::Gcm(gcm(&aead::AES_128_GCM)),
+            Cipher::Aes256Gcm => Aead::Gcm(gcm(&aead::AES_256_GCM)),
+            Cipher::Aes128Ccm => Aead::Ccm128(Ccm::new_from_slice(key.as_bytes()).expect(LEN)),
+            Cipher::Aes256Ccm => Aead::Ccm256(Ccm::new_from_slice(key.as_bytes()).expect(LEN)),
+        })
+    }
+
+    fn seal(&self, nonce: &[u8; 16], associated: &[u8], message: &mut [u8]) -> Option<[u8; 16]> {
+        let mut tag = [0; 16];
+        match self {
+            Aead::Gcm(key) => {
+                let nonce = gcm_nonce(nonce);
+                let sealed =
+                    key.seal_in_place_separate_tag(nonce, aead::Aad::from(associated), message).ok()?;
+                tag.copy_from_slice(sealed.as_ref());
+            }
+            Aead::Ccm128(key) => tag.copy_from_slice(
+                &key.encrypt_inout_detached(&ccm_nonce(nonce), associated, InOutBuf::from(message)).ok()?,
+            ),
+            Aead::Ccm256(key) => tag.copy_from_slice(
+                &key.encrypt_inout_detached(&ccm_nonce(nonce), associated, InOutBuf::from(message)).ok()?,
+            ),
+        }
+        Some(tag)
+    }
+
+    fn open(&self, nonce: &[u8; 16], associated: &[u8], tag: &[u8; 16], message: &mut [u8]) -> Option<()> {
+        match self {
+            Aead::Gcm(key) => {
+                let nonce = gcm_nonce(nonce);
+                key.open_in_place_separate_tag(nonce, aead::Aad::from(associated), tag, message).ok()?;
+            }
+            Aead::Ccm128(key) => key
+                .decrypt_inout_detached(&ccm_nonce(nonce), associated, InOutBuf::from(message), &Array(*tag))
+                .ok()?,
+            Aead::Ccm256(key) => key
+                .decrypt_inout_detached(&ccm_nonce(nonce), associated, InOutBuf::from(message), &Array(*tag))
+                .ok()?,
+        }
+        Some(())
+    }
+}
+
+fn gcm_nonce(nonce: &[u8; 16]) -> aead::Nonce {
+    let mut bytes = [0; GCM_NONCE_LEN];
+    bytes.copy_from_slice(&nonce[..GCM_NONCE_LEN]);
+    aead::Nonce::assume_unique_for_key(bytes)
+}
+
+fn ccm_nonce(nonce: &[u8; 16]) -> Array<u8, U11> {
+    let mut bytes = [0; CCM_NONCE_LEN];
+    bytes.copy_from_slice(&nonce[..CCM_NONCE_LEN]);
+    Array(bytes)
+}
+
+/// Seals frames in one direction. Cheap to clone; clones share the key, so their nonces must come from sequences
+/// that never meet.
+#[derive(Clone)]
+pub struct SealingKey {
+    aead: Arc<Aead>,
+    cipher: Cipher,
+}
+
+/// Opens frames of one direction. Cheap to clone.
+#[derive(Clone)]
+pub struct OpeningKey {
+    aead: Arc<Aead>,
+    cipher: Cipher,
+}
+
+impl SealingKey {
+    /// A sealing key of derived key material.
+    pub fn new(key: &CipherKey) -> Self {
+        SealingKey { aead: Aead::new(key), cipher: key.cipher() }
+    }
+
+    /// The cipher in use.
+    pub fn cipher(&self) -> Cipher {
+        self.cipher
+    }
+
+    /// Encrypts `message` (one SMB2 message or compound, from its header on) where it lies and gives the
+    /// TRANSFORM_HEADER to send before it. [MS-SMB2] 3.1.4.3
+    pub fn seal_in_place(
+        &self,
+        nonce: Nonce,
+        session_id: u64,
+        message: &mut [u8],
+    ) -> Result<[u8; TRANSFORM_HEADER_LEN], SealError> {
+        let size = u32::try_from(message.len()).map_err(|_| SealError::TooLong)?;
+        let mut header = [0; TRANSFORM_HEADER_LEN];
+        header[..4].copy_from_slice(&PROTOCOL_ID);
+        // The field's tail beyond the cipher's nonce stays zero: receivers may check it.
+        let nonce_len = match &*self.aead {
+            Aead::Gcm(_) => GCM_NONCE_LEN,
+            Aead::Ccm128(_) | Aead::Ccm256(_) => CCM_NONCE_LEN,
+        };
+        header[NONCE][..nonce_len].copy_from_slice(&nonce.0[..nonce_len]);
+        header[ORIGINAL_MESSAGE_SIZE].copy_from_slice(&size.to_le_bytes());
+        header[FLAGS].copy_from_slice(&FLAG_ENCRYPTED.to_le_bytes());
+        header[SESSION_ID].copy_from_slice(&session_id.to_le_bytes());
+        let tag = self.aead.seal(&nonce.0, &header[ASSOCIATED], message).ok_or(SealError::TooLong)?;
+        header[SIGNATURE].copy_from_slice(&tag);
+        Ok(header)
+    }
+}
+
+impl OpeningKey {
+    /// An opening key of derived key material.
+    pub fn new(key: &CipherKey) -> Self {
+        OpeningKey { aead: Aead::new(key), cipher: key.cipher() }
+    }
+
+    /// The cipher in use.
+    pub fn cipher(&self) -> Cipher {
+        self.cipher
+    }
+
+    /// Checks and decrypts `frame` (TRANSFORM_HEADER and ciphertext, nothing more) where it lies and gives the
+    /// message. On an error the frame's contents are unspecified and must not be used. [MS-SMB2] 3.3.5.2.1.1
+    pub fn open_in_place<'a>(&self, frame: &'a mut [u8]) -> Result<&'a mut [u8], OpenError> {
+        let sealed = SealedFrame::parse(frame)?;
+        let (header, message) = frame.split_at_mut(TRANSFORM_HEADER_LEN);
+        self.aead
+            .open(&sealed.nonce, &header[ASSOCIATED], &sealed.signature, message)
+            .ok_or(OpenError::NotAuthentic)?;
+        Ok(message)
+    }
+}
+
+impl fmt::Debug for SealingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealingKey({:?}, ..)", self.cipher)
+    }
+}
+
+impl fmt::Debug for OpeningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OpeningKey({:?}, ..)", self.cipher)
+    }
+}
+
+/// The checked TRANSFORM_HEADER of a whole encrypted frame; says which session's key opens it.
+#[derive(Clone, Copy, Debug)]
+pub struct SealedFrame {
+    signature: [u8; 16],
+    nonce: [u8; 16],
+    /// The session whose key seals the frame.
+    pub session_id: u64,
+}
+
+impl SealedFrame {
+    /// Whether a frame claims to be encrypted: its first four bytes.
+    pub fn claims(frame: &[u8]) -> bool {
+        frame.starts_with(&PROTOCOL_ID)
+    }
+
+    /// Checks everything that can be checked without a key.
+    pub fn parse(frame: &[u8]) -> Result<Self, OpenError> {
+        let header: &[u8; TRANSFORM_HEADER_LEN] =
+            frame.first_chunk().ok_or(OpenError::Malformed("too short"))?;
+        if header[..4] != PROTOCOL_ID {
+            return Err(OpenError::Malformed("not an encrypted frame"));
+        }
+        if header[FLAGS] != FLAG_ENCRYPTED.to_le_bytes() {
+            return Err(OpenError::Malformed("flags are not 1"));
+        }
+        if u32::from_le_bytes(array(&header[ORIGINAL_MESSAGE_SIZE])) as usize
+            != frame.len() - TRANSFORM_HEADER_LEN
+        {
+            return Err(OpenError::Malformed("wrong original message size"));
+        }
+        Ok(SealedFrame {
+            signature: array(&header[SIGNATURE]),
+            nonce: array(&header[NONCE]),
+            session_id: u64::from_le_bytes(array(&header[SESSION_ID])),
+        })
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("the caller's range has the array's length")
+}
+
+/// A frame cannot be sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SealError {
+    /// Longer than the header's 32-bit size.
+    #[error("message is too long to seal")]
+    TooLong,
+}
+
+/// A frame cannot be opened. Either way the connection is of no more use ([MS-SMB2] 3.3.5.2.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// The header is wrong: how.
+    #[error("malformed transform header: {0}")]
+    Malformed(&'static str),
+    /// Header, ciphertext, key and authentication tag do not belong together.
+    #[error("encrypted frame is not authentic")]
+    NotAuthentic,
+}
