@@ -1,1 +1,18 @@
-//! The lab.
+//! The lab: QEMU guests as nodes, images cached by what they are made of, and scenarios on real parts.
+//!
+//! Two binaries share this crate. `forebay-lab` runs on the developer's machine: it makes the images, boots the
+//! guests and drives the scenarios. `forebay-guest` runs inside a guest, as its init, its agent and the bodies of
+//! the tests. They talk frames ([`wire`]) over a virtio serial port, so no network port of the host is used.
+
+pub mod cache;
+pub mod channel;
+pub mod guest;
+pub mod host;
+pub mod images;
+pub mod lab;
+pub mod limits;
+pub mod machine;
+pub mod progress;
+pub mod rundir;
+pub mod switch;
+pub mod wire;

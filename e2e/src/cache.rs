@@ -1,0 +1,314 @@
+//! The cache outside the tree: folders named by the hash of what they are made of.
+//!
+//! `<root>/<kind>/<hash>` exists only when it is complete: it is made beside its place and renamed. Who makes an entry
+//! holds its lock file, so two clones that want the same thing wait for each other instead of making it twice; who
+//! uses it holds the lock shared, so that pruning cannot take it away underneath.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest, Sha256};
+
+use crate::progress::say;
+
+/// What an entry is made of, as text; its hash is the entry's name.
+#[derive(Debug, Clone, Default)]
+pub struct Recipe(String);
+
+impl Recipe {
+    /// Adds an ingredient.
+    pub fn with(mut self, name: &str, value: impl AsRef<str>) -> Self {
+        let value = value.as_ref();
+        // The length keeps two different lists of ingredients from reading the same.
+        self.0.push_str(&format!("== {name} {}\n{value}\n", value.len()));
+        self
+    }
+
+    /// The entry's name: 20 hexadecimal digits of the SHA-256.
+    pub fn key(&self) -> String {
+        hex(&Sha256::digest(self.0.as_bytes()))[..20].to_owned()
+    }
+}
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A complete entry, kept from pruning while this value lives.
+#[derive(Debug)]
+pub struct Artefact {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Artefact {
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The entry's hash.
+    pub fn key(&self) -> &str {
+        self.path.file_name().and_then(|name| name.to_str()).expect("entries are named by hexadecimal digits")
+    }
+}
+
+/// One line of [`Cache::list`].
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// `<kind>/<hash>`.
+    pub name: String,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// When it was made or last used.
+    pub used: std::time::SystemTime,
+}
+
+/// The cache's folder.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// `$FOREBAY_CACHE`, else `$XDG_CACHE_HOME/forebay`, else `~/.cache/forebay`.
+    pub fn open() -> Result<Self> {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let root = set("FOREBAY_CACHE")
+            .or_else(|| set("XDG_CACHE_HOME").map(|path| path.join("forebay")))
+            .or_else(|| set("HOME").map(|path| path.join(".cache/forebay")))
+            .context("none of FOREBAY_CACHE, XDG_CACHE_HOME and HOME is set: no place for the cache")?;
+        let root = std::path::absolute(root)?;
+        Self::at(root)
+    }
+
+    /// A cache in this folder.
+    pub fn at(root: PathBuf) -> Result<Self> {
+        fs::create_dir_all(&root).with_context(|| format!("make the cache folder {}", root.display()))?;
+        Ok(Self { root })
+    }
+
+    /// The cache's folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The entry of this recipe; made by `make`, into the folder it is given, when it is not there yet.
+    pub fn get(
+        &self,
+        kind: &str,
+        recipe: &Recipe,
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Artefact> {
+        let key = recipe.key();
+        let folder = self.root.join(kind);
+        let path = folder.join(&key);
+        let lock_path = folder.join(format!("{key}.lock"));
+        if !path.is_dir() {
+            fs::create_dir_all(&folder)?;
+            let lock = open_lock(&lock_path)?;
+            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+                say(format!("{kind}: another run is making it, waiting"));
+                flock(&lock, FlockOperation::LockExclusive)?;
+            }
+            if !path.is_dir() {
+                self.make(kind, recipe, &folder, &path, make)?;
+            }
+        }
+        let lock = open_lock(&lock_path)?;
+        flock(&lock, FlockOperation::LockShared)?;
+        if !path.is_dir() {
+            bail!("{} was pruned while it was wanted; run again", path.display());
+        }
+        // Best effort: someone else's cache may be read-only.
+        let _ = File::options()
+            .write(true)
+            .open(&lock_path)
+            .and_then(|f| f.set_modified(std::time::SystemTime::now()));
+        Ok(Artefact { path, _lock: lock })
+    }
+
+    fn make(
+        &self,
+        kind: &str,
+        recipe: &Recipe,
+        folder: &Path,
+        path: &Path,
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let prefix = format!(".{}.", recipe.key());
+        // The lock is held: what has this prefix is left over from a run that was killed.
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+        let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(folder)?;
+        make(work.path()).with_context(|| format!("make {kind}"))?;
+        fs::write(work.path().join("recipe.txt"), &recipe.0)?;
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755))?;
+        fs::rename(work.keep(), path)?;
+        Ok(())
+    }
+
+    /// All entries, the largest first.
+    pub fn list(&self) -> Result<Vec<Listed>> {
+        let mut out = Vec::new();
+        for (name, path) in self.entries()? {
+            let used = fs::metadata(path.with_extension("lock")).and_then(|meta| meta.modified());
+            let used = used.or_else(|_| fs::metadata(&path).and_then(|meta| meta.modified()))?;
+            out.push(Listed { name, bytes: tree_bytes(&path)?, used });
+        }
+        out.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
+        Ok(out)
+    }
+
+    /// Removes the entries that `keep` refuses and nobody uses; returns their names.
+    pub fn prune(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+        let mut removed = Vec::new();
+        for (name, path) in self.entries()? {
+            if keep(&name) {
+                continue;
+            }
+            let lock = open_lock(&path.with_extension("lock"))?;
+            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+                say(format!("{name} is in use, kept"));
+                continue;
+            }
+            // Away under another name first: a half-removed entry must never look complete.
+            let doomed =
+                path.with_file_name(format!(".{}.doomed", path.file_name().unwrap_or_default().display()));
+            fs::rename(&path, &doomed)?;
+            fs::remove_dir_all(&doomed)?;
+            removed.push(name);
+        }
+        Ok(removed)
+    }
+
+    fn entries(&self) -> Result<Vec<(String, PathBuf)>> {
+        let mut out = Vec::new();
+        for kind in fs::read_dir(&self.root)? {
+            let kind = kind?;
+            if !kind.file_type()?.is_dir() {
+                continue;
+            }
+            for entry in fs::read_dir(kind.path())? {
+                let entry = entry?;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let is_key = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+                if is_key && entry.file_type()?.is_dir() {
+                    out.push((format!("{}/{name}", kind.file_name().display()), entry.path()));
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Opens a lock file, for reading only where it belongs to someone else: flock does not mind.
+fn open_lock(path: &Path) -> Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .or_else(|_| File::open(path))
+        .with_context(|| format!("open {}", path.display()))
+}
+
+fn tree_bytes(path: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut total = 0;
+    let mut todo = vec![path.to_owned()];
+    while let Some(folder) = todo.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            let meta = entry.metadata()?;
+            total += meta.blocks() * 512;
+            if meta.is_dir() {
+                todo.push(entry.path());
+            }
+        }
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let cache = Cache::at(folder.path().join("c")).expect("a cache in it");
+        (folder, cache)
+    }
+
+    #[test]
+    fn the_key_depends_on_every_ingredient_and_on_their_boundaries() {
+        let a = Recipe::default().with("packages", "a b").with("script", "c");
+        assert_eq!(a.key(), Recipe::default().with("packages", "a b").with("script", "c").key());
+        assert_ne!(a.key(), Recipe::default().with("packages", "a").with("script", "b c").key());
+        assert_ne!(a.key(), Recipe::default().with("script", "c").with("packages", "a b").key());
+        assert_ne!(a.key(), Recipe::default().with("packages", "a b\n== script 1\nc").key());
+        assert_eq!(a.key().len(), 20);
+    }
+
+    #[test]
+    fn an_entry_is_made_once_even_by_many_at_once() {
+        let (_folder, cache) = cache();
+        let made = AtomicUsize::new(0);
+        let recipe = Recipe::default().with("x", "1");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let entry = cache.get("kind", &recipe, |into| {
+                        made.fetch_add(1, Ordering::SeqCst);
+                        fs::write(into.join("f"), "content").map_err(Into::into)
+                    });
+                    let entry = entry.expect("the entry is made");
+                    assert_eq!(fs::read_to_string(entry.file("f")).expect("its file"), "content");
+                });
+            }
+        });
+        assert_eq!(made.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_failed_attempt_leaves_nothing_and_the_next_succeeds() {
+        let (_folder, cache) = cache();
+        let recipe = Recipe::default().with("x", "1");
+        let failed = cache.get("kind", &recipe, |into| {
+            fs::write(into.join("half"), "")?;
+            bail!("the mirror is away")
+        });
+        assert!(format!("{:#}", failed.expect_err("it fails")).contains("the mirror is away"));
+        assert!(cache.list().expect("a list").is_empty());
+        let entry = cache.get("kind", &recipe, |into| fs::write(into.join("f"), "").map_err(Into::into));
+        assert!(!entry.expect("it is made").file("half").exists());
+    }
+
+    #[test]
+    fn pruning_spares_what_is_in_use() {
+        let (_folder, cache) = cache();
+        let make = |text: &str| cache.get("kind", &Recipe::default().with("x", text), |_| Ok(()));
+        let held = make("held").expect("made");
+        drop(make("idle").expect("made"));
+        let removed = cache.prune(|_| false).expect("pruned");
+        assert_eq!(removed.len(), 1);
+        assert!(held.path().is_dir());
+        drop(held);
+        assert_eq!(cache.prune(|_| false).expect("pruned").len(), 1);
+    }
+}

@@ -1,0 +1,11 @@
+//! What runs inside a guest: init, agent, and the bodies of the tests.
+
+pub mod agent;
+pub mod init;
+
+/// Name of the virtio serial port between host and agent.
+pub const PORT: &str = "org.forebay.agent";
+/// Where the product's disk is mounted.
+pub const PRODUCT: &str = "/opt/forebay";
+/// The agent's own binary.
+pub const GUEST_BINARY: &str = "/opt/forebay/bin/forebay-guest";

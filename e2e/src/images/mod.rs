@@ -1,0 +1,101 @@
+//! Everything a guest boots from, each an entry of the cache.
+
+pub mod initrd;
+pub mod kernel;
+pub mod product;
+pub mod qemu;
+pub mod root;
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::cache::{Artefact, Cache, Recipe};
+use crate::host::Archive;
+use crate::progress::say;
+
+/// All images of a lab.
+#[derive(Debug)]
+pub struct Images {
+    /// QEMU, unpacked.
+    pub qemu: Artefact,
+    /// Kernel and modules.
+    pub kernel: Artefact,
+    /// Root file system, as a tree and as an image.
+    pub root: Artefact,
+    /// First file system of the boot.
+    pub initrd: Artefact,
+}
+
+impl Images {
+    /// All images, made where they are not in the cache. `refresh` looks for newer packages first.
+    pub fn prepare(cache: &Cache, refresh: bool) -> Result<Self> {
+        let versions = Versions::resolve(cache, refresh)?;
+        let qemu = qemu::get(cache, &versions)?;
+        let kernel = kernel::get(cache, &versions)?;
+        let root = root::get(cache)?;
+        let initrd = initrd::get(cache, &kernel, &root)?;
+        Ok(Self { qemu, kernel, root, initrd })
+    }
+
+    /// Names of the entries in use, as [`Cache::list`] shows them.
+    pub fn names(&self) -> Vec<String> {
+        [("qemu", &self.qemu), ("kernel", &self.kernel), ("root", &self.root), ("initrd", &self.initrd)]
+            .map(|(kind, entry)| format!("{kind}/{}", entry.key()))
+            .to_vec()
+    }
+}
+
+/// Package versions as found in the archive once, kept so that later runs need no network: a lock file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versions(BTreeMap<String, String>);
+
+impl Versions {
+    fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
+        let wanted =
+            Recipe::default().with("qemu", qemu::PACKAGES.join(" ")).with("kernel", kernel::SERIES).key();
+        let path = cache.root().join(format!("versions-{wanted}.json"));
+        if !refresh && let Some(found) = Self::load(&path) {
+            return Ok(found);
+        }
+        // Two runs at once must not disagree on what they resolved, nor share apt's lists while they are fetched.
+        let lock = fs::File::create(cache.root().join("versions.lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        if !refresh && let Some(found) = Self::load(&path) {
+            return Ok(found);
+        }
+        say("looking up package versions in the Debian archive");
+        let archive = Archive::open(&cache.root().join("apt"), true)?;
+        let mut found = BTreeMap::new();
+        for (package, release) in qemu::PACKAGES.iter().map(|name| (*name, qemu::release_of(name))) {
+            found.insert(package.to_owned(), archive.version(package, release)?);
+        }
+        let abi = kernel::newest_abi(&archive)?;
+        for package in kernel::packages(&abi) {
+            let version = archive.version(&package, kernel::RELEASE)?;
+            found.insert(package, version);
+        }
+        found.insert("kernel-abi".to_owned(), abi);
+        let text = serde_json::to_vec_pretty(&found)?;
+        let mut file = tempfile::NamedTempFile::new_in(cache.root())?;
+        std::io::Write::write_all(&mut file, &text)?;
+        file.persist(&path)?;
+        Ok(Self(found))
+    }
+
+    fn load(path: &std::path::Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path).ok()?).ok().map(Self)
+    }
+
+    /// The version found for this name.
+    pub fn get(&self, name: &str) -> Result<&str> {
+        self.0.get(name).map(String::as_str).with_context(|| format!("no version of {name} was resolved"))
+    }
+
+    /// `name=version` of these packages.
+    pub fn pinned<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<String>> {
+        names.iter().map(|name| Ok(format!("{}={}", name.as_ref(), self.get(name.as_ref())?))).collect()
+    }
+}

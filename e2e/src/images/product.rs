@@ -1,0 +1,57 @@
+//! Our binaries on a read-only disk of their own, so that a code change makes no new root.
+//!
+//! It is made anew for each lab, in the lab's own folder: that takes less than a second, and an image that a guest has
+//! mounted is never rewritten.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::host;
+
+/// Without it no guest starts.
+const REQUIRED: &str = "forebay-guest";
+/// Taken along where they are built.
+const OPTIONAL: &[&str] = &["forebay-server", "forebay-csi"];
+
+/// Makes `<into>/product.erofs` from the binaries beside this one, or in `$FOREBAY_BINARIES`.
+pub fn make(into: &Path) -> Result<PathBuf> {
+    let from = binaries()?;
+    let staging = into.join("product");
+    let bin = staging.join("bin");
+    fs::create_dir_all(&bin)?;
+    let required = from.join(REQUIRED);
+    if !required.exists() {
+        anyhow::bail!("{} is not built; run:  cargo build -p forebay-e2e --bins", required.display());
+    }
+    for name in std::iter::once(&REQUIRED).chain(OPTIONAL) {
+        let path = from.join(name);
+        if path.exists() {
+            // Stripped: debug information is a third of a gigabyte that the guest would never read.
+            let copy = bin.join(name);
+            host::run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&copy).arg(&path))
+                .or_else(|_| fs::copy(&path, &copy).map(|_| String::new()).map_err(anyhow::Error::from))
+                .with_context(|| format!("copy {}", path.display()))?;
+        }
+    }
+    let image = into.join("product.erofs");
+    host::run(Command::new("mkfs.erofs").arg(&image).arg(&staging))?;
+    fs::remove_dir_all(&staging)?;
+    Ok(image)
+}
+
+/// The folder of our binaries.
+pub fn binaries() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
+        return Ok(PathBuf::from(folder));
+    }
+    let own = std::env::current_exe()?;
+    Ok(own.parent().context("this binary lies in a folder")?.to_owned())
+}
+
+/// Whether this binary is built and will be on the nodes.
+pub fn has(name: &str) -> bool {
+    binaries().is_ok_and(|folder| folder.join(name).exists())
+}

@@ -1,0 +1,267 @@
+//! A lab: nodes that run, and what a scenario does with them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::cache::Cache;
+use crate::channel::{Channel, Output};
+use crate::guest;
+use crate::images::{Images, product};
+use crate::limits::{BOOT_DEADLINE, COMMAND_DEADLINE, NODES_MAX, SCRATCH_BYTES};
+use crate::machine::{Acceleration, Machine, Specification};
+use crate::progress::{say, seconds};
+use crate::rundir::RunDir;
+use crate::switch;
+use crate::wire::Exec;
+
+/// A node to be.
+#[derive(Debug, Clone)]
+pub struct NodeSpec {
+    /// Name, also its host name.
+    pub name: String,
+    /// MiB of memory.
+    pub memory_mib: u32,
+    /// Bytes of a writable disk, `/dev/vdd`; 0 for none.
+    pub scratch_bytes: u64,
+}
+
+/// The node that serves volumes: it has a disk.
+pub fn storage() -> NodeSpec {
+    NodeSpec { name: "storage".into(), memory_mib: 1024, scratch_bytes: SCRATCH_BYTES }
+}
+
+/// A node that mounts volumes.
+pub fn client(name: &str) -> NodeSpec {
+    NodeSpec { name: name.into(), memory_mib: 768, scratch_bytes: 0 }
+}
+
+/// A running lab. Dropping it ends its guests and removes its folder.
+#[derive(Debug)]
+pub struct Lab {
+    nodes: BTreeMap<String, Arc<Node>>,
+    acceleration: Acceleration,
+    // Dropped in this order: guests before the folder of their sockets and disks.
+    machines: Vec<Mutex<Machine>>,
+    rundir: Option<RunDir>,
+    _images: Option<Images>,
+}
+
+/// One node of a running lab.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    address: String,
+    acceleration: Acceleration,
+    channel: Arc<Channel>,
+}
+
+impl Lab {
+    /// Boots these nodes under the lab name `name` and waits until all their agents answer.
+    ///
+    /// The calling thread must live as long as the lab: the kernel ends the guests with it.
+    pub fn start(name: &str, specs: &[NodeSpec]) -> Result<Self> {
+        if specs.is_empty() || specs.len() > NODES_MAX {
+            bail!("a lab has 1 to {NODES_MAX} nodes");
+        }
+        let cache = Cache::open()?;
+        let images = Images::prepare(&cache, false)?;
+        let acceleration = Acceleration::detect(&cache, &images)?;
+        let rundir = RunDir::create(name)?;
+        switch::start(&rundir.path().join("lan"))?;
+        let product = product::make(rundir.path())?;
+        let started = Instant::now();
+        let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        say(format!("booting {}", names.join(", ")));
+        let address = |index: usize| format!("192.168.77.{}", index + 1);
+        let hosts: Vec<String> =
+            names.iter().enumerate().map(|(index, name)| format!("{name}:{}", address(index))).collect();
+        let hosts = hosts.join(",");
+        let mut machines = Vec::new();
+        for (index, spec) in specs.iter().enumerate() {
+            let specification = Specification {
+                name: &spec.name,
+                number: index as u8 + 1,
+                address: address(index),
+                hosts: &hosts,
+                memory_mib: spec.memory_mib,
+                scratch_bytes: spec.scratch_bytes,
+            };
+            let folder = rundir.path();
+            machines.push(Machine::start(
+                &specification,
+                &images,
+                &product,
+                acceleration,
+                folder,
+                rundir.scratch(),
+            )?);
+        }
+        let mut nodes = BTreeMap::new();
+        let deadline = started + acceleration.scale(BOOT_DEADLINE);
+        for (index, (spec, machine)) in specs.iter().zip(&mut machines).enumerate() {
+            let channel = Channel::connect(machine.socket())?;
+            let hello = channel
+                .wait_for_agent(deadline, || machine.check())
+                .with_context(|| format!("{} did not boot\n{}", spec.name, machine.console_tail()))?;
+            say(format!(
+                "{} is up after {} (kernel {})",
+                spec.name,
+                seconds(started.elapsed()),
+                hello.kernel
+            ));
+            let node = Node { name: spec.name.clone(), address: address(index), acceleration, channel };
+            nodes.insert(spec.name.clone(), Arc::new(node));
+        }
+        let machines = machines.into_iter().map(Mutex::new).collect();
+        Ok(Self { nodes, acceleration, machines, rundir: Some(rundir), _images: Some(images) })
+    }
+
+    /// A node by its name.
+    ///
+    /// # Panics
+    /// When the lab was started without it.
+    pub fn node(&self, name: &str) -> &Node {
+        self.nodes.get(name).unwrap_or_else(|| panic!("this lab has no node {name}"))
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.nodes.values()
+    }
+
+    /// The lab's folder, where it runs in this process.
+    pub fn folder(&self) -> Option<&Path> {
+        self.rundir.as_ref().map(RunDir::path)
+    }
+
+    /// An error when one of the guests has died.
+    pub fn check(&self) -> Result<()> {
+        for machine in &self.machines {
+            machine.lock().expect("no holder of this lock panics").check()?;
+        }
+        Ok(())
+    }
+
+    /// How guest code is executed.
+    pub fn acceleration(&self) -> Acceleration {
+        self.acceleration
+    }
+}
+
+impl Node {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its IPv4 address.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The stream to its agent.
+    pub fn channel(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    /// A deadline as it is fair on this machine.
+    pub fn scale(&self, deadline: Duration) -> Duration {
+        self.acceleration.scale(deadline)
+    }
+
+    /// Runs a shell script; its standard output, or an error with what it complained about.
+    pub fn run(&self, script: &str) -> Result<String> {
+        self.run_within(script, COMMAND_DEADLINE)
+    }
+
+    /// Same, with a deadline as it would be on hardware.
+    pub fn run_within(&self, script: &str, deadline: Duration) -> Result<String> {
+        let output = self.attempt(&["sh", "-euc", script], &[], deadline)?;
+        if !output.success() {
+            bail!("on {}: {script}\n{}{}", self.name, output.text(), output.complaint());
+        }
+        Ok(output.text())
+    }
+
+    /// Runs a program to its end, however it ends.
+    pub fn attempt(&self, argv: &[&str], stdin: &[u8], deadline: Duration) -> Result<Output> {
+        let exec = Exec { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Exec::default() };
+        self.channel.run(exec, stdin, self.scale(deadline)).with_context(|| format!("on {}", self.name))
+    }
+
+    /// Runs a function of the guest binary; arguments and result travel as JSON.
+    pub fn call<R: DeserializeOwned>(&self, function: &str, arguments: &impl Serialize) -> Result<R> {
+        self.call_within(function, arguments, COMMAND_DEADLINE)
+    }
+
+    /// Same, with a deadline as it would be on hardware.
+    pub fn call_within<R: DeserializeOwned>(
+        &self,
+        function: &str,
+        arguments: &impl Serialize,
+        deadline: Duration,
+    ) -> Result<R> {
+        // Through standard input: arguments may hold passwords, and a command line is everyone's to read.
+        let arguments = serde_json::to_vec(arguments)?;
+        let output = self.attempt(&[guest::GUEST_BINARY, "call", function], &arguments, deadline)?;
+        if !output.success() {
+            bail!("{function} on {}: {}", self.name, output.complaint());
+        }
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("{function} on {} answered: {}", self.name, output.text()))
+    }
+
+    /// Writes a file with these permissions, replacing it at once.
+    pub fn put(&self, path: &str, content: &[u8], mode: u32) -> Result<()> {
+        let script =
+            r#"umask 077; mkdir -p "$(dirname "$1")"; cat > "$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1""#;
+        let mode = format!("{mode:o}");
+        // A lone newline would be no input at all.
+        let output = self.attempt(&["sh", "-euc", script, "put", path, &mode], content, COMMAND_DEADLINE)?;
+        if !output.success() {
+            bail!("write {path} on {}: {}", self.name, output.complaint());
+        }
+        Ok(())
+    }
+
+    /// Reads a file.
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+        let output = self.attempt(&["cat", path], &[], COMMAND_DEADLINE)?;
+        if !output.success() {
+            bail!("read {path} on {}: {}", self.name, output.complaint());
+        }
+        Ok(output.stdout)
+    }
+
+    /// Asks until the condition holds; the deadline is as on hardware.
+    pub fn wait_until(
+        &self,
+        what: &str,
+        deadline: Duration,
+        mut holds: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let until = Instant::now() + self.scale(deadline);
+        let mut last = None;
+        while Instant::now() < until {
+            match holds() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => last = Some(error),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let reason = last.map(|error| format!(": {error:#}")).unwrap_or_default();
+        bail!("{what}: not within {} s{reason}", self.scale(deadline).as_secs())
+    }
+}
+
+/// The console log of a node of the lab in this folder.
+pub fn console_path(folder: &Path, node: &str) -> PathBuf {
+    folder.join(format!("{node}.console"))
+}

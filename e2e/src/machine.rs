@@ -1,0 +1,268 @@
+//! One guest: its QEMU process, console and disks; and which acceleration works on this machine.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::{Cache, Recipe};
+use crate::guest;
+use crate::images::{Images, qemu};
+use crate::limits::{CONSOLE_TAIL_LINES, EMULATION_FACTOR, TRIAL_BOOT_DEADLINE};
+use crate::progress::say;
+use crate::rundir;
+
+/// How guest code is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acceleration {
+    /// By the processor.
+    Kvm,
+    /// By QEMU's translator.
+    Emulation,
+}
+
+impl Acceleration {
+    /// What works here. `/dev/kvm` proves nothing: nested and paravirtual variants of it fail at the first real kernel,
+    /// so a kernel is booted, once per boot of this machine.
+    pub fn detect(cache: &Cache, images: &Images) -> Result<Self> {
+        match std::env::var("FOREBAY_ACCEL").as_deref() {
+            Ok("kvm") => return Ok(Self::Kvm),
+            Ok("tcg") => return Ok(Self::Emulation),
+            Ok(other) => bail!("FOREBAY_ACCEL is {other:?}; it may be kvm or tcg"),
+            Err(_) => {}
+        }
+        if File::options().read(true).write(true).open("/dev/kvm").is_err() {
+            say(
+                "acceleration: none, /dev/kvm is absent or closed to this user; guests are emulated (slower)",
+            );
+            return Ok(Self::Emulation);
+        }
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let recipe = Recipe::default()
+            .with("boot", boot_id)
+            .with("kernel", images.kernel.key())
+            .with("qemu", images.qemu.key())
+            .with("user", rustix::process::getuid().as_raw().to_string());
+        let entry = cache.get("kvm-trial", &recipe, |into| {
+            let verdict = match trial(images, into) {
+                Ok(()) => "works".to_owned(),
+                Err(error) => format!("{error:#}"),
+            };
+            fs::write(into.join("verdict"), verdict).map_err(Into::into)
+        })?;
+        let verdict = fs::read_to_string(entry.file("verdict"))?;
+        if verdict == "works" {
+            say("acceleration: KVM");
+            return Ok(Self::Kvm);
+        }
+        say(format!(
+            "acceleration: none, KVM does not boot the kernel ({verdict}); guests are emulated (slower)"
+        ));
+        Ok(Self::Emulation)
+    }
+
+    /// A deadline as it is fair under this acceleration.
+    pub fn scale(self, deadline: Duration) -> Duration {
+        match self {
+            Self::Kvm => deadline,
+            Self::Emulation => deadline * EMULATION_FACTOR,
+        }
+    }
+
+    fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Emulation => ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"],
+        }
+    }
+}
+
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet loglevel=4 audit=0 mitigations=off nokaslr \
+                                   random.trust_cpu=on tsc=reliable net.ifnames=0";
+
+/// Boots the kernel without any disk: that it reaches its initrd shows that KVM executes it.
+fn trial(images: &Images, into: &Path) -> Result<()> {
+    let console = into.join("console");
+    let log = into.join("qemu.log");
+    let mut command = pdeathsig(&qemu::command(images.qemu.path()));
+    command.args([
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-machine",
+        "q35",
+        "-no-reboot",
+        "-m",
+        "512",
+    ]);
+    command.args(Acceleration::Kvm.arguments());
+    command
+        .arg("-kernel")
+        .arg(images.kernel.file("vmlinuz"))
+        .arg("-initrd")
+        .arg(images.initrd.file("initrd.cpio"));
+    command.args(["-append", KERNEL_COMMAND_LINE]).arg("-serial").arg(format!("file:{}", console.display()));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+    let mut child = command.spawn().context("start QEMU")?;
+    rundir::guard_process(child.id());
+    let until = Instant::now() + TRIAL_BOOT_DEADLINE;
+    let result = loop {
+        let said =
+            fs::read(&console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        if said.contains("forebay-initrd: no root image") || said.contains("forebay-initrd: module") {
+            break Ok(());
+        }
+        let complaint = fs::read_to_string(&log).unwrap_or_default();
+        if let Some(line) = complaint.lines().find(|line| line.contains("KVM") || line.contains("kvm")) {
+            break Err(anyhow::anyhow!("{}", line.trim()));
+        }
+        if child.try_wait()?.is_some() {
+            break Err(anyhow::anyhow!("QEMU ended"));
+        }
+        if Instant::now() > until {
+            break Err(anyhow::anyhow!("not up after {} s", TRIAL_BOOT_DEADLINE.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let _ = child.kill();
+    let _ = child.wait();
+    rundir::release_process(child.id());
+    result
+}
+
+/// The same command, killed by the kernel when the thread that started it ends: no guest outlives its lab.
+fn pdeathsig(command: &Command) -> Command {
+    let mut wrapped = Command::new("setpriv");
+    wrapped.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    wrapped
+}
+
+/// What a machine is made of.
+#[derive(Debug)]
+pub struct Specification<'a> {
+    /// Node name.
+    pub name: &'a str,
+    /// Last byte of its addresses.
+    pub number: u8,
+    /// Its IPv4 address.
+    pub address: String,
+    /// `name:address` of all nodes, separated by commas.
+    pub hosts: &'a str,
+    /// MiB.
+    pub memory_mib: u32,
+    /// Bytes of its writable disk; none at 0.
+    pub scratch_bytes: u64,
+}
+
+/// A running guest; killed when dropped.
+#[derive(Debug)]
+pub struct Machine {
+    child: Child,
+    console: PathBuf,
+    log: PathBuf,
+    socket: PathBuf,
+}
+
+impl Machine {
+    /// Starts QEMU. The thread that calls this must outlive the machine: the kernel kills the machine with it.
+    pub fn start(
+        specification: &Specification<'_>,
+        images: &Images,
+        product: &Path,
+        acceleration: Acceleration,
+        folder: &Path,
+        scratch: &Path,
+    ) -> Result<Self> {
+        let Specification { name, number, address, hosts, memory_mib, scratch_bytes } = specification;
+        let console = folder.join(format!("{name}.console"));
+        let log = folder.join(format!("{name}.qemu.log"));
+        let socket = folder.join(format!("{name}.port"));
+        let mut qemu = qemu::command(images.qemu.path());
+        qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        qemu.args(["-machine", "q35,mem-merge=off"]).args(acceleration.arguments());
+        qemu.args(["-smp", if acceleration == Acceleration::Kvm { "2" } else { "1" }]);
+        qemu.arg("-m").arg(memory_mib.to_string()).arg("-name").arg(name);
+        qemu.arg("-kernel")
+            .arg(images.kernel.file("vmlinuz"))
+            .arg("-initrd")
+            .arg(images.initrd.file("initrd.cpio"));
+        qemu.arg("-append").arg(format!(
+            "{KERNEL_COMMAND_LINE} forebay.node={name} forebay.address={address} forebay.hosts={hosts}"
+        ));
+        qemu.arg("-serial").arg(format!("file:{}", console.display()));
+        // The order is what the initrd mounts: vda root, vdb modules, vdc product, vdd scratch.
+        for image in [&images.root.file("root.erofs"), &images.kernel.file("modules.erofs"), product] {
+            qemu.arg("-drive")
+                .arg(format!("file={},if=virtio,format=raw,readonly=on,cache=unsafe", image.display()));
+        }
+        if *scratch_bytes > 0 {
+            let disk = scratch.join(format!("{name}.scratch"));
+            File::create(&disk)?.set_len(*scratch_bytes)?;
+            let disk = disk.display();
+            qemu.arg("-drive").arg(format!("file={disk},if=virtio,format=raw,cache=unsafe,discard=unmap"));
+        }
+        qemu.args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]);
+        qemu.arg("-chardev").arg(format!("socket,id=agent,path={},server=on,wait=off", socket.display()));
+        qemu.arg("-device").arg(format!("virtserialport,chardev=agent,name={}", guest::PORT));
+        let lan = folder.join("lan");
+        qemu.arg("-netdev")
+            .arg(format!("stream,id=lan,server=off,addr.type=unix,addr.path={}", lan.display()));
+        qemu.arg("-device").arg(format!(
+            "virtio-net-pci,netdev=lan,romfile=,host_mtu={},mac=52:54:00:fb:00:{number:02x}",
+            guest::init::MTU
+        ));
+        let mut command = pdeathsig(&qemu);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let child = command.spawn().context("start QEMU")?;
+        rundir::guard_process(child.id());
+        let mut machine = Self { child, console, log, socket };
+        let until = Instant::now() + Duration::from_secs(20);
+        while !machine.socket.exists() {
+            machine.check()?;
+            if Instant::now() > until {
+                bail!("QEMU did not make {}", machine.socket.display());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(machine)
+    }
+
+    /// The socket of its agent's port.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// An error, with what QEMU and the guest said last, when it is no longer running.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            let said = fs::read_to_string(&self.log).unwrap_or_default();
+            bail!("QEMU ended with {status}: {}\n{}", said.trim_end(), self.console_tail());
+        }
+        Ok(())
+    }
+
+    /// The last lines of the guest's console.
+    pub fn console_tail(&self) -> String {
+        console_tail(&self.console)
+    }
+}
+
+/// The last lines of a console log.
+pub fn console_tail(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(CONSOLE_TAIL_LINES);
+    format!("--- console, last lines ---\n{}", lines[from..].join("\n"))
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        rundir::release_process(self.child.id());
+    }
+}

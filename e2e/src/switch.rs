@@ -1,0 +1,164 @@
+//! The network between the guests: a learning Ethernet switch in this process.
+//!
+//! QEMU's stream network back end connects to a unix socket and puts a big-endian u32 length before each frame. Nothing
+//! of the host's network is used, so any number of labs run beside each other, and no frame is lost that a real switch
+//! would not lose.
+
+use std::collections::HashMap;
+use std::io::{BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::limits::{ETHERNET_FRAME_BYTES_MAX, SWITCH_QUEUE_WAIT};
+
+type Address = [u8; 6];
+
+#[derive(Default)]
+struct Ports {
+    next: usize,
+    writers: HashMap<usize, Arc<Mutex<UnixStream>>>,
+    learned: HashMap<Address, usize>,
+}
+
+/// Listens on `path` and forwards frames between all that connect, until the process ends.
+pub fn start(path: &Path) -> Result<()> {
+    let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
+    std::thread::Builder::new().name("switch".into()).spawn(move || {
+        let ports = Arc::new(Mutex::new(Ports::default()));
+        for stream in listener.incoming().flatten() {
+            let ports = ports.clone();
+            std::thread::spawn(move || {
+                if let Ok(writer) = stream.try_clone() {
+                    serve(stream, writer, &ports);
+                }
+            });
+        }
+    })?;
+    Ok(())
+}
+
+fn serve(reader: UnixStream, writer: UnixStream, ports: &Mutex<Ports>) {
+    let lock = || ports.lock().expect("no holder of this lock panics");
+    let own = {
+        let mut ports = lock();
+        let own = ports.next;
+        ports.next += 1;
+        ports.writers.insert(own, Arc::new(Mutex::new(writer)));
+        own
+    };
+    let mut reader = BufReader::with_capacity(256 << 10, reader);
+    let mut frame = Vec::with_capacity(ETHERNET_FRAME_BYTES_MAX);
+    while read_frame(&mut reader, &mut frame).is_ok() {
+        let Some((to, from)) = addresses(&frame) else { continue };
+        let targets: Vec<Arc<Mutex<UnixStream>>> = {
+            let mut ports = lock();
+            ports.learned.insert(from, own);
+            match ports.learned.get(&to) {
+                Some(port) if *port == own => Vec::new(),
+                Some(port) => ports.writers.get(port).into_iter().cloned().collect(),
+                None => {
+                    ports.writers.iter().filter(|(port, _)| **port != own).map(|(_, w)| w.clone()).collect()
+                }
+            }
+        };
+        for target in targets {
+            forward(&target, &frame);
+        }
+    }
+    let mut ports = lock();
+    ports.writers.remove(&own);
+    ports.learned.retain(|_, port| *port != own);
+}
+
+/// Reads one frame, its length prefix included.
+fn read_frame(reader: &mut impl Read, frame: &mut Vec<u8>) -> std::io::Result<()> {
+    frame.resize(4, 0);
+    reader.read_exact(frame)?;
+    let length = u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]) as usize;
+    if length > ETHERNET_FRAME_BYTES_MAX {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    frame.resize(4 + length, 0);
+    reader.read_exact(&mut frame[4..])
+}
+
+fn addresses(frame: &[u8]) -> Option<(Address, Address)> {
+    let to = frame.get(4..10)?.try_into().ok()?;
+    let from = frame.get(10..16)?.try_into().ok()?;
+    Some((to, from))
+}
+
+/// Sends the frame, or drops it where the port stays full: a frame that was begun is always finished.
+fn forward(target: &Mutex<UnixStream>, frame: &[u8]) {
+    let mut stream = target.lock().expect("no holder of this lock panics");
+    let wait = Timespec { tv_sec: 0, tv_nsec: SWITCH_QUEUE_WAIT.as_nanos() as i64 };
+    let writable = poll(&mut [PollFd::new(&*stream, PollFlags::OUT)], Some(&wait));
+    if matches!(writable, Ok(1..)) {
+        let _ = stream.write_all(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn port(path: &Path) -> UnixStream {
+        let stream = UnixStream::connect(path).expect("the switch listens");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        stream
+    }
+
+    fn send(stream: &mut UnixStream, to: u8, from: u8, payload: &[u8]) {
+        let mut frame = ((12 + payload.len()) as u32).to_be_bytes().to_vec();
+        frame.extend([2, 0, 0, 0, 0, to]);
+        frame.extend([2, 0, 0, 0, 0, from]);
+        frame.extend(payload);
+        stream.write_all(&frame).expect("sent");
+    }
+
+    fn receive(stream: &mut UnixStream) -> Vec<u8> {
+        let mut frame = Vec::new();
+        read_frame(stream, &mut frame).expect("a frame");
+        frame[16..].to_vec()
+    }
+
+    #[test]
+    fn unknown_addresses_are_flooded_and_known_ones_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("lan");
+        start(&path).expect("a switch");
+        let (mut a, mut b, mut c) = (port(&path), port(&path), port(&path));
+        // All three are heard once the switch has accepted them: each hears the flood of the next.
+        let hear = |from: &mut UnixStream, byte: u8, others: [&mut UnixStream; 2]| {
+            let [x, y] = others;
+            for stream in [x, y] {
+                stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+                let mut frame = Vec::new();
+                loop {
+                    send(from, 99, byte, b"flood");
+                    if read_frame(stream, &mut frame).is_ok() {
+                        break;
+                    }
+                }
+            }
+        };
+        hear(&mut a, 1, [&mut b, &mut c]);
+        hear(&mut b, 2, [&mut a, &mut c]);
+        hear(&mut c, 3, [&mut a, &mut b]);
+        send(&mut a, 2, 1, b"to b");
+        send(&mut a, 3, 1, b"to c");
+        let next = |stream: &mut UnixStream| loop {
+            let payload = receive(stream);
+            if payload != b"flood" {
+                break payload;
+            }
+        };
+        assert_eq!(next(&mut b), b"to b");
+        assert_eq!(next(&mut c), b"to c");
+    }
+}
