@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::cache::Cache;
 use crate::channel::{Channel, Output};
@@ -17,8 +17,8 @@ use crate::limits::{BOOT_DEADLINE, COMMAND_DEADLINE, NODES_MAX, SCRATCH_BYTES};
 use crate::machine::{Acceleration, Machine, Specification};
 use crate::progress::{say, seconds};
 use crate::rundir::RunDir;
-use crate::switch;
 use crate::wire::Exec;
+use crate::{supervise, switch};
 
 /// A node to be.
 #[derive(Debug, Clone)]
@@ -152,6 +152,39 @@ impl Lab {
     pub fn acceleration(&self) -> Acceleration {
         self.acceleration
     }
+
+    /// What another process needs to know to use the nodes.
+    pub fn describe(&self) -> Description {
+        Description {
+            emulated: self.acceleration == Acceleration::Emulation,
+            nodes: self.nodes.values().map(|node| (node.name.clone(), node.address.clone())).collect(),
+        }
+    }
+
+    /// A lab that a supervisor holds; dropping this leaves it running.
+    pub fn attach(folder: &Path) -> Result<Self> {
+        let text = std::fs::read(folder.join(DESCRIPTION)).context("the lab is not ready")?;
+        let description: Description = serde_json::from_slice(&text)?;
+        let acceleration = if description.emulated { Acceleration::Emulation } else { Acceleration::Kvm };
+        let mut nodes = BTreeMap::new();
+        for (name, address) in description.nodes {
+            let channel = supervise::connect(folder, &name)?;
+            nodes.insert(name.clone(), Arc::new(Node { name, address, acceleration, channel }));
+        }
+        Ok(Self { nodes, acceleration, machines: Vec::new(), rundir: None, _images: None })
+    }
+}
+
+/// File of the lab's folder that holds its [`Description`].
+pub const DESCRIPTION: &str = "nodes.json";
+
+/// A running lab as another process sees it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Description {
+    /// Whether guests are emulated: deadlines depend on it.
+    emulated: bool,
+    /// Names and addresses.
+    nodes: Vec<(String, String)>,
 }
 
 impl Node {
@@ -222,7 +255,6 @@ impl Node {
         let script =
             r#"umask 077; mkdir -p "$(dirname "$1")"; cat > "$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1""#;
         let mode = format!("{mode:o}");
-        // A lone newline would be no input at all.
         let output = self.attempt(&["sh", "-euc", script, "put", path, &mode], content, COMMAND_DEADLINE)?;
         if !output.success() {
             bail!("write {path} on {}: {}", self.name, output.complaint());

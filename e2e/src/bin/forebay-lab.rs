@@ -1,13 +1,20 @@
 //! The lab's command line.
 
-use anyhow::Result;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay_e2e::cache::Cache;
-use forebay_e2e::images::Images;
-use forebay_e2e::lab::{Lab, client, storage};
-use forebay_e2e::rundir;
+use forebay_e2e::images::{Images, clients};
+use forebay_e2e::lab::{NodeSpec, client, storage};
+use forebay_e2e::{native, rundir, supervise, terminal};
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
+///
+/// Images are made once and cached in $FOREBAY_CACHE (default ~/.cache/forebay). KVM is used where a trial boot
+/// works, emulation elsewhere; FOREBAY_ACCEL=kvm|tcg decides instead. Binaries of the product are taken from the
+/// folder of this one, or from $FOREBAY_BINARIES.
 #[derive(Parser)]
 #[command(name = "forebay-lab", version, about)]
 struct Arguments {
@@ -17,27 +24,169 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make all cached images.
+    /// Make all images that are not in the cache yet.
     Prepare {
-        /// Look for newer packages first.
+        /// Look for newer packages in the archive first.
         #[arg(long)]
         refresh: bool,
     },
-    /// smoke
-    Smoke { script: String },
+    /// Boot nodes and leave them running.
+    Up {
+        /// Their names; the one called `storage` has a disk.
+        #[arg(long, default_value = "storage,node1,node2")]
+        nodes: String,
+        /// Name of the lab.
+        #[arg(long, default_value = "default")]
+        name: String,
+    },
+    /// Run a command on a node of a running lab, with this terminal's input and output.
+    Exec {
+        /// The lab, where several are up.
+        #[arg(long)]
+        lab: Option<String>,
+        /// The node.
+        node: String,
+        /// Program and arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Open a shell on a node of a running lab.
+    Shell {
+        /// The lab, where several are up.
+        #[arg(long)]
+        lab: Option<String>,
+        /// The node.
+        node: String,
+    },
+    /// Show the labs that are up.
+    Status,
+    /// End a running lab.
+    Down {
+        /// The lab, where several are up.
+        #[arg(long)]
+        lab: Option<String>,
+    },
+    /// Show or prune the cache.
+    Cache {
+        #[command(subcommand)]
+        command: CacheCommand,
+    },
+    /// Run a command natively in the nodes' root file system: smbtorture, smbclient, smbd, python3 with impacket and
+    /// smbprotocol. It shares this machine's network; what it writes outside /work and /tmp is discarded.
+    RootExec {
+        /// The folder that is /work and its current folder.
+        #[arg(long, default_value = ".")]
+        work: PathBuf,
+        /// Program and arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Hold a lab in this process (what `up` starts).
+    #[command(hide = true)]
+    Supervise {
+        #[arg(long)]
+        name: String,
+        #[arg(long)]
+        nodes: String,
+    },
 }
 
-fn main() -> Result<()> {
-    let arguments = Arguments::parse();
-    rundir::clean_up_on_signals()?;
-    match arguments.command {
-        Command::Prepare { refresh } => {
-            Images::prepare(&Cache::open()?, refresh)?;
+#[derive(Subcommand)]
+enum CacheCommand {
+    /// Show all entries.
+    List,
+    /// Remove the entries that the present recipes do not use.
+    Prune {
+        /// Remove the ones in use, too.
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("forebay-lab: {error:#}");
+            ExitCode::FAILURE
         }
-        Command::Smoke { script } => {
-            let lab = Lab::start("smoke", &[storage(), client("node1"), client("node2")])?;
-            for node in lab.nodes() {
-                println!("{}: {}", node.name(), node.run(&script)?);
+    }
+}
+
+fn run(command: Command) -> Result<u8> {
+    match command {
+        Command::Prepare { refresh } => {
+            rundir::clean_up_on_signals()?;
+            let cache = Cache::open()?;
+            Images::prepare(&cache, refresh)?;
+            if let Err(error) = clients::get(&cache) {
+                eprintln!("forebay-lab: smbprotocol is not available to root-exec: {error:#}");
+            }
+        }
+        Command::Up { nodes, name } => {
+            specs(&nodes)?;
+            supervise::up(&name, &nodes)?;
+            println!("forebay-lab shell --lab {name} NODE   opens a shell on one of: {nodes}");
+            println!("forebay-lab down --lab {name}         ends the lab");
+        }
+        Command::Supervise { name, nodes } => {
+            rundir::clean_up_on_signals()?;
+            supervise::supervise(&name, &specs(&nodes)?)?;
+        }
+        Command::Exec { lab, node, command } => {
+            let channel = supervise::connect(&supervise::find(lab.as_deref())?, &node)?;
+            return Ok(terminal::attach(&channel, command, false)? as u8);
+        }
+        Command::Shell { lab, node } => {
+            let channel = supervise::connect(&supervise::find(lab.as_deref())?, &node)?;
+            return Ok(terminal::attach(&channel, vec!["bash".into(), "-l".into()], true)? as u8);
+        }
+        Command::Status => {
+            for (name, folder) in rundir::running()? {
+                println!("{name}\t{}", folder.display());
+            }
+        }
+        Command::Down { lab } => supervise::down(lab.as_deref())?,
+        Command::Cache { command } => cache(command)?,
+        Command::RootExec { work, command } => {
+            let work = work.canonicalize().with_context(|| format!("--work {}", work.display()))?;
+            let status =
+                native::command(&Cache::open()?, &work, &command)?.status().context("start unshare")?;
+            return Ok(status.code().unwrap_or(1) as u8);
+        }
+    }
+    Ok(0)
+}
+
+fn specs(nodes: &str) -> Result<Vec<NodeSpec>> {
+    let mut specs: Vec<NodeSpec> = Vec::new();
+    for name in nodes.split(',') {
+        let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if name.is_empty() || name.len() > 32 || !name.bytes().all(valid) {
+            bail!("a node's name is 1 to 32 lower-case letters, digits and hyphens, not {name:?}");
+        }
+        if specs.iter().any(|spec| spec.name == name) {
+            bail!("{name} is named twice");
+        }
+        specs.push(if name == "storage" { storage() } else { client(name) });
+    }
+    Ok(specs)
+}
+
+fn cache(command: CacheCommand) -> Result<()> {
+    let cache = Cache::open()?;
+    match command {
+        CacheCommand::List => {
+            println!("{}", cache.root().display());
+            for entry in cache.list()? {
+                let days = entry.used.elapsed().unwrap_or_default().as_secs() / 86_400;
+                println!("{:>8} MiB  used {days:>3} days ago  {}", entry.bytes >> 20, entry.name);
+            }
+        }
+        CacheCommand::Prune { all } => {
+            let keep = if all { Vec::new() } else { Images::prepare(&cache, false)?.names() };
+            for name in cache.prune(|name| keep.iter().any(|kept| kept == name))? {
+                println!("removed {name}");
             }
         }
     }

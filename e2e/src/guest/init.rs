@@ -40,10 +40,9 @@ fn start() -> Result<std::convert::Infallible> {
     ] {
         let _ = fs::create_dir_all(at);
         let data = std::ffi::CString::new(data)?;
-        mount(kind, at, kind, MountFlags::NOSUID | MountFlags::NODEV, data.as_c_str())
-            .or_else(|error| {
-                if kind == "devpts" { mount(kind, at, kind, MountFlags::NOSUID, None) } else { Err(error) }
-            })
+        // nodev on devpts would close every terminal.
+        let flags = if kind == "devpts" { MountFlags::empty() } else { MountFlags::NODEV };
+        mount(kind, at, kind, MountFlags::NOSUID | flags, data.as_c_str())
             .with_context(|| format!("mount {kind} at {at}"))?;
     }
     // As kubelet has it: what the driver mounts must be seen everywhere.

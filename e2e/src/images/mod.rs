@@ -1,5 +1,6 @@
 //! Everything a guest boots from, each an entry of the cache.
 
+pub mod clients;
 pub mod initrd;
 pub mod kernel;
 pub mod product;

@@ -1,0 +1,49 @@
+//! Commands of the nodes' root file system, run natively: foreign suites and clients without emulation.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::cache::Cache;
+use crate::host;
+use crate::images::{clients, root};
+
+/// Lays a tmpfs over the cached tree (which must never change), binds what a program needs, and changes root. All of it
+/// in a mount namespace of its own, so nothing is left to unmount.
+const SCRIPT: &str = r#"
+tree=$1 site=$2 site_at=$3 work=$4; shift 4
+# The mount hides an existing empty folder, in this namespace only: nothing to remove afterwards.
+base=/mnt
+mount -t tmpfs -o size=2g,mode=755 forebay-root "$base"
+mkdir "$base/upper" "$base/work" "$base/root"
+mount -t overlay -o "lowerdir=$tree,upperdir=$base/upper,workdir=$base/work" overlay "$base/root"
+root=$base/root
+for folder in proc sys dev tmp; do mount --rbind "/$folder" "$root/$folder"; done
+mount -t tmpfs -o mode=755 run "$root/run"
+mkdir -p "$root/$site_at" "$root/work"
+mount --bind "$site" "$root/$site_at"
+mount --bind "$work" "$root/work"
+for file in hosts resolv.conf; do [ -e "/etc/$file" ] && cat "/etc/$file" > "$root/etc/$file"; done
+exec chroot "$root" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+    LC_ALL=C.UTF-8 TERM="${TERM:-dumb}" sh -c 'cd /work && exec "$@"' sh "$@"
+"#;
+
+/// The command that runs `argv` in the root, with `work` as its `/work` and current folder. It shares the machine's
+/// network, `/proc`, `/dev` and `/tmp`; what it writes elsewhere is gone when it ends. Needs root.
+pub fn command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
+    if !host::is_root() {
+        bail!("root-exec changes root, which needs root; run it with sudo");
+    }
+    if argv.is_empty() {
+        bail!("no command given");
+    }
+    let root = root::get(cache)?;
+    let clients = clients::get(cache)?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "root-exec"]);
+    command.arg(root.file("tree")).arg(clients.file("site")).arg(clients::MOUNT_POINT).arg(work).args(argv);
+    // The entries may be used until the command ends, which the caller alone knows: keep them locked with the process.
+    std::mem::forget((root, clients));
+    Ok(command)
+}
