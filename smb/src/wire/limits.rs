@@ -20,3 +20,5 @@ pub const ACES_MAX: usize = 1024;
 pub const SUB_AUTHORITIES_MAX: usize = 15;
 /// Elements of any other list that a structure repeats until its buffer ends.
 pub const LIST_MAX: usize = 4096;
+/// Entries in one listing: an 8 MiB response of the shortest entries holds about half a million.
+pub const DIRECTORY_ENTRIES_MAX: usize = 1 << 20;

@@ -1,8 +1,15 @@
 //! Information classes and control codes of [MS-FSCC], and the security descriptor of [MS-DTYP].
 
 pub mod attributes;
+pub mod directory;
+pub mod ea;
+pub mod file_info;
+pub mod fs_info;
 pub mod fsctl;
+pub mod name_info;
+pub mod notify;
 pub mod reparse;
+pub mod security;
 
 use super::newtype::open_enum;
 
