@@ -10,5 +10,6 @@
 pub mod auth;
 pub mod crypto;
 pub mod ids;
+pub mod limits;
 pub mod status;
 pub mod wire;

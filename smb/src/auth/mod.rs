@@ -1,1 +1,54 @@
-//! SPNEGO ([RFC 4178], [MS-SPNG]) and NTLMv2 ([MS-NLMP]), acceptor side (and a client side for tests).
+//! SPNEGO ([RFC 4178], [MS-SPNG]) and NTLMv2 ([MS-NLMP]): who is this, and which session key do we share.
+//!
+//! [`Acceptor`] is the server's side of one SESSION_SETUP exchange, [`Initiator`] the client's, for tests and tools.
+//! Challenge, time and random keys are parameters.
+//!
+//! Refused by design: NTLMv1, LM and LMv2 responses, anonymous and guest logons.
+
+mod acceptor;
+mod client;
+mod der;
+mod nt_hash;
+mod ntlm;
+mod spnego;
+#[cfg(test)]
+mod tests;
+
+pub use acceptor::{Acceptor, AcceptorConfig, Authenticated, Lookup, Step};
+pub use client::{ClientStep, Initiator, InitiatorConfig};
+pub use nt_hash::{NtHash, NtHashParseError};
+pub use spnego::negotiate_hint;
+
+use crate::status::NtStatus;
+
+/// Why an exchange ends without a user. An exchange that failed once stays failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    /// The peer's bytes are wrong. Answer: STATUS_INVALID_PARAMETER.
+    #[error("malformed security token: {0}")]
+    Malformed(&'static str),
+    /// The peer's bytes come at the wrong time. Answer: STATUS_INVALID_PARAMETER.
+    #[error("security token out of order: {0}")]
+    OutOfOrder(&'static str),
+    /// The peer cannot or will not do what we require. Answer: STATUS_LOGON_FAILURE.
+    #[error("no acceptable way to authenticate: {0}")]
+    Incompatible(&'static str),
+    /// The peer asks for an anonymous logon, which is never given. Answer: STATUS_ACCESS_DENIED.
+    #[error("anonymous logon refused")]
+    Anonymous,
+    /// Unknown user, wrong password, or a message changed on its way: deliberately one and the same.
+    /// Answer: STATUS_LOGON_FAILURE.
+    #[error("logon failure")]
+    LogonFailure,
+}
+
+impl AuthError {
+    /// The status of the SESSION_SETUP response.
+    pub fn status(self) -> NtStatus {
+        match self {
+            AuthError::Malformed(_) | AuthError::OutOfOrder(_) => NtStatus::INVALID_PARAMETER,
+            AuthError::Incompatible(_) | AuthError::LogonFailure => NtStatus::LOGON_FAILURE,
+            AuthError::Anonymous => NtStatus::ACCESS_DENIED,
+        }
+    }
+}
