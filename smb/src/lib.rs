@@ -3,12 +3,14 @@
 //! * [`wire`]: every message of [MS-SMB2] and the information classes of [MS-FSCC], as checked views of bytes.
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
 //! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
+//! * [`fs`]: the contract with file-system backends; [`limits`]: every limit by name.
 //! * [`ids`], [`status`]: identifiers and results that all of them name.
 //!
 //! Payload never enters this crate: READ and WRITE data stay in the transport's buffers.
 
 pub mod auth;
 pub mod crypto;
+pub mod fs;
 pub mod ids;
 pub mod limits;
 pub mod status;

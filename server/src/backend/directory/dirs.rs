@@ -1,0 +1,113 @@
+//! Listing directories.
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::PoisonError;
+
+use forebay_smb::fs::DirEntry;
+use forebay_smb::status::NtStatus;
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
+
+use super::{OpenFile, attrs};
+use crate::backend::errno::status;
+use crate::limits::GETDENTS_BYTES;
+
+/// How far a handle has listed its directory.
+#[derive(Debug, Default)]
+pub(super) struct Position {
+    /// Fetched from the kernel and not yet handed out.
+    names: VecDeque<String>,
+    end: bool,
+}
+
+pub(super) fn read(file: &OpenFile, restart: bool, limit: usize) -> Result<Vec<DirEntry>, NtStatus> {
+    if !file.directory {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    let mut position = file.position.lock().unwrap_or_else(PoisonError::into_inner);
+    if restart {
+        rustix::fs::seek(&file.fd, SeekFrom::Start(0)).map_err(status)?;
+        *position = Position::default();
+    }
+    let mut entries = Vec::new();
+    while entries.len() < limit {
+        let Some(name) = position.names.pop_front() else {
+            if position.end {
+                break;
+            }
+            fetch(file.fd.as_fd(), &mut position)?;
+            continue;
+        };
+        match attrs::stat_entry(&file.volume, file.fd.as_fd(), &name) {
+            Ok(Some(stat)) => entries.push(DirEntry { name, stat }),
+            // Neither file nor directory, or deleted since.
+            Ok(None) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(status(errno)),
+        }
+    }
+    Ok(entries)
+}
+
+/// Asks the kernel for more names.
+fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
+    let mut buffer = [MaybeUninit::<u8>::uninit(); GETDENTS_BYTES];
+    let mut dir = RawDir::new(fd, &mut buffer);
+    loop {
+        let Some(entry) = dir.next() else {
+            position.end = true;
+            return Ok(());
+        };
+        if let Some(name) = servable(entry.map_err(status)?.file_name().to_bytes()) {
+            position.names.push_back(name.to_owned());
+        }
+        if dir.is_buffer_empty() && !position.names.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// A name that a client can be told: UTF-8, and nothing that would mean something else in a path of SMB.
+fn servable(name: &[u8]) -> Option<&str> {
+    let name = std::str::from_utf8(name).ok()?;
+    (name != "." && name != ".." && !name.contains('\\')).then_some(name)
+}
+
+pub(super) fn lookup(file: &OpenFile, name: &str) -> Result<Vec<DirEntry>, NtStatus> {
+    if !file.directory {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    if name.is_empty() || name.contains(['/', '\\', '\0']) || name == "." || name == ".." {
+        return Ok(Vec::new());
+    }
+    match attrs::stat_entry(&file.volume, file.fd.as_fd(), name) {
+        Ok(stat) => Ok(stat.into_iter().map(|stat| DirEntry { name: name.to_owned(), stat }).collect()),
+        Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(Vec::new()),
+        Err(errno) => Err(status(errno)),
+    }
+}
+
+pub(super) fn check_empty(file: &OpenFile) -> Result<(), NtStatus> {
+    if !file.directory {
+        return Err(NtStatus::NOT_A_DIRECTORY);
+    }
+    // A descriptor of its own, whose position is nobody else's.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = match rustix::fs::openat(&file.fd, c".", flags, Mode::empty()) {
+        Ok(fd) => fd,
+        // Removed already.
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(status(errno)),
+    };
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 1024];
+    let mut dir = RawDir::new(fd, &mut buffer);
+    while let Some(entry) = dir.next() {
+        // What listings leave out counts here: rmdir will see it too.
+        let entry = entry.map_err(status)?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            return Err(NtStatus::DIRECTORY_NOT_EMPTY);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! The `directory` backend: a volume is a directory of a local file system.
+//!
+//! Every path is resolved by `openat2` with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS` below the
+//! volume's root, so that no name and no symlink leads out of it, even one that is swapped in meanwhile. Symbolic
+//! links, devices, sockets and pipes that somebody put there are not served: opening answers
+//! `STATUS_ACCESS_DENIED` and listings leave them out.
+//!
+//! Files are made with mode 0666 and directories with 0777, less the daemon's umask, and belong to its user: who may
+//! do what is decided by the volume's credentials, and mode and owner in a pod by its mount options.
+
+mod attrs;
+mod data;
+mod dirs;
+mod ioctl;
+mod names;
+mod open;
+mod path;
+pub mod quota;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use forebay_smb::fs::{FileKey, FsHandle, FsOpKind, FsReply, FsResult, RelPath, Space};
+use forebay_smb::status::NtStatus;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::backend::errno::status;
+use crate::buffers::BufferPool;
+
+/// A volume's root.
+#[derive(Debug)]
+pub struct Volume {
+    root: OwnedFd,
+    /// Whether the file system keeps user extended attributes.
+    xattrs: bool,
+    /// Held while a name is looked up and then changed, so that no other client changes it in between.
+    names: Mutex<()>,
+}
+
+impl Volume {
+    /// Opens the volume whose root is the directory `path`.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn open(path: &Path) -> Result<Arc<Self>, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())?;
+        let xattrs = attrs::kept(root.as_fd());
+        Ok(Arc::new(Self { root, xattrs, names: Mutex::new(()) }))
+    }
+
+    /// As the protocol keeps it.
+    #[must_use]
+    pub fn handle(self: &Arc<Self>) -> FsHandle {
+        FsHandle(Arc::clone(self) as _)
+    }
+
+    /// Space as the quota or the file system has it.
+    ///
+    /// # Errors
+    /// Those of fstatfs.
+    pub fn space(&self) -> Result<Space, Errno> {
+        // XFS and ext4 answer with a project's limits for a directory that passes its project on.
+        let space = rustix::fs::fstatvfs(&self.root)?;
+        Ok(Space { total: space.f_blocks * space.f_frsize, free: space.f_bavail * space.f_frsize })
+    }
+
+    /// Puts everything of the volume's file system on stable storage.
+    ///
+    /// # Errors
+    /// Those of syncfs.
+    pub fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::syncfs(&self.root)
+    }
+}
+
+/// An open file or directory.
+#[derive(Debug)]
+pub struct OpenFile {
+    fd: OwnedFd,
+    volume: Arc<Volume>,
+    key: FileKey,
+    directory: bool,
+    write_through: bool,
+    /// By what name it was opened or renamed last: where /proc is not to be had.
+    path: Mutex<RelPath>,
+    /// Its name was made or changed and the directory that holds it not yet synced.
+    name_unsynced: AtomicBool,
+    /// Writing back failed once: what was lost then cannot be known, so no later flush may succeed.
+    sync_failed: AtomicBool,
+    position: Mutex<dirs::Position>,
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl OpenFile {
+    /// Whether it is a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        self.directory
+    }
+
+    /// Whether every write must be on stable storage before it is acknowledged.
+    #[must_use]
+    pub fn write_through(&self) -> bool {
+        self.write_through
+    }
+
+    /// Whether a flush is a mere fsync of the file, which the transport may then do in its own way.
+    #[must_use]
+    pub fn flush_is_fsync(&self) -> bool {
+        !self.name_unsynced.load(Ordering::Acquire) && !self.sync_failed.load(Ordering::Acquire)
+    }
+
+    /// Remembers that an fsync failed.
+    pub fn set_sync_failed(&self) {
+        self.sync_failed.store(true, Ordering::Release);
+    }
+}
+
+/// The open file behind a handle.
+///
+/// # Errors
+/// `STATUS_INVALID_HANDLE` where the handle is of something else.
+pub fn file(handle: &FsHandle) -> Result<Arc<OpenFile>, NtStatus> {
+    Arc::clone(&handle.0).downcast().map_err(|_| NtStatus::INVALID_HANDLE)
+}
+
+fn volume(handle: &FsHandle) -> Result<Arc<Volume>, NtStatus> {
+    if let Ok(volume) = Arc::clone(&handle.0).downcast::<Volume>() {
+        return Ok(volume);
+    }
+    file(handle).map(|file| Arc::clone(&file.volume))
+}
+
+/// Carries one operation out.
+pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
+    use FsOpKind as Op;
+    match operation {
+        Op::Open { volume: at, request } => open::open(&volume(&at)?, &request).map(FsReply::Opened),
+        Op::Close { handle, unlink, stat } => {
+            let file = file(&handle)?;
+            // Taken first: the name's end shows in neither.
+            let last = if stat { Some(attrs::stat(&file)?) } else { None };
+            if unlink {
+                names::unlink(&file)?;
+            }
+            Ok(last.map_or(FsReply::Done, FsReply::Stat))
+        }
+        Op::Read { handle, offset, length } => data::read(&*file(&handle)?, offset, length, buffers).map(FsReply::Read),
+        Op::Write { handle, offset, frame, range, write_through } => {
+            let bytes = frame.bytes().get(range).ok_or(NtStatus::INVALID_PARAMETER)?;
+            data::write(&*file(&handle)?, offset, bytes, write_through).map(FsReply::Written)
+        }
+        Op::Flush { handle } => names::flush(&*file(&handle)?).map(|()| FsReply::Done),
+        Op::Stat { handle } => attrs::stat(&*file(&handle)?).map(FsReply::Stat),
+        Op::Space { handle } => volume(&handle)?.space().map(FsReply::Space).map_err(status),
+        Op::ReadDir { handle, restart, limit } => {
+            dirs::read(&*file(&handle)?, restart, limit).map(FsReply::Entries)
+        }
+        Op::Lookup { handle, name } => dirs::lookup(&*file(&handle)?, &name).map(FsReply::Entries),
+        Op::SetBasic { handle, info } => attrs::set(&*file(&handle)?, &info).map(|()| FsReply::Done),
+        Op::SetEndOfFile { handle, size } => data::set_end(&*file(&handle)?, size).map(|()| FsReply::Done),
+        Op::SetAllocation { handle, size } => data::set_allocation(&*file(&handle)?, size).map(|()| FsReply::Done),
+        Op::Rename { handle, to, replace } => names::rename(&*file(&handle)?, &to, replace).map(|()| FsReply::Done),
+        Op::Link { handle, to, replace } => names::link(&*file(&handle)?, &to, replace).map(|()| FsReply::Done),
+        Op::CheckEmpty { handle } => dirs::check_empty(&*file(&handle)?).map(|()| FsReply::Done),
+        Op::StatPath { volume: at, path } => open::stat_path(&*volume(&at)?, &path).map(FsReply::Stat),
+        Op::CopyRange { source, source_offset, target, target_offset, length } => {
+            data::copy(&*file(&source)?, source_offset, &*file(&target)?, target_offset, length).map(FsReply::Copied)
+        }
+        Op::CloneRange { source, source_offset, target, target_offset, length } => {
+            let (source, target) = (file(&source)?, file(&target)?);
+            ioctl::clone_range(source.as_fd(), source_offset, target.as_fd(), target_offset, length)
+                .map(|()| FsReply::Done)
+                .map_err(|errno| match errno {
+                    Errno::XDEV | Errno::NOTTY => NtStatus::NOT_SUPPORTED,
+                    errno => status(errno),
+                })
+        }
+        Op::ZeroRange { handle, offset, length } => {
+            data::zero(&*file(&handle)?, offset, length).map(|()| FsReply::Done)
+        }
+        Op::AllocatedRanges { handle, offset, length, limit } => {
+            data::ranges(&*file(&handle)?, offset, length, limit).map(|(ranges, more)| FsReply::Ranges(ranges, more))
+        }
+    }
+}

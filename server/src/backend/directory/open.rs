@@ -1,0 +1,120 @@
+//! Opening and making files and directories.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use forebay_smb::fs::{FsHandle, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat};
+use forebay_smb::status::NtStatus;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{OpenFile, Volume, attrs, dirs, path};
+use crate::backend::errno::status;
+use crate::limits::RACE_ATTEMPTS_MAX;
+
+const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
+const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
+
+pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened, NtStatus> {
+    let (fd, created) = find_or_make(volume, request)?;
+    let stat = attrs::stat_fd(volume, fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)?;
+    match request.kind {
+        ObjectKind::File if stat.directory => return Err(NtStatus::FILE_IS_A_DIRECTORY),
+        ObjectKind::Directory if !stat.directory => return Err(NtStatus::NOT_A_DIRECTORY),
+        _ => {}
+    }
+    let file = Arc::new(OpenFile {
+        fd,
+        volume: Arc::clone(volume),
+        key: stat.key,
+        directory: stat.directory,
+        write_through: request.write_through,
+        path: Mutex::new(request.path.clone()),
+        name_unsynced: AtomicBool::new(created),
+        sync_failed: AtomicBool::new(false),
+        position: Mutex::new(dirs::Position::default()),
+    });
+    let stat = if created { furnish(&file, request)? } else { stat };
+    Ok(Opened { handle: FsHandle(file), created, stat })
+}
+
+/// Gives a new file what its maker asked for. Where that fails, nothing stays of it.
+fn furnish(file: &Arc<OpenFile>, request: &OpenRequest) -> Result<Stat, NtStatus> {
+    let furnished = attrs::set_new(file, request.attributes).and_then(|()| {
+        if request.allocation_size > 0 && !file.directory {
+            match rustix::fs::fallocate(&file.fd, FallocateFlags::KEEP_SIZE, 0, request.allocation_size) {
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                Err(errno) => return Err(status(errno)),
+            }
+        }
+        attrs::stat(file)
+    });
+    if furnished.is_err() {
+        // The first error is the one to tell.
+        let _ = super::names::unlink(file);
+    }
+    furnished
+}
+
+fn find_or_make(volume: &Volume, request: &OpenRequest) -> Result<(OwnedFd, bool), NtStatus> {
+    for _ in 0..RACE_ATTEMPTS_MAX {
+        if request.mode != OpenMode::New {
+            match find(volume, request) {
+                Ok(fd) => return Ok((fd, false)),
+                Err(Errno::NOENT) if request.mode == OpenMode::Either => {}
+                Err(errno) => return Err(path::error(volume, &request.path, errno)),
+            }
+        }
+        match make(volume, request) {
+            Ok(fd) => return Ok((fd, true)),
+            // Somebody was faster; or, where a new one is made, faster at deleting it.
+            Err(NtStatus::OBJECT_NAME_COLLISION) if request.mode == OpenMode::Either => {}
+            Err(status) => return Err(status),
+        }
+    }
+    Err(NtStatus::SHARING_VIOLATION)
+}
+
+fn access(request: &OpenRequest) -> OFlags {
+    match (request.read, request.write) {
+        (true, true) => OFlags::RDWR,
+        (false, true) => OFlags::WRONLY,
+        // Without access to data, attributes still need a descriptor that is more than O_PATH.
+        (_, false) => OFlags::RDONLY,
+    }
+}
+
+fn find(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, Errno> {
+    // O_NONBLOCK: a pipe that somebody put there must not stop this thread before it is seen to be one.
+    let flags = OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let name = request.path.as_str().as_bytes();
+    match request.kind {
+        ObjectKind::Directory => path::open_below(volume, name, flags | OFlags::DIRECTORY, Mode::empty()),
+        ObjectKind::File => path::open_below(volume, name, flags | access(request), Mode::empty()),
+        ObjectKind::Any => match path::open_below(volume, name, flags | access(request), Mode::empty()) {
+            Err(Errno::ISDIR) => path::open_below(volume, name, flags | OFlags::DIRECTORY, Mode::empty()),
+            result => result,
+        },
+    }
+}
+
+fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
+    if request.path.is_root() {
+        return Err(NtStatus::OBJECT_NAME_COLLISION);
+    }
+    if request.kind != ObjectKind::Directory {
+        let flags = access(request) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        return path::open_below(volume, request.path.as_str().as_bytes(), flags, FILE_MODE)
+            .map_err(|errno| path::error(volume, &request.path, errno));
+    }
+    let parent = path::directory(volume, &request.path.parent())?;
+    rustix::fs::mkdirat(&parent, request.path.name(), DIRECTORY_MODE).map_err(status)?;
+    find(volume, request).map_err(|errno| path::error(volume, &request.path, errno))
+}
+
+pub(super) fn stat_path(volume: &Volume, path: &RelPath) -> Result<Stat, NtStatus> {
+    let fd = path::open_below(volume, path.as_str().as_bytes(), OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
+        .map_err(|errno| path::error(volume, path, errno))?;
+    attrs::stat_fd(volume, fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)
+}

@@ -1,0 +1,198 @@
+//! Hard capacity of a directory by project quota, as XFS and ext4 have it.
+//!
+//! A project is a number on every inode below a directory; the file system counts and limits what carries it. All of
+//! it goes through `quotactl_fd`, which needs no device name and so works in a container too.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+const PRJQUOTA: u32 = 2;
+const Q_GETQUOTA: u32 = 0x80_0007;
+const Q_SETQUOTA: u32 = 0x80_0008;
+const Q_XGETQSTATV: u32 = ((b'X' as u32) << 8) + 8;
+const QIF_BLIMITS: u32 = 1;
+const QIF_ILIMITS: u32 = 4;
+/// `FS_QUOTA_PDQ_ENFD`: limits of projects are enforced.
+const PROJECT_ENFORCED: u16 = 1 << 5;
+/// Unit of a block limit.
+const QUOTA_BLOCK_BYTES: u64 = 1024;
+
+const FS_IOC_FSGETXATTR: libc::Ioctl = 0x801c_581f;
+const FS_IOC_FSSETXATTR: libc::Ioctl = 0x401c_5820;
+const FS_XFLAG_PROJINHERIT: u32 = 0x200;
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct FsXattr {
+    xflags: u32,
+    extsize: u32,
+    nextents: u32,
+    projid: u32,
+    cowextsize: u32,
+    pad: [u8; 8],
+}
+
+/// `struct if_dqblk` of linux/quota.h.
+#[repr(C)]
+#[derive(Default)]
+struct IfDqblk {
+    bhardlimit: u64,
+    bsoftlimit: u64,
+    curspace: u64,
+    ihardlimit: u64,
+    isoftlimit: u64,
+    curinodes: u64,
+    btime: u64,
+    itime: u64,
+    valid: u32,
+}
+
+/// `struct fs_qfilestatv` of linux/dqblk_xfs.h.
+#[repr(C)]
+#[derive(Default)]
+struct FsQfilestatv {
+    ino: u64,
+    nblks: u64,
+    nextents: u32,
+    pad: u32,
+}
+
+/// `struct fs_quota_statv` of linux/dqblk_xfs.h.
+#[repr(C)]
+#[derive(Default)]
+struct FsQuotaStatv {
+    version: i8,
+    pad1: u8,
+    flags: u16,
+    incoredqs: u32,
+    uquota: FsQfilestatv,
+    gquota: FsQfilestatv,
+    pquota: FsQfilestatv,
+    btimelimit: i32,
+    itimelimit: i32,
+    rtbtimelimit: i32,
+    bwarnlimit: u16,
+    iwarnlimit: u16,
+    rtbwarnlimit: u16,
+    pad3: u16,
+    pad4: u32,
+    pad2: [u64; 7],
+}
+
+const _: () = assert!(size_of::<FsXattr>() == 28);
+const _: () = assert!(size_of::<IfDqblk>() == 72);
+const _: () = assert!(size_of::<FsQuotaStatv>() == 160);
+
+/// What a project uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// The hard limit in bytes; 0 for none.
+    pub bytes_max: u64,
+}
+
+/// Whether the file system of `fd` enforces project quotas.
+#[must_use]
+pub fn enforced(fd: BorrowedFd<'_>) -> bool {
+    let mut state = FsQuotaStatv { version: 1, ..FsQuotaStatv::default() };
+    // SAFETY: Q_XGETQSTATV writes one fs_quota_statv, whose layout is asserted above.
+    let known = unsafe { quotactl(fd, Q_XGETQSTATV, 0, (&raw mut state).cast()) };
+    known.is_ok() && state.flags & PROJECT_ENFORCED != 0
+}
+
+/// Marks a directory: it, and what is made in it from now on, belong to `project`.
+///
+/// # Errors
+/// Those of the ioctl.
+pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
+    let mut attributes = get_attributes(directory)?;
+    attributes.projid = project;
+    attributes.xflags |= FS_XFLAG_PROJINHERIT;
+    // SAFETY: FS_IOC_FSSETXATTR reads one fsxattr, whose layout is asserted above.
+    let result = unsafe { libc::ioctl(directory.as_raw_fd(), FS_IOC_FSSETXATTR, &raw const attributes) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// The project that a directory belongs to and passes on; `None` where it does not pass it on.
+///
+/// # Errors
+/// Those of the ioctl.
+pub fn assigned(directory: BorrowedFd<'_>) -> Result<Option<u32>, Errno> {
+    let attributes = get_attributes(directory)?;
+    Ok((attributes.xflags & FS_XFLAG_PROJINHERIT != 0).then_some(attributes.projid))
+}
+
+fn get_attributes(directory: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
+    let mut attributes = FsXattr::default();
+    // SAFETY: FS_IOC_FSGETXATTR writes one fsxattr, whose layout is asserted above.
+    let result = unsafe { libc::ioctl(directory.as_raw_fd(), FS_IOC_FSGETXATTR, &raw mut attributes) };
+    if result == 0 { Ok(attributes) } else { Err(last_error()) }
+}
+
+/// Sets the hard limit of `project`, in bytes; 0 lifts it.
+///
+/// # Errors
+/// Those of quotactl.
+pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(), Errno> {
+    let mut limits = IfDqblk {
+        // A part of a block is no block: the limit is never above what was asked for, save the first.
+        bhardlimit: if bytes_max == 0 { 0 } else { (bytes_max / QUOTA_BLOCK_BYTES).max(1) },
+        valid: QIF_BLIMITS | QIF_ILIMITS,
+        ..IfDqblk::default()
+    };
+    // SAFETY: Q_SETQUOTA reads one if_dqblk, whose layout is asserted above.
+    unsafe { quotactl(fd, Q_SETQUOTA, project, (&raw mut limits).cast()) }
+}
+
+/// What `project` uses.
+///
+/// # Errors
+/// Those of quotactl.
+pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
+    let mut block = IfDqblk::default();
+    // SAFETY: Q_GETQUOTA writes one if_dqblk, whose layout is asserted above.
+    match unsafe { quotactl(fd, Q_GETQUOTA, project, (&raw mut block).cast()) } {
+        Ok(()) => Ok(Usage {
+            bytes: block.curspace,
+            inodes: block.curinodes,
+            bytes_max: block.bhardlimit.saturating_mul(QUOTA_BLOCK_BYTES),
+        }),
+        // XFS knows nothing of a project that never owned anything.
+        Err(Errno::NOENT | Errno::SRCH) if enforced(fd) => Ok(Usage::default()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// # Safety
+/// `argument` must point to the structure that `command` reads or writes.
+unsafe fn quotactl(fd: BorrowedFd<'_>, command: u32, id: u32, argument: *mut libc::c_void) -> Result<(), Errno> {
+    let fd = fd.as_fd().as_raw_fd();
+    let command = (command << 8) | PRJQUOTA;
+    // SAFETY: the caller vouches for `argument`; the others are plain numbers.
+    let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, fd, command, id, argument) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_project_quota_says_so() {
+        // tmpfs has none on any kernel; every Linux test machine has /dev/shm.
+        let shm = std::fs::File::open("/dev/shm").expect("/dev/shm");
+        assert!(!enforced(shm.as_fd()));
+        assert!(set_limit(shm.as_fd(), 7, 1 << 20).is_err());
+        assert!(usage(shm.as_fd(), 7).is_err());
+    }
+}

@@ -1,0 +1,81 @@
+//! Every limit of the daemon that a peer or an administrator can push against, by name. Units last in names.
+
+use std::time::Duration;
+
+/// Connections served at once over all event loops; the next one is closed at accept.
+pub const CONNECTIONS_MAX: usize = 16_384;
+/// Connections from which nobody has logged in yet; the next one is closed at accept.
+pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
+/// Time a connection has to establish its first session.
+pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
+/// Time a peer may take no byte of what is queued for it.
+pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(60);
+/// Bytes of responses queued or being read for one connection before further READs of it wait.
+pub const READ_AHEAD_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// Bytes of responses queued for one connection before nothing more is received from it.
+pub const SEND_QUEUE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Bytes of WRITE frames of one connection that are being written before nothing more is received from it.
+pub const WRITE_BYTES_IN_FLIGHT_MAX: u64 = 32 * 1024 * 1024;
+/// Operations of one connection with the file system at once; more wait in its queue, and nothing more is received.
+pub const FS_OPS_IN_FLIGHT_MAX: usize = 1024;
+/// Memory of all payload buffers, in use and pooled.
+pub const BUFFER_BYTES_MAX: usize = 4 << 30;
+/// Payload buffers that stay pooled when nobody uses them.
+pub const BUFFER_POOLED_BYTES_MAX: usize = 64 << 20;
+/// Bytes received at once while it is not known what comes: small frames whole, the head of large ones.
+pub const STAGING_BYTES: usize = 16 * 1024;
+/// As [`STAGING_BYTES`] after a large frame: just its header, so that payload goes straight to its buffer.
+pub const STAGING_AFTER_LARGE_BYTES: usize = 256;
+/// Frames up to this size are copied out of the staging buffer.
+pub const SMALL_FRAME_BYTES_MAX: usize = 8 * 1024;
+/// Parts of one vectored send.
+pub const SEND_PARTS_MAX: usize = 64;
+/// Bytes gathered from several responses into one send.
+pub const SEND_GATHER_BYTES_MAX: usize = 256 * 1024;
+/// Entries of an io_uring submission queue; the completion queue has four times as many.
+pub const RING_ENTRIES: u32 = 1024;
+/// Threads for blocking file-system calls, where the configuration does not say.
+pub const WORKERS_DEFAULT: usize = 16;
+/// Threads for blocking file-system calls that a configuration may ask for.
+pub const WORKERS_MAX: usize = 512;
+/// Event loops that a configuration may ask for.
+pub const EVENT_LOOPS_MAX: usize = 256;
+
+/// Volumes of one server.
+pub const VOLUMES_MAX: usize = 10_000;
+/// Characters of a volume's id.
+pub const VOLUME_ID_CHARS_MAX: usize = 63;
+/// Smallest capacity of a volume with a quota, in bytes.
+pub const VOLUME_BYTES_MIN: u64 = 1024 * 1024;
+/// Largest capacity of a volume, in bytes (the largest file of XFS).
+pub const VOLUME_BYTES_MAX: u64 = 1 << 63;
+/// Labels of one volume.
+pub const LABELS_MAX: usize = 64;
+/// Bytes of a label's key and of its value.
+pub const LABEL_BYTES_MAX: usize = 1024;
+/// Characters of a user name.
+pub const USERNAME_CHARS_MAX: usize = 64;
+/// Characters of a password, least.
+pub const PASSWORD_CHARS_MIN: usize = 8;
+/// Characters of a password, most.
+pub const PASSWORD_CHARS_MAX: usize = 256;
+/// Volumes on one page of a listing.
+pub const LIST_PAGE_MAX: usize = 1000;
+/// Bytes of a volume's record that are read at start.
+pub const RECORD_BYTES_MAX: u64 = 1024 * 1024;
+/// First project id that a pool gives out: below it, ids may belong to the administrator.
+pub const PROJECT_ID_FIRST: u32 = 0x0F0B_0000;
+/// Bytes of one request to the admin API.
+pub const ADMIN_REQUEST_BYTES_MAX: usize = 256 * 1024;
+/// Attempts at an operation that another one keeps getting in the way of.
+pub const RACE_ATTEMPTS_MAX: usize = 16;
+/// Bytes fetched by one getdents call.
+pub const GETDENTS_BYTES: usize = 32 * 1024;
+/// Bytes moved by one step of a copy or of zeroing, so that one request does not keep a thread for long.
+pub const COPY_STEP_BYTES: u64 = 16 * 1024 * 1024;
+
+const _: () = assert!(STAGING_AFTER_LARGE_BYTES <= STAGING_BYTES);
+const _: () = assert!(SMALL_FRAME_BYTES_MAX < STAGING_BYTES);
+const _: () = assert!(SEND_PARTS_MAX <= 1024, "IOV_MAX");
+const _: () = assert!(forebay_smb::limits::IO_BYTES_MAX as u64 <= SEND_QUEUE_BYTES_MAX);
+const _: () = assert!(forebay_smb::limits::FRAME_BYTES_MAX as u64 <= WRITE_BYTES_IN_FLIGHT_MAX);
