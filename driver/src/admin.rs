@@ -1,0 +1,112 @@
+//! The server as the driver sees it: its admin API over a unix socket.
+
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_proto::admin::admin_client::AdminClient;
+use forebay_proto::admin::{
+    CreateVolumeRequest, DeleteVolumeRequest, ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest,
+    ListVolumesRequest, ListVolumesResponse, Pool, StatVolumeRequest, Volume,
+};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request};
+use tracing::warn;
+
+use crate::address::ServerAddress;
+use crate::error::Error;
+use crate::limits::{ADMIN_DEADLINE, PROBE_DEADLINE};
+use crate::names::VolumeId;
+
+/// A client that connects when it is first used, and again after the server restarted.
+#[derive(Clone, Debug)]
+pub(crate) struct Admin(AdminClient<Channel>);
+
+impl Admin {
+    pub(crate) fn new(socket: &Path) -> anyhow::Result<Self> {
+        let socket =
+            socket.to_str().ok_or_else(|| anyhow::anyhow!("the admin socket's path is not UTF-8"))?;
+        let endpoint = Endpoint::from_shared(format!("unix://{socket}"))?.connect_timeout(PROBE_DEADLINE);
+        Ok(Self(AdminClient::new(endpoint.connect_lazy())))
+    }
+
+    fn request<T>(message: T, deadline: Duration) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(deadline);
+        request
+    }
+
+    /// Whether the server answers.
+    pub(crate) async fn probe(&self) -> Result<(), Error> {
+        let request = Self::request(GetServerInfoRequest {}, PROBE_DEADLINE);
+        self.0.clone().get_server_info(request).await.map(drop).map_err(Error::Admin)
+    }
+
+    /// The addresses that nodes shall mount; one at least.
+    pub(crate) async fn addresses(&self) -> Result<Vec<ServerAddress>, Error> {
+        let request = Self::request(GetServerInfoRequest {}, ADMIN_DEADLINE);
+        let info = self.0.clone().get_server_info(request).await.map_err(Error::Admin)?.into_inner();
+        let texts = if info.advertised_addresses.is_empty() {
+            info.listen_addresses
+        } else {
+            info.advertised_addresses
+        };
+        let mut addresses = Vec::new();
+        for text in texts {
+            match text.parse::<ServerAddress>() {
+                Ok(address) if address.is_unspecified() => {}
+                Ok(address) => addresses.push(address),
+                Err(error) => warn!(address = text, error, "the server's address is not usable"),
+            }
+        }
+        if addresses.is_empty() { Err(Error::NoAddress) } else { Ok(addresses) }
+    }
+
+    /// The volume, or `None` where there is none.
+    pub(crate) async fn stat(&self, volume_id: &VolumeId) -> Result<Option<Volume>, Error> {
+        let request = Self::request(StatVolumeRequest { volume_id: volume_id.to_string() }, ADMIN_DEADLINE);
+        match self.0.clone().stat_volume(request).await {
+            Ok(response) => present(response.into_inner().volume).map(Some),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(Error::Admin(status)),
+        }
+    }
+
+    pub(crate) async fn create(&self, request: CreateVolumeRequest) -> Result<Volume, Error> {
+        let request = Self::request(request, ADMIN_DEADLINE);
+        present(self.0.clone().create_volume(request).await.map_err(Error::Admin)?.into_inner().volume)
+    }
+
+    pub(crate) async fn delete(&self, volume_id: &VolumeId) -> Result<(), Error> {
+        let request = DeleteVolumeRequest { volume_id: volume_id.to_string(), force: false };
+        let request = Self::request(request, ADMIN_DEADLINE);
+        match self.0.clone().delete_volume(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(Error::Admin(status)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) async fn expand(&self, volume_id: &VolumeId, capacity_bytes: u64) -> Result<Volume, Error> {
+        let request = ExpandVolumeRequest { volume_id: volume_id.to_string(), capacity_bytes };
+        let request = Self::request(request, ADMIN_DEADLINE);
+        present(self.0.clone().expand_volume(request).await.map_err(Error::Admin)?.into_inner().volume)
+    }
+
+    pub(crate) async fn list(
+        &self,
+        page_size: u32,
+        page_token: String,
+    ) -> Result<ListVolumesResponse, Error> {
+        let request = Self::request(ListVolumesRequest { page_size, page_token }, ADMIN_DEADLINE);
+        Ok(self.0.clone().list_volumes(request).await.map_err(Error::Admin)?.into_inner())
+    }
+
+    pub(crate) async fn pools(&self) -> Result<Vec<Pool>, Error> {
+        let request = Self::request(ListPoolsRequest {}, ADMIN_DEADLINE);
+        Ok(self.0.clone().list_pools(request).await.map_err(Error::Admin)?.into_inner().pools)
+    }
+}
+
+/// A response without its volume is a broken server, not a missing volume.
+fn present(volume: Option<Volume>) -> Result<Volume, Error> {
+    volume.ok_or_else(|| Error::Admin(tonic::Status::internal("the response holds no volume")))
+}

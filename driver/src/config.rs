@@ -1,0 +1,173 @@
+//! The command line. Every option can also be given by the environment variable that `--help` names.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Longest node id (CSI NodeGetInfoResponse.node_id).
+const NODE_ID_BYTES_MAX: usize = 256;
+
+/// The Forebay CSI driver.
+///
+/// The controller makes, expands and deletes volumes on a Forebay server; it runs once. The node mounts them
+/// with the kernel's SMB client; it runs on every node, as root and in the host's network namespace.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, args_conflicts_with_subcommands = true)]
+#[command(after_help = "Examples:
+  forebay-csi --mode controller --endpoint unix:///csi/csi.sock --admin-endpoint unix:///run/forebay/admin.sock
+  forebay-csi --mode node --endpoint unix:///csi/csi.sock --node-id worker-1
+  forebay-csi completions bash > /etc/bash_completion.d/forebay-csi
+
+Signals: SIGTERM and SIGINT end the driver when the calls under way have ended.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+
+    #[command(flatten)]
+    pub(crate) config: Config,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Config {
+    /// Which CSI services to offer beside Identity.
+    #[arg(long, value_enum, env = "FOREBAY_CSI_MODE", default_value = "all")]
+    pub(crate) mode: Mode,
+
+    /// The unix socket to serve CSI on. A stale one is replaced; only this user can connect.
+    #[arg(long, env = "CSI_ENDPOINT", value_parser = unix_socket, default_value = "unix:///run/forebay/csi.sock")]
+    pub(crate) endpoint: PathBuf,
+
+    /// The unix socket of the server's admin API. Needed by the controller.
+    #[arg(
+        long,
+        env = "FOREBAY_ADMIN_ENDPOINT",
+        value_parser = unix_socket,
+        default_value = "unix:///run/forebay/admin.sock"
+    )]
+    pub(crate) admin_endpoint: PathBuf,
+
+    /// The node's name as the orchestrator knows it. Needed by the node.
+    #[arg(long, env = "FOREBAY_NODE_ID", value_parser = node_id)]
+    pub(crate) node_id: Option<String>,
+
+    /// Seconds after which a mount that hangs is DEADLINE_EXCEEDED. It goes on, and the volume's next calls
+    /// are ABORTED until it ends. Below the caller's own limit (kubelet: 120).
+    #[arg(long, env = "FOREBAY_MOUNT_DEADLINE", value_parser = seconds, default_value = "60", value_name = "SECONDS")]
+    pub(crate) mount_deadline: Duration,
+
+    /// Seconds after which an unmount that hangs becomes a lazy one, so that a pod can go while its server
+    /// is away.
+    #[arg(long, env = "FOREBAY_UNMOUNT_DEADLINE", value_parser = seconds, default_value = "30", value_name = "SECONDS")]
+    pub(crate) unmount_deadline: Duration,
+
+    /// Seconds after which a volume whose use cannot be read is reported as abnormal.
+    #[arg(long, env = "FOREBAY_STATS_DEADLINE", value_parser = seconds, default_value = "10", value_name = "SECONDS")]
+    pub(crate) stats_deadline: Duration,
+
+    /// Seconds that calls under way have when the driver is told to end.
+    #[arg(long, env = "FOREBAY_DRAIN_DEADLINE", value_parser = seconds, default_value = "60", value_name = "SECONDS")]
+    pub(crate) drain_deadline: Duration,
+
+    /// Serve /healthz (the process runs) and /readyz (it can work) over HTTP, e.g. 127.0.0.1:9808.
+    #[arg(long, env = "FOREBAY_HEALTH_ADDRESS", value_name = "IP:PORT")]
+    pub(crate) health_address: Option<SocketAddr>,
+
+    /// How to write logs, which go to standard error and never hold secrets.
+    #[arg(long, value_enum, env = "FOREBAY_LOG_FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+
+    /// What to log: error, warn, info, debug or trace, or a filter such as forebay_csi=debug.
+    #[arg(long, env = "FOREBAY_LOG", default_value = "info", value_name = "FILTER")]
+    pub(crate) log: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// Make, change and remove volumes.
+    Controller,
+    /// Mount volumes.
+    Node,
+    /// Both, in one process.
+    All,
+}
+
+impl Mode {
+    pub(crate) fn is_controller(self) -> bool {
+        matches!(self, Self::Controller | Self::All)
+    }
+
+    pub(crate) fn is_node(self) -> bool {
+        matches!(self, Self::Node | Self::All)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// One line of text an event.
+    Text,
+    /// One JSON object an event.
+    Json,
+}
+
+/// `unix:///path`, `unix:/path` or `/path`.
+fn unix_socket(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")).unwrap_or(text);
+    if path.starts_with('/') {
+        Ok(PathBuf::from(path))
+    } else {
+        Err("not of the form unix:///path/to.sock".into())
+    }
+}
+
+fn node_id(text: &str) -> Result<String, String> {
+    match text.len() {
+        0 => Err("is empty".into()),
+        1..=NODE_ID_BYTES_MAX => Ok(text.to_owned()),
+        _ => Err(format!("is longer than {NODE_ID_BYTES_MAX} bytes")),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
+        _ => Err("not a number of seconds from 1 to 86400".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_option_is_explained() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{}", argument.get_id());
+        }
+    }
+
+    #[test]
+    fn sockets_and_times_are_checked() {
+        for text in ["unix:///run/a.sock", "unix:/run/a.sock", "/run/a.sock"] {
+            assert_eq!(unix_socket(text).as_deref(), Ok(std::path::Path::new("/run/a.sock")));
+        }
+        assert!(unix_socket("tcp://127.0.0.1:1").is_err());
+        assert!(unix_socket("unix://a.sock").is_err());
+        assert!(seconds("0").is_err() && seconds("1s").is_err() && seconds("60").is_ok());
+    }
+}

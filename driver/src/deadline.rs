@@ -1,0 +1,67 @@
+//! System calls that may hang, on threads of their own.
+
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::error::Error;
+
+/// Runs `work` on its own OS thread and waits for it no longer than `deadline`.
+///
+/// A mount, an unmount or a statfs that hangs is uninterruptible: the thread then outlives the call. `work`
+/// owns the volume's claim, so the volume stays taken for as long. A pool of threads (tokio's blocking pool,
+/// say) would be used up by a few dead servers.
+pub(crate) async fn run_until<T: Send + 'static>(
+    what: &'static str,
+    deadline: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let (done, result) = oneshot::channel();
+    thread::Builder::new()
+        .name(what.replace(' ', "-"))
+        .spawn(move || {
+            // Nobody listens after the deadline: the outcome then shows in the mount table.
+            let _ = done.send(work());
+        })
+        .map_err(|_| Error::Thread(what))?;
+    match timeout(deadline, result).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(_)) => Err(Error::Thread(what)),
+        Err(_) => Err(Error::Deadline { what, seconds: deadline.as_secs() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::in_flight::InFlight;
+
+    #[tokio::test]
+    async fn a_hanging_call_keeps_its_volume_until_it_ends() {
+        let in_flight = InFlight::default();
+        let claim = in_flight.claim("v").expect("free");
+        let (release, hang) = mpsc::channel::<()>();
+        let (ended, end) = oneshot::channel();
+        let result = run_until("test", Duration::from_millis(10), move || {
+            let _ = hang.recv();
+            drop(claim);
+            let _ = ended.send(());
+        })
+        .await;
+        assert!(matches!(result, Err(Error::Deadline { what: "test", .. })), "{result:?}");
+        assert!(matches!(in_flight.claim("v"), Err(Error::InFlight(_))));
+        release.send(()).expect("the thread waits");
+        end.await.expect("the thread ends");
+        assert!(in_flight.claim("v").is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_of_the_call() {
+        let result = run_until("test", Duration::from_secs(60), || panic!("expected in this test")).await;
+        assert!(matches!(result, Err::<(), _>(Error::Thread(_))), "{result:?}");
+    }
+}

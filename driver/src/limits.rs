@@ -1,0 +1,58 @@
+//! What a caller can push against, and where it stops.
+
+use std::time::Duration;
+
+/// CSI: "string fields have a limit of 128 bytes" unless the field says otherwise.
+pub(crate) const NAME_BYTES_MAX: usize = 128;
+
+/// Longest volume id: that of the admin API, which is also a share's name.
+pub(crate) const VOLUME_ID_BYTES_MAX: usize = 63;
+
+/// CSI: maps hold at most 4 KiB, keys and values together.
+pub(crate) const MAP_BYTES_MAX: usize = 4096;
+
+/// CSI: all mount flags of a capability together.
+pub(crate) const MOUNT_FLAGS_BYTES_MAX: usize = 4096;
+
+/// Linux PATH_MAX, with the terminating zero.
+pub(crate) const PATH_BYTES_MAX: usize = 4096;
+
+/// User names, as the admin API has them.
+pub(crate) const USERNAME_BYTES_MAX: usize = 64;
+
+/// Shortest password that the admin API takes.
+pub(crate) const PASSWORD_CHARS_MIN: usize = 8;
+
+/// fsconfig(2) copies a string of at most 256 bytes with its terminating zero: a longer password could be
+/// set on the server but never mounted.
+pub(crate) const PASSWORD_BYTES_MAX: usize = 255;
+
+/// Longest value that fsconfig(2) takes for any string option.
+pub(crate) const MOUNT_VALUE_BYTES_MAX: usize = 255;
+
+/// Addresses in one volume context.
+pub(crate) const ADDRESSES_MAX: usize = 16;
+
+/// Volumes are sized in whole units of this many bytes.
+pub(crate) const CAPACITY_UNIT_BYTES: u64 = 1 << 20;
+
+/// What a volume gets when the caller does not say.
+pub(crate) const CAPACITY_DEFAULT_BYTES: u64 = 1 << 30;
+
+/// Volumes with a call under way; one thread at most belongs to each.
+pub(crate) const IN_FLIGHT_MAX: usize = 1024;
+
+/// Calls in work on one connection; the others wait in the transport.
+pub(crate) const CONCURRENT_CALLS_MAX: usize = 256;
+
+/// One call to the admin API.
+pub(crate) const ADMIN_DEADLINE: Duration = Duration::from_secs(30);
+
+/// One call to the admin API where only reachability is asked.
+pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Messages read from one file system context after a failed mount.
+pub(crate) const MOUNT_MESSAGES_MAX: usize = 16;
+
+const _: () = assert!(VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
+const _: () = assert!(CAPACITY_DEFAULT_BYTES.is_multiple_of(CAPACITY_UNIT_BYTES));

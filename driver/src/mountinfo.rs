@@ -1,0 +1,177 @@
+//! /proc/self/mountinfo: what is mounted where, without touching a mount that may hang.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// One line of mountinfo (proc_pid_mountinfo(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MountEntry {
+    /// `major:minor` of the superblock's device: the same for all mounts of one superblock.
+    pub(crate) device: String,
+    /// The directory of the file system that is the mount's root.
+    pub(crate) root: PathBuf,
+    pub(crate) mount_point: PathBuf,
+    /// This mount's own options, such as `ro`.
+    pub(crate) options: String,
+    pub(crate) fs_type: String,
+    /// For cifs `//host/share`.
+    pub(crate) source: OsString,
+    /// The superblock's options.
+    pub(crate) super_options: String,
+}
+
+impl MountEntry {
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.split(',').any(|o| o == "ro")
+    }
+
+    pub(crate) fn is_smb(&self) -> bool {
+        self.fs_type == "cifs" || self.fs_type == "smb3"
+    }
+
+    /// The value of a superblock option.
+    pub(crate) fn super_option(&self, name: &str) -> Option<&str> {
+        self.super_options.split(',').find_map(|o| o.strip_prefix(name)?.strip_prefix('='))
+    }
+
+    pub(crate) fn has_super_flag(&self, name: &str) -> bool {
+        self.super_options.split(',').any(|o| o == name)
+    }
+
+    /// For a message: what it is, without its options.
+    pub(crate) fn describe(&self) -> String {
+        format!("{} {} is mounted there", self.fs_type, self.source.to_string_lossy())
+    }
+}
+
+/// The mounts of this process's namespace, in the order they were made.
+#[derive(Debug)]
+pub(crate) struct MountTable(Vec<MountEntry>);
+
+impl MountTable {
+    pub(crate) fn read() -> io::Result<Self> {
+        fs::read("/proc/self/mountinfo").map(|text| Self::parse(&text))
+    }
+
+    fn parse(text: &[u8]) -> Self {
+        Self(text.split(|&b| b == b'\n').filter_map(parse_line).collect())
+    }
+
+    /// What is visible at `path`: the topmost of the mounts there.
+    pub(crate) fn at(&self, path: &Path) -> Option<&MountEntry> {
+        self.0.iter().rev().find(|m| m.mount_point == path)
+    }
+}
+
+/// The path as mountinfo shows it: links resolved in all but the last component, which may be a mount point
+/// that hangs when it is looked at. `None` where the directory above does not exist.
+pub(crate) fn resolve(path: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    };
+    match fs::canonicalize(parent) {
+        Ok(parent) => Ok(Some(parent.join(name))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`; the optional fields
+/// before the hyphen are any number.
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&b| b == b' ');
+    let device = fields.nth(2)?;
+    let root = fields.next()?;
+    let mount_point = fields.next()?;
+    let options = fields.next()?;
+    fields.find(|f| *f == b"-")?;
+    let fs_type = fields.next()?;
+    let source = fields.next()?;
+    let super_options = fields.next().unwrap_or_default();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(&unescape(bytes)).into_owned();
+    Some(MountEntry {
+        device: text(device),
+        root: PathBuf::from(OsString::from_vec(unescape(root))),
+        mount_point: PathBuf::from(OsString::from_vec(unescape(mount_point))),
+        options: text(options),
+        fs_type: text(fs_type),
+        source: OsStr::from_bytes(&unescape(source)).to_owned(),
+        super_options: text(super_options),
+    })
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits.
+fn unescape(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&first, tail)) = rest.split_first() {
+        let digits = tail.get(..3).filter(|d| first == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)));
+        match digits {
+            Some(&[a, b, c]) => {
+                out.push(((a - b'0') << 6) | ((b - b'0') << 3) | (c - b'0'));
+                rest = tail.get(3..).unwrap_or_default();
+            }
+            _ => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines that a kernel 6.18 wrote; the cifs ones in the form that fs/smb/client shows its options.
+    const CAPTURED: &[u8] = include_bytes!("testdata/mountinfo");
+
+    #[test]
+    fn captured_mountinfo_is_read() {
+        let table = MountTable::parse(CAPTURED);
+        let lines = CAPTURED.split(|&b| b == b'\n').filter(|l| !l.is_empty()).count();
+        assert_eq!(table.0.len(), lines);
+        let root = table.at(Path::new("/")).expect("there is a root");
+        assert_eq!((root.fs_type.as_str(), root.is_read_only()), ("ext4", false));
+        assert!(table.at(Path::new("/nowhere")).is_none());
+    }
+
+    #[test]
+    fn cifs_mounts_are_understood() {
+        let table = MountTable::parse(CAPTURED);
+        let staged = table.at(Path::new("/var/lib/kubelet/globalmount")).expect("staged");
+        assert!(staged.is_smb() && !staged.is_read_only());
+        assert_eq!(staged.source, "//192.168.77.1/pvc-1");
+        assert_eq!(staged.super_option("username"), Some("u1"));
+        assert_eq!(staged.super_option("user"), None);
+        assert!(staged.has_super_flag("seal"));
+        let published = table.at(Path::new("/var/lib/kubelet/pods/1/mount")).expect("published");
+        assert!(published.is_read_only());
+        assert_eq!(published.device, staged.device);
+    }
+
+    #[test]
+    fn escapes_optional_fields_and_stacked_mounts_are_understood() {
+        let table = MountTable::parse(
+            b"1 0 0:5 /a\\040b /m\\134n rw shared:3 master:2 propagate_from:1 - tmpfs none rw\n\
+              2 0 0:6 / /m\\134n ro - tmpfs top ro\n\
+              3 0 0:7 / /x rw - tmpfs  rw\n\
+              not a line\n",
+        );
+        assert_eq!(table.0.len(), 3);
+        assert_eq!(table.0[0].root, Path::new("/a b"));
+        assert_eq!(table.at(Path::new("/m\\n")).expect("two are").source, "top");
+    }
+
+    #[test]
+    fn the_live_table_is_read() {
+        let table = MountTable::read().expect("readable");
+        assert!(table.at(Path::new("/")).is_some());
+        let proc = resolve(Path::new("/proc")).expect("readable").expect("there");
+        assert_eq!(table.at(&proc).expect("mounted").fs_type, "proc");
+        assert_eq!(resolve(Path::new("/nowhere/at/all")).expect("no error"), None);
+    }
+}

@@ -1,0 +1,131 @@
+//! From the name that the orchestrator gives a volume to the id it has on the server.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+use crate::limits::{NAME_BYTES_MAX, VOLUME_ID_BYTES_MAX};
+
+/// Marks ids that were made from a hash.
+const HASHED_PREFIX: &str = "fb-";
+
+/// Bytes of SHA-256 in a hashed id: 160 bits leave accidents out of the question.
+const HASH_BYTES: usize = 20;
+
+/// The id of a volume: 1..=63 of `[a-z0-9-]`, a letter or digit at either end. It is the share's name too.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct VolumeId(String);
+
+impl VolumeId {
+    /// The id of the volume called `name`: the name itself where it can be one, else a hash of it. The same
+    /// name always gives the same id, which is what makes CreateVolume idempotent.
+    pub(crate) fn from_name(name: &str) -> Result<Self, Error> {
+        if name.is_empty() {
+            return Err(Error::Missing("name"));
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::invalid(
+                "name",
+                format!("{} bytes are more than the {NAME_BYTES_MAX} that CSI allows", name.len()),
+            ));
+        }
+        // CSI CreateVolumeRequest.name: the control characters it forbids.
+        if let Some(bad) = name.chars().find(|&c| is_forbidden(c)) {
+            return Err(Error::invalid("name", format!("character U+{:04X} is not allowed", u32::from(bad))));
+        }
+        // A name that looks like a hashed id is hashed as well, so it cannot meet another name's hash.
+        if is_valid(name) && !name.starts_with(HASHED_PREFIX) {
+            return Ok(Self(name.to_owned()));
+        }
+        let digest = Sha256::digest(name.as_bytes());
+        let hex: String = digest.iter().take(HASH_BYTES).map(|b| format!("{b:02x}")).collect();
+        Ok(Self(format!("{HASHED_PREFIX}{hex}")))
+    }
+
+    /// An id that comes back from the orchestrator. `None`: no volume can have it.
+    pub(crate) fn parse(id: &str) -> Option<Self> {
+        is_valid(id).then(|| Self(id.to_owned()))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn is_valid(id: &str) -> bool {
+    let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = id.as_bytes();
+    match (bytes.first(), bytes.last()) {
+        (Some(&first), Some(&last)) => {
+            bytes.len() <= VOLUME_ID_BYTES_MAX
+                && alphanumeric(first)
+                && alphanumeric(last)
+                && bytes.iter().all(|&b| alphanumeric(b) || b == b'-')
+        }
+        _ => false,
+    }
+}
+
+fn is_forbidden(c: char) -> bool {
+    matches!(c, '\u{0}'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}'..='\u{9f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(name: &str) -> String {
+        VolumeId::from_name(name).expect("a usable name").0
+    }
+
+    #[test]
+    fn readable_names_are_kept() {
+        for name in ["a", "pvc-8b2c4f1e-0d0e-4ac3-9f3f-0f6f1f9e5a11", "0", &"x".repeat(63)] {
+            assert_eq!(id(name), name);
+        }
+    }
+
+    #[test]
+    fn other_names_are_hashed_and_differ() {
+        let long = "x".repeat(128);
+        let names =
+            ["A", "a", "a_b", "-a", "a-", "a.b", "volume name", "größe", "fb-0", &"x".repeat(64), &long];
+        let mut ids: Vec<String> = names.iter().map(|n| id(n)).collect();
+        assert!(ids.iter().filter(|i| i.starts_with("fb-")).count() == names.len() - 1, "{ids:?}");
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), names.len());
+    }
+
+    #[test]
+    fn unusable_names_are_refused() {
+        for (name, part) in [
+            ("", "name is required"),
+            (&*"x".repeat(200), "200 bytes"),
+            ("a\u{7}b", "U+0007"),
+            ("a\u{9f}", "U+009F"),
+        ] {
+            let error = VolumeId::from_name(name).expect_err(name);
+            assert!(error.to_string().contains(part), "{error}");
+            assert_eq!(tonic::Status::from(error).code(), tonic::Code::InvalidArgument);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_id_made_from_a_name_is_valid_and_stable(name in "\\PC{1,32}") {
+            let first = VolumeId::from_name(&name).expect("at most 128 bytes, no control characters");
+            prop_assert!(VolumeId::parse(first.as_str()).is_some());
+            prop_assert_eq!(first, VolumeId::from_name(&name).expect("as before"));
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The CSI Node service: volumes are mounted with the kernel's SMB client.
+
+mod publish;
+mod stage;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_proto::csi::node_server::Node;
+use forebay_proto::csi::node_service_capability::{self as capability, rpc};
+use forebay_proto::csi::{
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
+    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
+};
+use rustix::io::Errno;
+use tonic::{Request, Response, Status};
+use tracing::warn;
+
+use crate::deadline::run_until;
+use crate::error::Error;
+use crate::in_flight::InFlight;
+use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
+use crate::mount;
+use crate::mountinfo::{MountTable, resolve};
+use crate::observe::observe;
+
+/// How long the calls of the node wait for the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadlines {
+    pub(crate) mount: Duration,
+    pub(crate) unmount: Duration,
+    pub(crate) stats: Duration,
+}
+
+/// Mounts, shows and measures volumes on this node.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeService {
+    node_id: Arc<str>,
+    deadlines: Deadlines,
+    /// Calls that change what is mounted.
+    in_flight: InFlight,
+    /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
+    measuring: InFlight,
+}
+
+impl NodeService {
+    pub(crate) fn new(node_id: &str, deadlines: Deadlines) -> Self {
+        Self {
+            node_id: node_id.into(),
+            deadlines,
+            in_flight: InFlight::default(),
+            measuring: InFlight::default(),
+        }
+    }
+
+    /// Takes everything away that is mounted at `path`, and does not wait for a dead server.
+    async fn unmount(&self, volume_id: &str, path: PathBuf, remove: bool) -> Result<(), Error> {
+        let claim = self.in_flight.claim(volume_id)?;
+        let target = path.clone();
+        let unmounting = run_until("unmount", self.deadlines.unmount, move || {
+            let _claim = claim;
+            unmount_all(&target, mount::unmount)?;
+            if remove { remove_target(&target) } else { Ok(()) }
+        });
+        match unmounting.await {
+            // The kernel is waiting for a server. What is closed was sent at close; the rest cannot be sent
+            // now, and a pod must be able to go. The first thread ends when the kernel lets it.
+            Err(Error::Deadline { seconds, .. }) => {
+                warn!(volume_id, path = %path.display(), seconds, "unmount hangs, detaching the mount");
+            }
+            // The user is our own thread, which hangs in the statfs of a silent volume.
+            Ok(Err(Error::Busy { .. })) if self.measuring.is_claimed(volume_id) => {
+                warn!(volume_id, path = %path.display(), "a statfs holds the mount, detaching it");
+            }
+            result => return result?,
+        }
+        run_until("detach", self.deadlines.unmount, move || {
+            unmount_all(&path, mount::detach)?;
+            if remove { remove_target(&path) } else { Ok(()) }
+        })
+        .await?
+    }
+}
+
+/// Unmounts with `how` until nothing is mounted at `path`.
+fn unmount_all(path: &Path, how: fn(&Path) -> Result<(), mount::MountError>) -> Result<(), Error> {
+    loop {
+        let Some(resolved) = resolve(path).map_err(|e| io_error("resolve", path, e))? else { return Ok(()) };
+        if mounts()?.at(&resolved).is_none() {
+            return Ok(());
+        }
+        match how(&resolved) {
+            Ok(()) => {}
+            // Gone in the meantime.
+            Err(error) if matches!(error.errno, Errno::INVAL | Errno::NOENT) => {
+                if mounts()?.at(&resolved).is_some() {
+                    return Err(error.into());
+                }
+            }
+            Err(error) if error.errno == Errno::BUSY => {
+                return Err(Error::Busy { path: path.display().to_string() });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Removes the empty directory that a publish made. Never what is in it: it might be a volume.
+fn remove_target(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_dir(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the directory to mount at, where it is not there.
+fn make_target(path: &Path) -> Result<PathBuf, Error> {
+    std::fs::create_dir_all(path).map_err(|e| io_error("create", path, e))?;
+    resolve(path)
+        .and_then(|resolved| resolved.ok_or_else(|| std::io::ErrorKind::NotFound.into()))
+        .map_err(|e| io_error("resolve", path, e))
+}
+
+fn mounts() -> Result<MountTable, Error> {
+    MountTable::read().map_err(|e| io_error("read", Path::new("/proc/self/mountinfo"), e))
+}
+
+fn io_error(what: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::Io { what, path: path.display().to_string(), source }
+}
+
+fn check_volume_id(volume_id: &str) -> Result<(), Error> {
+    match volume_id.len() {
+        0 => Err(Error::Missing("volume_id")),
+        1..=NAME_BYTES_MAX => Ok(()),
+        _ => Err(Error::invalid("volume_id", format!("is longer than {NAME_BYTES_MAX} bytes"))),
+    }
+}
+
+fn check_path(field: &'static str, path: &str) -> Result<PathBuf, Error> {
+    use std::path::Component;
+    if path.is_empty() {
+        return Err(Error::Missing(field));
+    }
+    if path.len() >= PATH_BYTES_MAX || path.contains('\0') {
+        return Err(Error::invalid(field, "is too long or holds a zero byte"));
+    }
+    let path = PathBuf::from(path);
+    let plain = path.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    if !path.is_absolute() || !plain || path.file_name().is_none() {
+        return Err(Error::invalid(field, "is not an absolute path without .."));
+    }
+    Ok(path)
+}
+
+#[tonic::async_trait]
+impl Node for NodeService {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("NodeStageVolume", &volume_id, self.stage(request)).await
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("NodeUnstageVolume", &volume_id, self.unstage(request)).await
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("NodePublishVolume", &volume_id, self.publish(request)).await
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("NodeUnpublishVolume", &volume_id, self.unpublish(request)).await
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("NodeGetVolumeStats", &volume_id, self.stats(request)).await
+    }
+
+    async fn node_expand_volume(
+        &self,
+        _: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        // The server's quota is the size; a mounted client sees it at its next statfs.
+        Err(Error::NotOffered("NodeExpandVolume").into())
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let types = [
+            rpc::Type::StageUnstageVolume,
+            rpc::Type::GetVolumeStats,
+            rpc::Type::VolumeCondition,
+            rpc::Type::SingleNodeMultiWriter,
+            rpc::Type::VolumeMountGroup,
+        ];
+        let capabilities = types.into_iter().map(|t| NodeServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: t.into() })),
+        });
+        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: capabilities.collect() }))
+    }
+
+    async fn node_get_info(
+        &self,
+        _: Request<NodeGetInfoRequest>,
+    ) -> Result<Response<NodeGetInfoResponse>, Status> {
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: self.node_id.to_string(),
+            max_volumes_per_node: 0,
+            accessible_topology: None,
+        }))
+    }
+}

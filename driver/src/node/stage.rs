@@ -1,0 +1,227 @@
+//! NodeStageVolume and NodeUnstageVolume: one SMB mount per volume and node.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
+
+use forebay_proto::csi::{
+    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
+};
+use rustix::io::Errno;
+use tracing::warn;
+
+use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
+use crate::address::ServerAddress;
+use crate::capability::Capability;
+use crate::context::VolumeContext;
+use crate::deadline::run_until;
+use crate::error::Error;
+use crate::mount::{self, MountError, Setting, Step};
+use crate::mountinfo::{MountEntry, resolve};
+use crate::options::MountOptions;
+use crate::secrets::Credentials;
+
+/// The kernel's name for its SMB client.
+const FS_TYPE: &str = "cifs";
+
+impl NodeService {
+    /// CSI NodeStageVolume.
+    pub(super) async fn stage(
+        &self,
+        mut request: NodeStageVolumeRequest,
+    ) -> Result<NodeStageVolumeResponse, Error> {
+        let credentials = Credentials::take(&mut request.secrets);
+        check_volume_id(&request.volume_id)?;
+        let staging = check_path("staging_target_path", &request.staging_target_path)?;
+        let capability = Capability::parse(request.volume_capability.as_ref())?;
+        let credentials = credentials?;
+        let context = VolumeContext::parse(&request.volume_context)?;
+        let flags = &capability.mount.mount_flags;
+        let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
+
+        let claim = self.in_flight.claim(&request.volume_id)?;
+        let volume = Staging { context, credentials, options };
+        run_until("mount", self.deadlines.mount, move || {
+            let _claim = claim;
+            volume.stage(&staging)
+        })
+        .await??;
+        Ok(NodeStageVolumeResponse {})
+    }
+
+    /// CSI NodeUnstageVolume. The staging directory stays: it is the orchestrator's.
+    pub(super) async fn unstage(
+        &self,
+        request: NodeUnstageVolumeRequest,
+    ) -> Result<NodeUnstageVolumeResponse, Error> {
+        check_volume_id(&request.volume_id)?;
+        let staging = check_path("staging_target_path", &request.staging_target_path)?;
+        self.unmount(&request.volume_id, staging, false).await?;
+        Ok(NodeUnstageVolumeResponse {})
+    }
+}
+
+/// All that a mount needs.
+struct Staging {
+    context: VolumeContext,
+    credentials: Credentials,
+    options: MountOptions,
+}
+
+impl Staging {
+    /// On a thread of its own: everything here may block.
+    fn stage(&self, staging: &Path) -> Result<(), Error> {
+        // Looked up before anything touches the path, which may be a mount that hangs.
+        let resolved = resolve(staging).map_err(|e| io_error("resolve", staging, e))?;
+        if let Some(resolved) = resolved
+            && let Some(entry) = mounts()?.at(&resolved)
+        {
+            return self.check_staged(staging, entry);
+        }
+        let target = make_target(staging)?;
+        let mut last = None;
+        for server in &self.context.servers {
+            for ip in addresses_of(server)? {
+                match self.mount(server, ip, &target) {
+                    Err(error) if error.is_unreachable() => {
+                        warn!(server = %server, %ip, error = error.to_string(), "trying the next address");
+                        last = Some(error);
+                    }
+                    result => return result.map_err(Error::from),
+                }
+            }
+        }
+        Err(last.map_or(Error::NoAddress, Error::from))
+    }
+
+    fn mount(&self, server: &ServerAddress, ip: IpAddr, target: &Path) -> Result<(), MountError> {
+        let source = self.source(server);
+        let ip = ip.to_string();
+        let port = server.port.to_string();
+        let mut settings = vec![
+            Setting::Value("source", &source),
+            Setting::Value("ip", &ip),
+            Setting::Value("port", &port),
+            Setting::Value("username", &self.credentials.username),
+            Setting::Secret("password", self.credentials.expose_password()),
+        ];
+        settings.extend(self.options.settings());
+        mount::mount(FS_TYPE, &source, &settings, self.options.attributes, target)
+    }
+
+    /// As the kernel shows it in its table of mounts.
+    fn source(&self, server: &ServerAddress) -> String {
+        format!("//{}/{}", server.host, self.context.share)
+    }
+
+    /// CSI: the same volume is staged already (fine) or something else is (not fine).
+    fn check_staged(&self, staging: &Path, entry: &MountEntry) -> Result<(), Error> {
+        let taken = |found: String| Err(Error::PathTaken { path: staging.display().to_string(), found });
+        let same = self.context.servers.iter().any(|s| entry.source.to_str() == Some(&*self.source(s)));
+        if !entry.is_smb() || !same {
+            return taken(entry.describe());
+        }
+        if entry.super_option("username").is_some_and(|name| name != self.credentials.username) {
+            return taken("the volume is mounted with another username".into());
+        }
+        if self.options.is_sealed() && !entry.has_super_flag("seal") {
+            return taken("the volume is mounted without seal".into());
+        }
+        let read_only = rustix::mount::MountAttrFlags::MOUNT_ATTR_RDONLY;
+        if self.options.attributes.contains(read_only) != entry.is_read_only() {
+            return taken("the volume is mounted with another ro or rw".into());
+        }
+        Ok(())
+    }
+}
+
+/// The addresses of a server's name; the kernel resolves none.
+fn addresses_of(server: &ServerAddress) -> Result<Vec<IpAddr>, Error> {
+    if let Ok(ip) = server.host.parse() {
+        return Ok(vec![ip]);
+    }
+    match (server.host.as_str(), server.port).to_socket_addrs() {
+        Ok(found) => {
+            let mut ips = Vec::new();
+            for ip in found.map(|a| a.ip()) {
+                if !ips.contains(&ip) {
+                    ips.push(ip);
+                }
+            }
+            Ok(ips)
+        }
+        // A name server that is away is as good as a server that is away.
+        Err(error) => Err(Error::Mount(MountError {
+            what: format!("//{}", server.host),
+            step: Step::Create,
+            errno: Errno::HOSTUNREACH,
+            messages: vec![format!("the name is not resolved: {error}")],
+        })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use forebay_proto::admin::Protection;
+
+    use super::*;
+    use crate::options::DIALECT_DEFAULT;
+
+    fn staging(server: &str, protection: &str, flags: &[&str]) -> Staging {
+        let context = HashMap::from([
+            ("server".to_owned(), server.to_owned()),
+            ("share".to_owned(), "pvc-1".to_owned()),
+            ("protection".to_owned(), protection.to_owned()),
+        ]);
+        let context = VolumeContext::parse(&context).expect("a context");
+        let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
+        let options =
+            MountOptions::build(DIALECT_DEFAULT, context.protection, None, &flags).expect("options");
+        let mut secrets = HashMap::from([
+            ("username".to_owned(), "u1".to_owned()),
+            ("password".to_owned(), "12345678".to_owned()),
+        ]);
+        Staging { context, credentials: Credentials::take(&mut secrets).expect("credentials"), options }
+    }
+
+    fn entry(fs_type: &str, source: &str, options: &str, super_options: &str) -> MountEntry {
+        MountEntry {
+            device: "0:44".into(),
+            root: "/".into(),
+            mount_point: "/s".into(),
+            options: options.into(),
+            fs_type: fs_type.into(),
+            source: source.into(),
+            super_options: super_options.into(),
+        }
+    }
+
+    #[test]
+    fn the_same_mount_is_recognised_and_others_are_refused() {
+        let plain = staging("10.0.0.1,h:1445", "optional", &[]);
+        let check =
+            |volume: &Staging, entry: MountEntry| volume.check_staged(Path::new("/s"), &entry).is_ok();
+        assert!(check(&plain, entry("cifs", "//10.0.0.1/pvc-1", "rw", "rw,username=u1")));
+        assert!(check(&plain, entry("smb3", "//h/pvc-1", "rw", "rw")));
+        assert!(!check(&plain, entry("tmpfs", "//h/pvc-1", "rw", "rw")));
+        assert!(!check(&plain, entry("cifs", "//h/pvc-2", "rw", "rw")));
+        assert!(!check(&plain, entry("cifs", "//other/pvc-1", "rw", "rw")));
+        assert!(!check(&plain, entry("cifs", "//h/pvc-1", "rw", "rw,username=u2")));
+        assert!(!check(&plain, entry("cifs", "//h/pvc-1", "ro", "rw,username=u1")));
+        let sealed = staging("h", "seal", &["ro"]);
+        assert_eq!(sealed.context.protection, Protection::Seal);
+        assert!(check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw,seal")));
+        assert!(!check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw")));
+    }
+
+    #[test]
+    fn addresses_are_taken_as_they_are_and_names_resolved() {
+        let ips = |text: &str| addresses_of(&text.parse().expect("an address"));
+        assert_eq!(ips("10.1.2.3").expect("itself"), [IpAddr::from([10, 1, 2, 3])]);
+        assert!(ips("localhost").expect("in every hosts file").iter().all(IpAddr::is_loopback));
+        // RFC 6761 6.4: never resolves.
+        let status = tonic::Status::from(ips("forebay.invalid").expect_err("no such name"));
+        assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+    }
+}

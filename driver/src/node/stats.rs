@@ -1,0 +1,100 @@
+//! NodeGetVolumeStats: how full a volume is, and whether it answers.
+
+use std::path::Path;
+
+use forebay_proto::csi::volume_usage::Unit;
+use forebay_proto::csi::{
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage,
+};
+use rustix::fs::{StatVfs, statvfs};
+
+use super::{NodeService, check_path, check_volume_id, io_error, mounts};
+use crate::capacity::to_csi;
+use crate::deadline::run_until;
+use crate::error::Error;
+use crate::mountinfo::resolve;
+
+impl NodeService {
+    /// CSI NodeGetVolumeStats. A volume that does not answer is a condition, not an error: the orchestrator
+    /// shows it to the user.
+    pub(super) async fn stats(
+        &self,
+        request: NodeGetVolumeStatsRequest,
+    ) -> Result<NodeGetVolumeStatsResponse, Error> {
+        check_volume_id(&request.volume_id)?;
+        if request.volume_path.is_empty() {
+            return Err(Error::Missing("volume_path"));
+        }
+        let path = check_path("volume_path", &request.volume_path)
+            .map_err(|_| Error::NotMounted(request.volume_path.clone()))?;
+        let claim = match self.measuring.claim(&request.volume_id) {
+            Ok(claim) => claim,
+            Err(Error::InFlight(_)) => {
+                return Ok(abnormal("the volume has not answered the previous call yet"));
+            }
+            Err(error) => return Err(error),
+        };
+        let volume_id = request.volume_id;
+        let measured = run_until("statfs", self.deadlines.stats, move || {
+            let _claim = claim;
+            measure(&volume_id, &path)
+        });
+        match measured.await {
+            Ok(Ok(usage)) => Ok(NodeGetVolumeStatsResponse {
+                usage,
+                volume_condition: Some(VolumeCondition {
+                    abnormal: false,
+                    message: "the volume answers".into(),
+                }),
+            }),
+            Ok(Err(Error::Io { what: STATFS, source, .. })) => Ok(abnormal(&format!("statfs: {source}"))),
+            Ok(Err(error)) => Err(error),
+            Err(Error::Deadline { seconds, .. }) => {
+                Ok(abnormal(&format!("the volume has not answered for {seconds} s")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The call whose failure is the volume's condition.
+const STATFS: &str = "statfs";
+
+fn abnormal(message: &str) -> NodeGetVolumeStatsResponse {
+    let condition = VolumeCondition { abnormal: true, message: message.to_owned() };
+    NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition: Some(condition) }
+}
+
+/// On a thread of its own: statfs of an SMB mount asks the server.
+fn measure(volume_id: &str, path: &Path) -> Result<Vec<VolumeUsage>, Error> {
+    let not_mounted = || Error::NotMounted(path.display().to_string());
+    let resolved = resolve(path).map_err(|e| io_error("resolve", path, e))?.ok_or_else(not_mounted)?;
+    let table = mounts()?;
+    let entry = table.at(&resolved).ok_or_else(not_mounted)?;
+    // An SMB mount of another volume is not this volume.
+    let share = entry.source.to_str().and_then(|source| source.rsplit('/').next());
+    if entry.is_smb() && share != Some(volume_id) {
+        return Err(not_mounted());
+    }
+    statvfs(&resolved).map(|stat| usage(&stat)).map_err(|e| io_error(STATFS, path, e.into()))
+}
+
+fn usage(stat: &StatVfs) -> Vec<VolumeUsage> {
+    let bytes = |blocks: u64| to_csi(blocks.saturating_mul(stat.f_frsize));
+    let mut usage = vec![VolumeUsage {
+        unit: Unit::Bytes.into(),
+        total: bytes(stat.f_blocks),
+        available: bytes(stat.f_bavail),
+        used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
+    }];
+    // SMB has no count of inodes unless the POSIX extensions are on; 0 is "not known".
+    if stat.f_files != 0 {
+        usage.push(VolumeUsage {
+            unit: Unit::Inodes.into(),
+            total: to_csi(stat.f_files),
+            available: to_csi(stat.f_ffree),
+            used: to_csi(stat.f_files.saturating_sub(stat.f_ffree)),
+        });
+    }
+    usage
+}

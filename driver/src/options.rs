@@ -1,0 +1,358 @@
+//! The options of a volume's SMB mount: our defaults, the volume's rules, and what the StorageClass adds.
+
+use std::collections::BTreeMap;
+
+use forebay_proto::admin::Protection;
+use rustix::mount::MountAttrFlags;
+
+use crate::error::Error;
+use crate::limits::{MOUNT_FLAGS_BYTES_MAX, MOUNT_VALUE_BYTES_MAX};
+use crate::mount::Setting;
+
+/// The dialect where neither the volume nor the StorageClass says one.
+pub(crate) const DIALECT_DEFAULT: &str = "3.1.1";
+
+/// Dialects that `vers` may say; SMB 1 and 2.0.2 are not among them.
+const DIALECTS: [&str; 8] = ["2.1", "3", "3.0", "3.0.2", "3.02", "3.1.1", "3.11", "default"];
+
+/// Words without a value that a StorageClass may add. Every other word is refused, so that what a future
+/// kernel understands under a new name cannot slip by.
+#[rustfmt::skip]
+const FLAGS: &[&str] = &[
+    "acl", "brl", "cifsacl", "compress", "dynperm", "forcegid", "forcemand", "forcemandatorylock", "forceuid",
+    "fsc", "handlecache", "hard", "idsfromsid", "ignorecase", "linux", "locallease", "mapchars", "mapposix",
+    "mfsymlinks", "modefromsid", "multichannel", "noacl", "noautotune", "noblocksend", "nobrl", "nocase",
+    "nodelete", "nodfs", "nodynperm", "noforcegid", "noforceuid", "nohandlecache", "nohard", "nolease",
+    "nolinux", "nomapchars", "nomapposix", "nomultichannel", "noperm", "nopersistenthandles", "noposix",
+    "noposixpaths", "noresilienthandles", "noserverino", "nosharesock", "nosoft", "nosparse", "nostrictsync",
+    "notcpnodelay", "nounix", "nouser_xattr", "perm", "persistenthandles", "posix", "posixpaths", "rdma",
+    "resilienthandles", "rwpidforward", "seal", "serverino", "setuids", "sign", "soft", "strictsync",
+    "tcpnodelay", "unix", "unicode", "user_xattr",
+];
+
+/// Words with a number.
+#[rustfmt::skip]
+const NUMBERS: &[&str] = &[
+    "acdirmax", "acregmax", "actimeo", "bsize", "closetimeo", "dir_mode", "dirmode", "echo_interval", "esize",
+    "file_mode", "gid", "handletimeout", "max_cached_dirs", "max_channels", "max_credits",
+    "min_enc_offload", "rasize", "retrans", "rsize", "uid", "wsize",
+];
+
+/// Words with one of a few values.
+#[rustfmt::skip]
+const CHOICES: &[(&str, &[&str])] = &[
+    ("cache", &["strict", "loose", "none", "ro", "singleclient"]),
+    ("iocharset", &["utf8"]),
+    ("reparse", &["default", "none", "nfs", "wsl"]),
+    ("symlink", &["default", "none", "native", "unix", "mfsymlinks", "sfu", "nfs", "wsl"]),
+    ("vers", &DIALECTS),
+];
+
+/// Words that say who one is or where the server is. The volume and its Secret say that.
+#[rustfmt::skip]
+const IDENTITY: &[&str] = &[
+    "addr", "backupgid", "backupuid", "cred", "credentials", "cruid", "dom", "domain", "domainauto", "guest",
+    "ip", "multiuser", "netbiosname", "pass", "pass2", "password", "password2", "port", "prefixpath", "sec",
+    "servern", "source", "srcaddr", "unc", "upcall_target", "user", "username", "ver", "witness",
+];
+
+/// Pairs that set the same thing; the later one wins.
+#[rustfmt::skip]
+const SAME: &[(&str, &str)] = &[
+    ("dirmode", "dir_mode"),
+    ("esize", "min_enc_offload"),
+    ("forcemand", "forcemandatorylock"),
+    ("ignorecase", "nocase"),
+    ("soft", "hard"),
+    ("nosoft", "hard"),
+    ("nohard", "hard"),
+    ("linux", "posix"),
+    ("unix", "posix"),
+    ("noposix", "posix"),
+    ("nolinux", "posix"),
+    ("nounix", "posix"),
+];
+
+/// Checked options: what the file system gets and what the mount gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MountOptions {
+    /// By the name of what is set, so that an addition replaces a default.
+    options: BTreeMap<String, MountOption>,
+    pub(crate) attributes: MountAttrFlags,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MountOption {
+    word: String,
+    value: Option<String>,
+}
+
+impl MountOptions {
+    /// The options of a volume with this dialect and protection, given to pods of the group `group`, with the
+    /// capability's mount flags added.
+    pub(crate) fn build(
+        dialect: &str,
+        protection: Protection,
+        group: Option<u32>,
+        mount_flags: &[String],
+    ) -> Result<Self, Error> {
+        if !DIALECTS.contains(&dialect) {
+            return Err(Error::invalid("volume_context.dialect", format!("{dialect:?} is not possible")));
+        }
+        let mut built = Self {
+            options: BTreeMap::new(),
+            // A pod that can write a volume must not be able to plant a setuid program or a device in it for
+            // the other pods' nodes.
+            attributes: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
+        };
+        built.set("vers", Some(dialect));
+        // Pods run as any uid: the volume's credentials are the access control, modes are for show.
+        built.set("noperm", None);
+        built.set("uid", Some("0"));
+        built.set("gid", Some("0"));
+        built.set("file_mode", Some("0777"));
+        built.set("dir_mode", Some("0777"));
+        built.set("mfsymlinks", None);
+        // Other nodes' writes are seen: leases decide what may be cached, attributes live a second at most.
+        built.set("cache", Some("strict"));
+        built.set("actimeo", Some("1"));
+        // I/O waits for a server that restarts or fails over, instead of failing the job.
+        built.set("hard", None);
+        // Without it a kernel that cannot load its default table falls back to Latin-1 without a word.
+        built.set("iocharset", Some("utf8"));
+        if let Some(group) = group {
+            built.set("gid", Some(&group.to_string()));
+            built.set("forcegid", None);
+        }
+
+        let bytes: usize = mount_flags.iter().map(String::len).sum();
+        if bytes > MOUNT_FLAGS_BYTES_MAX {
+            return Err(refused(format!("{bytes} bytes are more than {MOUNT_FLAGS_BYTES_MAX}")));
+        }
+        for word in mount_flags.iter().flat_map(|f| f.split(',')).map(str::trim).filter(|w| !w.is_empty()) {
+            built.add(word)?;
+        }
+        // Last, so that nothing above takes a volume's protection away.
+        match protection {
+            Protection::Unspecified | Protection::Optional => {}
+            Protection::Sign => built.set("sign", None),
+            Protection::Seal => built.set("seal", None),
+        }
+        if built.options.contains_key("seal") && built.value("vers") == Some("2.1") {
+            return Err(refused("seal needs SMB 3.0 or later, vers says 2.1".into()));
+        }
+        Ok(built)
+    }
+
+    /// One mount flag of the capability. Only names appear in errors: a value may be anything.
+    fn add(&mut self, text: &str) -> Result<(), Error> {
+        let (word, value) = match text.split_once('=') {
+            Some((word, value)) => (word, Some(value)),
+            None => (text, None),
+        };
+        if IDENTITY.contains(&word) {
+            return Err(refused(format!("{word} is set by the volume and its Secret alone")));
+        }
+        if let Some(change) = attribute(word).filter(|_| value.is_none()) {
+            match change {
+                Attribute::Set(flag) => self.attributes |= flag,
+                Attribute::Clear(flag) => self.attributes &= !flag,
+                Attribute::Access(flag) => {
+                    let access = MountAttrFlags::MOUNT_ATTR__ATIME;
+                    self.attributes = (self.attributes & !access) | flag;
+                }
+            }
+            return Ok(());
+        }
+        match value {
+            None if FLAGS.contains(&word) => {}
+            None => return Err(unknown(word, "or needs a value")),
+            Some(value) if NUMBERS.contains(&word) => {
+                if value.is_empty() || value.len() > MOUNT_VALUE_BYTES_MAX || !is_number(value) {
+                    return Err(refused(format!("{word} wants a number")));
+                }
+            }
+            Some(value) => match CHOICES.iter().find(|(name, _)| *name == word) {
+                Some((_, choices)) if choices.contains(&value) => {}
+                Some((_, choices)) => {
+                    return Err(refused(format!("{word} wants one of {}", choices.join(", "))));
+                }
+                None => return Err(unknown(word, "or takes no value")),
+            },
+        }
+        self.set(word, value);
+        Ok(())
+    }
+
+    fn set(&mut self, word: &str, value: Option<&str>) {
+        let same = SAME.iter().find(|(other, _)| *other == word).map(|(_, name)| *name);
+        let name = same.unwrap_or_else(|| match word.strip_prefix("no") {
+            // `perm` and `noperm` are one setting.
+            Some(positive) if FLAGS.contains(&positive) => positive,
+            _ => word,
+        });
+        let option = MountOption { word: word.to_owned(), value: value.map(str::to_owned) };
+        self.options.insert(name.to_owned(), option);
+    }
+
+    fn value(&self, name: &str) -> Option<&str> {
+        self.options.get(name)?.value.as_deref()
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.options.contains_key("seal")
+    }
+
+    /// For fsconfig, in a stable order.
+    pub(crate) fn settings(&self) -> impl Iterator<Item = Setting<'_>> {
+        self.options.values().map(|o| match &o.value {
+            Some(value) => Setting::Value(&o.word, value),
+            None => Setting::Flag(&o.word),
+        })
+    }
+}
+
+/// What the words of mount(8) do that belong to the mount and not to the file system.
+enum Attribute {
+    Set(MountAttrFlags),
+    Clear(MountAttrFlags),
+    Access(MountAttrFlags),
+}
+
+fn attribute(word: &str) -> Option<Attribute> {
+    Some(match word {
+        "ro" => Attribute::Set(MountAttrFlags::MOUNT_ATTR_RDONLY),
+        "rw" => Attribute::Clear(MountAttrFlags::MOUNT_ATTR_RDONLY),
+        "nosuid" => Attribute::Set(MountAttrFlags::MOUNT_ATTR_NOSUID),
+        "suid" => Attribute::Clear(MountAttrFlags::MOUNT_ATTR_NOSUID),
+        "nodev" => Attribute::Set(MountAttrFlags::MOUNT_ATTR_NODEV),
+        "dev" => Attribute::Clear(MountAttrFlags::MOUNT_ATTR_NODEV),
+        "noexec" => Attribute::Set(MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        "exec" => Attribute::Clear(MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        "nodiratime" => Attribute::Set(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+        "diratime" => Attribute::Clear(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+        "relatime" => Attribute::Access(MountAttrFlags::MOUNT_ATTR_RELATIME),
+        "noatime" => Attribute::Access(MountAttrFlags::MOUNT_ATTR_NOATIME),
+        "strictatime" => Attribute::Access(MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+        // Words for mount(8) and systemd; nothing to do.
+        "_netdev" | "defaults" => Attribute::Set(MountAttrFlags::empty()),
+        _ => return None,
+    })
+}
+
+/// Decimal, or octal with a leading 0, as the kernel reads it.
+fn is_number(text: &str) -> bool {
+    match text.strip_prefix('0') {
+        Some("") => true,
+        Some(octal) => u32::from_str_radix(octal, 8).is_ok() && !octal.starts_with('+'),
+        None => text.parse::<u32>().is_ok() && !text.starts_with('+'),
+    }
+}
+
+fn refused(reason: String) -> Error {
+    Error::Invalid { field: "mount_flags", reason }
+}
+
+fn unknown(word: &str, or: &str) -> Error {
+    refused(format!("option {word} is not known {or}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(flags: &[&str]) -> Result<MountOptions, Error> {
+        let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
+        MountOptions::build(DIALECT_DEFAULT, Protection::Optional, None, &flags)
+    }
+
+    fn words(options: &MountOptions) -> Vec<String> {
+        options
+            .settings()
+            .map(|s| match s {
+                Setting::Flag(word) => word.to_owned(),
+                Setting::Value(word, value) | Setting::Secret(word, value) => format!("{word}={value}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn defaults_let_any_pod_in_and_show_other_nodes_writes() {
+        assert_eq!(
+            words(&build(&[]).expect("defaults")),
+            [
+                "actimeo=1",
+                "cache=strict",
+                "dir_mode=0777",
+                "file_mode=0777",
+                "gid=0",
+                "hard",
+                "iocharset=utf8",
+                "mfsymlinks",
+                "noperm",
+                "uid=0",
+                "vers=3.1.1"
+            ]
+        );
+    }
+
+    #[test]
+    fn additions_replace_defaults() {
+        let options =
+            build(&["soft,vers=3.0", "perm", "dirmode=0700", "uid=1000", "multichannel", "ro", "noatime"])
+                .expect("usable");
+        let words = words(&options);
+        for word in ["soft", "vers=3.0", "perm", "dirmode=0700", "uid=1000", "multichannel"] {
+            assert!(words.iter().any(|w| w == word), "{word} in {words:?}");
+        }
+        for word in ["hard", "vers=3.1.1", "noperm", "dir_mode=0777", "uid=0"] {
+            assert!(!words.iter().any(|w| w == word), "{word} in {words:?}");
+        }
+        assert!(options.attributes.contains(MountAttrFlags::MOUNT_ATTR_RDONLY));
+        assert!(options.attributes.contains(MountAttrFlags::MOUNT_ATTR_NOATIME));
+        assert!(options.attributes.contains(MountAttrFlags::MOUNT_ATTR_NOSUID));
+    }
+
+    #[test]
+    fn protection_and_group_are_kept() {
+        let built = |protection, flags: &[&str]| {
+            let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
+            MountOptions::build("3.1.1", protection, Some(2000), &flags)
+        };
+        let options = built(Protection::Seal, &[]).expect("usable");
+        assert!(options.is_sealed());
+        assert!(words(&options).contains(&"gid=2000".to_owned()));
+        assert!(words(&built(Protection::Sign, &[]).expect("usable")).contains(&"sign".to_owned()));
+        assert!(built(Protection::Seal, &["vers=2.1"]).is_err());
+        assert!(built(Protection::Sign, &["vers=2.1"]).is_ok());
+    }
+
+    #[test]
+    fn words_about_identity_and_unknown_words_are_refused_without_their_values() {
+        for word in IDENTITY.iter().copied().chain(["sloppy", "vers", "frobnicate", "x-systemd.automount"]) {
+            let flag = format!("{word}=hunter2");
+            let error = build(&[&flag]).expect_err(&flag);
+            let message = error.to_string();
+            assert!(message.contains(word) && !message.contains("hunter2"), "{message}");
+            assert_eq!(tonic::Status::from(error).code(), tonic::Code::InvalidArgument);
+        }
+        for flag in [
+            "guest",
+            "rsize",
+            "rsize=",
+            "rsize=1M",
+            "rsize=+1",
+            "uid=-1",
+            "file_mode=0999",
+            "hard=1",
+            "vers=1.0",
+            "vers=2.0",
+            "cache=maybe",
+            "noro",
+            "ro=1",
+        ] {
+            assert!(build(&[flag]).is_err(), "{flag}");
+        }
+        assert!(build(&[&"x".repeat(5000)]).is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! The credentials of a volume, as they come with a call.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use forebay_proto::admin;
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::error::Error;
+use crate::limits::{PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, USERNAME_BYTES_MAX};
+
+/// The key of the user name in a Secret.
+const USERNAME: &str = "username";
+/// The key of the password in a Secret.
+const PASSWORD: &str = "password";
+
+/// User name and password; the password is wiped when dropped and never printed.
+#[derive(Clone)]
+pub(crate) struct Credentials {
+    pub(crate) username: String,
+    password: Zeroizing<String>,
+}
+
+impl Credentials {
+    /// Takes them out of a call's secrets, and wipes what the call carried.
+    pub(crate) fn take(secrets: &mut HashMap<String, String>) -> Result<Self, Error> {
+        let username = secrets.remove(USERNAME);
+        let password = secrets.remove(PASSWORD).map(Zeroizing::new);
+        secrets.values_mut().for_each(Zeroize::zeroize);
+        secrets.clear();
+        let username = username.ok_or(Error::MissingSecret(USERNAME))?;
+        let password = password.ok_or(Error::MissingSecret(PASSWORD))?;
+        let usable = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        if username.is_empty() || username.len() > USERNAME_BYTES_MAX || !username.bytes().all(usable) {
+            return Err(Error::invalid(
+                "secrets.username",
+                format!("1 to {USERNAME_BYTES_MAX} of A-Z a-z 0-9 . _ - are possible"),
+            ));
+        }
+        if password.chars().count() < PASSWORD_CHARS_MIN || password.len() > PASSWORD_BYTES_MAX {
+            return Err(Error::invalid(
+                "secrets.password",
+                format!("{PASSWORD_CHARS_MIN} characters to {PASSWORD_BYTES_MAX} bytes are possible"),
+            ));
+        }
+        if password.contains('\0') {
+            return Err(Error::invalid("secrets.password", "a zero byte is not possible"));
+        }
+        Ok(Self { username, password })
+    }
+
+    /// For the one place that needs it.
+    pub(crate) fn expose_password(&self) -> &str {
+        &self.password
+    }
+
+    pub(crate) fn to_admin(&self) -> admin::Credentials {
+        admin::Credentials { username: self.username.clone(), password: self.password.to_string() }
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("username", &self.username)
+            .field("password", &forebay_proto::Redacted)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(pairs: &[(&str, &str)]) -> Result<Credentials, Error> {
+        let mut secrets = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let result = Credentials::take(&mut secrets);
+        assert!(secrets.is_empty(), "secrets stay in the request");
+        result
+    }
+
+    #[test]
+    fn credentials_are_taken_and_never_printed() {
+        let credentials =
+            take(&[("username", "vol-1"), ("password", "correct horse"), ("extra", "x")]).expect("usable");
+        assert_eq!(credentials.expose_password(), "correct horse");
+        assert_eq!(format!("{credentials:?}"), r#"Credentials { username: "vol-1", password: *** }"#);
+    }
+
+    #[test]
+    fn missing_or_unusable_credentials_say_what_to_give() {
+        let long = "p".repeat(256);
+        for (pairs, part) in [
+            (&[("username", "u")][..], "csi.storage.k8s.io/provisioner-secret-name"),
+            (&[("password", "12345678")], "secrets hold no username"),
+            (&[("username", "u"), ("password", "1234567")], "8 characters"),
+            (&[("username", "u"), ("password", &long)], "255 bytes"),
+            (&[("username", "a b"), ("password", "12345678")], "secrets.username"),
+            (&[("username", "u"), ("password", "1234\x005678")], "zero byte"),
+        ] {
+            let error = take(pairs).expect_err(part).to_string();
+            assert!(error.contains(part), "{error}");
+            assert!(!error.contains("1234"), "{error}");
+        }
+    }
+}
