@@ -25,7 +25,7 @@ pub fn status(errno: Errno) -> NtStatus {
         Errno::INVAL | Errno::OVERFLOW => NtStatus::INVALID_PARAMETER,
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY => NtStatus::NOT_SUPPORTED,
         Errno::BUSY | Errno::AGAIN => NtStatus::SHARING_VIOLATION,
-        Errno::STALE => NtStatus::FILE_INVALID,
+        Errno::STALE => NtStatus::FILE_CLOSED,
         Errno::BADF => NtStatus::ACCESS_DENIED,
         _ => NtStatus::UNEXPECTED_IO_ERROR,
     }

@@ -9,7 +9,7 @@
 //! do what is decided by the volume's credentials, and mode and owner in a pod by its mount options.
 
 mod attrs;
-mod data;
+pub mod data;
 mod dirs;
 mod ioctl;
 mod names;
