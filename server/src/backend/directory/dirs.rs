@@ -59,7 +59,16 @@ fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
             position.end = true;
             return Ok(());
         };
-        if let Some(name) = servable(entry.map_err(status)?.file_name().to_bytes()) {
+        let entry = match entry {
+            Ok(entry) => entry,
+            // The directory itself was removed.
+            Err(Errno::NOENT) => {
+                position.end = true;
+                return Ok(());
+            }
+            Err(errno) => return Err(status(errno)),
+        };
+        if let Some(name) = servable(entry.file_name().to_bytes()) {
             position.names.push_back(name.to_owned());
         }
         if dir.is_buffer_empty() && !position.names.is_empty() {

@@ -121,7 +121,7 @@ pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), N
 }
 
 fn open_directory(file: &OpenFile, path: &RelPath) -> Result<std::os::fd::OwnedFd, NtStatus> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     open_below(&file.volume, path.as_str().as_bytes(), flags, Mode::empty()).map_err(status)
 }
 

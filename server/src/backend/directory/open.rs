@@ -87,7 +87,7 @@ fn access(request: &OpenRequest) -> OFlags {
 
 fn find(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, Errno> {
     // O_NONBLOCK: a pipe that somebody put there must not stop this thread before it is seen to be one.
-    let flags = OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
     let name = request.path.as_str().as_bytes();
     match request.kind {
         ObjectKind::Directory => path::open_below(volume, name, flags | OFlags::DIRECTORY, Mode::empty()),
@@ -104,7 +104,7 @@ fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
         return Err(NtStatus::OBJECT_NAME_COLLISION);
     }
     if request.kind != ObjectKind::Directory {
-        let flags = access(request) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let flags = access(request) | OFlags::CREATE | OFlags::EXCL;
         return path::open_below(volume, request.path.as_str().as_bytes(), flags, FILE_MODE)
             .map_err(|errno| path::error(volume, &request.path, errno));
     }

@@ -13,7 +13,8 @@ use super::Volume;
 use crate::backend::errno::status;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
-/// How every path is resolved. Mounts below a volume are no part of it: they would escape its quota.
+/// How every path is resolved. O_NOFOLLOW is left out on purpose: with it the kernel opens a symlink itself (O_PATH) or
+/// calls it no directory, without it every symlink is ELOOP. Mounts below a volume are no part of it: they would escape its quota.
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
@@ -35,7 +36,7 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
 
 /// The directory at `path`, to look names up in.
 pub(super) fn directory(volume: &Volume, path: &RelPath) -> Result<OwnedFd, NtStatus> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
     open_below(volume, path.as_str().as_bytes(), flags, Mode::empty()).map_err(|errno| match errno {
         Errno::NOENT | Errno::NOTDIR => NtStatus::OBJECT_PATH_NOT_FOUND,
         errno => status(errno),
@@ -83,7 +84,7 @@ pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
 pub(super) fn place(volume: &Volume, path: &[u8]) -> Result<Place, Errno> {
     let split = path.iter().rposition(|&b| b == b'/');
     let (parent, name) = split.map_or((&b""[..], path), |at| (&path[..at], &path[at + 1..]));
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
     let parent = open_below(volume, parent, flags, Mode::empty())?;
     Ok(Place { parent, name: name.to_vec() })
 }
