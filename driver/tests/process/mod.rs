@@ -1,0 +1,92 @@
+//! Real processes under test: started on sockets in a scratch directory, ended and waited for at the end.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+
+use std::fs::{self, File};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tonic::transport::{Channel, Endpoint};
+
+/// For everything that is waited for.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A process whose standard error goes to a file.
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    pub fn start(command: &mut Command, log: PathBuf) -> Self {
+        let stderr = File::create(&log).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+        Self { child, log }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub async fn terminate(&mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < DEADLINE, "it does not end:\n{}", self.log());
+            // The client on this runtime takes part: it answers the GOAWAY.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub fn assert_running(&mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            panic!("it ended with {status}:\n{}", self.log());
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- {}\n{}", self.log.display(), self.log());
+        }
+    }
+}
+
+/// The driver in this mode, on `csi.sock` in `dir`, with the server's API at `admin.sock` there.
+pub fn start_driver(dir: &Path, mode: &str, arguments: &[&str]) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-csi"));
+    command.args(["--mode", mode]).args(arguments);
+    command.arg("--endpoint").arg(format!("unix://{}", dir.join("csi.sock").display()));
+    command.arg("--admin-endpoint").arg(format!("unix://{}", dir.join("admin.sock").display()));
+    Process::start(&mut command, dir.join(format!("csi-{mode}.log")))
+}
+
+/// Tries until it works.
+pub async fn eventually<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(
+    process: &mut Process,
+    mut attempt: impl FnMut() -> F,
+) -> T {
+    let started = Instant::now();
+    loop {
+        process.assert_running();
+        match attempt().await {
+            Ok(value) => return value,
+            Err(error) => assert!(started.elapsed() < DEADLINE, "{error:?}\n{}", process.log()),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A channel to a socket that the process will listen on.
+pub async fn connect(process: &mut Process, socket: &Path) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap().timeout(DEADLINE);
+    eventually(process, || endpoint.connect()).await
+}

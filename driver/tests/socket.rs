@@ -1,0 +1,234 @@
+//! The driver's process over its CSI socket, without a server: what it says of itself, what it refuses, and
+//! what it logs.
+#![allow(clippy::unwrap_used)]
+
+mod process;
+
+use std::collections::HashMap;
+use std::fs;
+
+use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_proto::csi::identity_client::IdentityClient;
+use forebay_proto::csi::node_client::NodeClient;
+use forebay_proto::csi::plugin_capability::{self, service, volume_expansion};
+use forebay_proto::csi::volume_capability::access_mode::Mode;
+use forebay_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use forebay_proto::csi::volume_content_source::{self, VolumeSource};
+use forebay_proto::csi::{
+    CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest, CreateVolumeRequest,
+    DeleteVolumeRequest, GetPluginCapabilitiesRequest, GetPluginInfoRequest, ListVolumesRequest,
+    NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeStageVolumeRequest, ProbeRequest,
+    ValidateVolumeCapabilitiesRequest, VolumeCapability, VolumeContentSource,
+};
+use process::{connect, eventually, start_driver};
+use tonic::Code;
+
+const PASSWORD: &str = "correct-horse-battery";
+
+fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+fn capability() -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+        access_mode: Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() }),
+    }
+}
+
+fn create() -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: "pvc-1".into(),
+        volume_capabilities: vec![capability()],
+        secrets: map(&[("username", "u1"), ("password", PASSWORD)]),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn a_controller_tells_what_it_is_and_ends_cleanly() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = start_driver(dir.path(), "controller", &[]);
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    let mut identity = IdentityClient::new(channel.clone());
+
+    let info = identity.get_plugin_info(GetPluginInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!(
+        (info.name.as_str(), info.vendor_version.as_str()),
+        ("csi.forebay.io", env!("CARGO_PKG_VERSION"))
+    );
+    let capabilities = identity
+        .get_plugin_capabilities(GetPluginCapabilitiesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .capabilities;
+    let has = |wanted: plugin_capability::Type| capabilities.iter().any(|c| c.r#type == Some(wanted));
+    assert!(has(plugin_capability::Type::Service(plugin_capability::Service {
+        r#type: service::Type::ControllerService.into()
+    })));
+    assert!(has(plugin_capability::Type::VolumeExpansion(plugin_capability::VolumeExpansion {
+        r#type: volume_expansion::Type::Online.into()
+    })));
+    // There is no server.
+    let probe = identity.probe(ProbeRequest {}).await.unwrap().into_inner();
+    assert_eq!(probe.ready, Some(false));
+
+    let status = NodeClient::new(channel).node_get_info(NodeGetInfoRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented, "a controller is no node");
+
+    assert!(driver.terminate().await.success());
+    assert!(!dir.path().join("csi.sock").exists());
+}
+
+#[tokio::test]
+async fn a_node_tells_what_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = start_driver(dir.path(), "node", &["--node-id", "worker-1"]);
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    let mut node = NodeClient::new(channel.clone());
+    let info = node.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("worker-1", 0));
+    let capabilities = node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.unwrap().into_inner();
+    assert_eq!(capabilities.capabilities.len(), 5);
+    let status = ControllerClient::new(channel).create_volume(create()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented, "a node is no controller");
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = start_driver(dir.path(), "controller", &[]);
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    let mut controller = ControllerClient::new(channel);
+
+    type Change = fn(&mut CreateVolumeRequest);
+    let changes: [(Code, &str, Change); 14] = [
+        (Code::InvalidArgument, "name is required", |r| r.name.clear()),
+        (Code::InvalidArgument, "200 bytes", |r| r.name = "x".repeat(200)),
+        (Code::InvalidArgument, "volume_capabilities is required", |r| r.volume_capabilities.clear()),
+        (Code::InvalidArgument, "block volumes", |r| {
+            r.volume_capabilities[0].access_type = Some(AccessType::Block(BlockVolume {}));
+        }),
+        (Code::InvalidArgument, "\"colour\"; known are pool, quota", |r| {
+            r.parameters = map(&[("colour", "blue")]);
+        }),
+        (Code::InvalidArgument, "neither hard nor none", |r| r.parameters = map(&[("quota", "soft")])),
+        (Code::InvalidArgument, "parameter server", |r| r.parameters = map(&[("server", "a/b")])),
+        (Code::InvalidArgument, "mutable_parameters", |r| r.mutable_parameters = map(&[("a", "b")])),
+        (Code::InvalidArgument, "provisioner-secret-name", |r| r.secrets.clear()),
+        (Code::InvalidArgument, "secrets.password", |r| {
+            r.secrets.insert("password".into(), "short".into());
+        }),
+        (Code::InvalidArgument, "mount_flags: ip is set", |r| {
+            let flags = vec!["ip=10.0.0.1".into()];
+            r.volume_capabilities[0].access_type =
+                Some(AccessType::Mount(MountVolume { mount_flags: flags, ..Default::default() }));
+        }),
+        (Code::InvalidArgument, "snapshots and clones", |r| {
+            let source = volume_content_source::Type::Volume(VolumeSource { volume_id: "v".into() });
+            r.volume_content_source = Some(VolumeContentSource { r#type: Some(source) });
+        }),
+        (Code::OutOfRange, "below required_bytes", |r| {
+            r.capacity_range = Some(CapacityRange { required_bytes: 2, limit_bytes: 1 });
+        }),
+        // Nothing is wrong with this one, but there is no server.
+        (Code::Unavailable, "server: ", |_| {}),
+    ];
+    for (code, part, change) in changes {
+        let mut request = create();
+        change(&mut request);
+        let status = controller.create_volume(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{part}: {status}");
+        assert!(status.message().contains(part), "{part}: {status}");
+        assert!(!status.message().contains(PASSWORD), "{status}");
+    }
+
+    let status = controller.delete_volume(DeleteVolumeRequest::default()).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    let impossible = DeleteVolumeRequest { volume_id: "No/Such".into(), ..Default::default() };
+    controller.delete_volume(impossible).await.expect("what cannot exist is deleted");
+    let expand = ControllerExpandVolumeRequest { volume_id: "v".into(), ..Default::default() };
+    let status = controller.controller_expand_volume(expand).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    let validate = ValidateVolumeCapabilitiesRequest { volume_id: "v".into(), ..Default::default() };
+    let status = controller.validate_volume_capabilities(validate).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    let list = ListVolumesRequest { max_entries: -1, ..Default::default() };
+    let status = controller.list_volumes(list).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    let publish = ControllerPublishVolumeRequest::default();
+    let status = controller.controller_publish_volume(publish).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented, "{status}");
+}
+
+#[tokio::test]
+async fn logs_hold_no_secret_however_much_is_logged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver =
+        start_driver(dir.path(), "all", &["--node-id", "n", "--log", "trace", "--log-format", "json"]);
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    ControllerClient::new(channel.clone()).create_volume(create()).await.unwrap_err();
+    let stage = NodeStageVolumeRequest {
+        volume_id: "pvc-1".into(),
+        staging_target_path: dir.path().join("staging").to_str().unwrap().into(),
+        volume_capability: Some(capability()),
+        secrets: map(&[("username", "u1"), ("password", PASSWORD)]),
+        volume_context: map(&[("server", "127.0.0.1:9"), ("share", "pvc-1")]),
+        ..Default::default()
+    };
+    NodeClient::new(channel).node_stage_volume(stage).await.unwrap_err();
+    driver.terminate().await;
+    let log = driver.log();
+    assert!(log.contains(r#""rpc":"CreateVolume""#) && log.contains(r#""rpc":"NodeStageVolume""#), "{log}");
+    assert!(!log.contains(PASSWORD), "{log}");
+}
+
+#[tokio::test]
+async fn a_driver_that_cannot_start_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = start_driver(dir.path(), "controller", &[]);
+    connect(&mut first, &dir.path().join("csi.sock")).await;
+    for (mode, arguments, part) in [
+        ("controller", &[][..], "in use by another process"),
+        ("node", &[][..], "a node needs --node-id"),
+        ("controller", &["--log", "=="][..], "--log"),
+        ("controller", &["--mount-deadline", "0"][..], "number of seconds"),
+    ] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_forebay-csi"))
+            .args(["--mode", mode])
+            .args(arguments)
+            .arg("--endpoint")
+            .arg(dir.path().join("csi.sock"))
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(part), "{part}: {error}");
+    }
+    first.assert_running();
+}
+
+#[tokio::test]
+async fn health_is_told_over_http() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver =
+        start_driver(dir.path(), "controller", &["--health-address", "127.0.0.1:0", "--log-format", "json"]);
+    // The port is the kernel's choice; the log says which.
+    let log = dir.path().join("csi-controller.log");
+    let address = eventually(&mut driver, || async {
+        let log = fs::read_to_string(&log).unwrap();
+        let found = log.split("\"address\":\"").nth(1).and_then(|rest| rest.split_once('"'));
+        found.map(|(address, _)| address.to_owned()).ok_or("not logged yet")
+    })
+    .await;
+    for (path, answer) in [("/healthz", "200 OK"), ("/readyz", "503 Service Unavailable")] {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        assert!(response.starts_with(&format!("HTTP/1.1 {answer}")), "{path}: {response}");
+    }
+}
