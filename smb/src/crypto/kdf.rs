@@ -174,3 +174,70 @@ fn kdf(key_in: &[u8], label: &[u8], context: &[u8], derived: &mut [u8]) {
     ctx.update(&(derived.len() as u32 * 8).to_be_bytes());
     derived.copy_from_slice(&ctx.sign().as_ref()[..derived.len()]);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypto::vectors::hex;
+
+    /// Expected values: pyca/cryptography 50, KBKDFHMAC.
+    #[test]
+    fn derives_what_an_independent_implementation_derives() {
+        let key = SessionKey::new(&hex("270e1ba896585eeb7af3472d3b4c75a7"));
+        let v30 = KeyDerivation::Smb30;
+        assert_eq!(signing_key(v30, &key).0[..], hex("4eeaf9e6bc024e1adf4a560f01570deb"));
+        assert_eq!(application_key(v30, &key).0[..], hex("3bbd914bee354539ebcb3d6fac22f2f6"));
+        let c2s = |d, key: &[u8], cipher| client_to_server_key(d, key, cipher).as_bytes().to_vec();
+        let s2c = |d, key: &[u8], cipher| server_to_client_key(d, key, cipher).as_bytes().to_vec();
+        assert_eq!(c2s(v30, key.as_bytes(), Cipher::Aes128Ccm), hex("cd25f0bccd79f6add9487f1d8778aaf8"));
+        assert_eq!(s2c(v30, key.as_bytes(), Cipher::Aes128Ccm), hex("e13c79ad34090979428b6dc42347b8fd"));
+
+        let mut hash = PreauthHash::new();
+        hash.update(b"negotiate request");
+        hash.update_parts(&[b"negotiate", b"", b" response"]);
+        assert_eq!(
+            hash.as_bytes()[..],
+            hex("37311ce11673083a4dac7793e056d1525c9bea2864fa8795404f6191fbb3aacf\
+                 294745e50a3bd0f09b69abba6e84a9fc5a5fcc3bec21db21c4f92edb6a81edf5")
+        );
+        let v311 = KeyDerivation::Smb311(&hash);
+        assert_eq!(signing_key(v311, &key).0[..], hex("4fdd4bbc8d5fad677e830c17bb952b89"));
+        assert_eq!(application_key(v311, &key).0[..], hex("0e0ff23578863a083018261ca8c6374d"));
+        assert_eq!(c2s(v311, key.as_bytes(), Cipher::Aes128Gcm), hex("f38771d1d44613fdfae12c1f6bdeea89"));
+        assert_eq!(s2c(v311, key.as_bytes(), Cipher::Aes128Gcm), hex("a92787b69f46b3b798a4f8d3ea944446"));
+        let full: Vec<u8> = (0..32).collect();
+        assert_eq!(
+            c2s(v311, &full, Cipher::Aes256Gcm),
+            hex("14d12fafdd08e848cae8fe14ccd7efd4a738ee7add0386981b51cc5d92386a6b")
+        );
+        assert_eq!(
+            s2c(v311, &full, Cipher::Aes256Ccm),
+            hex("10930a1a495e636a64e6cc1f73afbca04a9fb28b86c6c828ad73a95a2d58f0e9")
+        );
+        // A 128-bit cipher's key comes from the first 16 bytes alone.
+        assert_eq!(c2s(v311, &full, Cipher::Aes128Gcm), c2s(v311, &full[..16], Cipher::Aes128Gcm));
+    }
+
+    /// From Microsoft's "Encryption in SMB 3.0: A protocol perspective": a server's two keys.
+    #[test]
+    fn derives_the_keys_of_the_published_exchange() {
+        let key = SessionKey::new(&hex("b4546771b515f766a86735532dd6c4f0"));
+        assert_eq!(
+            server_to_client_key(KeyDerivation::Smb30, key.as_bytes(), Cipher::Aes128Ccm).as_bytes(),
+            hex("8fe2b57ec34d2db5b1a9727f526bbdb5")
+        );
+        assert_eq!(
+            client_to_server_key(KeyDerivation::Smb30, key.as_bytes(), Cipher::Aes128Ccm).as_bytes(),
+            hex("261b72350558f2e9dcf613070383edbf")
+        );
+    }
+
+    #[test]
+    fn keys_are_never_printed() {
+        let key = SessionKey::new(&[0xAB; 16]);
+        assert_eq!(format!("{key:?}"), "SessionKey(..)");
+        let key = CipherKey::new(Cipher::Aes128Gcm, &[0xAB; 16]).expect("16 bytes");
+        assert_eq!(format!("{key:?}"), "CipherKey(Aes128Gcm, ..)");
+        assert!(CipherKey::new(Cipher::Aes256Gcm, &[0xAB; 16]).is_none());
+    }
+}

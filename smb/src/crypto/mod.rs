@@ -9,6 +9,8 @@ mod nonce;
 mod preauth;
 mod seal;
 mod sign;
+#[cfg(test)]
+mod vectors;
 
 pub use kdf::{
     CipherKey, KeyDerivation, SessionKey, application_key, client_to_server_key, server_to_client_key,

@@ -288,3 +288,128 @@ pub enum OpenError {
     #[error("encrypted frame is not authentic")]
     NotAuthentic,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypto::NonceSequence;
+    use crate::crypto::vectors::{hex, pattern};
+    use aws_lc_rs::digest;
+
+    const SESSION_ID: u64 = 0x8877_6655_4433_2211;
+
+    fn key(cipher: Cipher) -> CipherKey {
+        let bytes: Vec<u8> = (0x40..).take(cipher.key_len()).collect();
+        CipherKey::new(cipher, &bytes).expect("the length is the cipher's")
+    }
+
+    fn sealed(cipher: Cipher, message: &[u8]) -> Vec<u8> {
+        let mut nonces = NonceSequence::new([0xC1, 0xC2, 0xC3], 0x0102_0304_0506_0708);
+        let mut frame = vec![0; TRANSFORM_HEADER_LEN];
+        frame.extend_from_slice(message);
+        let (header, message) = frame.split_at_mut(TRANSFORM_HEADER_LEN);
+        let nonce = nonces.next_nonce().expect("the first nonce");
+        header.copy_from_slice(
+            &SealingKey::new(&key(cipher)).seal_in_place(nonce, SESSION_ID, message).expect("short"),
+        );
+        frame
+    }
+
+    /// SP800-38C example 1 has nonces of 7 bytes; RFC 3610's of 13. With 11 bytes there is no published example, so
+    /// expected values are from pyca/cryptography 50 (OpenSSL), for CCM and GCM alike: tag, SHA-256 of the ciphertext.
+    #[test]
+    fn seals_as_an_independent_implementation_does() {
+        for (cipher, tag, ciphertext) in [
+            (
+                Cipher::Aes128Ccm,
+                "1380132b0f7b9b78d451e82f39e34198",
+                "cc2613bdeb96013777909f3e2531571634709fffe01688aa81c49249ea1d5af1",
+            ),
+            (
+                Cipher::Aes128Gcm,
+                "0e570a55e23de4fb6eaa4e650729cbc2",
+                "e813c4b5d6c95fa7945f79c3f177f584ba1dcee11727df80209ade51cd7b39b8",
+            ),
+            (
+                Cipher::Aes256Ccm,
+                "a2501e0bcb45c350b7e72a4498807c56",
+                "4e20025a3235113c8340c36c416eacbbd287ae6d9af44337e2a5030841c3e3b8",
+            ),
+            (
+                Cipher::Aes256Gcm,
+                "0368e80c91d2f763fef84c067d6ecf19",
+                "db4efb7d509b1712c1a04b60dcebd194d41cb5e966759c1aa4bad9f83e63562e",
+            ),
+        ] {
+            let frame = sealed(cipher, &pattern(100));
+            let (header, message) = frame.split_at(TRANSFORM_HEADER_LEN);
+            assert_eq!(header[..4], *b"\xFDSMB");
+            assert_eq!(header[SIGNATURE], hex(tag), "{cipher:?}");
+            assert_eq!(header[NONCE], hex("0807060504030201c1c2c30000000000"));
+            assert_eq!(header[36..44], hex("6400000000000100"));
+            assert_eq!(header[44..], SESSION_ID.to_le_bytes());
+            assert_eq!(digest::digest(&digest::SHA256, message).as_ref(), hex(ciphertext), "{cipher:?}");
+        }
+    }
+
+    /// SP800-38D with no plaintext is in `gmac`; here test case 4 of the GCM submission, with both.
+    #[test]
+    fn gcm_of_the_submission() {
+        let key =
+            CipherKey::new(Cipher::Aes128Gcm, &hex("feffe9928665731c6d6a8f9467308308")).expect("16 bytes");
+        let mut nonce = [0; 16];
+        nonce[..12].copy_from_slice(&hex("cafebabefacedbaddecaf888"));
+        let associated = hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
+        let mut message = hex("d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72\
+                               1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39");
+        let tag = Aead::new(&key).seal(&nonce, &associated, &mut message).expect("short");
+        assert_eq!(tag[..], hex("5bc94fbc3221a5db94fae95ae7121a47"));
+        assert_eq!(message[..8], hex("42831ec221777424"));
+    }
+
+    #[test]
+    fn what_was_sealed_opens_and_nothing_else() {
+        for id in 1..=4 {
+            let cipher = Cipher::from_id(id).expect("four ciphers");
+            assert_eq!(cipher.id(), id);
+            let opening = OpeningKey::new(&key(cipher));
+            for len in [0, 1, 16, 5000] {
+                let frame = sealed(cipher, &pattern(len));
+                assert!(SealedFrame::claims(&frame));
+                assert_eq!(SealedFrame::parse(&frame).expect("well formed").session_id, SESSION_ID);
+                assert_eq!(*opening.open_in_place(&mut frame.clone()).expect("authentic"), pattern(len));
+                for at in (0..frame.len()).step_by(if len == 5000 { 97 } else { 1 }) {
+                    let mut frame = frame.clone();
+                    frame[at] ^= 0x10;
+                    let error = opening.open_in_place(&mut frame).expect_err("changed");
+                    let outside = (4..36).contains(&at) || at >= 40 && !FLAGS.contains(&at);
+                    let expected_not_authentic = outside;
+                    assert_eq!(
+                        error == OpenError::NotAuthentic,
+                        expected_not_authentic,
+                        "{cipher:?} byte {at}: {error}"
+                    );
+                }
+                for cut in 0..frame.len().min(80) {
+                    assert!(opening.open_in_place(&mut frame[..cut].to_vec()).is_err(), "cut to {cut}");
+                }
+            }
+            let other =
+                CipherKey::new(cipher, &[1; 32][..cipher.key_len()]).expect("the length is the cipher's");
+            let error =
+                OpeningKey::new(&other).open_in_place(&mut sealed(cipher, b"x")).expect_err("another key");
+            assert_eq!(error, OpenError::NotAuthentic);
+        }
+    }
+
+    #[test]
+    fn nonces_end_and_never_repeat() {
+        let mut nonces = NonceSequence::new([1, 2, 3], u64::MAX - 1);
+        let first = nonces.next_nonce().expect("two are left").0;
+        let last = nonces.next_nonce().expect("one is left").0;
+        assert_ne!(first, last);
+        assert_eq!(last, *b"\xff\xff\xff\xff\xff\xff\xff\xff\x01\x02\x03\0\0\0\0\0");
+        assert!(nonces.next_nonce().is_err());
+        assert!(nonces.next_nonce().is_err());
+    }
+}

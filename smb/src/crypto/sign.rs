@@ -170,3 +170,161 @@ impl fmt::Debug for SigningKey {
         write!(f, "SigningKey({:?}, ..)", self.algorithm)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypto::vectors::{hex, pattern};
+
+    const ALGORITHMS: [SigningAlgorithm; 3] =
+        [SigningAlgorithm::HmacSha256, SigningAlgorithm::AesCmac, SigningAlgorithm::AesGmac];
+
+    fn key(algorithm: SigningAlgorithm) -> SigningKey {
+        SigningKey::new(algorithm, &SessionKey::new(&(0..16).collect::<Vec<u8>>()))
+    }
+
+    fn message(command: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let mut message = vec![0; HEADER_LEN];
+        message[..4].copy_from_slice(b"\xFESMB");
+        message[4] = 64;
+        message[COMMAND.start] = command;
+        message[FLAGS] = flags;
+        message[MESSAGE_ID].copy_from_slice(&0x1122_3344_5566_7788_u64.to_le_bytes());
+        message[40..48].copy_from_slice(&0xAABB_CCDD_u64.to_le_bytes());
+        message.extend_from_slice(&pattern(payload));
+        message
+    }
+
+    /// RFC 4493 section 4: the primitive that the rest stands on.
+    #[test]
+    fn cmac_of_rfc_4493() {
+        let key = cmac::Key::new(cmac::AES_128, &hex("2b7e151628aed2a6abf7158809cf4f3c")).expect("16 bytes");
+        let message = hex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51\
+                           30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710");
+        for (len, tag) in [
+            (0, "bb1d6929e95937287fa37d129b756746"),
+            (16, "070a16b46b4d4144f79bdd9dd04a287c"),
+            (40, "dfa66747de9ae63030ca32611497c827"),
+            (64, "51f0bebf7e3b9d92fc49741779363cfe"),
+        ] {
+            assert_eq!(cmac::sign(&key, &message[..len]).expect("no failure").as_ref(), hex(tag), "{len}");
+        }
+    }
+
+    /// Expected values: pyca/cryptography 50. Columns: command, flags, payload; HMAC-SHA256, AES-CMAC, AES-GMAC.
+    #[test]
+    fn signs_as_an_independent_implementation_does() {
+        for (command, flags, payload, expected) in [
+            (
+                8,
+                9,
+                0,
+                [
+                    "86c1b86a074cd488c7a3572ef3e5834c",
+                    "cc2b8c6e9e44941ec5d5dc3a5f1bbd1a",
+                    "3bf9a58188c2f6784475b0f5ea7f394f",
+                ],
+            ),
+            (
+                8,
+                9,
+                1016,
+                [
+                    "319007f9117636acda48b433f3096eba",
+                    "38565b3741369b2d695bfb09c6ed71b7",
+                    "93400f76af39eb304062c6b8d2a6871e",
+                ],
+            ),
+            (
+                8,
+                8,
+                5,
+                [
+                    "ab9fe49e82a0a328577354b848d5c371",
+                    "a7e302fe76842ffa8af72fa78bc7c07e",
+                    "bbfbf99d518dcf1384290c76acbb180f",
+                ],
+            ),
+            // CANCEL has a bit of its own in GMAC's nonce.
+            (
+                12,
+                8,
+                4,
+                [
+                    "01ffc5ef5fcc8429b992db66e4759388",
+                    "cb9598129ab7d4dc87d948282574a8ce",
+                    "080ad0ef435d191bac503262212aa2bb",
+                ],
+            ),
+            (
+                8,
+                9,
+                65_552,
+                [
+                    "c957e8ddc69a8e1bac08f9f7b911c4ce",
+                    "1acfa504f4f73e8f138032df8b36a70e",
+                    "650f3baf96c499afad679a433d380069",
+                ],
+            ),
+            (
+                9,
+                8,
+                100_051,
+                [
+                    "a735ba2ce6ddd26db7b9903e939917f9",
+                    "ada5b748717cb08dde1bb3956b356fcf",
+                    "1fcc53e11b6feaa19f6401cd27469660",
+                ],
+            ),
+        ] {
+            let message = message(command, flags, payload);
+            for (algorithm, expected) in ALGORITHMS.into_iter().zip(expected) {
+                let key = key(algorithm);
+                assert_eq!(key.sign(&[&message])[..], hex(expected), "{algorithm:?} of {payload}");
+                // As the server sends it: headers apart from the payload, padding at the end.
+                let (first, rest) = message.split_at(message.len().min(80));
+                let (payload, padding) = rest.split_at(rest.len().saturating_sub(3));
+                assert_eq!(key.sign(&[first, payload, padding])[..], hex(expected), "{algorithm:?} in parts");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_signed_verifies_and_nothing_else() {
+        for algorithm in ALGORITHMS {
+            let key = key(algorithm);
+            let mut message = message(9, 0, 20_000);
+            let (first, rest) = message.split_at_mut(112);
+            // Rubbish in the field must not matter.
+            first[SIGNATURE].fill(0xEE);
+            key.sign_in_place(first, &[rest]);
+            assert_eq!(first[FLAGS] & FLAG_SIGNED, FLAG_SIGNED);
+            assert!(key.verify(&[&message]), "{algorithm:?}");
+            assert!(key.verify(&[&message[..64], &message[64..]]), "{algorithm:?}");
+            for at in [0, 12, FLAGS, 24, 40, 48, 63, 64, 111, 112, 16_383, message.len() - 1] {
+                message[at] ^= 1;
+                assert!(!key.verify(&[&message]), "{algorithm:?}: byte {at} changed");
+                message[at] ^= 1;
+            }
+            assert!(!key.verify(&[&message[..message.len() - 1]]), "{algorithm:?}: cut");
+            message.push(0);
+            assert!(!key.verify(&[&message]), "{algorithm:?}: grown");
+            let other = SigningKey::new(algorithm, &SessionKey::new(&[9; 16]));
+            message.pop();
+            assert!(!other.verify(&[&message]), "{algorithm:?}: another key");
+        }
+    }
+
+    #[test]
+    fn too_short_for_a_header_is_no_message() {
+        for algorithm in ALGORITHMS {
+            assert!(!key(algorithm).verify(&[]));
+            assert!(!key(algorithm).verify(&[&[0; 63], &[0; 64]]));
+        }
+    }
+
+    #[test]
+    fn keys_are_never_printed() {
+        assert_eq!(format!("{:?}", key(SigningAlgorithm::AesCmac)), "SigningKey(AesCmac, ..)");
+    }
+}

@@ -1,0 +1,14 @@
+//! What the tests of this module share: vectors as text, messages by formula.
+
+/// Bytes of hexadecimal digits.
+pub(super) fn hex(text: &str) -> Vec<u8> {
+    (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("vectors are hex"))
+        .collect()
+}
+
+/// The payload that the expected values were computed over.
+pub(super) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + 3) as u8).collect()
+}
