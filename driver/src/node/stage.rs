@@ -83,7 +83,7 @@ impl Staging {
             for ip in addresses_of(server)? {
                 match self.mount(server, ip, &target) {
                     Err(error) if error.is_unreachable() => {
-                        warn!(server = %server, %ip, error = error.to_string(), "trying the next address");
+                        warn!(server = %server, %ip, error = error.to_string(), "this address does not answer");
                         last = Some(error);
                     }
                     result => return result.map_err(Error::from),
