@@ -6,4 +6,5 @@
 pub mod backend;
 pub mod buffers;
 pub mod clock;
+pub mod io;
 pub mod limits;

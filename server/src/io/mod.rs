@@ -1,0 +1,282 @@
+//! How an event loop gets its I/O done: one interface, two engines.
+//!
+//! [`uring`] has the kernel do everything on a ring. [`readiness`] is for where io_uring is forbidden (the default
+//! seccomp profile of containers blocks it): sockets by epoll, files by the worker threads. The loop submits
+//! [`Operation`]s, which own all that the kernel touches meanwhile, and gets them back with their results.
+
+pub mod readiness;
+#[cfg(test)]
+mod tests;
+pub mod uring;
+pub mod workers;
+
+use std::fmt;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_smb::fs::{Frame, OpId, Payload};
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use crate::backend::directory::OpenFile;
+use crate::buffers::Buffer;
+use crate::limits::SEND_PARTS_MAX;
+
+/// What an operation was submitted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// The connection's id.
+    pub connection: u64,
+    /// What of it.
+    pub purpose: Purpose,
+}
+
+/// What of a connection an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Its one receive.
+    Receive,
+    /// Its one send.
+    Send,
+    /// An operation with the file system.
+    File(OpId),
+}
+
+/// Something for an engine to do. It owns its buffers until it is done.
+pub enum Operation {
+    /// Receives into `buffer` from `start + filled` until at least `least` and at most `most` bytes are there. Ends with
+    /// fewer where the peer sends no more.
+    Receive {
+        /// From where.
+        socket: Arc<OwnedFd>,
+        /// To where.
+        buffer: Buffer,
+        /// Where byte 0 goes (as [`Buffer::bytes`] counts).
+        start: isize,
+        /// Bytes there.
+        filled: usize,
+        /// Enough.
+        least: usize,
+        /// All there is place for.
+        most: usize,
+    },
+    /// Sends all of a message.
+    Send {
+        /// To where.
+        socket: Arc<OwnedFd>,
+        /// What.
+        message: Message,
+    },
+    /// Reads `length` bytes at `offset` into the buffer's data, fewer only at the file's end.
+    Read {
+        /// From where.
+        file: Arc<OpenFile>,
+        /// To where.
+        buffer: Buffer,
+        /// First byte.
+        offset: u64,
+        /// Bytes wanted.
+        length: usize,
+        /// Bytes read.
+        filled: usize,
+    },
+    /// Writes `range` of the frame at `offset`.
+    Write {
+        /// To where.
+        file: Arc<OpenFile>,
+        /// The data are in it.
+        frame: Arc<dyn Frame>,
+        /// Which of it.
+        range: Range<usize>,
+        /// First byte.
+        offset: u64,
+        /// Bytes written.
+        written: usize,
+        /// On stable storage before it is done.
+        durable: bool,
+    },
+    /// Data and attributes on stable storage.
+    Sync {
+        /// Of what.
+        file: Arc<OpenFile>,
+    },
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Receive { .. } => "Receive",
+            Self::Send { .. } => "Send",
+            Self::Read { .. } => "Read",
+            Self::Write { .. } => "Write",
+            Self::Sync { .. } => "Sync",
+        })
+    }
+}
+
+/// An operation that is done.
+#[derive(Debug)]
+pub struct Completion {
+    /// As submitted.
+    pub token: Token,
+    /// With what it got done.
+    pub operation: Operation,
+    /// How it ended.
+    pub result: Result<(), Errno>,
+}
+
+/// An event loop's I/O.
+pub trait Engine {
+    /// "io_uring" or "readiness".
+    fn name(&self) -> &'static str;
+
+    /// Prepares a socket that operations will be submitted for.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno>;
+
+    /// Ends what [`Engine::adopt`] began; nothing is in flight on the socket.
+    fn forget(&mut self, socket: &Arc<OwnedFd>);
+
+    /// Begins an operation.
+    fn submit(&mut self, token: Token, operation: Operation);
+
+    /// Waits for completions, for the waker or for the time to pass, and appends what is done.
+    ///
+    /// # Errors
+    /// Those of the system calls: the engine is broken.
+    fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno>;
+}
+
+/// Wakes an engine that waits, from any thread.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    /// A waker for one engine.
+    ///
+    /// # Errors
+    /// Those of eventfd.
+    pub fn new() -> Result<Self, Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
+    }
+
+    /// Has the engine's present or next wait return.
+    pub fn wake(&self) {
+        // It can only fail by being full, which wakes as well.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.0, &mut count);
+    }
+}
+
+/// A part of a message.
+pub enum Part {
+    /// The length prefix of a frame ([MS-SMB2] 2.1).
+    Prefix([u8; 4]),
+    /// Headers and bodies.
+    Bytes(Vec<u8>),
+    /// Data that were read.
+    Payload(Box<dyn Payload>),
+    /// Prefix, headers and data in one piece.
+    Whole(Buffer, Range<isize>),
+}
+
+impl Part {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Prefix(bytes) => bytes,
+            Self::Bytes(bytes) => bytes,
+            Self::Payload(payload) => payload.bytes(),
+            Self::Whole(buffer, range) => buffer.bytes(range.clone()),
+        }
+    }
+}
+
+/// What one send carries: one frame or several.
+pub struct Message {
+    parts: Vec<Part>,
+    length: usize,
+    sent: usize,
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} of {} bytes sent)", self.sent, self.length)
+    }
+}
+
+impl Message {
+    /// A message of `parts`.
+    #[must_use]
+    pub fn new(parts: Vec<Part>) -> Self {
+        let length = parts.iter().map(|part| part.bytes().len()).sum();
+        Self { parts, length, sent: 0 }
+    }
+
+    /// Bytes of all parts.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Bytes sent.
+    #[must_use]
+    pub fn sent(&self) -> usize {
+        self.sent
+    }
+
+    /// Takes in the message that follows. False, and nothing done, where the send would have too many parts or bytes.
+    pub fn gather(&mut self, next: &mut Message, bytes_max: usize) -> bool {
+        let fits = self.parts.len() + next.parts.len() <= SEND_PARTS_MAX && self.length + next.length <= bytes_max;
+        if fits {
+            self.parts.append(&mut next.parts);
+            self.length += next.length;
+        }
+        fits
+    }
+
+    /// What is left to send, at most [`SEND_PARTS_MAX`] pieces of it.
+    fn rest(&self) -> impl Iterator<Item = IoSlice<'_>> {
+        let mut skip = self.sent;
+        self.parts.iter().filter_map(move |part| {
+            let bytes = part.bytes();
+            let rest = bytes.get(skip..).unwrap_or_default();
+            skip = skip.saturating_sub(bytes.len());
+            (!rest.is_empty()).then(|| IoSlice::new(rest))
+        }).take(SEND_PARTS_MAX)
+    }
+}
+
+impl Operation {
+    /// Takes note of `bytes` more having been moved. True where the operation is done.
+    fn advance(&mut self, bytes: usize) -> bool {
+        match self {
+            Self::Receive { filled, least, .. } => {
+                *filled += bytes;
+                bytes == 0 || *filled >= *least
+            }
+            Self::Send { message, .. } => {
+                message.sent += bytes;
+                message.sent >= message.length
+            }
+            Self::Read { filled, length, .. } => {
+                *filled += bytes;
+                bytes == 0 || *filled >= *length
+            }
+            Self::Write { written, range, .. } => {
+                *written += bytes;
+                bytes == 0 || *written >= range.len()
+            }
+            Self::Sync { .. } => true,
+        }
+    }
+}

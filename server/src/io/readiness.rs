@@ -1,0 +1,215 @@
+//! I/O where io_uring is forbidden: sockets by epoll, files by the worker threads.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::io::{Errno, ReadWriteFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use super::workers::Workers;
+use super::{Completion, Engine, Operation, Token, Waker};
+
+/// epoll data of the waker; descriptors are never negative.
+const WAKER: u64 = u64::MAX;
+const EVENTS: usize = 256;
+
+/// The engine of one event loop.
+pub struct Readiness {
+    epoll: OwnedFd,
+    waker: Waker,
+    workers: Arc<Workers>,
+    /// By descriptor: what waits for it to be readable, and for it to be writable.
+    sockets: HashMap<RawFd, Waiting>,
+    /// Done without waiting.
+    ready: Vec<Completion>,
+    /// Done by workers.
+    finished: Arc<Mutex<Vec<Completion>>>,
+    events: Vec<epoll::Event>,
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Readiness({} sockets)", self.sockets.len())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    receive: Option<(Token, Operation)>,
+    send: Option<(Token, Operation)>,
+}
+
+impl Readiness {
+    /// An engine that `waker` wakes.
+    ///
+    /// # Errors
+    /// Those of epoll.
+    pub fn new(waker: Waker, workers: Arc<Workers>) -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            waker,
+            workers,
+            sockets: HashMap::new(),
+            ready: Vec::new(),
+            finished: Arc::default(),
+            events: Vec::with_capacity(EVENTS),
+        })
+    }
+
+    /// Tries a socket's operation; it comes back where it has to wait.
+    fn attempt(&mut self, token: Token, mut operation: Operation) -> Option<(Token, Operation)> {
+        loop {
+            let moved = match &mut operation {
+                Operation::Receive { socket, buffer, start, filled, most, .. } => {
+                    let range = *start + filled.cast_signed()..*start + most.cast_signed();
+                    rustix::net::recv(&**socket, buffer.bytes_mut(range), RecvFlags::empty()).map(|(_, n)| n)
+                }
+                Operation::Send { socket, message } => {
+                    let parts: Vec<IoSlice<'_>> = message.rest().collect();
+                    let mut control = SendAncillaryBuffer::default();
+                    rustix::net::sendmsg(&**socket, &parts, &mut control, SendFlags::NOSIGNAL)
+                }
+                _ => unreachable!("only operations of sockets are attempted"),
+            };
+            let result = match moved {
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Some((token, operation)),
+                Ok(n) if !operation.advance(n) => continue,
+                Ok(_) => Ok(()),
+                Err(errno) => Err(errno),
+            };
+            self.ready.push(Completion { token, operation, result });
+            return None;
+        }
+    }
+
+    fn retry(&mut self, fd: RawFd, flags: epoll::EventFlags) {
+        use epoll::EventFlags as F;
+        let Some(waiting) = self.sockets.get_mut(&fd) else { return };
+        let failed = flags.intersects(F::ERR | F::HUP);
+        let receive = (failed || flags.intersects(F::IN | F::RDHUP)).then(|| waiting.receive.take()).flatten();
+        let send = (failed || flags.contains(F::OUT)).then(|| waiting.send.take()).flatten();
+        for (token, operation) in receive.into_iter().chain(send) {
+            if let Some(again) = self.attempt(token, operation) {
+                self.park(again);
+            }
+        }
+    }
+
+    fn park(&mut self, (token, operation): (Token, Operation)) {
+        let (socket, receive) = match &operation {
+            Operation::Receive { socket, .. } => (socket, true),
+            Operation::Send { socket, .. } => (socket, false),
+            _ => unreachable!("only operations of sockets wait"),
+        };
+        let waiting = self.sockets.entry(socket.as_raw_fd()).or_default();
+        let place = if receive { &mut waiting.receive } else { &mut waiting.send };
+        debug_assert!(place.is_none(), "one receive and one send at a time");
+        *place = Some((token, operation));
+    }
+}
+
+impl Engine for Readiness {
+    fn name(&self) -> &'static str {
+        "readiness"
+    }
+
+    fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno> {
+        rustix::io::ioctl_fionbio(&**socket, true)?;
+        // Edge-triggered: an operation is tried first and waits only after EAGAIN, so no edge is missed.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let fd = socket.as_raw_fd();
+        epoll::add(&self.epoll, &**socket, epoll::EventData::new_u64(fd.cast_unsigned().into()), flags)?;
+        self.sockets.insert(fd, Waiting::default());
+        Ok(())
+    }
+
+    fn forget(&mut self, socket: &Arc<OwnedFd>) {
+        // It fails only for what was never adopted.
+        let _ = epoll::delete(&self.epoll, &**socket);
+        self.sockets.remove(&socket.as_raw_fd());
+    }
+
+    fn submit(&mut self, token: Token, operation: Operation) {
+        match operation {
+            Operation::Receive { .. } | Operation::Send { .. } => {
+                if let Some(again) = self.attempt(token, operation) {
+                    self.park(again);
+                }
+            }
+            mut file_operation => {
+                // What is in the page cache needs no thread.
+                if let Operation::Read { .. } = file_operation
+                    && let Some(result) = run(&mut file_operation, ReadWriteFlags::NOWAIT)
+                {
+                    self.ready.push(Completion { token, operation: file_operation, result });
+                    return;
+                }
+                let (finished, waker) = (Arc::clone(&self.finished), self.waker.clone());
+                self.workers.submit(move || {
+                    let mut operation = file_operation;
+                    let result = run(&mut operation, ReadWriteFlags::empty()).unwrap_or(Err(Errno::AGAIN));
+                    let completion = Completion { token, operation, result };
+                    finished.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+                    waker.wake();
+                });
+            }
+        }
+    }
+
+    fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno> {
+        let time_max = if self.ready.is_empty() { time_max } else { Duration::ZERO };
+        let timeout = rustix::event::Timespec::try_from(time_max).map_err(|_| Errno::INVAL)?;
+        self.events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let events = std::mem::take(&mut self.events);
+        for event in &events {
+            match event.data.u64() {
+                WAKER => self.waker.clear(),
+                fd => self.retry(fd as RawFd, event.flags),
+            }
+        }
+        self.events = events;
+        done.append(&mut self.ready);
+        done.append(&mut self.finished.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    }
+}
+
+/// Carries a file's operation out; `None` where it would have to wait and must not.
+fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Errno>> {
+    loop {
+        let moved = match operation {
+            Operation::Read { file, buffer, offset, length, filled } => {
+                let slice = buffer.bytes_mut(filled.cast_signed()..length.cast_signed());
+                let slices = &mut [IoSliceMut::new(slice)];
+                rustix::io::preadv2(&**file, slices, *offset + *filled as u64, flags)
+            }
+            Operation::Write { file, frame, range, offset, written, durable } => {
+                let bytes = frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
+                let flags = if *durable { flags | ReadWriteFlags::DSYNC } else { flags };
+                rustix::io::pwritev2(&**file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
+            }
+            Operation::Sync { file } => rustix::fs::fsync(&**file).map(|()| 0),
+            Operation::Receive { .. } | Operation::Send { .. } => unreachable!("sockets are not for workers"),
+        };
+        match moved {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) if flags.contains(ReadWriteFlags::NOWAIT) => return None,
+            Ok(n) if !operation.advance(n) => {}
+            Ok(_) => return Some(Ok(())),
+            Err(errno) => return Some(Err(errno)),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What every engine must do, run on both.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsReply, ObjectKind, OpId, OpenMode, OpenRequest, RelPath};
+use tempfile::TempDir;
+
+use super::readiness::Readiness;
+use super::uring::Uring;
+use super::workers::Workers;
+use super::{Completion, Engine, Message, Operation, Part, Purpose, Token, Waker};
+use crate::backend::directory::{self, OpenFile, Volume};
+use crate::buffers::BufferPool;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn on_both(test: fn(&mut dyn Engine, &Waker)) {
+    let waker = Waker::new().expect("a waker");
+    let workers = Arc::new(Workers::start(2).expect("threads"));
+    test(&mut Readiness::new(waker.clone(), workers).expect("epoll"), &waker);
+    match super::uring::probe() {
+        Ok(()) => {
+            let waker = Waker::new().expect("a waker");
+            test(&mut Uring::new(waker.clone()).expect("a ring"), &waker);
+        }
+        // Where this machine forbids it, the daemon would fall back too.
+        Err(unavailable) => assert!(!matches!(unavailable, super::uring::Unavailable::Other(_)), "{unavailable}"),
+    }
+}
+
+fn token(purpose: Purpose) -> Token {
+    Token { connection: 1, purpose }
+}
+
+fn next(engine: &mut dyn Engine) -> Completion {
+    let mut done = Vec::new();
+    let began = Instant::now();
+    while done.is_empty() {
+        assert!(began.elapsed() < DEADLINE, "nothing completed");
+        engine.wait(Duration::from_millis(100), &mut done).expect("the engine works");
+    }
+    assert_eq!(done.len(), 1, "one at a time here");
+    done.remove(0)
+}
+
+fn pair(engine: &mut dyn Engine) -> (Arc<OwnedFd>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+    let (server, _) = listener.accept().expect("accepted");
+    let server = Arc::new(OwnedFd::from(server));
+    engine.adopt(&server).expect("adopted");
+    (server, client)
+}
+
+fn receive(socket: &Arc<OwnedFd>, pool: &BufferPool, filled: usize, least: usize, most: usize) -> Operation {
+    let buffer = pool.take(most).expect("a buffer");
+    Operation::Receive { socket: Arc::clone(socket), buffer, start: -112, filled, least, most }
+}
+
+#[test]
+fn receives_what_is_there_and_waits_for_what_must_be() {
+    on_both(|engine, _| {
+        let pool = BufferPool::default();
+        let (server, mut client) = pair(engine);
+        engine.submit(token(Purpose::Receive), receive(&server, &pool, 0, 1, 4096));
+        client.write_all(b"few").expect("sent");
+        let Completion { operation: Operation::Receive { buffer, filled, .. }, result, .. } = next(engine) else {
+            panic!("a receive")
+        };
+        assert_eq!((result, filled), (Ok(()), 3));
+        assert_eq!(buffer.bytes(-112..-109), b"few");
+
+        let sent: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
+        let copy = sent.clone();
+        let writer = std::thread::spawn(move || {
+            client.write_all(&copy).expect("sent");
+            client
+        });
+        engine.submit(token(Purpose::Receive), receive(&server, &pool, 5, 3_000_005, 3_000_005));
+        let Completion { operation: Operation::Receive { buffer, filled, .. }, result, .. } = next(engine) else {
+            panic!("a receive")
+        };
+        assert_eq!((result, filled), (Ok(()), 3_000_005));
+        assert!(buffer.bytes(-107..3_000_000 - 107) == sent);
+
+        drop(writer.join().expect("no panic"));
+        engine.submit(token(Purpose::Receive), receive(&server, &pool, 0, 10, 10));
+        let Completion { operation: Operation::Receive { filled, .. }, .. } = next(engine) else {
+            panic!("a receive")
+        };
+        assert_eq!(filled, 0, "the peer is gone");
+        engine.forget(&server);
+    });
+}
+
+#[test]
+fn sends_all_parts_in_order_to_a_slow_reader() {
+    on_both(|engine, _| {
+        let pool = BufferPool::default();
+        let (server, mut client) = pair(engine);
+        let mut buffer = pool.take(5 << 20).expect("a buffer");
+        buffer.bytes_mut(-8..5 << 20).fill(9);
+        let parts = vec![
+            Part::Prefix([0, 1, 2, 3]),
+            Part::Bytes(vec![7; 100_000]),
+            Part::Whole(buffer, -8..5 << 20),
+            Part::Bytes(vec![]),
+            Part::Bytes(vec![8]),
+        ];
+        let mut message = Message::new(parts);
+        assert!(message.gather(&mut Message::new(vec![Part::Bytes(vec![1, 2])]), 6 << 20));
+        let length = message.length();
+        assert_eq!(length, 4 + 100_000 + 8 + (5 << 20) + 1 + 2);
+        engine.submit(token(Purpose::Send), Operation::Send { socket: Arc::clone(&server), message });
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; length];
+            client.read_exact(&mut all).expect("received");
+            all
+        });
+        let Completion { operation: Operation::Send { message, .. }, result, .. } = next(engine) else {
+            panic!("a send")
+        };
+        assert_eq!((result, message.sent()), (Ok(()), length));
+        let all = reader.join().expect("no panic");
+        assert_eq!(all[..5], [0, 1, 2, 3, 7]);
+        assert!(all[100_004..length - 3].iter().all(|&b| b == 9));
+        assert_eq!(all[length - 4..], [9, 8, 1, 2]);
+        engine.forget(&server);
+    });
+}
+
+#[test]
+fn shutting_a_socket_down_ends_what_waits_on_it() {
+    on_both(|engine, _| {
+        let pool = BufferPool::default();
+        let (server, _client) = pair(engine);
+        engine.submit(token(Purpose::Receive), receive(&server, &pool, 0, 1, 100));
+        let mut done = Vec::new();
+        engine.wait(Duration::ZERO, &mut done).expect("the engine works");
+        assert!(done.is_empty());
+        rustix::net::shutdown(&*server, rustix::net::Shutdown::Both).expect("shut down");
+        assert!(matches!(next(engine).operation, Operation::Receive { filled: 0, .. }));
+        let message = Message::new(vec![Part::Bytes(vec![1; 10])]);
+        engine.submit(token(Purpose::Send), Operation::Send { socket: Arc::clone(&server), message });
+        assert!(next(engine).result.is_err());
+        engine.forget(&server);
+    });
+}
+
+#[test]
+fn a_waker_ends_a_wait() {
+    on_both(|engine, waker| {
+        for _ in 0..3 {
+            let waker = waker.clone();
+            let thread = std::thread::spawn(move || waker.wake());
+            let began = Instant::now();
+            engine.wait(DEADLINE, &mut Vec::new()).expect("the engine works");
+            assert!(began.elapsed() < DEADLINE);
+            thread.join().expect("no panic");
+        }
+    });
+}
+
+struct Bytes(Vec<u8>);
+
+impl Frame for Bytes {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
+    let request = OpenRequest {
+        path: RelPath::new(name).expect("a path"),
+        mode: OpenMode::Either,
+        kind: ObjectKind::File,
+        read: true,
+        write: true,
+        write_through: false,
+        attributes: 0,
+        allocation_size: 0,
+    };
+    let operation = FsOpKind::Open { volume: volume.clone(), request };
+    match crate::backend::execute(operation, &BufferPool::default()) {
+        Ok(FsReply::Opened(opened)) => directory::file(&opened.handle).expect("a file"),
+        _ => panic!("opened"),
+    }
+}
+
+#[test]
+fn files_are_written_synced_and_read() {
+    on_both(|engine, _| {
+        let pool = BufferPool::default();
+        let scratch = TempDir::new().expect("a directory");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let file = open(&volume, "f");
+        let data: Vec<u8> = (0..2_000_000_u32).map(|i| (i % 253) as u8).collect();
+        for (durable, id) in [(false, 1), (true, 2)] {
+            let write = Operation::Write {
+                file: Arc::clone(&file),
+                frame: Arc::new(Bytes(data.clone())),
+                range: 1000..2_000_000,
+                offset: 500,
+                written: 0,
+                durable,
+            };
+            engine.submit(token(Purpose::File(OpId(id))), write);
+            let done = next(engine);
+            assert_eq!((done.result, done.token), (Ok(()), token(Purpose::File(OpId(id)))));
+            assert!(matches!(done.operation, Operation::Write { written: 1_999_000, .. }));
+        }
+        engine.submit(token(Purpose::File(OpId(3))), Operation::Sync { file: Arc::clone(&file) });
+        assert_eq!(next(engine).result, Ok(()));
+        let read = |offset, length| Operation::Read {
+            file: Arc::clone(&file),
+            buffer: pool.take(length).expect("a buffer"),
+            offset,
+            length,
+            filled: 0,
+        };
+        engine.submit(token(Purpose::File(OpId(4))), read(400, 4 << 20));
+        let Completion { operation: Operation::Read { buffer, filled, .. }, result: Ok(()), .. } = next(engine) else {
+            panic!("read")
+        };
+        assert_eq!(filled, 1_999_100, "up to the end");
+        assert_eq!(buffer.bytes(0..100), [0; 100]);
+        assert!(buffer.bytes(100..1_999_100) == &data[1000..]);
+        engine.submit(token(Purpose::File(OpId(5))), read(1 << 30, 10));
+        assert!(matches!(next(engine).operation, Operation::Read { filled: 0, .. }), "beyond the end");
+    });
+}

@@ -1,0 +1,279 @@
+//! I/O on an io_uring.
+//!
+//! Everything that the kernel reads or writes while an operation is in flight (buffers, message header, vectors) is
+//! owned by its slot, which does not move and is freed only after the completion.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, opcode, squeue};
+use rustix::io::Errno;
+
+use super::{Completion, Engine, Operation, Token, Waker};
+use crate::limits::{RING_ENTRIES, SEND_PARTS_MAX};
+
+/// user_data of the waker's poll; slots count from 0.
+const WAKER: u64 = u64::MAX;
+
+/// Why there is no ring.
+#[derive(Debug, thiserror::Error)]
+pub enum Unavailable {
+    /// A security policy, most often the default seccomp profile of a container runtime.
+    #[error("io_uring_setup is forbidden (EPERM): allow it in the seccomp profile or by kernel.io_uring_disabled=0")]
+    Forbidden,
+    /// No such system call.
+    #[error("the kernel has no io_uring (ENOSYS): use Linux 5.15 or newer")]
+    Missing,
+    /// One of the operations is missing.
+    #[error("the kernel's io_uring lacks {0}: use Linux 5.15 or newer")]
+    Lacking(&'static str),
+    /// Anything else.
+    #[error("io_uring_setup: {0}")]
+    Other(#[from] std::io::Error),
+}
+
+fn build() -> Result<IoUring, Unavailable> {
+    let tuned = IoUring::builder()
+        .setup_cqsize(RING_ENTRIES * 4)
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_submit_all()
+        .build(RING_ENTRIES);
+    let plain = |_| IoUring::builder().setup_cqsize(RING_ENTRIES * 4).build(RING_ENTRIES);
+    tuned.or_else(plain).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => Unavailable::Forbidden,
+        Some(libc::ENOSYS) => Unavailable::Missing,
+        _ => Unavailable::Other(error),
+    })
+}
+
+/// Whether a ring can be had here with all that is needed.
+///
+/// # Errors
+/// Why not.
+pub fn probe() -> Result<(), Unavailable> {
+    let ring = build()?;
+    if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+        return Err(Unavailable::Lacking("timed waits"));
+    }
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [
+        ("receive", opcode::Recv::CODE),
+        ("sendmsg", opcode::SendMsg::CODE),
+        ("read", opcode::Read::CODE),
+        ("write", opcode::Write::CODE),
+        ("fsync", opcode::Fsync::CODE),
+        ("poll", opcode::PollAdd::CODE),
+    ];
+    match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
+        Some((name, _)) => Err(Unavailable::Lacking(name)),
+        None => Ok(()),
+    }
+}
+
+/// An operation in flight and what its submission points to.
+struct Slot {
+    token: Token,
+    operation: Operation,
+    vectors: Vec<libc::iovec>,
+    header: libc::msghdr,
+}
+
+/// The engine of one event loop. To be made, used and dropped on the loop's thread.
+pub struct Uring {
+    ring: IoUring,
+    waker: Waker,
+    /// Boxed: the kernel has their addresses.
+    slots: Vec<Option<Box<Slot>>>,
+    free: Vec<usize>,
+    /// Vectors of earlier sends, to be used again.
+    spare_vectors: Vec<Vec<libc::iovec>>,
+}
+
+impl fmt::Debug for Uring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Uring({} in flight)", self.slots.len() - self.free.len())
+    }
+}
+
+impl Uring {
+    /// An engine that `waker` wakes.
+    ///
+    /// # Errors
+    /// Why there is no ring.
+    pub fn new(waker: Waker) -> Result<Self, Unavailable> {
+        let ring = build()?;
+        let mut engine = Self { ring, waker, slots: Vec::new(), free: Vec::new(), spare_vectors: Vec::new() };
+        engine.watch_waker();
+        Ok(engine)
+    }
+
+    fn watch_waker(&mut self) {
+        let entry = opcode::PollAdd::new(Fd(self.waker.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKER);
+        // SAFETY: a poll points to no memory, and the waker keeps its descriptor open as long as the ring lives.
+        unsafe { self.push(&entry) };
+    }
+
+    /// # Safety
+    /// What the entry points to must stay valid and unmoved until its completion.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: as the caller promises.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // Full: the kernel consumes it on submission. EBUSY means that completions must be reaped first, which
+            // makes room in the kernel's overflow list only; the submission is then tried again.
+            if let Err(error) = self.ring.submit() {
+                tracing::debug!(%error, "io_uring submission");
+            }
+        }
+    }
+
+    /// Submits what is left of the operation in `index`.
+    fn start(&mut self, index: usize) {
+        let slot = self.slots[index].as_mut().expect("a slot in flight is filled");
+        let entry = match &mut slot.operation {
+            Operation::Receive { socket, buffer, start, filled, least, most } => {
+                let range = *start + filled.cast_signed()..*start + most.cast_signed();
+                let bytes = buffer.bytes_mut(range);
+                let flags = if least == most { libc::MSG_WAITALL } else { 0 };
+                opcode::Recv::new(Fd(socket.as_raw_fd()), bytes.as_mut_ptr(), bytes.len() as u32).flags(flags).build()
+            }
+            Operation::Send { socket, message } => {
+                slot.vectors.clear();
+                slot.vectors.extend(message.rest().map(|part| libc::iovec {
+                    // The kernel only reads from it.
+                    iov_base: part.as_ptr().cast_mut().cast(),
+                    iov_len: part.len(),
+                }));
+                slot.header.msg_iov = slot.vectors.as_mut_ptr();
+                slot.header.msg_iovlen = slot.vectors.len();
+                let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned();
+                opcode::SendMsg::new(Fd(socket.as_raw_fd()), &raw const slot.header).flags(flags).build()
+            }
+            Operation::Read { file, buffer, offset, length, filled } => {
+                let bytes = buffer.bytes_mut(filled.cast_signed()..length.cast_signed());
+                let fd = Fd(file.as_fd().as_raw_fd());
+                let at = *offset + *filled as u64;
+                opcode::Read::new(fd, bytes.as_mut_ptr(), bytes.len() as u32).offset(at).build()
+            }
+            Operation::Write { file, frame, range, offset, written, durable } => {
+                let bytes = frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
+                let fd = Fd(file.as_fd().as_raw_fd());
+                let at = *offset + *written as u64;
+                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(at).rw_flags(flags).build()
+            }
+            Operation::Sync { file } => {
+                opcode::Fsync::new(Fd(file.as_fd().as_raw_fd())).flags(FsyncFlags::empty()).build()
+            }
+        };
+        let entry = entry.user_data(index as u64);
+        // SAFETY: buffers, frame, message, vectors and header belong to the slot, a Box that is neither moved out of
+        // nor freed before its completion (`finish`, and `drop`, which leaks what is in flight); descriptors are kept
+        // open by the Arcs in it. Parts and frames are heap memory that does not move with the operation.
+        unsafe { self.push(&entry) };
+    }
+
+    fn finish(&mut self, index: usize, result: Result<(), Errno>) -> Completion {
+        let slot = *self.slots[index].take().expect("a completion belongs to a filled slot");
+        self.free.push(index);
+        if slot.vectors.capacity() > 0 && self.spare_vectors.len() < SEND_PARTS_MAX {
+            self.spare_vectors.push(slot.vectors);
+        }
+        Completion { token: slot.token, operation: slot.operation, result }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { return };
+            if entry.user_data() == WAKER {
+                self.waker.clear();
+                self.watch_waker();
+                continue;
+            }
+            let index = entry.user_data() as usize;
+            let slot = self.slots[index].as_mut().expect("a completion belongs to a filled slot");
+            let result = match entry.result() {
+                moved @ 0.. if slot.operation.advance(moved.cast_unsigned() as usize) => Ok(()),
+                0.. => {
+                    self.start(index);
+                    continue;
+                }
+                error => match Errno::from_raw_os_error(-error) {
+                    Errno::INTR | Errno::AGAIN => {
+                        self.start(index);
+                        continue;
+                    }
+                    errno => Err(errno),
+                },
+            };
+            let completion = self.finish(index, result);
+            done.push(completion);
+        }
+    }
+}
+
+impl Engine for Uring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno> {
+        // On a nonblocking socket the ring would answer EAGAIN instead of waiting.
+        rustix::io::ioctl_fionbio(&**socket, false)
+    }
+
+    fn forget(&mut self, _socket: &Arc<OwnedFd>) {}
+
+    fn submit(&mut self, token: Token, operation: Operation) {
+        let vectors = match operation {
+            Operation::Send { .. } => self.spare_vectors.pop().unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        // SAFETY: msghdr is plain numbers and pointers, for which all zeros is a valid value.
+        let header = unsafe { std::mem::zeroed() };
+        let slot = Box::new(Slot { token, operation, vectors, header });
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.slots[index] = Some(slot);
+                index
+            }
+            None => {
+                self.slots.push(Some(slot));
+                self.slots.len() - 1
+            }
+        };
+        self.start(index);
+    }
+
+    fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno> {
+        let timeout = Timespec::from(time_max);
+        let arguments = SubmitArgs::new().timespec(&timeout);
+        match self.ring.submitter().submit_with_args(1, &arguments) {
+            Ok(_) => {}
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
+                Some(errno) => return Err(Errno::from_raw_os_error(errno)),
+                None => return Err(Errno::IO),
+            },
+        }
+        self.reap(done);
+        Ok(())
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The kernel may still write to what is in flight: better leaked than reused. An orderly end has nothing left.
+        for slot in self.slots.drain(..).flatten() {
+            std::mem::forget(slot);
+        }
+    }
+}
