@@ -42,7 +42,7 @@ pub enum ClientStep {
 /// One exchange, client side: [`Initiator::first`], then [`Initiator::step`] until `Last`, then [`Initiator::finish`].
 pub struct Initiator {
     config: InitiatorConfig,
-    mech_list: Vec<u8>,
+    pub(super) mech_list: Vec<u8>,
     negotiate_message: Vec<u8>,
     done: Option<(Key, u32)>,
 }

@@ -10,7 +10,7 @@ mod preauth;
 mod seal;
 mod sign;
 #[cfg(test)]
-mod vectors;
+pub(crate) mod vectors;
 
 pub use kdf::{
     CipherKey, KeyDerivation, SessionKey, application_key, client_to_server_key, server_to_client_key,

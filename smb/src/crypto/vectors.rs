@@ -1,7 +1,7 @@
-//! What the tests of this module share: vectors as text, messages by formula.
+//! What the tests of this crate share: vectors as text, messages by formula.
 
 /// Bytes of hexadecimal digits.
-pub(super) fn hex(text: &str) -> Vec<u8> {
+pub(crate) fn hex(text: &str) -> Vec<u8> {
     (0..text.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("vectors are hex"))
@@ -9,6 +9,6 @@ pub(super) fn hex(text: &str) -> Vec<u8> {
 }
 
 /// The payload that the expected values were computed over.
-pub(super) fn pattern(len: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + 3) as u8).collect()
 }

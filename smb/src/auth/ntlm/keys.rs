@@ -108,3 +108,53 @@ fn md5(parts: &[&[u8]]) -> Key {
     parts.iter().for_each(|part| hash.update(part));
     Zeroizing::new(hash.finalize().0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypto::vectors::hex;
+
+    /// [MS-NLMP] 4.2.4
+    #[test]
+    fn ntlm_v2_of_the_specification() {
+        let owf = ntowf_v2(&NtHash::from_password("Password"), "User", "Domain");
+        assert_eq!(owf[..], hex("0c868a403bfd7a93a3001ef22ef02e3f"));
+        let temp =
+            hex("01010000000000000000000000000000aaaaaaaaaaaaaaaa0000000002000c0044006f006d00610069006e00\
+                        01000c005300650072007600650072000000000000000000");
+        let challenge = 0xEFCD_AB89_6745_2301_u64.to_le_bytes();
+        let proof = nt_proof(&owf, &challenge, &temp);
+        assert_eq!(proof[..], hex("68cd0ab851e51c96aabc927bebef6a1c"));
+        let base_key = session_base_key(&owf, &proof);
+        assert_eq!(base_key[..], hex("8de40ccadbc14a82f15cb0ad0de95ca3"));
+        let mut exchanged = hex("c5dad2544fc9799094ce1ce90bc9d03e");
+        rc4(&base_key, &mut exchanged);
+        assert_eq!(exchanged, [0x55; 16]);
+    }
+
+    /// Expected values: impacket 0.13, ntlm.MAC.
+    #[test]
+    fn signatures_of_an_independent_implementation() {
+        use flags::{KEY_EXCH, STRENGTH_56, STRENGTH_128};
+        for (negotiated, client, server) in [
+            (
+                KEY_EXCH | STRENGTH_128 | STRENGTH_56,
+                "01000000566c27b883d6630500000000",
+                "01000000b573a42621a940e400000000",
+            ),
+            (KEY_EXCH | STRENGTH_56, "010000003c517ff0d1cebcba00000000", "0100000025a34b9aaa332c8300000000"),
+            (STRENGTH_128, "0100000052894add5dcf3cd900000000", "01000000f37bb99170135d0d00000000"),
+            (KEY_EXCH, "010000004e353a6c5d66ff3400000000", "0100000079eda87dff78b04100000000"),
+        ] {
+            let signature = |side| first_signature(&[0x55; 16], negotiated, side, b"mechanism list");
+            assert_eq!(signature(Side::Client)[..], hex(client), "{negotiated:08x}");
+            assert_eq!(signature(Side::Server)[..], hex(server), "{negotiated:08x}");
+        }
+    }
+
+    #[test]
+    fn upper_case_is_one_character_for_one() {
+        let upper: String = "jürgen ß ŉ ǆ ф".chars().map(upcase).collect();
+        assert_eq!(upper, "JÜRGEN ß ŉ Ǆ Ф");
+    }
+}
