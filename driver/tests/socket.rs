@@ -3,46 +3,28 @@
 #![allow(clippy::unwrap_used)]
 
 mod process;
+mod volumes;
 
-use std::collections::HashMap;
 use std::fs;
 
 use forebay_proto::csi::controller_client::ControllerClient;
 use forebay_proto::csi::identity_client::IdentityClient;
 use forebay_proto::csi::node_client::NodeClient;
 use forebay_proto::csi::plugin_capability::{self, service, volume_expansion};
-use forebay_proto::csi::volume_capability::access_mode::Mode;
-use forebay_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use forebay_proto::csi::volume_capability::{AccessType, BlockVolume, MountVolume};
 use forebay_proto::csi::volume_content_source::{self, VolumeSource};
 use forebay_proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest, CreateVolumeRequest,
     DeleteVolumeRequest, GetPluginCapabilitiesRequest, GetPluginInfoRequest, ListVolumesRequest,
     NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeStageVolumeRequest, ProbeRequest,
-    ValidateVolumeCapabilitiesRequest, VolumeCapability, VolumeContentSource,
+    ValidateVolumeCapabilitiesRequest, VolumeContentSource,
 };
 use process::{connect, eventually, start_driver};
 use tonic::Code;
-
-const PASSWORD: &str = "correct-horse-battery";
-
-fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
-    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
-}
-
-fn capability() -> VolumeCapability {
-    VolumeCapability {
-        access_type: Some(AccessType::Mount(MountVolume::default())),
-        access_mode: Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() }),
-    }
-}
+use volumes::{PASSWORD, capability, map};
 
 fn create() -> CreateVolumeRequest {
-    CreateVolumeRequest {
-        name: "pvc-1".into(),
-        volume_capabilities: vec![capability()],
-        secrets: map(&[("username", "u1"), ("password", PASSWORD)]),
-        ..Default::default()
-    }
+    volumes::create("pvc-1", 0)
 }
 
 #[tokio::test]

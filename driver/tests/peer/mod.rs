@@ -1,0 +1,225 @@
+//! An admin API in memory, as admin.proto describes it. It does what a real server does not do when asked:
+//! stay silent, advertise nothing, say that a volume is in use.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use forebay_proto::admin::admin_server::{Admin, AdminServer};
+use forebay_proto::admin::*;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+pub const POOL_BYTES: u64 = 1 << 30;
+
+#[derive(Clone)]
+pub struct Peer(Arc<State>);
+
+struct State {
+    volumes: Mutex<BTreeMap<String, (Volume, String)>>,
+    addresses: Mutex<Vec<String>>,
+    in_use: Mutex<Option<String>>,
+    /// CreateVolume waits while this is true.
+    silent: watch::Sender<bool>,
+    waiting: AtomicUsize,
+}
+
+impl Peer {
+    /// Serves on `socket` as long as the test's runtime lives.
+    pub fn serve(socket: &Path) -> Self {
+        let peer = Self(Arc::new(State {
+            volumes: Mutex::default(),
+            addresses: Mutex::new(vec!["0.0.0.0:445".into(), "10.1.1.1:445".into()]),
+            in_use: Mutex::default(),
+            silent: watch::Sender::new(false),
+            waiting: AtomicUsize::new(0),
+        }));
+        let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+        let service = AdminServer::new(peer.clone());
+        tokio::spawn(async move {
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await
+                .unwrap();
+        });
+        peer
+    }
+
+    pub fn set_addresses(&self, addresses: &[&str]) {
+        *self.0.addresses.lock().unwrap() = addresses.iter().map(|a| (*a).to_owned()).collect();
+    }
+
+    pub fn set_in_use(&self, volume_id: &str) {
+        *self.0.in_use.lock().unwrap() = Some(volume_id.to_owned());
+    }
+
+    pub fn set_silent(&self, silent: bool) {
+        self.0.silent.send_replace(silent);
+    }
+
+    /// Calls that wait because the peer is silent.
+    pub fn waiting(&self) -> usize {
+        self.0.waiting.load(Ordering::SeqCst)
+    }
+
+    pub fn volumes(&self) -> usize {
+        self.0.volumes.lock().unwrap().len()
+    }
+}
+
+fn provisioned(volumes: &BTreeMap<String, (Volume, String)>) -> u64 {
+    volumes.values().map(|(v, _)| v.capacity_bytes).sum()
+}
+
+#[tonic::async_trait]
+impl Admin for Peer {
+    async fn get_server_info(
+        &self,
+        _: Request<GetServerInfoRequest>,
+    ) -> Result<Response<GetServerInfoResponse>, Status> {
+        let listen_addresses = self.0.addresses.lock().unwrap().clone();
+        Ok(Response::new(GetServerInfoResponse { listen_addresses, ..Default::default() }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Result<Response<CreateVolumeResponse>, Status> {
+        self.0.waiting.fetch_add(1, Ordering::SeqCst);
+        self.0.silent.subscribe().wait_for(|silent| !silent).await.unwrap();
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+        let request = request.into_inner();
+        let credentials = request.credentials.unwrap();
+        let mut volumes = self.0.volumes.lock().unwrap();
+        if let Some((volume, password)) = volumes.get(&request.volume_id) {
+            let same = *password == credentials.password
+                && volume.username == credentials.username
+                && volume.capacity_bytes == request.capacity_bytes
+                && volume.labels == request.labels;
+            return match same {
+                true => Ok(Response::new(CreateVolumeResponse { volume: Some(volume.clone()) })),
+                false => Err(Status::already_exists("other parameters")),
+            };
+        }
+        if !matches!(request.pool.as_str(), "" | "pool") {
+            return Err(Status::invalid_argument("no such pool"));
+        }
+        if provisioned(&volumes) + request.capacity_bytes > POOL_BYTES {
+            return Err(Status::resource_exhausted("the pool is full"));
+        }
+        let volume = Volume {
+            volume_id: request.volume_id.clone(),
+            pool: "pool".into(),
+            capacity_bytes: request.capacity_bytes,
+            quota: Quota::Hard.into(),
+            protection: request.protection,
+            username: credentials.username.clone(),
+            labels: request.labels,
+            ..Default::default()
+        };
+        volumes.insert(request.volume_id, (volume.clone(), credentials.password.clone()));
+        Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Result<Response<DeleteVolumeResponse>, Status> {
+        let request = request.into_inner();
+        if self.0.in_use.lock().unwrap().as_ref() == Some(&request.volume_id) && !request.force {
+            return Err(Status::failed_precondition("the volume has open files"));
+        }
+        self.0.volumes.lock().unwrap().remove(&request.volume_id);
+        Ok(Response::new(DeleteVolumeResponse {}))
+    }
+
+    async fn expand_volume(
+        &self,
+        request: Request<ExpandVolumeRequest>,
+    ) -> Result<Response<ExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let mut volumes = self.0.volumes.lock().unwrap();
+        let others = provisioned(&volumes);
+        let (volume, _) = volumes.get_mut(&request.volume_id).ok_or_else(|| Status::not_found("none"))?;
+        if others - volume.capacity_bytes + request.capacity_bytes > POOL_BYTES {
+            return Err(Status::resource_exhausted("the pool is full"));
+        }
+        volume.capacity_bytes = volume.capacity_bytes.max(request.capacity_bytes);
+        Ok(Response::new(ExpandVolumeResponse { volume: Some(volume.clone()) }))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<ListVolumesResponse>, Status> {
+        let request = request.into_inner();
+        let volumes = self.0.volumes.lock().unwrap();
+        let start = request.page_token.as_str();
+        if !start.is_empty() && !volumes.contains_key(start) {
+            return Err(Status::aborted("unknown page token"));
+        }
+        let size = if request.page_size == 0 { 1000 } else { request.page_size as usize };
+        let mut rest = volumes.range(start.to_owned()..).map(|(_, (volume, _))| volume.clone());
+        let page = rest.by_ref().take(size).collect();
+        let next_page_token = rest.next().map(|v| v.volume_id).unwrap_or_default();
+        Ok(Response::new(ListVolumesResponse { volumes: page, next_page_token }))
+    }
+
+    async fn stat_volume(
+        &self,
+        request: Request<StatVolumeRequest>,
+    ) -> Result<Response<StatVolumeResponse>, Status> {
+        let volumes = self.0.volumes.lock().unwrap();
+        let volume = volumes.get(&request.into_inner().volume_id).map(|(volume, _)| volume.clone());
+        match volume {
+            Some(volume) => Ok(Response::new(StatVolumeResponse { volume: Some(volume) })),
+            None => Err(Status::not_found("no such volume")),
+        }
+    }
+
+    async fn set_credentials(
+        &self,
+        _: Request<SetCredentialsRequest>,
+    ) -> Result<Response<SetCredentialsResponse>, Status> {
+        Err(Status::unimplemented("the driver does not call it"))
+    }
+
+    async fn list_pools(&self, _: Request<ListPoolsRequest>) -> Result<Response<ListPoolsResponse>, Status> {
+        let pool = Pool {
+            name: "pool".into(),
+            kind: "directory".into(),
+            total_bytes: POOL_BYTES,
+            free_bytes: POOL_BYTES,
+            provisioned_bytes: provisioned(&self.0.volumes.lock().unwrap()),
+            quota: "project".into(),
+            ..Default::default()
+        };
+        Ok(Response::new(ListPoolsResponse { pools: vec![pool] }))
+    }
+
+    async fn list_sessions(
+        &self,
+        _: Request<ListSessionsRequest>,
+    ) -> Result<Response<ListSessionsResponse>, Status> {
+        Err(Status::unimplemented("the driver does not call it"))
+    }
+
+    async fn list_open_files(
+        &self,
+        _: Request<ListOpenFilesRequest>,
+    ) -> Result<Response<ListOpenFilesResponse>, Status> {
+        Err(Status::unimplemented("the driver does not call it"))
+    }
+
+    async fn close_session(
+        &self,
+        _: Request<CloseSessionRequest>,
+    ) -> Result<Response<CloseSessionResponse>, Status> {
+        Err(Status::unimplemented("the driver does not call it"))
+    }
+}

@@ -1,0 +1,266 @@
+//! What a controller promises of volumes, whichever server stands behind it.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+
+use std::collections::HashMap;
+
+use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_proto::csi::volume_capability::access_mode::Mode;
+use forebay_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use forebay_proto::csi::{
+    CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, CreateVolumeRequest,
+    DeleteVolumeRequest, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
+    ValidateVolumeCapabilitiesRequest, Volume, VolumeCapability,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+pub const MIB: i64 = 1 << 20;
+pub const PASSWORD: &str = "correct-horse-battery";
+
+pub fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+pub fn capability() -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+        access_mode: Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() }),
+    }
+}
+
+fn block() -> VolumeCapability {
+    VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})), ..capability() }
+}
+
+pub fn range(required_bytes: i64, limit_bytes: i64) -> Option<CapacityRange> {
+    Some(CapacityRange { required_bytes, limit_bytes })
+}
+
+pub fn create(name: &str, required_bytes: i64) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.into(),
+        capacity_range: range(required_bytes, 0),
+        volume_capabilities: vec![capability()],
+        secrets: map(&[("username", "u1"), ("password", PASSWORD)]),
+        ..Default::default()
+    }
+}
+
+pub fn code<T>(result: Result<tonic::Response<T>, Status>) -> Code {
+    result.map_or_else(|status| status.code(), |_| Code::Ok)
+}
+
+/// A controller with a server that has one pool, `pool`, and no volumes.
+pub struct World {
+    pub controller: ControllerClient<Channel>,
+    /// Whether the pool has quotas; without them capacities are remembered and nothing more.
+    pub has_quota: bool,
+    /// What the server advertises.
+    pub address: String,
+}
+
+impl World {
+    pub async fn create(&mut self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+        let response = self.controller.create_volume(request).await?.into_inner();
+        Ok(response.volume.expect("CSI: this field is REQUIRED"))
+    }
+
+    async fn delete(&mut self, volume_id: &str) -> Code {
+        let request = DeleteVolumeRequest { volume_id: volume_id.into(), ..Default::default() };
+        code(self.controller.delete_volume(request).await)
+    }
+
+    async fn expand(&mut self, volume_id: &str, capacity_range: Option<CapacityRange>) -> Result<i64, Code> {
+        let request = ControllerExpandVolumeRequest {
+            volume_id: volume_id.into(),
+            capacity_range,
+            ..Default::default()
+        };
+        let response = self.controller.controller_expand_volume(request).await.map_err(|s| s.code())?;
+        assert!(!response.get_ref().node_expansion_required);
+        Ok(response.get_ref().capacity_bytes)
+    }
+
+    async fn list(&mut self, max_entries: i32, token: &str) -> Result<(Vec<String>, String), Status> {
+        let request = ListVolumesRequest { max_entries, starting_token: token.into() };
+        let response = self.controller.list_volumes(request).await?.into_inner();
+        let ids = response.entries.into_iter().map(|e| e.volume.expect("REQUIRED").volume_id).collect();
+        Ok((ids, response.next_token))
+    }
+
+    async fn capacity(&mut self, parameters: &[(&str, &str)]) -> Result<GetCapacityResponse, Code> {
+        let request = GetCapacityRequest { parameters: map(parameters), ..Default::default() };
+        self.controller.get_capacity(request).await.map(|r| r.into_inner()).map_err(|s| s.code())
+    }
+
+    /// Every promise, one after the other; leaves no volume.
+    pub async fn holds(mut self) {
+        self.create_is_idempotent().await;
+        self.create_refuses_what_is_not_the_same().await;
+        self.names_of_any_kind().await;
+        self.validation_and_get().await;
+        self.expansion().await;
+        self.capacity_is_told().await;
+        self.listing_in_pages().await;
+        self.deletion_is_idempotent().await;
+    }
+
+    async fn create_is_idempotent(&mut self) {
+        let mut request = create("pvc-1", 64 * MIB);
+        request.parameters =
+            map(&[("pool", "pool"), ("protection", "seal"), ("csi.storage.k8s.io/pvc/name", "data")]);
+        let first = self.create(request.clone()).await.unwrap();
+        assert_eq!((first.volume_id.as_str(), first.capacity_bytes), ("pvc-1", 64 * MIB));
+        let context = map(&[
+            ("server", &*self.address),
+            ("share", "pvc-1"),
+            ("dialect", "3.1.1"),
+            ("protection", "seal"),
+        ]);
+        assert_eq!(first.volume_context, context);
+        assert_eq!(self.create(request.clone()).await.unwrap(), first, "a second time");
+        request.capacity_range = range(32 * MIB, 64 * MIB);
+        assert_eq!(self.create(request).await.unwrap(), first, "a range that it satisfies");
+
+        // Rounded up to MiB, and to the default where nothing is asked.
+        let odd = self.create(create("pvc-2", 10 * MIB + 1)).await.unwrap();
+        assert_eq!(odd.capacity_bytes, 11 * MIB);
+        let mut request = create("pvc-3", 0);
+        request.capacity_range = range(0, 20 * MIB);
+        request.parameters = map(&[("server", "10.9.8.7,files.example:1445")]);
+        let limited = self.create(request.clone()).await.unwrap();
+        assert_eq!(limited.capacity_bytes, 20 * MIB);
+        assert_eq!(limited.volume_context["server"], "10.9.8.7:445,files.example:1445");
+        assert_eq!(self.create(request).await.unwrap(), limited, "a second time");
+    }
+
+    async fn create_refuses_what_is_not_the_same(&mut self) {
+        type Change = fn(&mut CreateVolumeRequest);
+        let changes: [(&str, Change); 7] = [
+            ("capacity", |r| r.capacity_range = range(65 * MIB, 0)),
+            ("capacity", |r| r.capacity_range = range(MIB, 63 * MIB)),
+            ("pool", |r| r.parameters = map(&[("pool", "another")])),
+            ("protection", |r| r.parameters = map(&[("protection", "optional")])),
+            ("server", |r| r.parameters = map(&[("server", "10.9.8.7")])),
+            ("username", |r| r.secrets = map(&[("username", "u2"), ("password", PASSWORD)])),
+            ("password", |r| r.secrets = map(&[("username", "u1"), ("password", "wrong-horse")])),
+        ];
+        for (what, change) in changes {
+            let mut request = create("pvc-1", 64 * MIB);
+            change(&mut request);
+            let status = self.create(request).await.expect_err(what);
+            assert_eq!(status.code(), Code::AlreadyExists, "{what}: {status}");
+            assert!(status.message().contains(what), "{what}: {status}");
+        }
+        let mut request = create("pvc-9", 64 * MIB);
+        request.parameters = map(&[("pool", "another")]);
+        let status = self.create(request).await.expect_err("no such pool");
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        if self.has_quota {
+            let status = self.create(create("pvc-9", 1 << 60)).await.expect_err("an exbibyte");
+            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        }
+    }
+
+    async fn names_of_any_kind(&mut self) {
+        for name in ["n".repeat(128), "Snapshot of Größe #1".to_owned(), "../escape".to_owned()] {
+            let volume = self.create(create(&name, MIB)).await.unwrap();
+            assert!(volume.volume_id.starts_with("fb-") && volume.volume_id.len() <= 63, "{volume:?}");
+            assert_eq!(self.create(create(&name, MIB)).await.unwrap(), volume, "a second time");
+            assert_eq!(self.delete(&volume.volume_id).await, Code::Ok);
+        }
+    }
+
+    async fn validation_and_get(&mut self) {
+        let volume = self.get("pvc-1").await.unwrap();
+        assert_eq!((volume.capacity_bytes, &*volume.volume_context["protection"]), (64 * MIB, "seal"));
+        assert_eq!(self.get("pvc-9").await, Err(Code::NotFound));
+
+        let request = |volume_id: &str, capability| ValidateVolumeCapabilitiesRequest {
+            volume_id: volume_id.into(),
+            volume_capabilities: vec![capability],
+            volume_context: volume.volume_context.clone(),
+            parameters: map(&[("pool", "pool")]),
+            ..Default::default()
+        };
+        let good = request("pvc-1", capability());
+        let response = self.controller.validate_volume_capabilities(good.clone()).await.unwrap().into_inner();
+        let confirmed = response.confirmed.expect("all is well");
+        assert_eq!(confirmed.volume_capabilities, good.volume_capabilities);
+        let mut elsewhere = good.clone();
+        elsewhere.parameters = map(&[("pool", "another")]);
+        let mut other = good;
+        other.volume_context.insert("share".into(), "pvc-2".into());
+        for bad in [request("pvc-1", block()), elsewhere, other] {
+            let response = self.controller.validate_volume_capabilities(bad).await.unwrap().into_inner();
+            assert!(response.confirmed.is_none() && !response.message.is_empty());
+        }
+        let unknown = self.controller.validate_volume_capabilities(request("pvc-9", capability())).await;
+        assert_eq!(code(unknown), Code::NotFound);
+    }
+
+    async fn get(&mut self, volume_id: &str) -> Result<Volume, Code> {
+        let request = ControllerGetVolumeRequest { volume_id: volume_id.into() };
+        let response =
+            self.controller.controller_get_volume(request).await.map_err(|s| s.code())?.into_inner();
+        assert!(response.status.is_some(), "CSI: this field is REQUIRED");
+        Ok(response.volume.expect("CSI: this field is REQUIRED"))
+    }
+
+    async fn expansion(&mut self) {
+        assert_eq!(self.expand("pvc-1", range(100 * MIB, 0)).await, Ok(100 * MIB));
+        assert_eq!(self.expand("pvc-1", range(100 * MIB, 0)).await, Ok(100 * MIB), "a second time");
+        assert_eq!(self.expand("pvc-9", range(100 * MIB, 0)).await, Err(Code::NotFound));
+        assert_eq!(self.expand("pvc-1", None).await, Err(Code::InvalidArgument));
+        if self.has_quota {
+            assert_eq!(self.expand("pvc-1", range(10 * MIB, 0)).await, Ok(100 * MIB), "never smaller");
+            assert_eq!(self.expand("pvc-1", range(10 * MIB, 50 * MIB)).await, Err(Code::OutOfRange));
+            assert_eq!(self.expand("pvc-1", range(1 << 60, 0)).await, Err(Code::ResourceExhausted));
+            assert_eq!(self.get("pvc-1").await.map(|v| v.capacity_bytes), Ok(100 * MIB));
+        }
+        // The request that made it comes again, late.
+        self.create(create("pvc-1", 64 * MIB)).await.unwrap();
+    }
+
+    async fn capacity_is_told(&mut self) {
+        let before = self.capacity(&[]).await.unwrap();
+        assert!(before.available_capacity > 0);
+        assert_eq!(before.maximum_volume_size, Some(before.available_capacity), "there is one pool");
+        assert_eq!(before.minimum_volume_size, Some(MIB));
+        assert_eq!(self.capacity(&[("pool", "another")]).await, Err(Code::InvalidArgument));
+        assert!(self.capacity(&[("pool", "pool")]).await.is_ok());
+        let mut request = GetCapacityRequest { volume_capabilities: vec![block()], ..Default::default() };
+        let none = self.controller.get_capacity(request.clone()).await.unwrap().into_inner();
+        assert_eq!(none.available_capacity, 0, "block volumes are not offered");
+        request.volume_capabilities = vec![capability()];
+        assert!(self.controller.get_capacity(request).await.unwrap().into_inner().available_capacity > 0);
+        if self.has_quota {
+            self.create(create("pvc-4", 10 * MIB)).await.unwrap();
+            let after = self.capacity(&[]).await.unwrap();
+            assert!(after.available_capacity <= before.available_capacity - 10 * MIB, "{after:?} {before:?}");
+            assert_eq!(self.delete("pvc-4").await, Code::Ok);
+        }
+    }
+
+    async fn listing_in_pages(&mut self) {
+        let (all, token) = self.list(0, "").await.unwrap();
+        assert_eq!((all.as_slice(), &*token), (&["pvc-1", "pvc-2", "pvc-3"].map(String::from)[..], ""));
+        let (first, token) = self.list(2, "").await.unwrap();
+        assert_eq!(first, all[..2]);
+        let (rest, end) = self.list(2, &token).await.unwrap();
+        assert_eq!((rest.as_slice(), &*end), (&all[2..], ""));
+        let status = self.list(0, "no such token").await.expect_err("unknown");
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+    }
+
+    async fn deletion_is_idempotent(&mut self) {
+        for volume_id in ["pvc-1", "pvc-2", "pvc-3", "pvc-1", "never-there"] {
+            assert_eq!(self.delete(volume_id).await, Code::Ok, "{volume_id}");
+        }
+        assert_eq!(self.list(0, "").await.unwrap().0, Vec::<String>::new());
+        // The name is free again, for anything.
+        let volume = self.create(create("pvc-1", 5 * MIB)).await.unwrap();
+        assert_eq!(volume.capacity_bytes, 5 * MIB);
+        assert_eq!(self.delete("pvc-1").await, Code::Ok);
+    }
+}
