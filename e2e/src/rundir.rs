@@ -31,6 +31,16 @@ pub fn release_process(pid: u32) {
     leftovers().retain(|leftover| *leftover != Leftover::Process(pid as i32));
 }
 
+/// Registers a file or folder for the clean-up on a signal.
+pub fn guard_path(path: &Path) {
+    leftovers().push(Leftover::Path(path.to_owned()));
+}
+
+/// Takes a path that was removed out of the clean-up.
+pub fn release_path(path: &Path) {
+    leftovers().retain(|leftover| *leftover != Leftover::Path(path.to_owned()));
+}
+
 /// From now on SIGINT, SIGTERM and SIGHUP end the guests and remove the folders before this process ends.
 pub fn clean_up_on_signals() -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};

@@ -1,0 +1,116 @@
+//! CPU time of a server: its process, its threads, its children, those that have ended included.
+
+use std::collections::HashMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+
+/// What `/proc/<pid>/stat` says that matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stat {
+    parent: u32,
+    /// User and system time of all its threads and of the children it has waited for, in clock ticks.
+    ticks: u64,
+    /// The same of the children alone.
+    ticks_children: u64,
+}
+
+impl Stat {
+    /// proc_pid_stat(5). The name, in parentheses, may itself hold spaces and parentheses.
+    fn parse(text: &str) -> Option<Self> {
+        let (_, rest) = text.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // The first of these is field 3, the state.
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        let ticks_children = field(16)? + field(17)?;
+        Some(Self {
+            parent: u32::try_from(field(4)?).ok()?,
+            ticks: field(14)? + field(15)? + ticks_children,
+            ticks_children,
+        })
+    }
+}
+
+/// The processes below one, and their CPU time so far.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Usage {
+    /// CPU-seconds, user and system.
+    pub(crate) seconds: f64,
+    /// Processes alive.
+    pub(crate) processes: usize,
+}
+
+/// Of `root` and all its descendants. A process that ends between two calls moves its time to its parent, so the
+/// difference of two calls is right as long as the parents wait for their children.
+pub(crate) fn tree(root: u32) -> Result<Usage> {
+    let mut stats = HashMap::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // It may end while we look.
+        let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        stats.insert(pid, Stat::parse(&text).context("read /proc/<pid>/stat")?);
+    }
+    anyhow::ensure!(stats.contains_key(&root), "the server (process {root}) has ended");
+    let mut members = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = members.get(next) {
+        members.extend(stats.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    let ticks: u64 = members.iter().map(|pid| stats[pid].ticks).sum();
+    Ok(Usage { seconds: seconds(ticks), processes: members.len() })
+}
+
+/// CPU-seconds of the children that this process has waited for.
+pub(crate) fn waited_for() -> Result<f64> {
+    let text = fs::read_to_string("/proc/self/stat")?;
+    Ok(seconds(Stat::parse(&text).context("read /proc/self/stat")?.ticks_children))
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn the_name_of_a_process_cannot_shift_the_fields() {
+        let text = "7 (a) b 1 (2)) S 3 7 7 0 -1 4194304 100 5 0 0 11 22 33 44 20 0 1 0 5";
+        assert_eq!(Stat::parse(text), Some(Stat { parent: 3, ticks: 110, ticks_children: 77 }));
+        assert_eq!(Stat::parse("7 (a) S 3"), None);
+        assert_eq!(Stat::parse(""), None);
+    }
+
+    #[test]
+    fn time_of_children_counts_after_they_have_ended_too() {
+        // A shell that burns CPU in a child, waits for it, and stays.
+        let script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo done; read line";
+        let mut shell = Command::new("sh")
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("a shell starts");
+        let mut said = String::new();
+        let stdout = shell.stdout.take().expect("its output is a pipe");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said).expect("it says done");
+        let usage = tree(shell.id()).expect("it is alive");
+        drop(shell.stdin.take());
+        shell.wait().expect("it ends");
+        assert_eq!(usage.processes, 1);
+        assert!(usage.seconds >= 0.02, "{usage:?}");
+        assert!(waited_for().expect("our own") >= usage.seconds);
+    }
+
+    #[test]
+    fn a_server_that_has_ended_is_an_error() {
+        let mut child = Command::new("true").spawn().expect("true starts");
+        let pid = child.id();
+        child.wait().expect("it ends");
+        assert!(tree(pid).expect_err("it is gone").to_string().contains("has ended"));
+    }
+}

@@ -1,0 +1,174 @@
+//! Side-by-side runs of this server and Samba: same machine, same folder, same client, alternating.
+
+mod bare;
+mod cpu;
+mod forebay;
+mod place;
+mod read;
+mod report;
+mod samba;
+mod torture;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Measures Forebay's server beside Samba, on the same machine, the same folder and with the same client.
+///
+/// The client is Samba's own smbtorture from the lab's cached root file system (`forebay-lab prepare` makes it), so
+/// this needs root, as the lab's root-exec does.
+#[derive(Parser)]
+#[command(name = "forebay-bench", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Large reads out of the page cache: GB/s, and the CPU-seconds that the server spends per GB.
+    Read(ReadArguments),
+    /// The server of the bare loops, in a process of its own so that its CPU time can be told apart.
+    #[command(hide = true)]
+    BareServer {
+        /// What to send with.
+        #[arg(long)]
+        means: bare::Means,
+        /// Bytes per answer.
+        #[arg(long)]
+        io_bytes: u64,
+        /// The file to send from.
+        #[arg(long)]
+        file: PathBuf,
+    },
+}
+
+/// Who is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Contestant {
+    /// forebay-server.
+    Forebay,
+    /// Samba as it comes: asynchronous reads in its thread pool, then a send.
+    Samba,
+    /// Samba with `use sendfile = yes`.
+    SambaSendfile,
+    /// Samba with its io_uring module.
+    SambaUring,
+    /// No SMB at all: sendfile over loopback TCP, the least that serving these bytes can cost.
+    BareSendfile,
+    /// No SMB at all: read into one buffer and send, over loopback TCP.
+    BareRead,
+}
+
+impl Contestant {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Forebay => "forebay",
+            Self::Samba => "samba",
+            Self::SambaSendfile => "samba-sendfile",
+            Self::SambaUring => "samba-uring",
+            Self::BareSendfile => "bare-sendfile",
+            Self::BareRead => "bare-read",
+        }
+    }
+
+    /// Whether the parity that `--require-parity` asks for is measured against this one.
+    pub(crate) fn is_samba(self) -> bool {
+        matches!(self, Self::Samba | Self::SambaSendfile | Self::SambaUring)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct ReadArguments {
+    /// How often each server is measured; they take turns.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Bytes per READ; K and M are powers of two.
+    #[arg(long, default_value = "1M", value_parser = parse_bytes)]
+    io_size: u64,
+    /// Connections of the client, each with its own session.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    connections: u32,
+    /// READs in flight on each connection.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
+    depth: u32,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    time: u32,
+    /// Who is measured, in this order.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "samba,samba-sendfile,samba-uring,forebay,bare-sendfile,bare-read"
+    )]
+    servers: Vec<Contestant>,
+    /// The forebay-server binary; a release build.
+    #[arg(long, value_name = "FILE", default_value_os_t = forebay::default_binary())]
+    server: PathBuf,
+    /// TOML lines put at the top of forebay-server's configuration, to compare settings.
+    #[arg(long, value_name = "TOML", default_value = "")]
+    server_option: String,
+    /// Where the files that are read lie; they stay in the page cache.
+    #[arg(long, value_name = "FOLDER", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Priority of servers and client alike, as in nice(1): below 0 keeps a busy machine's other work out of the
+    /// measurement.
+    #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
+    nice: i32,
+    /// Also write all results here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// End with status 1 when Forebay's median GB/s is below that of any Samba measured, or its CPU time per GB above.
+    #[arg(long)]
+    require_parity: bool,
+}
+
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(unit));
+    match bytes {
+        Some(bytes @ 1..=8_388_608) => Ok(bytes),
+        _ => Err("a size of 1 byte to 8M, such as 65536, 64K or 1M".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Read(arguments) => read::run(&arguments),
+        Command::BareServer { means, io_bytes, file } => {
+            bare::serve(means, io_bytes, &file).map(|()| ExitCode::SUCCESS)
+        }
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("forebay-bench: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_unit_and_bounded() {
+        assert_eq!(parse_bytes("1M"), Ok(1 << 20));
+        assert_eq!(parse_bytes("64k"), Ok(64 << 10));
+        assert_eq!(parse_bytes("512"), Ok(512));
+        for wrong in ["", "0", "M", "9M", "-1", "1G", "99999999999999999999M"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+}

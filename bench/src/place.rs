@@ -1,0 +1,192 @@
+//! The folder of one measurement and the servers started for it: gone when it ends, however it ends.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use forebay_e2e::rundir;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How long a server may take until it accepts connections.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a server may take to end before it is killed.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Lines of a server's log shown when it fails.
+const LOG_TAIL_LINES: usize = 20;
+
+/// The account of the client, on every server.
+pub(crate) const USER: &str = "bench";
+
+/// The name of the share, on every server.
+pub(crate) const SHARE: &str = "bench";
+
+/// `<dir>/forebay-bench-…`: logs, private folders, and below `pool/` the files that all servers serve.
+#[derive(Debug)]
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+    password: String,
+}
+
+impl Place {
+    /// Makes the folder below `dir`.
+    pub(crate) fn create(dir: &Path) -> Result<Self> {
+        rundir::clean_up_on_signals()?;
+        let folder = tempfile::Builder::new()
+            .prefix("forebay-bench-")
+            .permissions(fs::Permissions::from_mode(0o755))
+            .tempdir_in(dir)
+            .with_context(|| format!("make a folder in {}", dir.display()))?;
+        rundir::guard_path(folder.path());
+        let mut random = [0; 16];
+        getrandom::fill(&mut random)
+            .map_err(|error| anyhow::anyhow!("get random bytes for a password: {error}"))?;
+        let password = forebay_e2e::cache::hex(&random);
+        let place = Self { folder, password };
+        fs::create_dir_all(place.share())?;
+        // Each server does file work as the user it likes.
+        fs::set_permissions(place.share(), fs::Permissions::from_mode(0o777))?;
+        place.write_secret("credentials", &format!("username = {USER}\npassword = {}\n", place.password))?;
+        Ok(place)
+    }
+
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The pool of forebay-server.
+    pub(crate) fn pool(&self) -> PathBuf {
+        self.path().join("pool")
+    }
+
+    /// The folder that every server shares: forebay-server keeps a volume's data there.
+    pub(crate) fn share(&self) -> PathBuf {
+        self.pool().join("volumes").join(SHARE)
+    }
+
+    /// The same, as it is called inside the lab's root.
+    pub(crate) fn share_in_root(&self) -> String {
+        format!("/work/pool/volumes/{SHARE}")
+    }
+
+    /// The client's password: new for each measurement.
+    pub(crate) fn password(&self) -> &str {
+        &self.password
+    }
+
+    /// Writes a file that only its owner can read.
+    pub(crate) fn write_secret(&self, name: &str, content: &str) -> Result<PathBuf> {
+        use std::io::Write;
+        let path = self.path().join(name);
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        file.write_all(content.as_bytes())?;
+        Ok(path)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        rundir::release_path(self.folder.path());
+    }
+}
+
+/// A server's process, ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts a program with its arguments and environment. What it says goes to `<place>/<name>.log`, except its
+    /// standard output where that is wanted as a pipe. Its standard input is a pipe that closes with us.
+    pub(crate) fn start(
+        place: &Place,
+        name: &'static str,
+        command: &Command,
+        stdout_piped: bool,
+    ) -> Result<Self> {
+        let log = place.path().join(format!("{name}.log"));
+        let file = File::create(&log)?;
+        // A server must not outlive us even where no destructor runs.
+        let mut guarded = Command::new("setpriv");
+        guarded.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+        guarded.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        // smbd ends its whole process group when it ends: it gets one of its own.
+        guarded.process_group(0).stdin(Stdio::piped()).stderr(file.try_clone()?);
+        guarded.stdout(if stdout_piped { Stdio::piped() } else { file.into() });
+        let child = guarded.spawn().context("start setpriv")?;
+        rundir::guard_process(child.id());
+        Ok(Self { name, child, log })
+    }
+
+    /// Who it is.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The process at the root of the server's processes.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard output, where that is a pipe; once.
+    pub(crate) fn stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Waits until it accepts connections.
+    pub(crate) fn wait_for_port(&mut self, port: u16) -> Result<()> {
+        let deadline = Instant::now() + START_DEADLINE;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        loop {
+            if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok() {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended with {status} instead of serving:\n{}", self.name, self.said());
+            }
+            if Instant::now() > deadline {
+                bail!("{} serves nobody after {START_DEADLINE:?}:\n{}", self.name, self.said());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The end of its log.
+    pub(crate) fn said(&self) -> String {
+        let text = String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = self.child.id();
+        let group = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let signal_group = |signal| group.map(|group| kill_process_group(group, signal));
+        signal_group(Signal::TERM);
+        drop(self.child.stdin.take());
+        let deadline = Instant::now() + STOP_DEADLINE;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        signal_group(Signal::KILL);
+        let _ = self.child.wait();
+        rundir::release_process(pid);
+    }
+}
+
+/// A port of the loopback that nobody uses at the moment.
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
