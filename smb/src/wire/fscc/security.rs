@@ -240,7 +240,8 @@ impl SecurityDescriptor {
             return Err(r.fault(Fault::Value));
         }
         r.skip(1)?;
-        let control = r.get()?;
+        // What is in a message is self-relative, whether it says so or not.
+        let control = r.get::<Control>()? | Control::SELF_RELATIVE;
         let mut part = || -> Result<u32, Malformed> { r.get() };
         let (owner, group, sacl, dacl) = (part()?, part()?, part()?, part()?);
         let part = |offset: u32| match offset {
