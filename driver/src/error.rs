@@ -43,6 +43,8 @@ pub(crate) enum Error {
     PathTaken { path: String, found: String },
     #[error("{path} is in use")]
     Busy { path: String },
+    #[error("the volume has a single writer and is published at {path}")]
+    PublishedElsewhere { path: String },
     #[error("{0}")]
     Mount(#[from] MountError),
     #[error("{what} {path}: {source}")]
@@ -75,7 +77,10 @@ impl Error {
             Self::TooManyInFlight => Code::ResourceExhausted,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Thread(_) | Self::Io { .. } => Code::Internal,
-            Self::NotStaged { .. } | Self::Busy { .. } | Self::NoAddress => Code::FailedPrecondition,
+            Self::NotStaged { .. }
+            | Self::Busy { .. }
+            | Self::PublishedElsewhere { .. }
+            | Self::NoAddress => Code::FailedPrecondition,
             Self::Mount(e) => e.code(),
             Self::Admin(status) => match status.code() {
                 code @ (Code::InvalidArgument

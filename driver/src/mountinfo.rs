@@ -63,6 +63,12 @@ impl MountTable {
     pub(crate) fn at(&self, path: &Path) -> Option<&MountEntry> {
         self.0.iter().rev().find(|m| m.mount_point == path)
     }
+
+    /// Where else the same directory of the same file system is mounted.
+    pub(crate) fn others_of(&self, entry: &MountEntry) -> impl Iterator<Item = &Path> {
+        let same = |m: &&MountEntry| (&m.device, &m.root) == (&entry.device, &entry.root);
+        self.0.iter().filter(same).map(|m| m.mount_point.as_path()).filter(|p| *p != entry.mount_point)
+    }
 }
 
 /// The path as mountinfo shows it: links resolved in all but the last component, which may be a mount point
@@ -153,6 +159,8 @@ mod tests {
             assert_eq!(published.is_read_only(), is_read_only);
             assert_eq!((&published.device, &published.root), (&staged.device, &staged.root));
         }
+        let others: Vec<_> = table.others_of(staged).collect();
+        assert_eq!(others, [Path::new("/var/kub/pod/m"), Path::new("/var/kub/pod2/m")]);
         let sealed = table.at(Path::new("/var/kub/g2")).expect("staged");
         assert!(sealed.has_super_flag("seal") && sealed.device != staged.device);
     }

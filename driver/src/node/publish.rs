@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::{
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeUnpublishVolumeRequest,
     NodeUnpublishVolumeResponse,
@@ -31,10 +32,11 @@ impl NodeService {
         }
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
         let read_only = request.readonly || capability.is_read_only();
+        let is_exclusive = capability.mode == Mode::SingleNodeSingleWriter;
         let claim = self.in_flight.claim(&request.volume_id)?;
         run_until("bind", self.deadlines.mount, move || {
             let _claim = claim;
-            publish(&volume_id, &staging, &target, read_only)
+            publish(&volume_id, &staging, &target, read_only, is_exclusive)
         })
         .await??;
         Ok(NodePublishVolumeResponse {})
@@ -53,7 +55,13 @@ impl NodeService {
 }
 
 /// On a thread of its own: everything here may block.
-fn publish(volume_id: &str, staging: &Path, target: &Path, read_only: bool) -> Result<(), Error> {
+fn publish(
+    volume_id: &str,
+    staging: &Path,
+    target: &Path,
+    read_only: bool,
+    is_exclusive: bool,
+) -> Result<(), Error> {
     let table = mounts()?;
     let not_staged =
         || Error::NotStaged { volume_id: volume_id.to_owned(), path: staging.display().to_string() };
@@ -73,6 +81,10 @@ fn publish(volume_id: &str, staging: &Path, target: &Path, read_only: bool) -> R
         return Ok(());
     }
 
+    // CSI NodePublishVolume: SINGLE_NODE_SINGLE_WRITER is one target path at a time.
+    if is_exclusive && let Some(other) = table.others_of(staged).next() {
+        return Err(Error::PublishedElsewhere { path: other.display().to_string() });
+    }
     let target = make_target(target)?;
     let attributes = if read_only { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
     mount::bind(&staging, &target, attributes).map_err(Error::from)

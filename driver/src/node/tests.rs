@@ -102,7 +102,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        for name in ["pod/mount", "staging"] {
+        for name in ["pod/mount", "pod2/mount", "staging"] {
             let _ = unmount_all(&self.path(name), mount::detach);
         }
     }
@@ -170,6 +170,24 @@ async fn what_is_not_the_volume_is_left_alone() {
     fs::write(scene.path("pod/mount/precious"), "data").expect("writable");
     assert_eq!(scene.unpublish().await, Err(Code::Internal));
     assert_eq!(fs::read(scene.path("pod/mount/precious")).expect("kept"), b"data");
+}
+
+#[tokio::test]
+async fn a_single_writers_volume_is_published_once() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::new();
+    scene.mount_tmpfs("staging");
+    let mut request = scene.publish_request(false);
+    request.volume_capability = Some(mount_capability(Mode::SingleNodeSingleWriter, &[]));
+    assert_eq!(code(scene.node.publish(request.clone()).await), Ok(()));
+    assert_eq!(code(scene.node.publish(request.clone()).await), Ok(()), "a second time");
+    request.target_path = scene.text("pod2/mount");
+    assert_eq!(code(scene.node.publish(request.clone()).await), Err(Code::FailedPrecondition));
+    assert!(!scene.is_mounted("pod2/mount"));
+    assert_eq!(scene.unpublish().await, Ok(()));
+    assert_eq!(code(scene.node.publish(request).await), Ok(()), "now it may");
 }
 
 #[tokio::test]
