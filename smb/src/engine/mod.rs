@@ -1,0 +1,30 @@
+//! The server side of the protocol as state machines without I/O.
+//!
+//! A [`Server`] holds what outlives connections: volumes, accounts, sessions, opens, share modes and byte-range locks.
+//! A [`Connection`] turns frames into effects and completions into responses:
+//!
+//! ```text
+//! frame ─► Connection::unseal ─► handle ─► FsOps ─► (event loop, backend) ─► complete ─► Transmit
+//! ```
+//!
+//! Time (FILETIME, 100 ns since 1601) and randomness are parameters, so a whole conversation runs in a unit test.
+//! What one connection must tell another (a lock that became free, a session that was closed) travels as [`Mail`].
+
+mod access;
+mod chain;
+mod commands;
+mod connection;
+mod credits;
+mod files;
+mod open;
+mod server;
+mod session;
+mod step;
+mod volume;
+
+pub use connection::{Connection, Disconnect, Event, Sealer, Segment, Transmit, Unsealed};
+pub use open::OpenInfo;
+pub use server::{
+    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Server, ServerConfig, SessionInfo,
+};
+pub use volume::{Account, Protection, VolumeConfig};

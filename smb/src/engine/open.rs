@@ -1,0 +1,120 @@
+//! An open file or directory ([MS-SMB2] 3.3.1.10).
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::files::FileState;
+use super::volume::Volume;
+use crate::fs::{DirEntry, FsHandle, RelPath};
+use crate::wire::FileId;
+
+/// An open. Owned by its session, so that it can outlive a connection.
+pub(crate) struct Open {
+    /// Open.FileId and Open.DurableFileId as sent on the wire.
+    pub(crate) id: FileId,
+    pub(crate) session_id: u64,
+    pub(crate) tree_id: u32,
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) handle: FsHandle,
+    /// Share modes and locks of the file behind it, shared by all its opens.
+    pub(crate) file: Arc<FileState>,
+    pub(crate) directory: bool,
+    /// Open.GrantedAccess.
+    pub(crate) access: u32,
+    /// ShareAccess.
+    pub(crate) share: u32,
+    /// CreateOptions as asked for.
+    pub(crate) options: u32,
+    /// Set once CLOSE has begun, so that it happens once.
+    pub(crate) closing: AtomicBool,
+    pub(crate) state: Mutex<OpenState>,
+}
+
+/// What changes while it is open.
+pub(crate) struct OpenState {
+    /// Open.PathName below the volume's root; follows renames by this open.
+    pub(crate) path: RelPath,
+    /// FilePositionInformation.
+    pub(crate) position: u64,
+    /// FileModeInformation.
+    pub(crate) mode: u32,
+    /// The last QUERY_DIRECTORY's pattern and what was fetched but not yet sent.
+    pub(crate) directory: DirectoryCursor,
+    /// Open.LockSequenceArray ([MS-SMB2] 3.3.5.14), `0xff` = invalid.
+    pub(crate) lock_sequence: [u8; 65],
+}
+
+/// Where an enumeration stands.
+#[derive(Default)]
+pub(crate) struct DirectoryCursor {
+    /// Open.EnumerationSearchPattern; `None` before the first query.
+    pub(crate) pattern: Option<String>,
+    /// Fetched from the backend, not yet sent, in reverse order (pop from the end).
+    pub(crate) pending: Vec<DirEntry>,
+    /// How many of `.` and `..` were sent.
+    pub(crate) dots_sent: u8,
+    /// The backend has no more.
+    pub(crate) end: bool,
+    /// At least one entry was returned since the start.
+    pub(crate) any: bool,
+}
+
+impl OpenState {
+    pub(crate) fn new(path: RelPath) -> Self {
+        Self {
+            path,
+            position: 0,
+            mode: 0,
+            directory: DirectoryCursor::default(),
+            lock_sequence: [0xff; 65],
+        }
+    }
+}
+
+impl Open {
+    /// Marks it as closing; true for the one caller that may go on to close it.
+    pub(crate) fn begin_close(&self) -> bool {
+        !self.closing.swap(true, Ordering::AcqRel)
+    }
+
+    /// A line for the list of open files.
+    pub(crate) fn info(&self) -> OpenInfo {
+        OpenInfo {
+            session_id: self.session_id,
+            volume_id: self.volume.id.clone(),
+            path: self.state.lock().expect("no panic under this lock").path.as_str().to_owned(),
+            access: self.access,
+            directory: self.directory,
+            byte_range_locks: self.file.locks_of(self.id) as u32,
+        }
+    }
+}
+
+/// An open, as told to an administrator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenInfo {
+    /// The session that holds it.
+    pub session_id: u64,
+    /// The volume it is in.
+    pub volume_id: String,
+    /// Path below the volume's root.
+    pub path: String,
+    /// Granted access mask.
+    pub access: u32,
+    /// A directory.
+    pub directory: bool,
+    /// Byte-range locks that it holds.
+    pub byte_range_locks: u32,
+}
+
+/// Hands out FileIds, unique for the life of the server.
+#[derive(Default)]
+pub(crate) struct FileIds(AtomicU64);
+
+impl FileIds {
+    pub(crate) fn next(&self) -> FileId {
+        let n = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        FileId { persistent: n, volatile: n }
+    }
+}

@@ -1,0 +1,279 @@
+//! What outlives connections ([MS-SMB2] 3.3.1.5).
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use super::open::{FileIds, OpenInfo};
+use super::session::Session;
+use super::step::Wake;
+use super::volume::{Account, Accounts, Volume, VolumeConfig};
+use crate::auth::NtHash;
+
+/// Identifies a connection for as long as the server runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// Whether SMB 3.x encryption is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Encryption {
+    /// Not offered.
+    Off,
+    /// Offered; used where the client or the volume wants it.
+    #[default]
+    Offered,
+    /// Sessions that cannot seal are refused.
+    Required,
+}
+
+/// How the server presents itself.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// ServerGuid.
+    pub guid: [u8; 16],
+    /// NetBIOS-style name, at most 15 characters, for NTLM target information.
+    pub server_name: String,
+    /// ServerStartTime, FILETIME; sent as 0 to be unremarkable, kept for the session list.
+    pub started: u64,
+    /// Every session must sign or seal.
+    pub signing_required: bool,
+    /// Sealing.
+    pub encryption: Encryption,
+    /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
+    pub io_bytes_max: u32,
+}
+
+/// An interface as advertised by FSCTL_QUERY_NETWORK_INTERFACE_INFO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkInterface {
+    /// IfIndex.
+    pub index: u32,
+    /// One address of it.
+    pub address: IpAddr,
+    /// LinkSpeed in bits per second.
+    pub speed_bits_per_second: u64,
+    /// RSS_CAPABLE: clients open further channels to the same address only if it is set.
+    pub rss_capable: bool,
+    /// RDMA_CAPABLE.
+    pub rdma_capable: bool,
+}
+
+/// What one connection must be told because of another.
+#[derive(Debug)]
+pub enum Mail {
+    /// A parked request may go on.
+    Wake(u64),
+    /// A session of this connection was closed elsewhere: forget it, and end the connection if none is left.
+    SessionClosed(u64),
+}
+
+impl Mail {
+    pub(crate) fn wake_reason() -> Wake {
+        Wake::Ready
+    }
+}
+
+/// A volume that is still in use.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// Open files and directories.
+    pub open_files: usize,
+}
+
+/// A session, as told to an administrator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// SessionId.
+    pub id: u64,
+    /// Who logged in.
+    pub username: String,
+    /// The transport's name for the peer.
+    pub client_address: String,
+    /// "3.1.1" …
+    pub dialect: &'static str,
+    /// Its messages must be signed.
+    pub signed: bool,
+    /// Empty, or the cipher that its messages are sealed with.
+    pub cipher: &'static str,
+    /// FILETIME.
+    pub established: u64,
+    /// Volumes with a tree connect.
+    pub volume_ids: Vec<String>,
+    /// Open files and directories.
+    pub open_files: u32,
+}
+
+/// The server as a whole. Cheap to share; every lock in it is for cold paths and never held across another.
+pub struct Server {
+    pub(crate) config: ServerConfig,
+    pub(crate) file_ids: FileIds,
+    volumes: RwLock<HashMap<String, Arc<Volume>>>,
+    accounts: RwLock<Accounts>,
+    interfaces: RwLock<Vec<NetworkInterface>>,
+    sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    next_wake: AtomicU64,
+    mail: Mutex<Vec<(ConnectionId, Mail)>>,
+    has_mail: AtomicBool,
+}
+
+impl Server {
+    /// A server without volumes.
+    #[must_use]
+    pub fn new(config: ServerConfig) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            file_ids: FileIds::default(),
+            volumes: RwLock::default(),
+            accounts: RwLock::default(),
+            interfaces: RwLock::default(),
+            sessions: Mutex::default(),
+            next_wake: AtomicU64::new(1),
+            mail: Mutex::default(),
+            has_mail: AtomicBool::new(false),
+        })
+    }
+
+    /// Starts to serve a volume; replaces one of the same id that was removed.
+    ///
+    /// # Errors
+    /// The user name of an account that another volume has already.
+    pub fn add_volume(&self, config: VolumeConfig) -> Result<(), String> {
+        self.accounts.write().expect(LOCK).set(&config.id, config.accounts.clone())?;
+        let volume = Arc::new(Volume::new(config));
+        self.volumes.write().expect(LOCK).insert(volume.id.clone(), volume);
+        Ok(())
+    }
+
+    /// Stops to serve a volume: no new sessions, tree connects or opens. Its sessions are closed.
+    ///
+    /// # Errors
+    /// [`InUse`] where files are open and `force` is not set. A volume that is not there is no error.
+    pub fn remove_volume(&self, id: &str, force: bool) -> Result<(), InUse> {
+        let Some(volume) = self.volume(id) else { return Ok(()) };
+        volume.removed.store(true, Ordering::Release);
+        let sessions: Vec<Arc<Session>> =
+            self.sessions().values().filter(|s| s.volume_id == id).cloned().collect();
+        let open_files = sessions.iter().map(|s| s.counts().0).sum();
+        if open_files > 0 && !force {
+            volume.removed.store(false, Ordering::Release);
+            return Err(InUse { open_files });
+        }
+        self.accounts.write().expect(LOCK).remove(id);
+        self.volumes.write().expect(LOCK).remove(id);
+        for session in sessions {
+            self.close_session(session.id);
+        }
+        Ok(())
+    }
+
+    /// Replaces the accounts of a volume; sessions in being go on.
+    ///
+    /// # Errors
+    /// The user name of an account that another volume has already.
+    pub fn set_accounts(&self, volume: &str, accounts: Vec<Account>) -> Result<(), String> {
+        self.accounts.write().expect(LOCK).set(volume, accounts)
+    }
+
+    /// What FSCTL_QUERY_NETWORK_INTERFACE_INFO answers from now on.
+    pub fn set_interfaces(&self, interfaces: Vec<NetworkInterface>) {
+        *self.interfaces.write().expect(LOCK) = interfaces;
+    }
+
+    /// Sessions in being, by id.
+    #[must_use]
+    pub fn session_infos(&self) -> Vec<SessionInfo> {
+        let mut infos: Vec<SessionInfo> = self
+            .sessions()
+            .values()
+            .map(|s| {
+                let (open_files, volume_ids) = s.counts();
+                SessionInfo {
+                    id: s.id,
+                    username: s.username.clone(),
+                    client_address: s.client_address.clone(),
+                    dialect: s.dialect.name(),
+                    signed: s.signing_required.load(Ordering::Relaxed),
+                    cipher: if s.encrypt.load(Ordering::Relaxed) { s.cipher } else { "" },
+                    established: s.established,
+                    volume_ids,
+                    open_files: open_files as u32,
+                }
+            })
+            .collect();
+        infos.sort_by_key(|i| i.id);
+        infos
+    }
+
+    /// Open files and directories, of one volume or of all, by session.
+    #[must_use]
+    pub fn open_infos(&self, volume: Option<&str>) -> Vec<OpenInfo> {
+        let sessions: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
+        let mut infos: Vec<OpenInfo> = sessions
+            .iter()
+            .flat_map(|s| s.opens())
+            .map(|o| o.info())
+            .filter(|i| volume.is_none_or(|v| i.volume_id == v))
+            .collect();
+        infos.sort_by(|a, b| (a.session_id, &a.path).cmp(&(b.session_id, &b.path)));
+        infos
+    }
+
+    /// Closes a session and all it has open. False where there is none.
+    pub fn close_session(&self, id: u64) -> bool {
+        let Some(session) = self.sessions().remove(&id) else { return false };
+        session.closed.store(true, Ordering::Release);
+        // Its connection closes the opens: only there can backend operations be emitted.
+        self.post(session.connection, Mail::SessionClosed(id));
+        true
+    }
+
+    /// Whether [`Self::take_mail`] has something; one relaxed load.
+    #[must_use]
+    pub fn has_mail(&self) -> bool {
+        self.has_mail.load(Ordering::Acquire)
+    }
+
+    /// What must be delivered to other connections, in order. Call after every call into a connection or the server.
+    #[must_use]
+    pub fn take_mail(&self) -> Vec<(ConnectionId, Mail)> {
+        if !self.has_mail() {
+            return Vec::new();
+        }
+        let mut mail = self.mail.lock().expect(LOCK);
+        self.has_mail.store(false, Ordering::Release);
+        std::mem::take(&mut *mail)
+    }
+
+    pub(crate) fn post(&self, to: ConnectionId, what: Mail) {
+        let mut mail = self.mail.lock().expect(LOCK);
+        mail.push((to, what));
+        self.has_mail.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn sessions(&self) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {
+        self.sessions.lock().expect(LOCK)
+    }
+
+    pub(crate) fn volume(&self, id: &str) -> Option<Arc<Volume>> {
+        self.volumes.read().expect(LOCK).get(id).cloned()
+    }
+
+    pub(crate) fn interfaces(&self) -> Vec<NetworkInterface> {
+        self.interfaces.read().expect(LOCK).clone()
+    }
+
+    pub(crate) fn hashes_of(&self, username: &str) -> Vec<NtHash> {
+        self.accounts.read().expect(LOCK).hashes(username)
+    }
+
+    pub(crate) fn volume_of(&self, username: &str) -> Option<String> {
+        self.accounts.read().expect(LOCK).volume_of(username).map(str::to_owned)
+    }
+
+    pub(crate) fn next_wake(&self) -> u64 {
+        self.next_wake.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+const LOCK: &str = "no panic under this lock";

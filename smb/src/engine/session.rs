@@ -1,0 +1,202 @@
+//! Sessions and their tree connects ([MS-SMB2] 3.3.1.8, 3.3.1.9). They outlive connections and are shared by channels.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::open::Open;
+use super::server::ConnectionId;
+use super::volume::Volume;
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::{Dialect, FileId};
+
+/// An authenticated session.
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    /// Who logged in, as the client spelled it.
+    pub(crate) username: String,
+    /// The one volume that this user may open.
+    pub(crate) volume_id: String,
+    pub(crate) dialect: Dialect,
+    pub(crate) client_address: String,
+    /// FILETIME.
+    pub(crate) established: u64,
+    /// Session.SigningRequired.
+    pub(crate) signing_required: AtomicBool,
+    /// Session.EncryptData: every request but NEGOTIATE and SESSION_SETUP must be sealed.
+    pub(crate) encrypt: AtomicBool,
+    /// Cipher name for the session list; empty where it cannot seal.
+    pub(crate) cipher: &'static str,
+    /// The connection it was made on.
+    pub(crate) connection: ConnectionId,
+    /// Logged off, closed by an administrator or disconnected.
+    pub(crate) closed: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    trees: HashMap<u32, Arc<Tree>>,
+    next_tree: u32,
+    opens: HashMap<u64, Arc<Open>>,
+}
+
+/// A tree connect.
+pub(crate) struct Tree {
+    pub(crate) id: u32,
+    pub(crate) share: Share,
+    /// TreeConnect.MaximalAccess.
+    pub(crate) access: u32,
+    /// Share.EncryptData of a volume that wants it.
+    pub(crate) encrypt: bool,
+}
+
+/// What a tree is connected to.
+pub(crate) enum Share {
+    /// A volume.
+    Volume(Arc<Volume>),
+    /// `IPC$`: no pipes are served, but FSCTLs on the server as a whole are.
+    Ipc,
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        if let Share::Volume(volume) = &self.share {
+            volume.trees.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Tree {
+    /// The volume; `STATUS_INVALID_DEVICE_REQUEST` on `IPC$`.
+    pub(crate) fn volume(&self) -> Result<&Arc<Volume>, NtStatus> {
+        match &self.share {
+            Share::Volume(volume) => Ok(volume),
+            Share::Ipc => Err(NtStatus::INVALID_DEVICE_REQUEST),
+        }
+    }
+}
+
+/// What a new session is made of.
+pub(crate) struct NewSession {
+    pub(crate) id: u64,
+    pub(crate) username: String,
+    pub(crate) volume_id: String,
+    pub(crate) dialect: Dialect,
+    pub(crate) client_address: String,
+    pub(crate) established: u64,
+    pub(crate) signing_required: bool,
+    pub(crate) encrypt: bool,
+    pub(crate) cipher: &'static str,
+    pub(crate) connection: ConnectionId,
+}
+
+impl Session {
+    pub(crate) fn new(new: NewSession) -> Self {
+        Self {
+            id: new.id,
+            username: new.username,
+            volume_id: new.volume_id,
+            dialect: new.dialect,
+            client_address: new.client_address,
+            established: new.established,
+            signing_required: AtomicBool::new(new.signing_required),
+            encrypt: AtomicBool::new(new.encrypt),
+            cipher: new.cipher,
+            connection: new.connection,
+            closed: AtomicBool::new(false),
+            inner: Mutex::new(Inner { next_tree: 1, ..Inner::default() }),
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Connects a tree. `STATUS_INSUFFICIENT_RESOURCES` beyond the limit.
+    pub(crate) fn connect(&self, share: Share, access: u32, encrypt: bool) -> Result<Arc<Tree>, NtStatus> {
+        if let Share::Volume(volume) = &share {
+            volume.trees.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut tree = Tree { id: 0, share, access, encrypt };
+        let mut inner = self.inner();
+        if inner.trees.len() >= limits::TREES_PER_SESSION_MAX {
+            return Err(NtStatus::INSUFFICIENT_RESOURCES);
+        }
+        while tree.id == 0 || tree.id == u32::MAX || inner.trees.contains_key(&tree.id) {
+            tree.id = inner.next_tree;
+            inner.next_tree = inner.next_tree.wrapping_add(1);
+        }
+        let tree = Arc::new(tree);
+        inner.trees.insert(tree.id, Arc::clone(&tree));
+        Ok(tree)
+    }
+
+    pub(crate) fn tree(&self, id: u32) -> Option<Arc<Tree>> {
+        self.inner().trees.get(&id).cloned()
+    }
+
+    /// Removes a tree and returns it with the opens that were on it.
+    pub(crate) fn disconnect(&self, id: u32) -> Option<(Arc<Tree>, Vec<Arc<Open>>)> {
+        let mut inner = self.inner();
+        let tree = inner.trees.remove(&id)?;
+        let ids: Vec<u64> =
+            inner.opens.iter().filter(|(_, o)| o.tree_id == id).map(|(volatile, _)| *volatile).collect();
+        let opens = ids.iter().filter_map(|volatile| inner.opens.remove(volatile)).collect();
+        Some((tree, opens))
+    }
+
+    /// Removes everything; what the session's end must close.
+    pub(crate) fn take_all(&self) -> Vec<Arc<Open>> {
+        self.closed.store(true, Ordering::Release);
+        let mut inner = self.inner();
+        inner.trees.clear();
+        inner.opens.drain().map(|(_, open)| open).collect()
+    }
+
+    /// Adds an open. `STATUS_TOO_MANY_OPENED_FILES` beyond the limit, `STATUS_USER_SESSION_DELETED` or
+    /// `STATUS_NETWORK_NAME_DELETED` where the session or tree ended in the meantime.
+    pub(crate) fn add_open(&self, open: Arc<Open>) -> Result<(), NtStatus> {
+        let mut inner = self.inner();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(NtStatus::USER_SESSION_DELETED);
+        }
+        if !inner.trees.contains_key(&open.tree_id) {
+            return Err(NtStatus::NETWORK_NAME_DELETED);
+        }
+        if inner.opens.len() >= limits::OPENS_PER_SESSION_MAX {
+            return Err(NtStatus::TOO_MANY_OPENED_FILES);
+        }
+        inner.opens.insert(open.id.volatile, open);
+        Ok(())
+    }
+
+    pub(crate) fn open(&self, id: FileId) -> Option<Arc<Open>> {
+        self.inner().opens.get(&id.volatile).filter(|o| o.id == id).cloned()
+    }
+
+    pub(crate) fn remove_open(&self, id: FileId) -> Option<Arc<Open>> {
+        self.inner().opens.remove(&id.volatile)
+    }
+
+    /// All opens, for lists and for ends.
+    pub(crate) fn opens(&self) -> Vec<Arc<Open>> {
+        self.inner().opens.values().cloned().collect()
+    }
+
+    pub(crate) fn counts(&self) -> (usize, Vec<String>) {
+        let inner = self.inner();
+        let mut volumes: Vec<String> = inner
+            .trees
+            .values()
+            .filter_map(|t| match &t.share {
+                Share::Volume(v) => Some(v.id.clone()),
+                Share::Ipc => None,
+            })
+            .collect();
+        volumes.sort();
+        volumes.dedup();
+        (inner.opens.len(), volumes)
+    }
+}

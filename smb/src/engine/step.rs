@@ -1,0 +1,133 @@
+//! What a command's handler decides, and what it may use to decide.
+
+use std::sync::Arc;
+
+use super::connection::Core;
+use super::open::Open;
+use super::server::Server;
+use super::session::{Session, Tree};
+use crate::fs::{Frame, FsOpKind, FsResult, Payload};
+use crate::status::NtStatus;
+use crate::wire::{FileId, Header};
+
+/// The outcome of one step of a request.
+pub(crate) enum Step {
+    /// Finished.
+    Reply(Reply),
+    /// Finished with the ERROR response ([MS-SMB2] 2.2.2).
+    Fail(NtStatus),
+    /// A backend has to do something first; go on with the closure when it has.
+    Fs(FsOpKind, Then),
+    /// Waits for something that another request must do; answered with STATUS_PENDING and woken by [`super::Mail::Wake`]
+    /// with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
+    Park(Resume),
+    /// The peer broke a rule for which the specification asks to end the connection.
+    Disconnect(&'static str),
+}
+
+/// A finished response.
+pub(crate) struct Reply {
+    /// Usually SUCCESS; warnings such as BUFFER_OVERFLOW keep their body.
+    pub(crate) status: NtStatus,
+    /// The body, encoded as directly following the 64-byte header.
+    pub(crate) body: Vec<u8>,
+    /// READ data that follows the body.
+    pub(crate) payload: Option<Box<dyn Payload>>,
+}
+
+impl Reply {
+    /// Success with a body.
+    pub(crate) fn ok(body: Vec<u8>) -> Self {
+        Self { status: NtStatus::SUCCESS, body, payload: None }
+    }
+}
+
+/// Continues a request after a backend's answer.
+pub(crate) type Then = Box<dyn FnOnce(&mut Ctx<'_>, FsResult) -> Step + Send>;
+
+/// Continues a parked request.
+pub(crate) type Resume = Box<dyn FnOnce(&mut Ctx<'_>, Wake) -> Step + Send>;
+
+/// Why a parked request goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// What it waited for may have come; look again.
+    Ready,
+    /// CANCEL: answer STATUS_CANCELLED.
+    Cancelled,
+    /// The open, tree, session or connection is going away: answer STATUS_RANGE_NOT_LOCKED or the like.
+    Closed,
+}
+
+/// One request in its compound, and the state it may touch.
+pub(crate) struct Ctx<'a> {
+    pub(crate) core: &'a mut Core,
+    pub(crate) server: &'a Arc<Server>,
+    /// FILETIME.
+    pub(crate) now: u64,
+    pub(crate) request: Request,
+}
+
+/// The request as the dispatcher resolved it.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) header: Header,
+    /// The frame and this message's range in it (from its SMB2 header to the next message or the end).
+    pub(crate) frame: Arc<dyn Frame>,
+    pub(crate) range: std::ops::Range<usize>,
+    /// Present for all but NEGOTIATE, SESSION_SETUP, ECHO and CANCEL.
+    pub(crate) session: Option<Arc<Session>>,
+    /// Present for commands on a tree.
+    pub(crate) tree: Option<Arc<Tree>>,
+    /// The FileId that the previous related operation produced or used.
+    pub(crate) related_file: Option<FileId>,
+    /// SMB2_FLAGS_RELATED_OPERATIONS.
+    pub(crate) related: bool,
+    /// Identifies this request to [`super::Mail::Wake`].
+    pub(crate) wake_token: u64,
+    /// It came in a sealed frame.
+    pub(crate) sealed: bool,
+}
+
+impl Request {
+    /// The message from its SMB2 header on.
+    pub(crate) fn message(&self) -> &[u8] {
+        self.frame.bytes().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl Ctx<'_> {
+    /// The session; the dispatcher has checked it.
+    pub(crate) fn session(&self) -> Arc<Session> {
+        Arc::clone(self.request.session.as_ref().expect("dispatcher resolved the session"))
+    }
+
+    /// The tree; the dispatcher has checked it.
+    pub(crate) fn tree(&self) -> Arc<Tree> {
+        Arc::clone(self.request.tree.as_ref().expect("dispatcher resolved the tree"))
+    }
+
+    /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
+    /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
+    pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
+        let all_ones = FileId { persistent: u64::MAX, volatile: u64::MAX };
+        let id = if self.request.related && id == all_ones {
+            self.request.related_file.ok_or(NtStatus::FILE_CLOSED)?
+        } else {
+            id
+        };
+        self.request.related_file = Some(id);
+        let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
+        let open = session.open(id).ok_or(NtStatus::FILE_CLOSED)?;
+        let tree_id = self.request.tree.as_ref().map_or(0, |t| t.id);
+        if open.tree_id != tree_id || open.closing.load(std::sync::atomic::Ordering::Acquire) {
+            return Err(NtStatus::FILE_CLOSED);
+        }
+        Ok(open)
+    }
+
+    /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).
+    pub(crate) fn background(&mut self, op: FsOpKind) {
+        self.core.background(op);
+    }
+}
