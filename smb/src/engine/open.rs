@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::files::FileState;
 use super::volume::Volume;
 use crate::fs::{DirEntry, FsHandle, RelPath};
-use crate::wire::FileId;
+use crate::ids::FileId;
 
 /// An open. Owned by its session, so that it can outlive a connection.
 pub(crate) struct Open {

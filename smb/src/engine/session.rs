@@ -9,7 +9,8 @@ use super::server::ConnectionId;
 use super::volume::Volume;
 use crate::limits;
 use crate::status::NtStatus;
-use crate::wire::{Dialect, FileId};
+use crate::ids::FileId;
+use crate::wire::Dialect;
 
 /// An authenticated session.
 pub(crate) struct Session {

@@ -6,9 +6,11 @@ use super::connection::Core;
 use super::open::Open;
 use super::server::Server;
 use super::session::{Session, Tree};
+use crate::crypto::SigningKey;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
 use crate::status::NtStatus;
-use crate::wire::{FileId, Header};
+use crate::ids::FileId;
+use crate::wire::Header;
 
 /// The outcome of one step of a request.
 pub(crate) enum Step {
@@ -83,10 +85,14 @@ pub(crate) struct Request {
     pub(crate) related_file: Option<FileId>,
     /// SMB2_FLAGS_RELATED_OPERATIONS.
     pub(crate) related: bool,
-    /// Identifies this request to [`super::Mail::Wake`].
+    /// Identifies this request to [`super::Mail::Wake`]; 0 until [`Ctx::wake_token`] was called.
     pub(crate) wake_token: u64,
     /// It came in a sealed frame.
     pub(crate) sealed: bool,
+    /// FILETIME when it came in.
+    pub(crate) began: u64,
+    /// What to sign the answer with where the session ends with this request.
+    pub(crate) signing: Option<Arc<SigningKey>>,
 }
 
 impl Request {
@@ -102,6 +108,14 @@ impl Ctx<'_> {
         Arc::clone(self.request.session.as_ref().expect("dispatcher resolved the session"))
     }
 
+    /// Reserves the token under which [`super::Mail::Wake`] resumes this request; needed before [`Step::Park`].
+    pub(crate) fn wake_token(&mut self) -> u64 {
+        if self.request.wake_token == 0 {
+            self.request.wake_token = self.server.next_wake();
+        }
+        self.request.wake_token
+    }
+
     /// The tree; the dispatcher has checked it.
     pub(crate) fn tree(&self) -> Arc<Tree> {
         Arc::clone(self.request.tree.as_ref().expect("dispatcher resolved the tree"))
@@ -110,8 +124,8 @@ impl Ctx<'_> {
     /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
     /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
     pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
-        let all_ones = FileId { persistent: u64::MAX, volatile: u64::MAX };
-        let id = if self.request.related && id == all_ones {
+        
+        let id = if self.request.related && id.is_related() {
             self.request.related_file.ok_or(NtStatus::FILE_CLOSED)?
         } else {
             id

@@ -1,0 +1,85 @@
+//! One file per command ([MS-SMB2] 3.3.5).
+
+mod change_notify;
+pub(crate) mod close;
+mod copychunk;
+mod create;
+mod echo;
+mod flush;
+mod fsctl_file;
+mod ioctl;
+mod lock;
+mod logoff;
+pub(crate) mod negotiate;
+mod query_directory;
+mod query_info;
+mod read;
+pub(crate) mod session_setup;
+mod set_info;
+mod tree_connect;
+mod tree_disconnect;
+mod write;
+
+use super::step::{Ctx, Step};
+use crate::status::NtStatus;
+use crate::wire::{Command, Malformed};
+
+/// Begins a request that was admitted.
+pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
+    match ctx.request.header.command {
+        Command::NEGOTIATE => negotiate::handle(ctx),
+        Command::SESSION_SETUP => session_setup::handle(ctx),
+        Command::LOGOFF => logoff::handle(ctx),
+        Command::TREE_CONNECT => tree_connect::handle(ctx),
+        Command::TREE_DISCONNECT => tree_disconnect::handle(ctx),
+        Command::CREATE => create::handle(ctx),
+        Command::CLOSE => close::handle(ctx),
+        Command::FLUSH => flush::handle(ctx),
+        Command::READ => read::handle(ctx),
+        Command::WRITE => write::handle(ctx),
+        Command::LOCK => lock::handle(ctx),
+        Command::IOCTL => ioctl::handle(ctx),
+        Command::ECHO => echo::handle(ctx),
+        Command::QUERY_DIRECTORY => query_directory::handle(ctx),
+        Command::CHANGE_NOTIFY => change_notify::handle(ctx),
+        Command::QUERY_INFO => query_info::handle(ctx),
+        Command::SET_INFO => set_info::handle(ctx),
+        // [MS-SMB2] 3.3.5.22: none is ever granted, so none is being broken.
+        Command::OPLOCK_BREAK => Step::Fail(NtStatus::INVALID_OPLOCK_PROTOCOL),
+        // [MS-SMB2] 3.3.5.2.6
+        _ => Step::Fail(NtStatus::INVALID_PARAMETER),
+    }
+}
+
+/// The answer to a body that breaks its structure ([MS-SMB2] 3.3.5.2.6).
+impl From<Malformed> for Step {
+    fn from(_: Malformed) -> Self {
+        Self::Fail(NtStatus::INVALID_PARAMETER)
+    }
+}
+
+impl From<NtStatus> for Step {
+    fn from(status: NtStatus) -> Self {
+        Self::Fail(status)
+    }
+}
+
+/// What a request's CreditCharge must pay for, in bytes ([MS-SMB2] 3.3.5.2.5): the larger of what it sends and what it asks
+/// for. `None` for commands without payload and for bodies too short to say.
+pub(crate) fn payload_bytes(command: Command, message: &[u8]) -> Option<u32> {
+    let u32_at = |at: usize| {
+        message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
+    };
+    match command {
+        Command::READ | Command::WRITE | Command::SET_INFO => u32_at(4),
+        Command::QUERY_INFO => Some(u32_at(4)?.max(u32_at(12)?)),
+        Command::QUERY_DIRECTORY => u32_at(28),
+        Command::CHANGE_NOTIFY => u32_at(4),
+        Command::IOCTL => {
+            let sent = u32_at(28)?.saturating_add(u32_at(40)?);
+            let asked = u32_at(32)?.saturating_add(u32_at(44)?);
+            Some(sent.max(asked))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,791 @@
+//! A connection ([MS-SMB2] 3.3.1.7): frames in, effects out.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub use super::chain::Segment;
+use super::chain::{Chain, Related, Response, assemble};
+use super::commands;
+use super::commands::close::close_open;
+use super::commands::session_setup::PendingAuth;
+use super::credits::CreditWindow;
+use super::server::{ConnectionId, Mail, Server};
+use super::session::{Session, Share};
+use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
+use crate::crypto::{OpeningKey, PreauthHash, SealingKey, SigningAlgorithm, SigningKey};
+use crate::fs::{Frame, FsOp, FsOpKind, FsResult, OpId};
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::compound::Messages;
+use crate::wire::negotiate_context::Cipher;
+use crate::wire::transform;
+use crate::wire::{Capabilities, Command, Dialect, Header, HeaderFlags, Ids, SecurityMode};
+
+/// Why a connection must be ended now, without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("peer broke the protocol: {0}")]
+pub struct Disconnect(pub &'static str);
+
+/// A frame to send, in order of [`Connection::poll_transmit`].
+pub struct Transmit {
+    /// The frame in parts.
+    pub segments: Vec<Segment>,
+    /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
+    pub seal: Option<Sealer>,
+}
+
+impl Transmit {
+    /// Bytes of all parts, before sealing.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.segments.iter().map(|s| s.bytes().len()).sum()
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+}
+
+/// Seals one frame.
+pub struct Sealer {
+    key: Arc<SealingKey>,
+    session_id: u64,
+}
+
+impl Sealer {
+    /// Encrypts the whole frame in place and returns the header that goes before it.
+    ///
+    /// # Errors
+    /// [`Disconnect`] once the key's nonces are used up.
+    pub fn seal(&self, plaintext: &mut [u8]) -> Result<[u8; transform::HEADER_LEN], Disconnect> {
+        self.key.seal_in_place(self.session_id, plaintext).map_err(|_| Disconnect("sealing nonces used up"))
+    }
+}
+
+/// A frame that was opened: the SMB2 messages lie in `range`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsealed {
+    /// The session whose key opened it.
+    pub session_id: u64,
+    /// Where the plaintext lies in the frame that was given.
+    pub range: Range<usize>,
+}
+
+/// Something worth a log line or a metric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A dialect was agreed on.
+    Negotiated {
+        /// "3.1.1" …
+        dialect: &'static str,
+    },
+    /// A session was set up.
+    SessionEstablished {
+        /// SessionId.
+        session_id: u64,
+        /// Who.
+        username: String,
+    },
+    /// Authentication failed; the reason is for the log only.
+    AuthenticationFailed {
+        /// Who it claimed to be; empty where it did not come that far.
+        username: String,
+        /// Why.
+        reason: String,
+    },
+    /// A session ended.
+    SessionClosed {
+        /// SessionId.
+        session_id: u64,
+    },
+    /// A tree connect was refused.
+    TreeRefused {
+        /// Who.
+        username: String,
+        /// The share asked for.
+        share: String,
+        /// With what.
+        status: NtStatus,
+    },
+    /// A request was answered.
+    Completed {
+        /// The command.
+        command: Command,
+        /// The answer.
+        status: NtStatus,
+        /// FILETIME when it came in.
+        began: u64,
+        /// Payload read or written, in bytes.
+        payload_bytes: u32,
+    },
+}
+
+/// What was agreed on in NEGOTIATE.
+pub(crate) struct Negotiated {
+    pub(crate) dialect: Dialect,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) cipher: Option<Cipher>,
+    pub(crate) signing: SigningAlgorithm,
+    pub(crate) preauth: PreauthHash,
+    pub(crate) io_bytes_max: u32,
+    /// What the client said, for FSCTL_VALIDATE_NEGOTIATE_INFO.
+    pub(crate) client_guid: [u8; 16],
+    pub(crate) client_capabilities: Capabilities,
+    pub(crate) client_security_mode: SecurityMode,
+    pub(crate) client_dialects: Vec<Dialect>,
+    /// What the server said.
+    pub(crate) security_mode: SecurityMode,
+}
+
+/// A session as seen from one of its connections: its keys here.
+pub(crate) struct Channel {
+    pub(crate) session: Arc<Session>,
+    pub(crate) signing: Arc<SigningKey>,
+    pub(crate) sealing: Option<Arc<SealingKey>>,
+    pub(crate) opening: Option<Arc<OpeningKey>>,
+    /// A re-authentication under way.
+    pub(crate) reauth: Option<PendingAuth>,
+}
+
+enum Pending {
+    Chain(u64, Then),
+    Background,
+}
+
+struct Parked {
+    chain: u64,
+    message_id: u64,
+    resume: Resume,
+}
+
+/// What command handlers may touch of a connection.
+pub(crate) struct Core {
+    pub(crate) id: ConnectionId,
+    pub(crate) peer: String,
+    pub(crate) negotiated: Option<Negotiated>,
+    /// An SMB1 negotiate was answered with the wildcard dialect: an SMB2 one must follow.
+    pub(crate) wildcard: bool,
+    pub(crate) channels: HashMap<u64, Channel>,
+    /// Sessions that are being authenticated.
+    pub(crate) pending: HashMap<u64, PendingAuth>,
+    pub(crate) entropy: Box<dyn FnMut(&mut [u8]) + Send>,
+    pub(crate) events: VecDeque<Event>,
+    /// The key of a session that LOGOFF ended, for its answer.
+    pub(crate) last_sealing: Option<(u64, Arc<SealingKey>)>,
+    closed: bool,
+    fs: VecDeque<FsOp>,
+    ops: HashMap<OpId, Pending>,
+    next_op: u64,
+}
+
+impl Core {
+    pub(crate) fn background(&mut self, op: FsOpKind) {
+        self.submit(op, Pending::Background);
+    }
+
+    fn submit(&mut self, kind: FsOpKind, pending: Pending) {
+        let id = OpId(self.next_op);
+        self.next_op += 1;
+        self.ops.insert(id, pending);
+        self.fs.push_back(FsOp { id, kind });
+    }
+
+    /// Random bytes.
+    pub(crate) fn random<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        (self.entropy)(&mut bytes);
+        bytes
+    }
+
+    /// The dialect; only asked for after NEGOTIATE.
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.negotiated.as_ref().map_or(Dialect::SMB2_0_2, |n| n.dialect)
+    }
+
+    /// Ends a session on this connection and closes what it has open.
+    pub(crate) fn end_session(&mut self, server: &Arc<Server>, session_id: u64) {
+        let Some(channel) = self.channels.remove(&session_id) else { return };
+        server.sessions().remove(&session_id);
+        for open in channel.session.take_all() {
+            if open.begin_close() {
+                close_open(self, server, &open);
+            }
+        }
+        self.events.push_back(Event::SessionClosed { session_id });
+    }
+}
+
+/// The server's end of a connection.
+pub struct Connection {
+    server: Arc<Server>,
+    core: Core,
+    credits: CreditWindow,
+    chains: HashMap<u64, Chain>,
+    next_chain: u64,
+    /// By wake token, which is the AsyncId too.
+    parked: HashMap<u64, Parked>,
+    transmit: VecDeque<Transmit>,
+}
+
+impl Connection {
+    /// A fresh connection. `peer` names the other end in logs and lists; `entropy` fills buffers with randomness fit for
+    /// keys.
+    #[must_use]
+    pub fn new(
+        server: Arc<Server>,
+        id: ConnectionId,
+        peer: String,
+        entropy: Box<dyn FnMut(&mut [u8]) + Send>,
+    ) -> Self {
+        Self {
+            server,
+            core: Core {
+                id,
+                peer,
+                negotiated: None,
+                wildcard: false,
+                channels: HashMap::new(),
+                pending: HashMap::new(),
+                entropy,
+                events: VecDeque::new(),
+                last_sealing: None,
+                closed: false,
+                fs: VecDeque::new(),
+                ops: HashMap::new(),
+                next_op: 1,
+            },
+            credits: CreditWindow::new(),
+            chains: HashMap::new(),
+            next_chain: 1,
+            parked: HashMap::new(),
+            transmit: VecDeque::new(),
+        }
+    }
+
+    /// The longest frame that the peer may send now, in bytes; a longer one: end the connection.
+    #[must_use]
+    pub fn frame_bytes_max(&self) -> u32 {
+        if self.core.channels.is_empty() {
+            limits::FRAME_BYTES_UNAUTHENTICATED_MAX
+        } else {
+            limits::FRAME_BYTES_MAX
+        }
+    }
+
+    /// Whether a session has been set up on it.
+    #[must_use]
+    pub fn is_authenticated(&self) -> bool {
+        !self.core.channels.is_empty()
+    }
+
+    /// Opens a sealed frame in place ([MS-SMB2] 3.3.5.2.1). `None`: it is not sealed.
+    ///
+    /// # Errors
+    /// [`Disconnect`] where it cannot be opened.
+    pub fn unseal(&mut self, frame: &mut [u8]) -> Result<Option<Unsealed>, Disconnect> {
+        if !frame.starts_with(&transform::PROTOCOL_ID) {
+            return Ok(None);
+        }
+        let header = transform::Header::parse(frame).map_err(|_| Disconnect("malformed transform header"))?;
+        let key = self
+            .core
+            .channels
+            .get(&header.session_id)
+            .and_then(|c| c.opening.as_ref())
+            .ok_or(Disconnect("sealed for a session that cannot seal here"))?;
+        let length = key.open_in_place(frame).map_err(|_| Disconnect("sealed frame does not open"))?.len();
+        let start = transform::HEADER_LEN;
+        Ok(Some(Unsealed { session_id: header.session_id, range: start..start + length }))
+    }
+
+    /// Takes a frame: SMB2 messages in plain text. `unsealed` as [`Self::unseal`] gave it, whose range is relative to
+    /// the frame that was unsealed; `frame.bytes()` must be the plaintext alone.
+    ///
+    /// # Errors
+    /// [`Disconnect`] where the specification asks for it; call [`Self::close`] then.
+    pub fn handle(
+        &mut self,
+        now: u64,
+        frame: Arc<dyn Frame>,
+        unsealed: Option<&Unsealed>,
+    ) -> Result<(), Disconnect> {
+        if self.core.closed {
+            return Ok(());
+        }
+        let sealed_for = unsealed.map(|u| u.session_id);
+        if frame.bytes().starts_with(&crate::wire::smb1::PROTOCOL_ID) {
+            return self.multi_protocol(now, frame.bytes());
+        }
+        let mut requests = Vec::new();
+        let mut cancels = Vec::new();
+        for message in Messages::new(frame.bytes()) {
+            let range = message.map_err(|_| Disconnect("malformed compound"))?;
+            let bytes = frame.bytes().get(range.clone()).unwrap_or_default();
+            let header = Header::parse(bytes).map_err(|_| Disconnect("malformed header"))?;
+            if header.is_response() {
+                return Err(Disconnect("a response sent to a server"));
+            }
+            if requests.len() >= limits::COMPOUND_MESSAGES_MAX {
+                return Err(Disconnect("compound too long"));
+            }
+            if self.core.negotiated.is_none() && header.command != Command::NEGOTIATE {
+                return Err(Disconnect("a request before NEGOTIATE"));
+            }
+            // [MS-SMB2] 3.3.5.2.3: CANCEL uses no message id of its own.
+            if header.command == Command::CANCEL {
+                cancels.push(header);
+                continue;
+            }
+            if !self.credits.consume(header.message_id, self.charge(&header)) {
+                return Err(Disconnect("message id outside the window"));
+            }
+            requests.push((header, range));
+        }
+        for header in cancels {
+            self.cancel(now, &header)?;
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let id = self.next_chain;
+        self.next_chain += 1;
+        let chain = Chain {
+            frame,
+            requests,
+            next: 0,
+            current: None,
+            related: Related::default(),
+            responses: Vec::new(),
+            sealed_for,
+            async_id: None,
+        };
+        self.advance(now, id, chain)
+    }
+
+    /// Takes a backend's answer.
+    ///
+    /// # Errors
+    /// [`Disconnect`] where what follows in a compound breaks the protocol.
+    pub fn complete(&mut self, now: u64, id: OpId, result: FsResult) -> Result<(), Disconnect> {
+        match self.core.ops.remove(&id) {
+            None | Some(Pending::Background) => Ok(()),
+            Some(Pending::Chain(chain_id, then)) => {
+                let Some(mut chain) = self.chains.remove(&chain_id) else { return Ok(()) };
+                let Some(request) = chain.current.take() else { return Ok(()) };
+                let mut ctx = Ctx { core: &mut self.core, server: &self.server, now, request };
+                let step = then(&mut ctx, result);
+                let request = ctx.request;
+                if self.settle(chain_id, &mut chain, request, step)? {
+                    self.advance(now, chain_id, chain)
+                } else {
+                    self.chains.insert(chain_id, chain);
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    /// Takes what another connection or an administrator caused.
+    ///
+    /// # Errors
+    /// [`Disconnect`] where the connection has lost its last session.
+    pub fn deliver(&mut self, now: u64, mail: Mail) -> Result<(), Disconnect> {
+        match mail {
+            Mail::Wake(token) => self.wake(now, token, Mail::wake_reason()),
+            Mail::SessionClosed(session_id) => {
+                if self.core.channels.contains_key(&session_id) {
+                    self.core.end_session(&self.server, session_id);
+                    if self.core.channels.is_empty() {
+                        return Err(Disconnect("its session was closed"));
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The next frame to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmit.pop_front()
+    }
+
+    /// The next operation for a backend.
+    pub fn poll_fs(&mut self) -> Option<FsOp> {
+        self.core.fs.pop_front()
+    }
+
+    /// The next thing to log or count.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.core.events.pop_front()
+    }
+
+    /// The transport is gone: ends its sessions and closes what they have open. Operations for backends go on to come
+    /// out of [`Self::poll_fs`] until [`Self::is_finished`].
+    pub fn close(&mut self, now: u64) {
+        if self.core.closed {
+            return;
+        }
+        self.core.closed = true;
+        let sessions: Vec<u64> = self.core.channels.keys().copied().collect();
+        for session_id in sessions {
+            self.core.end_session(&self.server, session_id);
+        }
+        self.core.pending.clear();
+        let tokens: Vec<u64> = self.parked.keys().copied().collect();
+        for token in tokens {
+            // Nobody is left to answer; a broken rule cannot end the connection twice.
+            let _ = self.wake(now, token, Wake::Closed);
+        }
+        self.transmit.clear();
+    }
+
+    /// Closed, and no operation is in flight.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.core.closed && self.core.ops.is_empty()
+    }
+
+    /// Requests that have not been answered, for a graceful end.
+    #[must_use]
+    pub fn requests_in_flight(&self) -> usize {
+        self.chains.len() - self.parked.len().min(self.chains.len())
+    }
+
+    fn charge(&self, header: &Header) -> u16 {
+        match &self.core.negotiated {
+            Some(n) if n.capabilities.contains(Capabilities::LARGE_MTU) => header.credit_charge,
+            _ => 1,
+        }
+    }
+
+    /// SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3).
+    fn multi_protocol(&mut self, now: u64, message: &[u8]) -> Result<(), Disconnect> {
+        if self.core.negotiated.is_some() || self.core.wildcard || !self.credits.consume(0, 1) {
+            return Err(Disconnect("an SMB1 message after NEGOTIATE"));
+        }
+        let (header, reply) = commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
+        self.finish(Response::reply(header, reply));
+        Ok(())
+    }
+
+    fn finish(&mut self, mut response: Response) {
+        response.header.credits = self.credits.grant(1);
+        self.transmit.push_back(Transmit { segments: assemble(vec![response]), seal: None });
+    }
+
+    /// Runs a chain until it waits or ends.
+    fn advance(&mut self, now: u64, id: u64, mut chain: Chain) -> Result<(), Disconnect> {
+        while let Some((header, range)) = chain.requests.get(chain.next).cloned() {
+            chain.next += 1;
+            let mut request = Request {
+                header,
+                frame: Arc::clone(&chain.frame),
+                range,
+                session: None,
+                tree: None,
+                related_file: chain.related.file,
+                related: header.flags.contains(HeaderFlags::RELATED_OPERATIONS),
+                wake_token: 0,
+                sealed: chain.sealed_for.is_some(),
+                began: now,
+                signing: None,
+            };
+            let step = match self.admit(&mut chain, &mut request) {
+                Err(step) => step,
+                Ok(()) => {
+                    let mut ctx = Ctx { core: &mut self.core, server: &self.server, now, request };
+                    let step = commands::dispatch(&mut ctx);
+                    request = ctx.request;
+                    step
+                }
+            };
+            if !self.settle(id, &mut chain, request, step)? {
+                self.chains.insert(id, chain);
+                return Ok(());
+            }
+        }
+        self.send(chain);
+        Ok(())
+    }
+
+    /// Session, signature, tree and sizes of a request ([MS-SMB2] 3.3.5.2).
+    fn admit(&mut self, chain: &mut Chain, request: &mut Request) -> Result<(), Step> {
+        let fail = |status| Err(Step::Fail(status));
+        let header = &mut request.header;
+        // [MS-SMB2] 3.3.5.2.7.2
+        if request.related {
+            if chain.next == 1 {
+                return fail(NtStatus::INVALID_PARAMETER);
+            }
+            header.session_id = chain.related.session_id;
+            if let Ids::Sync { tree_id, .. } = &mut header.ids {
+                *tree_id = chain.related.tree_id;
+            }
+        } else {
+            chain.related.file = None;
+            request.related_file = None;
+            chain.related.create_error = None;
+        }
+        chain.related.session_id = header.session_id;
+        chain.related.tree_id = header.tree_id();
+        let command = header.command;
+        // [MS-SMB2] 3.3.5.2.1.1: what is sealed for a session speaks for that session only.
+        if chain.sealed_for.is_some_and(|s| header.session_id != s) {
+            return Err(Step::Disconnect("a sealed request for another session"));
+        }
+        if command == Command::NEGOTIATE {
+            return Ok(());
+        }
+        let session_id = header.session_id;
+        let flags = header.flags;
+        let tree_id = header.tree_id();
+        let optional = matches!(command, Command::SESSION_SETUP | Command::ECHO);
+        let Some(channel) = self.core.channels.get(&session_id) else {
+            return if optional { Ok(()) } else { fail(NtStatus::USER_SESSION_DELETED) };
+        };
+        let session = Arc::clone(&channel.session);
+        if session.closed.load(Ordering::Acquire) {
+            return fail(NtStatus::USER_SESSION_DELETED);
+        }
+        // [MS-SMB2] 3.3.5.2.4: a sealed message is not signed, its tag has proved more.
+        if chain.sealed_for.is_none() {
+            if flags.contains(HeaderFlags::SIGNED) {
+                if !channel.signing.verify(&[request.message()]) {
+                    return fail(NtStatus::ACCESS_DENIED);
+                }
+            } else if session.signing_required.load(Ordering::Relaxed) && command != Command::SESSION_SETUP {
+                return fail(NtStatus::ACCESS_DENIED);
+            }
+            // [MS-SMB2] 3.3.5.2.9
+            if session.encrypt.load(Ordering::Relaxed) && command != Command::SESSION_SETUP {
+                return fail(NtStatus::ACCESS_DENIED);
+            }
+        }
+        request.session = Some(Arc::clone(&session));
+        if !optional && !matches!(command, Command::LOGOFF | Command::TREE_CONNECT) {
+            // [MS-SMB2] 3.3.5.2.11
+            let Some(tree) = session.tree(tree_id) else { return fail(NtStatus::NETWORK_NAME_DELETED) };
+            if tree.encrypt && chain.sealed_for.is_none() {
+                return fail(NtStatus::ACCESS_DENIED);
+            }
+            if let Share::Volume(volume) = &tree.share
+                && volume.removed.load(Ordering::Acquire)
+                && !matches!(command, Command::TREE_DISCONNECT | Command::CLOSE)
+            {
+                return fail(NtStatus::NETWORK_NAME_DELETED);
+            }
+            request.tree = Some(tree);
+        }
+        // [MS-SMB2] 3.3.5.2.5
+        if let Some(bytes) = commands::payload_bytes(command, request.message())
+            && let Some(n) = &self.core.negotiated
+        {
+            let charge = if n.capabilities.contains(Capabilities::LARGE_MTU) {
+                u32::from(request.header.credit_charge.max(1))
+            } else {
+                1
+            };
+            if bytes > n.io_bytes_max || bytes.div_ceil(limits::CREDIT_BYTES).max(1) > charge {
+                return fail(NtStatus::INVALID_PARAMETER);
+            }
+        }
+        // A file that was never created cannot be worked on.
+        if request.related
+            && command != Command::CREATE
+            && let Some(status) = chain.related.create_error
+        {
+            return fail(status);
+        }
+        Ok(())
+    }
+
+    /// Records a step. True: the chain may go on; false: it waits.
+    fn settle(
+        &mut self,
+        id: u64,
+        chain: &mut Chain,
+        mut request: Request,
+        step: Step,
+    ) -> Result<bool, Disconnect> {
+        match step {
+            Step::Fs(kind, then) => {
+                chain.current = Some(request);
+                self.core.submit(kind, Pending::Chain(id, then));
+                Ok(false)
+            }
+            Step::Park(resume) => {
+                let last = chain.next == chain.requests.len();
+                if !last || (self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX && !self.core.closed) {
+                    // Let the handler take back what it registered, then say why.
+                    let status =
+                        if last { NtStatus::INSUFFICIENT_RESOURCES } else { NtStatus::INTERNAL_ERROR };
+                    let mut ctx =
+                        Ctx { core: &mut self.core, server: &self.server, now: request.began, request };
+                    let _ = resume(&mut ctx, Wake::Cancelled);
+                    let request = ctx.request;
+                    return self.settle(id, chain, request, Step::Fail(status));
+                }
+                let token = request.wake_token;
+                if chain.async_id.is_none() {
+                    chain.async_id = Some(token);
+                    self.interim(chain, &request, token);
+                }
+                self.parked
+                    .insert(token, Parked { chain: id, message_id: request.header.message_id, resume });
+                chain.current = Some(request);
+                Ok(false)
+            }
+            Step::Disconnect(why) => Err(Disconnect(why)),
+            Step::Reply(reply) => {
+                self.answer(chain, &mut request, reply);
+                Ok(true)
+            }
+            Step::Fail(status) => {
+                let reply = Reply { status, body: super::chain::ERROR_BODY.to_vec(), payload: None };
+                self.answer(chain, &mut request, reply);
+                Ok(true)
+            }
+        }
+    }
+
+    fn answer(&mut self, chain: &mut Chain, request: &mut Request, reply: Reply) {
+        let status = reply.status;
+        chain.related.file = request.related_file;
+        // TREE_CONNECT and SESSION_SETUP make ids that related requests inherit.
+        chain.related.session_id = request.header.session_id;
+        chain.related.tree_id = request.header.tree_id();
+        if request.header.command == Command::CREATE {
+            chain.related.create_error = status.is_error().then_some(status);
+        }
+        let payload_bytes = reply.payload.as_ref().map_or_else(
+            || if request.header.command == Command::WRITE { commands::payload_bytes(Command::WRITE, request.message()).unwrap_or(0) } else { 0 },
+            |p| p.bytes().len() as u32,
+        );
+        self.core.events.push_back(Event::Completed {
+            command: request.header.command,
+            status,
+            began: request.began,
+            payload_bytes,
+        });
+        let mut header = request.header.response(status);
+        header.credits = if chain.async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
+        if let Some(async_id) = chain.async_id {
+            header.ids = Ids::Async { async_id };
+        }
+        let mut response = Response::reply(header, reply);
+        response.sign = self.signing_key(chain, request, status);
+        self.note_preauth(request, &response);
+        chain.responses.push(response);
+    }
+
+    /// [MS-SMB2] 3.3.4.1.1: what was signed is answered signed, and so is the end of SESSION_SETUP.
+    fn signing_key(&self, chain: &Chain, request: &Request, status: NtStatus) -> Option<Arc<SigningKey>> {
+        if chain.sealed_for.is_some() {
+            return None;
+        }
+        let channel = self.core.channels.get(&request.header.session_id);
+        // LOGOFF has taken the channel away already, but its answer is still signed.
+        let (session, key) = match (channel, &request.signing) {
+            (Some(c), _) => (Arc::clone(&c.session), Arc::clone(&c.signing)),
+            (None, Some(key)) => (Arc::clone(request.session.as_ref()?), Arc::clone(key)),
+            (None, None) => return None,
+        };
+        let asked = request.header.flags.contains(HeaderFlags::SIGNED);
+        let setup_done = request.header.command == Command::SESSION_SETUP && status == NtStatus::SUCCESS;
+        // A request whose signature was wrong gets an unsigned refusal.
+        if request.session.is_none() && !setup_done {
+            return None;
+        }
+        (asked || setup_done || session.signing_required.load(Ordering::Relaxed)).then_some(key)
+    }
+
+    /// [MS-SMB2] 3.3.5.4, 3.3.5.5: the hash runs over requests and responses as they go over the wire, without the final
+    /// SESSION_SETUP response.
+    fn note_preauth(&mut self, request: &Request, response: &Response) {
+        let message = || {
+            let mut bytes = Vec::new();
+            response.header.encode(&mut bytes);
+            bytes.extend_from_slice(&response.body);
+            bytes
+        };
+        match request.header.command {
+            Command::NEGOTIATE => {
+                if let Some(n) = &mut self.core.negotiated
+                    && n.dialect == Dialect::SMB3_1_1
+                {
+                    n.preauth.update(&[request.message()]);
+                    n.preauth.update(&[&message()]);
+                }
+            }
+            Command::SESSION_SETUP if response.header.status == NtStatus::MORE_PROCESSING_REQUIRED => {
+                if let Some(pending) = self.core.pending.get_mut(&response.header.session_id) {
+                    pending.preauth.update(&[&message()]);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn interim(&mut self, chain: &mut Chain, request: &Request, async_id: u64) {
+        let mut header = request.header.response(NtStatus::PENDING);
+        header.credits = self.credits.grant(request.header.credits);
+        header.ids = Ids::Async { async_id };
+        let mut response = Response::error(header);
+        response.sign = self.signing_key(chain, request, NtStatus::PENDING);
+        let mut responses = std::mem::take(&mut chain.responses);
+        responses.push(response);
+        self.push(responses, chain.sealed_for);
+    }
+
+    fn send(&mut self, chain: Chain) {
+        self.push(chain.responses, chain.sealed_for);
+    }
+
+    fn push(&mut self, responses: Vec<Response>, sealed_for: Option<u64>) {
+        if self.core.closed || responses.is_empty() {
+            return;
+        }
+        let seal = sealed_for.and_then(|session_id| {
+            let key = match self.core.channels.get(&session_id) {
+                Some(channel) => channel.sealing.clone(),
+                None => self.core.last_sealing.take().filter(|(id, _)| *id == session_id).map(|(_, k)| k),
+            }?;
+            Some(Sealer { key, session_id })
+        });
+        if sealed_for.is_some() && seal.is_none() {
+            // The session ended under a sealed request: what it asked in secret is not answered in the open.
+            return;
+        }
+        self.transmit.push_back(Transmit { segments: assemble(responses), seal });
+    }
+
+    fn wake(&mut self, now: u64, token: u64, reason: Wake) -> Result<(), Disconnect> {
+        let Some(parked) = self.parked.remove(&token) else { return Ok(()) };
+        let Some(mut chain) = self.chains.remove(&parked.chain) else { return Ok(()) };
+        let Some(request) = chain.current.take() else { return Ok(()) };
+        let mut ctx = Ctx { core: &mut self.core, server: &self.server, now, request };
+        let step = (parked.resume)(&mut ctx, reason);
+        let request = ctx.request;
+        if self.settle(parked.chain, &mut chain, request, step)? {
+            self.advance(now, parked.chain, chain)
+        } else {
+            self.chains.insert(parked.chain, chain);
+            Ok(())
+        }
+    }
+
+    /// [MS-SMB2] 3.3.5.16: by AsyncId or by MessageId; no answer of its own, and none for what is not waiting.
+    fn cancel(&mut self, now: u64, header: &Header) -> Result<(), Disconnect> {
+        let token = match header.ids {
+            Ids::Async { async_id } => self.parked.contains_key(&async_id).then_some(async_id),
+            Ids::Sync { .. } => {
+                self.parked.iter().find(|(_, p)| p.message_id == header.message_id).map(|(t, _)| *t)
+            }
+        };
+        token.map_or(Ok(()), |t| self.wake(now, t, Wake::Cancelled))
+    }
+}
