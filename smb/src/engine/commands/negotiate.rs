@@ -1,0 +1,213 @@
+//! NEGOTIATE ([MS-SMB2] 3.3.5.3, 3.3.5.4).
+
+use std::sync::Arc;
+
+use crate::auth::spnego;
+use crate::crypto::PreauthHash;
+use crate::engine::connection::{Core, Disconnect, Event, Negotiated};
+use crate::engine::server::{Encryption, Server};
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::negotiate::{Request, Response};
+use crate::wire::negotiate_context::{Cipher, HashAlgorithm, NegotiateContext, SigningAlgorithm};
+use crate::wire::{Capabilities, Command, Dialect, FileTime, Header, SecurityMode, smb1};
+
+/// Best first.
+const DIALECTS: [Dialect; 5] =
+    [Dialect::SMB3_1_1, Dialect::SMB3_0_2, Dialect::SMB3_0, Dialect::SMB2_1, Dialect::SMB2_0_2];
+/// Best first: the fastest that is strong ([MS-SMB2] 3.3.5.4 leaves the order to the server).
+const CIPHERS: [Cipher; 4] =
+    [Cipher::AES_128_GCM, Cipher::AES_256_GCM, Cipher::AES_128_CCM, Cipher::AES_256_CCM];
+/// Best first: GMAC costs a tenth of CMAC.
+const SIGNING: [SigningAlgorithm; 3] =
+    [SigningAlgorithm::AES_GMAC, SigningAlgorithm::AES_CMAC, SigningAlgorithm::HMAC_SHA256];
+/// Largest I/O of dialect 2.0.2 ([MS-SMB2] 3.3.5.4): one credit's worth.
+const IO_BYTES_MAX_2_0_2: u32 = limits::CREDIT_BYTES;
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    // [MS-SMB2] 3.3.5.3.1
+    if ctx.core.negotiated.is_some() {
+        return Step::Disconnect("a second NEGOTIATE");
+    }
+    let frame = Arc::clone(&ctx.request.frame);
+    let message = frame.bytes().get(ctx.request.range.clone()).unwrap_or_default();
+    let request = match Request::parse(message) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    let salt = ctx.core.random::<32>();
+    match agree(&ctx.server.config, &request) {
+        Err(status) => Step::Fail(status),
+        Ok(agreed) => {
+            ctx.core.events.push_back(Event::Negotiated { dialect: agreed.negotiated.dialect.name() });
+            let body = response(ctx.server, ctx.now, &agreed, &salt);
+            ctx.core.negotiated = Some(agreed.negotiated);
+            Step::Reply(Reply::ok(body))
+        }
+    }
+}
+
+/// What the two ends have in common.
+struct Agreed {
+    negotiated: Negotiated,
+    /// The client sent a context of the kind, so that one must come back.
+    answer_encryption: bool,
+    answer_signing: bool,
+}
+
+fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<Agreed, NtStatus> {
+    if request.dialects.is_empty() {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    let dialect =
+        *DIALECTS.iter().find(|d| request.dialects.contains(d)).ok_or(NtStatus::NOT_SUPPORTED)?;
+    let mut security_mode = SecurityMode::SIGNING_ENABLED;
+    if config.signing_required {
+        security_mode.insert(SecurityMode::SIGNING_REQUIRED);
+    }
+    let mut capabilities = Capabilities::empty();
+    if dialect != Dialect::SMB2_0_2 {
+        capabilities.insert(Capabilities::LARGE_MTU);
+    }
+    let offered = config.encryption != Encryption::Off;
+    let mut cipher = None;
+    let mut signing = match dialect {
+        Dialect::SMB2_0_2 | Dialect::SMB2_1 => SigningAlgorithm::HMAC_SHA256,
+        _ => SigningAlgorithm::AES_CMAC,
+    };
+    let (mut answer_encryption, mut answer_signing) = (false, false);
+    match dialect {
+        Dialect::SMB3_0 | Dialect::SMB3_0_2
+            if offered && request.capabilities.contains(Capabilities::ENCRYPTION) =>
+        {
+            capabilities.insert(Capabilities::ENCRYPTION);
+            cipher = Some(Cipher::AES_128_CCM);
+        }
+        Dialect::SMB3_1_1 => {
+            let mut preauth = 0;
+            for context in &request.contexts {
+                match context {
+                    NegotiateContext::PreauthIntegrity { hash_algorithms, .. } => {
+                        preauth += 1;
+                        if !hash_algorithms.contains(&HashAlgorithm::SHA_512) {
+                            return Err(NtStatus::SMB_NO_PREAUTH_INTEGRITY_HASH_OVERLAP);
+                        }
+                    }
+                    NegotiateContext::Encryption { ciphers } => {
+                        if ciphers.is_empty() || answer_encryption {
+                            return Err(NtStatus::INVALID_PARAMETER);
+                        }
+                        answer_encryption = true;
+                        if offered {
+                            cipher = CIPHERS.into_iter().find(|c| ciphers.contains(c));
+                        }
+                    }
+                    NegotiateContext::Signing { algorithms } => {
+                        if algorithms.is_empty() || answer_signing {
+                            return Err(NtStatus::INVALID_PARAMETER);
+                        }
+                        if let Some(common) = SIGNING.into_iter().find(|a| algorithms.contains(a)) {
+                            answer_signing = true;
+                            signing = common;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            // [MS-SMB2] 3.3.5.4: exactly one preauthentication context.
+            if preauth != 1 {
+                return Err(NtStatus::INVALID_PARAMETER);
+            }
+        }
+        _ => {}
+    }
+    let io_bytes_max = if dialect == Dialect::SMB2_0_2 {
+        IO_BYTES_MAX_2_0_2
+    } else {
+        config.io_bytes_max.clamp(IO_BYTES_MAX_2_0_2, limits::IO_BYTES_MAX)
+    };
+    let negotiated = Negotiated {
+        dialect,
+        capabilities,
+        cipher,
+        signing,
+        preauth: PreauthHash::default(),
+        io_bytes_max,
+        client_guid: request.client_guid,
+        client_capabilities: request.capabilities,
+        client_security_mode: request.security_mode,
+        client_dialects: request.dialects.clone(),
+        security_mode,
+    };
+    Ok(Agreed { negotiated, answer_encryption, answer_signing })
+}
+
+fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<u8> {
+    let n = &agreed.negotiated;
+    let mut contexts = Vec::new();
+    if n.dialect == Dialect::SMB3_1_1 {
+        contexts.push(NegotiateContext::PreauthIntegrity {
+            hash_algorithms: vec![HashAlgorithm::SHA_512],
+            salt,
+        });
+        if agreed.answer_encryption {
+            contexts.push(NegotiateContext::Encryption { ciphers: vec![n.cipher.unwrap_or(Cipher::NONE)] });
+        }
+        if agreed.answer_signing {
+            contexts.push(NegotiateContext::Signing { algorithms: vec![n.signing] });
+        }
+    }
+    let mut body = Vec::new();
+    Response {
+        security_mode: n.security_mode,
+        dialect_revision: n.dialect,
+        server_guid: server.config.guid,
+        capabilities: n.capabilities,
+        max_transact_size: n.io_bytes_max,
+        max_read_size: n.io_bytes_max,
+        max_write_size: n.io_bytes_max,
+        system_time: FileTime(now),
+        // [MS-SMB2] 3.3.5.4: implementations may send 0.
+        server_start_time: FileTime(0),
+        security_buffer: &spnego::negotiate_hint(),
+        contexts,
+    }
+    .encode(&mut body);
+    body
+}
+
+/// An SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3): leads to SMB2 where the client knows it, ends the connection otherwise.
+pub(crate) fn multi_protocol(
+    core: &mut Core,
+    server: &Server,
+    now: u64,
+    message: &[u8],
+) -> Result<(Header, Reply), Disconnect> {
+    let dialects = smb1::parse_negotiate(message).map_err(|_| Disconnect("malformed SMB1 message"))?;
+    let header = Header::request(Command::NEGOTIATE, 0).response(NtStatus::SUCCESS);
+    let request = |dialect| Request {
+        security_mode: SecurityMode::SIGNING_ENABLED,
+        capabilities: Capabilities::empty(),
+        client_guid: [0; 16],
+        client_start_time: FileTime(0),
+        dialects: vec![dialect],
+        contexts: Vec::new(),
+    };
+    if dialects.contains(&smb1::DIALECT_2_WILDCARD) {
+        core.wildcard = true;
+        let mut agreed = agree(&server.config, &request(Dialect::SMB2_1))
+            .map_err(|_| Disconnect("no dialect in common"))?;
+        agreed.negotiated.dialect = Dialect::SMB2_WILDCARD;
+        return Ok((header, Reply::ok(response(server, now, &agreed, &[0; 32]))));
+    }
+    if dialects.contains(&smb1::DIALECT_2_002) {
+        let agreed = agree(&server.config, &request(Dialect::SMB2_0_2))
+            .map_err(|_| Disconnect("no dialect in common"))?;
+        let body = response(server, now, &agreed, &[0; 32]);
+        core.events.push_back(Event::Negotiated { dialect: agreed.negotiated.dialect.name() });
+        core.negotiated = Some(agreed.negotiated);
+        return Ok((header, Reply::ok(body)));
+    }
+    Err(Disconnect("SMB1 is not served"))
+}

@@ -1,0 +1,274 @@
+//! SESSION_SETUP ([MS-SMB2] 3.3.5.5).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::auth::{Acceptor, AcceptorConfig, AuthError, Step as AuthStep};
+use crate::crypto::{OpeningKey, PreauthHash, SealingKey, SessionKeys, SigningKey};
+use crate::engine::connection::{Channel, Event};
+use crate::engine::server::Encryption;
+use crate::engine::session::{NewSession, Session};
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::volume::Protection;
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::negotiate_context::Cipher;
+use crate::wire::session_setup::{Flags, Request, Response, SessionFlags};
+use crate::wire::{Dialect, SecurityMode};
+
+/// An authentication under way.
+pub(crate) struct PendingAuth {
+    acceptor: Acceptor,
+    /// Session.PreauthIntegrityHashValue.
+    pub(crate) preauth: PreauthHash,
+    rounds: u8,
+}
+
+/// Who has proved to be who.
+struct Authenticated {
+    username: String,
+    key: [u8; 16],
+    token: Vec<u8>,
+    preauth: PreauthHash,
+}
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let frame = Arc::clone(&ctx.request.frame);
+    let message = frame.bytes().get(ctx.request.range.clone()).unwrap_or_default();
+    let request = match Request::parse(message) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    if request.security_buffer.len() > limits::SECURITY_BLOB_BYTES_MAX {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    // [MS-SMB2] 3.3.5.5: binding a channel needs multichannel, which is not offered.
+    if request.flags.contains(Flags::BINDING) {
+        return Step::Fail(NtStatus::REQUEST_NOT_ACCEPTED);
+    }
+    let session_id = ctx.request.header.session_id;
+    let reauth = ctx.core.channels.contains_key(&session_id);
+    let id = match (session_id, reauth) {
+        (0, _) => {
+            let (pending, total) = (ctx.core.pending.len(), ctx.core.channels.len());
+            if pending >= limits::SESSIONS_PENDING_PER_CONNECTION_MAX
+                || total >= limits::SESSIONS_PER_CONNECTION_MAX
+            {
+                return Step::Fail(NtStatus::INSUFFICIENT_RESOURCES);
+            }
+            let id = new_session_id(ctx);
+            let pending = begin(ctx);
+            ctx.core.pending.insert(id, pending);
+            id
+        }
+        (id, true) => {
+            if ctx.core.channels.get(&id).is_some_and(|c| c.reauth.is_none()) {
+                let pending = begin(ctx);
+                if let Some(channel) = ctx.core.channels.get_mut(&id) {
+                    channel.reauth = Some(pending);
+                }
+            }
+            id
+        }
+        (id, false) if ctx.core.pending.contains_key(&id) => id,
+        _ => return Step::Fail(NtStatus::USER_SESSION_DELETED),
+    };
+    ctx.request.header.session_id = id;
+    match authenticate(ctx, id, reauth, &request, message) {
+        Ok(AuthOutcome::Continue(token)) => {
+            Step::Reply(reply(NtStatus::MORE_PROCESSING_REQUIRED, SessionFlags::empty(), &token))
+        }
+        Ok(AuthOutcome::Done(done)) if reauth => finish_reauth(ctx, id, &done),
+        Ok(AuthOutcome::Done(done)) => establish(ctx, id, &request, &done),
+        Err(status) => Step::Fail(status),
+    }
+}
+
+fn reply(status: NtStatus, session_flags: SessionFlags, token: &[u8]) -> Reply {
+    let mut body = Vec::new();
+    Response { session_flags, security_buffer: token }.encode(&mut body);
+    Reply { status, body, payload: None }
+}
+
+fn new_session_id(ctx: &mut Ctx<'_>) -> u64 {
+    loop {
+        let id = u64::from_le_bytes(ctx.core.random::<8>());
+        // 0 is "none" and all ones "as before" in a compound.
+        let taken = ctx.server.sessions().contains_key(&id) || ctx.core.pending.contains_key(&id);
+        if id != 0 && id != u64::MAX && !taken {
+            return id;
+        }
+    }
+}
+
+fn begin(ctx: &mut Ctx<'_>) -> PendingAuth {
+    let challenge = ctx.core.random::<8>();
+    let config = AcceptorConfig { server_name: ctx.server.config.server_name.clone() };
+    let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth.clone()).unwrap_or_default();
+    PendingAuth { acceptor: Acceptor::new(config, challenge, ctx.now), preauth, rounds: 0 }
+}
+
+enum AuthOutcome {
+    Continue(Vec<u8>),
+    Done(Authenticated),
+}
+
+/// One leg. On failure the authentication is forgotten; a session that was being re-authenticated is ended
+/// ([MS-SMB2] 3.3.5.5.2).
+fn authenticate(
+    ctx: &mut Ctx<'_>,
+    id: u64,
+    reauth: bool,
+    request: &Request<'_>,
+    message: &[u8],
+) -> Result<AuthOutcome, NtStatus> {
+    let mut pending = if reauth {
+        ctx.core.channels.get_mut(&id).and_then(|c| c.reauth.take())
+    } else {
+        ctx.core.pending.remove(&id)
+    }
+    .ok_or(NtStatus::USER_SESSION_DELETED)?;
+    pending.preauth.update(&[message]);
+    pending.rounds += 1;
+    let server = Arc::clone(ctx.server);
+    let outcome = pending.acceptor.step(request.security_buffer, &|user, _domain| server.hashes_of(user));
+    match outcome {
+        Ok(AuthStep::Continue(_)) if pending.rounds >= limits::AUTH_ROUNDS_MAX => {
+            Err(NtStatus::LOGON_FAILURE)
+        }
+        Ok(AuthStep::Continue(token)) => {
+            if reauth {
+                if let Some(channel) = ctx.core.channels.get_mut(&id) {
+                    channel.reauth = Some(pending);
+                }
+            } else {
+                ctx.core.pending.insert(id, pending);
+            }
+            Ok(AuthOutcome::Continue(token))
+        }
+        Ok(AuthStep::Done { token, user, session_key, .. }) => Ok(AuthOutcome::Done(Authenticated {
+            username: user,
+            key: session_key,
+            token: token.unwrap_or_default(),
+            preauth: pending.preauth,
+        })),
+        Err(error) => {
+            if reauth {
+                // The refusal is still signed with the session's key, as its client expects.
+                if let Some(channel) = ctx.core.channels.get(&id) {
+                    ctx.request.signing = Some(Arc::clone(&channel.signing));
+                }
+                ctx.core.end_session(ctx.server, id);
+            }
+            let (username, reason) = (error.username().to_owned(), error.to_string());
+            ctx.core.events.push_back(Event::AuthenticationFailed { username, reason });
+            Err(match error {
+                AuthError::Malformed { .. } => NtStatus::INVALID_PARAMETER,
+                _ => NtStatus::LOGON_FAILURE,
+            })
+        }
+    }
+}
+
+fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Authenticated) -> Step {
+    let Some(channel) = ctx.core.channels.get(&id) else {
+        return Step::Fail(NtStatus::USER_SESSION_DELETED);
+    };
+    // A session never changes hands: another user's proof ends it.
+    if !channel.session.username.eq_ignore_ascii_case(&done.username) {
+        ctx.core.end_session(ctx.server, id);
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    // [MS-SMB2] 3.3.5.5.3: the keys of the session stay.
+    let encrypt = channel.session.encrypt.load(Ordering::Relaxed);
+    let flags = if encrypt { SessionFlags::ENCRYPT_DATA } else { SessionFlags::empty() };
+    Step::Reply(reply(NtStatus::SUCCESS, flags, &done.token))
+}
+
+fn cipher_name(cipher: Cipher) -> &'static str {
+    match cipher {
+        Cipher::AES_128_CCM => "AES-128-CCM",
+        Cipher::AES_128_GCM => "AES-128-GCM",
+        Cipher::AES_256_CCM => "AES-256-CCM",
+        Cipher::AES_256_GCM => "AES-256-GCM",
+        _ => "",
+    }
+}
+
+/// [MS-SMB2] 3.3.5.5.3
+fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Authenticated) -> Step {
+    let Some(negotiated) = &ctx.core.negotiated else {
+        return Step::Fail(NtStatus::USER_SESSION_DELETED);
+    };
+    let Some(volume) = ctx.server.volume_of(&done.username).and_then(|v| ctx.server.volume(&v)) else {
+        return Step::Fail(NtStatus::LOGON_FAILURE);
+    };
+    let dialect = negotiated.dialect;
+    let keys = SessionKeys::derive(dialect, negotiated.cipher, &done.key, &done.preauth);
+    let signing = Arc::new(SigningKey::new(negotiated.signing, &keys.signing));
+    let nonce_start = {
+        let bytes = ctx.core.random::<8>();
+        u64::from_le_bytes(bytes)
+    };
+    let negotiated = ctx.core.negotiated.as_ref();
+    let cipher = negotiated.and_then(|n| n.cipher);
+    let (sealing, opening) = match cipher {
+        Some(cipher) => (
+            Some(Arc::new(SealingKey::new(cipher, &keys.server_to_client, nonce_start))),
+            Some(Arc::new(OpeningKey::new(cipher, &keys.client_to_server))),
+        ),
+        None => (None, None),
+    };
+    let encrypt = ctx.server.config.encryption == Encryption::Required;
+    if encrypt && sealing.is_none() {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    let signing_required = ctx.server.config.signing_required
+        || request.security_mode.contains(SecurityMode::SIGNING_REQUIRED)
+        || volume.protection == Protection::Sign;
+    let session = Arc::new(Session::new(NewSession {
+        id,
+        username: done.username.clone(),
+        volume_id: volume.id.clone(),
+        dialect,
+        client_address: ctx.core.peer.clone(),
+        established: ctx.now,
+        signing_required,
+        encrypt,
+        cipher: cipher.map_or("", cipher_name),
+        connection: ctx.core.id,
+    }));
+    ctx.server.sessions().insert(id, Arc::clone(&session));
+    ctx.core
+        .channels
+        .insert(id, Channel { session: Arc::clone(&session), signing, sealing, opening, reauth: None });
+    replace_previous(ctx, request.previous_session_id, &session);
+    ctx.core
+        .events
+        .push_back(Event::SessionEstablished { session_id: id, username: done.username.clone() });
+    let mut flags = SessionFlags::empty();
+    if encrypt && dialect != Dialect::SMB2_0_2 && dialect != Dialect::SMB2_1 {
+        flags.insert(SessionFlags::ENCRYPT_DATA);
+    }
+    Step::Reply(reply(NtStatus::SUCCESS, flags, &done.token))
+}
+
+/// [MS-SMB2] 3.3.5.5.3: a client that reconnects names the session it lost; if it was its own, it ends.
+fn replace_previous(ctx: &mut Ctx<'_>, previous: u64, session: &Session) {
+    if previous == 0 || previous == session.id {
+        return;
+    }
+    let same_user = ctx
+        .server
+        .sessions()
+        .get(&previous)
+        .is_some_and(|s| s.username.eq_ignore_ascii_case(&session.username));
+    if !same_user {
+        return;
+    }
+    if ctx.core.channels.contains_key(&previous) {
+        ctx.core.end_session(ctx.server, previous);
+    } else {
+        ctx.server.close_session(previous);
+    }
+}
