@@ -44,7 +44,7 @@ pub(super) struct Response {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
     pub(super) payload: Option<Box<dyn Payload>>,
-    pub(super) sign: Option<Arc<SigningKey>>,
+    pub(super) sign: Option<SigningKey>,
 }
 
 /// The body of the ERROR response without data ([MS-SMB2] 2.2.2): one byte of ErrorData is always there.

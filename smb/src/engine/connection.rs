@@ -14,13 +14,15 @@ use super::credits::CreditWindow;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
-use crate::crypto::{OpeningKey, PreauthHash, SealingKey, SigningAlgorithm, SigningKey};
+use crate::crypto::{
+    Nonce, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SigningAlgorithm, SigningKey,
+    TRANSFORM_HEADER_LEN,
+};
 use crate::fs::{Frame, FsOp, FsOpKind, FsResult, OpId};
 use crate::limits;
 use crate::status::NtStatus;
-use crate::wire::compound::Messages;
-use crate::wire::negotiate_context::Cipher;
-use crate::wire::transform;
+use crate::crypto::Cipher;
+use crate::wire::compound;
 use crate::wire::{Capabilities, Command, Dialect, Header, HeaderFlags, Ids, SecurityMode};
 
 /// Why a connection must be ended now, without an answer.
@@ -52,7 +54,8 @@ impl Transmit {
 
 /// Seals one frame.
 pub struct Sealer {
-    key: Arc<SealingKey>,
+    key: SealingKey,
+    nonce: Nonce,
     session_id: u64,
 }
 
@@ -60,9 +63,11 @@ impl Sealer {
     /// Encrypts the whole frame in place and returns the header that goes before it.
     ///
     /// # Errors
-    /// [`Disconnect`] once the key's nonces are used up.
-    pub fn seal(&self, plaintext: &mut [u8]) -> Result<[u8; transform::HEADER_LEN], Disconnect> {
-        self.key.seal_in_place(self.session_id, plaintext).map_err(|_| Disconnect("sealing nonces used up"))
+    /// [`Disconnect`] where the frame is longer than the cipher can seal.
+    pub fn seal(self, plaintext: &mut [u8]) -> Result<[u8; TRANSFORM_HEADER_LEN], Disconnect> {
+        self.key
+            .seal_in_place(self.nonce, self.session_id, plaintext)
+            .map_err(|_| Disconnect("a frame too long to seal"))
     }
 }
 
@@ -144,11 +149,17 @@ pub(crate) struct Negotiated {
 /// A session as seen from one of its connections: its keys here.
 pub(crate) struct Channel {
     pub(crate) session: Arc<Session>,
-    pub(crate) signing: Arc<SigningKey>,
-    pub(crate) sealing: Option<Arc<SealingKey>>,
-    pub(crate) opening: Option<Arc<OpeningKey>>,
+    pub(crate) signing: SigningKey,
+    pub(crate) seal: Option<Sealing>,
     /// A re-authentication under way.
     pub(crate) reauth: Option<PendingAuth>,
+}
+
+/// The keys and nonces of a channel whose session can seal.
+pub(crate) struct Sealing {
+    pub(crate) sealing: SealingKey,
+    pub(crate) opening: OpeningKey,
+    pub(crate) nonces: NonceSequence,
 }
 
 enum Pending {
@@ -175,7 +186,7 @@ pub(crate) struct Core {
     pub(crate) entropy: Box<dyn FnMut(&mut [u8]) + Send>,
     pub(crate) events: VecDeque<Event>,
     /// The key of a session that LOGOFF ended, for its answer.
-    pub(crate) last_sealing: Option<(u64, Arc<SealingKey>)>,
+    pub(crate) last_sealing: Option<(u64, Sealing)>,
     closed: bool,
     fs: VecDeque<FsOp>,
     ops: HashMap<OpId, Pending>,
@@ -287,18 +298,19 @@ impl Connection {
     /// # Errors
     /// [`Disconnect`] where it cannot be opened.
     pub fn unseal(&mut self, frame: &mut [u8]) -> Result<Option<Unsealed>, Disconnect> {
-        if !frame.starts_with(&transform::PROTOCOL_ID) {
+        if !SealedFrame::claims(frame) {
             return Ok(None);
         }
-        let header = transform::Header::parse(frame).map_err(|_| Disconnect("malformed transform header"))?;
-        let key = self
+        let header = SealedFrame::parse(frame).map_err(|_| Disconnect("malformed transform header"))?;
+        let seal = self
             .core
             .channels
             .get(&header.session_id)
-            .and_then(|c| c.opening.as_ref())
+            .and_then(|c| c.seal.as_ref())
             .ok_or(Disconnect("sealed for a session that cannot seal here"))?;
-        let length = key.open_in_place(frame).map_err(|_| Disconnect("sealed frame does not open"))?.len();
-        let start = transform::HEADER_LEN;
+        let length =
+            seal.opening.open_in_place(frame).map_err(|_| Disconnect("sealed frame does not open"))?.len();
+        let start = TRANSFORM_HEADER_LEN;
         Ok(Some(Unsealed { session_id: header.session_id, range: start..start + length }))
     }
 
@@ -322,7 +334,7 @@ impl Connection {
         }
         let mut requests = Vec::new();
         let mut cancels = Vec::new();
-        for message in Messages::new(frame.bytes()) {
+        for message in compound::split(frame.bytes()) {
             let range = message.map_err(|_| Disconnect("malformed compound"))?;
             let bytes = frame.bytes().get(range.clone()).unwrap_or_default();
             let header = Header::parse(bytes).map_err(|_| Disconnect("malformed header"))?;
@@ -683,15 +695,15 @@ impl Connection {
     }
 
     /// [MS-SMB2] 3.3.4.1.1: what was signed is answered signed, and so is the end of SESSION_SETUP.
-    fn signing_key(&self, chain: &Chain, request: &Request, status: NtStatus) -> Option<Arc<SigningKey>> {
+    fn signing_key(&self, chain: &Chain, request: &Request, status: NtStatus) -> Option<SigningKey> {
         if chain.sealed_for.is_some() {
             return None;
         }
         let channel = self.core.channels.get(&request.header.session_id);
         // LOGOFF has taken the channel away already, but its answer is still signed.
         let (session, key) = match (channel, &request.signing) {
-            (Some(c), _) => (Arc::clone(&c.session), Arc::clone(&c.signing)),
-            (None, Some(key)) => (Arc::clone(request.session.as_ref()?), Arc::clone(key)),
+            (Some(c), _) => (Arc::clone(&c.session), c.signing.clone()),
+            (None, Some(key)) => (Arc::clone(request.session.as_ref()?), key.clone()),
             (None, None) => return None,
         };
         let asked = request.header.flags.contains(HeaderFlags::SIGNED);
@@ -717,13 +729,13 @@ impl Connection {
                 if let Some(n) = &mut self.core.negotiated
                     && n.dialect == Dialect::SMB3_1_1
                 {
-                    n.preauth.update(&[request.message()]);
-                    n.preauth.update(&[&message()]);
+                    n.preauth.update(request.message());
+                    n.preauth.update(&message());
                 }
             }
             Command::SESSION_SETUP if response.header.status == NtStatus::MORE_PROCESSING_REQUIRED => {
                 if let Some(pending) = self.core.pending.get_mut(&response.header.session_id) {
-                    pending.preauth.update(&[&message()]);
+                    pending.preauth.update(&message());
                 }
             }
             _ => {}
@@ -750,11 +762,13 @@ impl Connection {
             return;
         }
         let seal = sealed_for.and_then(|session_id| {
-            let key = match self.core.channels.get(&session_id) {
-                Some(channel) => channel.sealing.clone(),
-                None => self.core.last_sealing.take().filter(|(id, _)| *id == session_id).map(|(_, k)| k),
+            let keys = match self.core.channels.get_mut(&session_id) {
+                Some(channel) => channel.seal.as_mut(),
+                None => self.core.last_sealing.as_mut().filter(|(id, _)| *id == session_id).map(|(_, k)| k),
             }?;
-            Some(Sealer { key, session_id })
+            // Without a nonce nothing is sent: the client notices, and a new session has new keys.
+            let nonce = keys.nonces.next_nonce().ok()?;
+            Some(Sealer { key: keys.sealing.clone(), nonce, session_id })
         });
         if sealed_for.is_some() && seal.is_none() {
             // The session ended under a sealed request: what it asked in secret is not answered in the open.

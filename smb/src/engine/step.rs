@@ -92,7 +92,7 @@ pub(crate) struct Request {
     /// FILETIME when it came in.
     pub(crate) began: u64,
     /// What to sign the answer with where the session ends with this request.
-    pub(crate) signing: Option<Arc<SigningKey>>,
+    pub(crate) signing: Option<SigningKey>,
 }
 
 impl Request {

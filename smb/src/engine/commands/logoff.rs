@@ -1,7 +1,5 @@
 //! LOGOFF ([MS-SMB2] 3.3.5.6).
 
-use std::sync::Arc;
-
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::wire::logoff;
 
@@ -11,9 +9,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     let session_id = ctx.request.header.session_id;
     // The answer is still signed and sealed with the keys of the session that it ends.
-    if let Some(channel) = ctx.core.channels.get(&session_id) {
-        ctx.request.signing = Some(Arc::clone(&channel.signing));
-        ctx.core.last_sealing = channel.sealing.clone().map(|key| (session_id, key));
+    if let Some(channel) = ctx.core.channels.get_mut(&session_id) {
+        ctx.request.signing = Some(channel.signing.clone());
+        ctx.core.last_sealing = channel.seal.take().map(|keys| (session_id, keys));
     }
     ctx.core.end_session(ctx.server, session_id);
     let mut body = Vec::new();

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::auth::spnego;
-use crate::crypto::PreauthHash;
+use crate::crypto::{Cipher, PreauthHash, SigningAlgorithm};
 use crate::engine::connection::{Core, Disconnect, Event, Negotiated};
 use crate::engine::server::{Encryption, Server};
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::negotiate::{Request, Response};
-use crate::wire::negotiate_context::{Cipher, HashAlgorithm, NegotiateContext, SigningAlgorithm};
+use crate::wire::negotiate_context::{self as wire, HashAlgorithm, NegotiateContext};
 use crate::wire::{Capabilities, Command, Dialect, FileTime, Header, SecurityMode, smb1};
 
 /// Best first.
@@ -18,10 +18,10 @@ const DIALECTS: [Dialect; 5] =
     [Dialect::SMB3_1_1, Dialect::SMB3_0_2, Dialect::SMB3_0, Dialect::SMB2_1, Dialect::SMB2_0_2];
 /// Best first: the fastest that is strong ([MS-SMB2] 3.3.5.4 leaves the order to the server).
 const CIPHERS: [Cipher; 4] =
-    [Cipher::AES_128_GCM, Cipher::AES_256_GCM, Cipher::AES_128_CCM, Cipher::AES_256_CCM];
+    [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm];
 /// Best first: GMAC costs a tenth of CMAC.
 const SIGNING: [SigningAlgorithm; 3] =
-    [SigningAlgorithm::AES_GMAC, SigningAlgorithm::AES_CMAC, SigningAlgorithm::HMAC_SHA256];
+    [SigningAlgorithm::AesGmac, SigningAlgorithm::AesCmac, SigningAlgorithm::HmacSha256];
 /// Largest I/O of dialect 2.0.2 ([MS-SMB2] 3.3.5.4): one credit's worth.
 const IO_BYTES_MAX_2_0_2: u32 = limits::CREDIT_BYTES;
 
@@ -73,8 +73,8 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
     let offered = config.encryption != Encryption::Off;
     let mut cipher = None;
     let mut signing = match dialect {
-        Dialect::SMB2_0_2 | Dialect::SMB2_1 => SigningAlgorithm::HMAC_SHA256,
-        _ => SigningAlgorithm::AES_CMAC,
+        Dialect::SMB2_0_2 | Dialect::SMB2_1 => SigningAlgorithm::HmacSha256,
+        _ => SigningAlgorithm::AesCmac,
     };
     let (mut answer_encryption, mut answer_signing) = (false, false);
     match dialect {
@@ -82,7 +82,7 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
             if offered && request.capabilities.contains(Capabilities::ENCRYPTION) =>
         {
             capabilities.insert(Capabilities::ENCRYPTION);
-            cipher = Some(Cipher::AES_128_CCM);
+            cipher = Some(Cipher::Aes128Ccm);
         }
         Dialect::SMB3_1_1 => {
             let mut preauth = 0;
@@ -100,14 +100,14 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
                         }
                         answer_encryption = true;
                         if offered {
-                            cipher = CIPHERS.into_iter().find(|c| ciphers.contains(c));
+                            cipher = CIPHERS.into_iter().find(|c| ciphers.contains(&wire::Cipher(c.id())));
                         }
                     }
                     NegotiateContext::Signing { algorithms } => {
                         if algorithms.is_empty() || answer_signing {
                             return Err(NtStatus::INVALID_PARAMETER);
                         }
-                        if let Some(common) = SIGNING.into_iter().find(|a| algorithms.contains(a)) {
+                        if let Some(common) = SIGNING.into_iter().find(|a| algorithms.contains(&wire::SigningAlgorithm(a.id()))) {
                             answer_signing = true;
                             signing = common;
                         }
@@ -152,10 +152,10 @@ fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<
             salt,
         });
         if agreed.answer_encryption {
-            contexts.push(NegotiateContext::Encryption { ciphers: vec![n.cipher.unwrap_or(Cipher::NONE)] });
+            contexts.push(NegotiateContext::Encryption { ciphers: vec![n.cipher.map_or(wire::Cipher::NONE, |c| wire::Cipher(c.id()))] });
         }
         if agreed.answer_signing {
-            contexts.push(NegotiateContext::Signing { algorithms: vec![n.signing] });
+            contexts.push(NegotiateContext::Signing { algorithms: vec![wire::SigningAlgorithm(n.signing.id())] });
         }
     }
     let mut body = Vec::new();

@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::auth::{Acceptor, AcceptorConfig, AuthError, Step as AuthStep};
-use crate::crypto::{OpeningKey, PreauthHash, SealingKey, SessionKeys, SigningKey};
-use crate::engine::connection::{Channel, Event};
+use crate::crypto::{
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey, SigningKey,
+    client_to_server_key, server_to_client_key,
+};
+use crate::engine::connection::{Channel, Event, Negotiated, Sealing};
 use crate::engine::server::Encryption;
 use crate::engine::session::{NewSession, Session};
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::engine::volume::Protection;
 use crate::limits;
 use crate::status::NtStatus;
-use crate::wire::negotiate_context::Cipher;
 use crate::wire::session_setup::{Flags, Request, Response, SessionFlags};
 use crate::wire::{Dialect, SecurityMode};
 
@@ -128,7 +130,7 @@ fn authenticate(
         ctx.core.pending.remove(&id)
     }
     .ok_or(NtStatus::USER_SESSION_DELETED)?;
-    pending.preauth.update(&[message]);
+    pending.preauth.update(message);
     pending.rounds += 1;
     let server = Arc::clone(ctx.server);
     let outcome = pending.acceptor.step(request.security_buffer, &|user, _domain| server.hashes_of(user));
@@ -156,7 +158,7 @@ fn authenticate(
             if reauth {
                 // The refusal is still signed with the session's key, as its client expects.
                 if let Some(channel) = ctx.core.channels.get(&id) {
-                    ctx.request.signing = Some(Arc::clone(&channel.signing));
+                    ctx.request.signing = Some(channel.signing.clone());
                 }
                 ctx.core.end_session(ctx.server, id);
             }
@@ -187,40 +189,43 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Authenticated) -> Step {
 
 fn cipher_name(cipher: Cipher) -> &'static str {
     match cipher {
-        Cipher::AES_128_CCM => "AES-128-CCM",
-        Cipher::AES_128_GCM => "AES-128-GCM",
-        Cipher::AES_256_CCM => "AES-256-CCM",
-        Cipher::AES_256_GCM => "AES-256-GCM",
-        _ => "",
+        Cipher::Aes128Ccm => "AES-128-CCM",
+        Cipher::Aes128Gcm => "AES-128-GCM",
+        Cipher::Aes256Ccm => "AES-256-CCM",
+        Cipher::Aes256Gcm => "AES-256-GCM",
     }
+}
+
+/// The keys of a session on the connection that it was made on ([MS-SMB2] 3.3.5.5.3).
+fn keys(negotiated: &Negotiated, done: &Authenticated, nonce_start: u64) -> (SigningKey, Option<Sealing>) {
+    let key = SessionKey::new(&done.key);
+    let derivation = match negotiated.dialect {
+        Dialect::SMB2_0_2 | Dialect::SMB2_1 => return (SigningKey::new(negotiated.signing, &key), None),
+        Dialect::SMB3_1_1 => KeyDerivation::Smb311(&done.preauth),
+        _ => KeyDerivation::Smb30,
+    };
+    let seal = negotiated.cipher.map(|cipher| Sealing {
+        sealing: SealingKey::new(&server_to_client_key(derivation, &done.key, cipher)),
+        opening: OpeningKey::new(&client_to_server_key(derivation, &done.key, cipher)),
+        nonces: NonceSequence::new([0; 3], nonce_start),
+    });
+    (SigningKey::derive(negotiated.signing, derivation, &key), seal)
 }
 
 /// [MS-SMB2] 3.3.5.5.3
 fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Authenticated) -> Step {
+    // Anywhere in the lower half: unpredictable, and far from being used up.
+    let nonce_start = u64::from_le_bytes(ctx.core.random::<8>()) >> 1;
     let Some(negotiated) = &ctx.core.negotiated else {
         return Step::Fail(NtStatus::USER_SESSION_DELETED);
     };
     let Some(volume) = ctx.server.volume_of(&done.username).and_then(|v| ctx.server.volume(&v)) else {
         return Step::Fail(NtStatus::LOGON_FAILURE);
     };
-    let dialect = negotiated.dialect;
-    let keys = SessionKeys::derive(dialect, negotiated.cipher, &done.key, &done.preauth);
-    let signing = Arc::new(SigningKey::new(negotiated.signing, &keys.signing));
-    let nonce_start = {
-        let bytes = ctx.core.random::<8>();
-        u64::from_le_bytes(bytes)
-    };
-    let negotiated = ctx.core.negotiated.as_ref();
-    let cipher = negotiated.and_then(|n| n.cipher);
-    let (sealing, opening) = match cipher {
-        Some(cipher) => (
-            Some(Arc::new(SealingKey::new(cipher, &keys.server_to_client, nonce_start))),
-            Some(Arc::new(OpeningKey::new(cipher, &keys.client_to_server))),
-        ),
-        None => (None, None),
-    };
+    let (dialect, cipher) = (negotiated.dialect, negotiated.cipher);
+    let (signing, seal) = keys(negotiated, done, nonce_start);
     let encrypt = ctx.server.config.encryption == Encryption::Required;
-    if encrypt && sealing.is_none() {
+    if encrypt && seal.is_none() {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     let signing_required = ctx.server.config.signing_required
@@ -241,7 +246,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Authentic
     ctx.server.sessions().insert(id, Arc::clone(&session));
     ctx.core
         .channels
-        .insert(id, Channel { session: Arc::clone(&session), signing, sealing, opening, reauth: None });
+        .insert(id, Channel { session: Arc::clone(&session), signing, seal, reauth: None });
     replace_previous(ctx, request.previous_session_id, &session);
     ctx.core
         .events
