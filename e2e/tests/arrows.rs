@@ -1,0 +1,63 @@
+//! The allowed arrows between the rooms (ARCHITECTURE.md), held against `cargo metadata`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// Room → the rooms it may use. Development dependencies count, too.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("forebay-proto", &[]),
+    ("forebay-smb", &[]),
+    ("forebay-server", &["forebay-proto", "forebay-smb"]),
+    ("forebay-csi", &["forebay-proto"]),
+    ("forebay-e2e", &["forebay-proto"]),
+];
+
+fn workspace() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let name = |v: &serde_json::Value| v["name"].as_str().expect("a name").to_owned();
+    let rooms: BTreeSet<String> = packages.iter().map(name).collect();
+    packages
+        .iter()
+        .map(|p| {
+            let uses = p["dependencies"].as_array().expect("dependencies").iter().map(name);
+            (name(p), uses.filter(|d| rooms.contains(d)).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn rooms_use_only_what_the_architecture_allows() {
+    let rooms = workspace();
+    let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
+    let known: BTreeSet<&str> = allowed.keys().copied().collect();
+    assert_eq!(rooms.keys().map(String::as_str).collect::<BTreeSet<_>>(), known, "a room without arrows");
+    for (room, uses) in &rooms {
+        for used in uses {
+            assert!(allowed[room.as_str()].contains(&used.as_str()), "{room} must not use {used}");
+        }
+    }
+}
+
+#[test]
+fn the_protocol_core_has_no_io_runtime_or_randomness() {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "-p", "forebay-smb", "-e", "normal", "--prefix", "none", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tree = String::from_utf8_lossy(&output.stdout);
+    for forbidden in ["tokio", "mio", "io-uring", "rustix", "rand", "tracing", "forebay-server"] {
+        assert!(
+            !tree.lines().any(|l| l.split_whitespace().next() == Some(forbidden)),
+            "forebay-smb must not depend on {forbidden}:\n{tree}"
+        );
+    }
+}

