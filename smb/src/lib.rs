@@ -3,13 +3,15 @@
 //! * [`wire`]: every message of [MS-SMB2] and the information classes of [MS-FSCC], as checked views of bytes.
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
 //! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
-//! * [`fs`]: the contract with file-system backends; [`limits`]: every limit by name.
 //! * [`ids`], [`status`]: identifiers and results that all of them name.
+//! * [`engine`]: the server side as state machines.
+//! * [`fs`]: the contract with file-system backends; [`limits`]: every limit by name.
 //!
 //! Payload never enters this crate: READ and WRITE data stay in the transport's buffers.
 
 pub mod auth;
 pub mod crypto;
+pub mod engine;
 pub mod fs;
 pub mod ids;
 pub mod limits;
