@@ -1,7 +1,7 @@
 //! Sessions and their tree connects ([MS-SMB2] 3.3.1.8, 3.3.1.9). They outlive connections and are shared by channels.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::open::Open;

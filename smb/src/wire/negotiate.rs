@@ -13,6 +13,21 @@ open_enum!(
     }
 );
 
+impl Dialect {
+    /// As people write it: "3.1.1".
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SMB2_0_2 => "2.0.2",
+            Self::SMB2_1 => "2.1",
+            Self::SMB3_0 => "3.0",
+            Self::SMB3_0_2 => "3.0.2",
+            Self::SMB3_1_1 => "3.1.1",
+            _ => "unknown",
+        }
+    }
+}
+
 open_flags!(
     /// `SecurityMode` (two bytes here, one in SESSION_SETUP).
     SecurityMode(u16) { SIGNING_ENABLED = 0x1, SIGNING_REQUIRED = 0x2 }
