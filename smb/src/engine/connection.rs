@@ -217,6 +217,16 @@ impl Core {
         self.negotiated.as_ref().map_or(Dialect::SMB2_0_2, |n| n.dialect)
     }
 
+    /// Whether an SMB 3.x dialect was negotiated.
+    pub(crate) fn is_smb3(&self) -> bool {
+        !matches!(self.dialect(), Dialect::SMB2_0_2 | Dialect::SMB2_1)
+    }
+
+    /// MaxReadSize, MaxWriteSize and MaxTransactSize as negotiated.
+    pub(crate) fn io_bytes_max(&self) -> u32 {
+        self.negotiated.as_ref().map_or(0, |n| n.io_bytes_max)
+    }
+
     /// Ends a session on this connection and closes what it has open.
     pub(crate) fn end_session(&mut self, server: &Arc<Server>, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };

@@ -16,6 +16,8 @@ mod commands;
 mod connection;
 mod credits;
 mod files;
+mod locks;
+mod names;
 mod open;
 mod server;
 mod session;

@@ -1,7 +1,6 @@
 //! An open file or directory ([MS-SMB2] 3.3.1.10).
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::files::FileState;
@@ -28,6 +27,8 @@ pub(crate) struct Open {
     pub(crate) options: u32,
     /// Set once CLOSE has begun, so that it happens once.
     pub(crate) closing: AtomicBool,
+    /// FilePositionInformation: where the last READ or WRITE ended.
+    pub(crate) position: AtomicU64,
     pub(crate) state: Mutex<OpenState>,
 }
 
@@ -35,8 +36,6 @@ pub(crate) struct Open {
 pub(crate) struct OpenState {
     /// Open.PathName below the volume's root; follows renames by this open.
     pub(crate) path: RelPath,
-    /// FilePositionInformation.
-    pub(crate) position: u64,
     /// FileModeInformation.
     pub(crate) mode: u32,
     /// The last QUERY_DIRECTORY's pattern and what was fetched but not yet sent.
@@ -58,13 +57,14 @@ pub(crate) struct DirectoryCursor {
     pub(crate) end: bool,
     /// At least one entry was returned since the start.
     pub(crate) any: bool,
+    /// The backend's next fetch begins anew.
+    pub(crate) restart: bool,
 }
 
 impl OpenState {
     pub(crate) fn new(path: RelPath) -> Self {
         Self {
             path,
-            position: 0,
             mode: 0,
             directory: DirectoryCursor::default(),
             lock_sequence: [0xff; 65],
@@ -78,12 +78,16 @@ impl Open {
         !self.closing.swap(true, Ordering::AcqRel)
     }
 
+    pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
     /// A line for the list of open files.
     pub(crate) fn info(&self) -> OpenInfo {
         OpenInfo {
             session_id: self.session_id,
             volume_id: self.volume.id.clone(),
-            path: self.state.lock().expect("no panic under this lock").path.as_str().to_owned(),
+            path: self.state().path.as_str().to_owned(),
             access: self.access,
             directory: self.directory,
             byte_range_locks: self.file.locks_of(self.id) as u32,

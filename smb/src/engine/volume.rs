@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use super::files::FileTable;
@@ -64,7 +64,7 @@ pub(crate) struct Volume {
     pub(crate) serial: u32,
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
-    pub(crate) files: Mutex<FileTable>,
+    files: Mutex<FileTable>,
     /// Set when the volume is being removed: no new tree connects or opens.
     pub(crate) removed: AtomicBool,
     /// Tree connects in being.
@@ -84,6 +84,10 @@ impl Volume {
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),
         }
+    }
+
+    pub(crate) fn files(&self) -> MutexGuard<'_, FileTable> {
+        self.files.lock().expect("no panic under this lock")
     }
 }
 

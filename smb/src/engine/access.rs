@@ -1,0 +1,98 @@
+//! What an opener may do ([MS-FSA] 2.1.5.1.2.1, [MS-SMB2] 3.3.5.9). A volume's credentials open all of it, so rights are
+//! only limited by the tree connect and by the READONLY attribute.
+
+use crate::status::NtStatus;
+use crate::wire::{AccessMask, FileAttributes};
+
+/// Rights that change something.
+pub(crate) const CHANGING: AccessMask = AccessMask::FILE_WRITE_DATA
+    .union(AccessMask::FILE_APPEND_DATA)
+    .union(AccessMask::FILE_WRITE_EA)
+    .union(AccessMask::FILE_DELETE_CHILD)
+    .union(AccessMask::FILE_WRITE_ATTRIBUTES)
+    .union(AccessMask::DELETE)
+    .union(AccessMask::WRITE_DAC)
+    .union(AccessMask::WRITE_OWNER);
+
+/// Rights to change a file's data.
+pub(crate) const DATA_CHANGING: AccessMask = AccessMask::FILE_WRITE_DATA.union(AccessMask::FILE_APPEND_DATA);
+
+/// The rights that a CREATE asked for, with generic ones replaced, on a tree connect that allows `maximal`.
+///
+/// MAXIMUM_ALLOWED stays in the result: what it comes to depends on the file ([`grant`]).
+///
+/// # Errors
+/// `STATUS_ACCESS_DENIED`; `STATUS_PRIVILEGE_NOT_HELD` for the audit list, which there is none of.
+pub(crate) fn desired(asked: AccessMask, maximal: AccessMask) -> Result<AccessMask, NtStatus> {
+    if asked.intersects(AccessMask::RESERVED) || asked.is_empty() {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    if asked.contains(AccessMask::ACCESS_SYSTEM_SECURITY) {
+        return Err(NtStatus::PRIVILEGE_NOT_HELD);
+    }
+    let desired = asked.map_generic();
+    if !desired.without(maximal | AccessMask::MAXIMUM_ALLOWED).is_empty() {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    Ok(desired)
+}
+
+/// Open.GrantedAccess on a file with these attributes; `created` files are open to their maker whatever they are.
+///
+/// # Errors
+/// `STATUS_ACCESS_DENIED` where data of a READONLY file would be changed.
+pub(crate) fn grant(
+    desired: AccessMask,
+    maximal: AccessMask,
+    attributes: FileAttributes,
+    created: bool,
+) -> Result<AccessMask, NtStatus> {
+    let protected = !created
+        && attributes.contains(FileAttributes::READONLY)
+        && !attributes.contains(FileAttributes::DIRECTORY);
+    let explicit = desired.without(AccessMask::MAXIMUM_ALLOWED);
+    if protected && explicit.intersects(DATA_CHANGING) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    if !desired.contains(AccessMask::MAXIMUM_ALLOWED) {
+        return Ok(explicit);
+    }
+    Ok(if protected { maximal.without(DATA_CHANGING) } else { maximal } | explicit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: AccessMask = AccessMask::FILE_ALL_ACCESS;
+
+    #[test]
+    fn senseless_rights_are_denied() {
+        assert_eq!(desired(AccessMask::empty(), ALL), Err(NtStatus::ACCESS_DENIED));
+        assert_eq!(desired(AccessMask(0x0400_0000), ALL), Err(NtStatus::ACCESS_DENIED));
+        assert_eq!(desired(AccessMask::ACCESS_SYSTEM_SECURITY, ALL), Err(NtStatus::PRIVILEGE_NOT_HELD));
+        assert_eq!(desired(AccessMask::SYNCHRONIZE, ALL), Ok(AccessMask::SYNCHRONIZE));
+    }
+
+    #[test]
+    fn generic_rights_are_replaced_and_the_tree_limits_them() {
+        assert_eq!(desired(AccessMask::GENERIC_ALL, ALL), Ok(ALL));
+        let read_only = AccessMask(0x0012_00a9);
+        assert_eq!(desired(AccessMask::GENERIC_READ, read_only), Ok(AccessMask::FILE_GENERIC_READ));
+        assert_eq!(desired(AccessMask::GENERIC_WRITE, read_only), Err(NtStatus::ACCESS_DENIED));
+        let maximum = desired(AccessMask::MAXIMUM_ALLOWED, read_only).expect("always allowed to ask");
+        assert_eq!(grant(maximum, read_only, FileAttributes::NORMAL, false), Ok(read_only));
+    }
+
+    #[test]
+    fn a_readonly_file_is_written_by_its_maker_only() {
+        let write = AccessMask::FILE_WRITE_DATA;
+        let readonly = FileAttributes::READONLY;
+        assert_eq!(grant(write, ALL, readonly, false), Err(NtStatus::ACCESS_DENIED));
+        assert_eq!(grant(write, ALL, readonly, true), Ok(write));
+        assert_eq!(grant(AccessMask::DELETE, ALL, readonly, false), Ok(AccessMask::DELETE));
+        let maximum = grant(AccessMask::MAXIMUM_ALLOWED, ALL, readonly, false).expect("asks for what there is");
+        assert!(!maximum.intersects(DATA_CHANGING) && maximum.contains(AccessMask::DELETE));
+        assert_eq!(grant(write, ALL, readonly | FileAttributes::DIRECTORY, false), Ok(write));
+    }
+}

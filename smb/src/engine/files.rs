@@ -1,0 +1,353 @@
+//! Files that are open: share modes, pending deletion and byte-range locks, whatever names and sessions they were
+//! opened by ([MS-FSA] 2.1.1.5, 2.1.1.10).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use super::locks::{LockList, LockRange};
+use super::open::Open;
+use super::server::{ConnectionId, Mail, Server};
+use crate::fs::{FileKey, RelPath};
+use crate::status::NtStatus;
+use crate::ids::FileId;
+use crate::wire::create::CreateOptions;
+use crate::wire::{AccessMask, ShareAccess};
+
+const LOCK: &str = "no panic under this lock";
+
+/// The files of a volume that are open.
+#[derive(Default)]
+pub(crate) struct FileTable {
+    files: HashMap<FileKey, Arc<FileState>>,
+}
+
+/// One file that is open, once for all its opens.
+pub(crate) struct FileState {
+    key: FileKey,
+    /// Whether `inner.locks` has any, so that READ and WRITE need not look.
+    locks_present: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    opens: Vec<Registered>,
+    /// [MS-FSA] Link.IsDeleted: it goes with its last open.
+    delete_pending: bool,
+    /// Its last open is being closed and its name removed: nobody may open it any more.
+    going: bool,
+    locks: LockList,
+    waiters: Vec<Waiter>,
+}
+
+struct Registered {
+    id: FileId,
+    access: AccessMask,
+    share: ShareAccess,
+    open: Weak<Open>,
+}
+
+/// A LOCK request that waits, in order of arrival.
+struct Waiter {
+    owner: FileId,
+    range: LockRange,
+    connection: ConnectionId,
+    token: u64,
+}
+
+/// What the end of an open means for its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    /// The name must go: it was the last open of a file to be deleted. [`FileTable::gone`] must follow.
+    pub(crate) unlink: bool,
+}
+
+/// Rights that share modes are about ([MS-FSA] 2.1.5.1.2.2); an open without any of them shares with everything.
+const SHARED_RIGHTS: AccessMask = AccessMask::FILE_READ_DATA
+    .union(AccessMask::FILE_WRITE_DATA)
+    .union(AccessMask::FILE_APPEND_DATA)
+    .union(AccessMask::FILE_EXECUTE)
+    .union(AccessMask::DELETE);
+
+/// Whether two opens of one file tolerate each other.
+fn compatible(a: (AccessMask, ShareAccess), b: (AccessMask, ShareAccess)) -> bool {
+    let one_way = |access: AccessMask, share: ShareAccess| {
+        let reads = access.intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE);
+        let writes = access.intersects(AccessMask::FILE_WRITE_DATA | AccessMask::FILE_APPEND_DATA);
+        let deletes = access.contains(AccessMask::DELETE);
+        (!reads || share.contains(ShareAccess::READ))
+            && (!writes || share.contains(ShareAccess::WRITE))
+            && (!deletes || share.contains(ShareAccess::DELETE))
+    };
+    if !a.0.intersects(SHARED_RIGHTS) || !b.0.intersects(SHARED_RIGHTS) {
+        return true;
+    }
+    one_way(a.0, b.1) && one_way(b.0, a.1)
+}
+
+impl FileTable {
+    /// The state of a file, made where there is none; [`Self::register`] or [`Self::abandon`] must follow.
+    pub(crate) fn state(&mut self, key: FileKey) -> Arc<FileState> {
+        let file = self.files.entry(key).or_insert_with(|| {
+            Arc::new(FileState { key, locks_present: AtomicBool::new(false), inner: Mutex::default() })
+        });
+        Arc::clone(file)
+    }
+
+    /// The state of a file that is open.
+    pub(crate) fn find(&self, key: FileKey) -> Option<Arc<FileState>> {
+        self.files.get(&key).cloned()
+    }
+
+    /// Adds an open if the others tolerate it ([MS-FSA] 2.1.5.1.2).
+    ///
+    /// # Errors
+    /// `STATUS_DELETE_PENDING`, `STATUS_SHARING_VIOLATION`.
+    pub(crate) fn register(&mut self, open: &Arc<Open>) -> Result<(), NtStatus> {
+        let refused = {
+            let mut inner = open.file.inner();
+            let (access, share) = (AccessMask(open.access), ShareAccess(open.share));
+            if inner.delete_pending || inner.going {
+                Some(NtStatus::DELETE_PENDING)
+            } else if !inner.opens.iter().all(|o| compatible((o.access, o.share), (access, share))) {
+                Some(NtStatus::SHARING_VIOLATION)
+            } else {
+                inner.opens.push(Registered { id: open.id, access, share, open: Arc::downgrade(open) });
+                None
+            }
+        };
+        match refused {
+            None => Ok(()),
+            Some(status) => {
+                self.abandon(&open.file);
+                Err(status)
+            }
+        }
+    }
+
+    /// Forgets a state that no open was added to. False where others have the file open.
+    pub(crate) fn abandon(&mut self, file: &Arc<FileState>) -> bool {
+        let idle = {
+            let inner = file.inner();
+            inner.opens.is_empty() && !inner.going
+        };
+        if idle {
+            self.files.remove(&file.key);
+        }
+        idle
+    }
+
+    /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
+    pub(crate) fn unregister(&mut self, open: &Open, server: &Server) -> Ended {
+        let file = &open.file;
+        let mut inner = file.inner();
+        inner.opens.retain(|o| o.id != open.id);
+        // [MS-FSA] 2.1.5.5: delete-on-close becomes the file's business when that open ends.
+        if CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE) {
+            inner.delete_pending = true;
+        }
+        inner.locks.remove_owner(open.id);
+        let (own, others): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut inner.waiters).into_iter().partition(|w| w.owner == open.id);
+        inner.waiters = others;
+        for waiter in own {
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+        file.locks_changed(&inner, server);
+        if !inner.opens.is_empty() {
+            return Ended { unlink: false };
+        }
+        if inner.delete_pending {
+            inner.going = true;
+            return Ended { unlink: true };
+        }
+        drop(inner);
+        self.files.remove(&file.key);
+        Ended { unlink: false }
+    }
+
+    /// The name of a file that was to go is removed (or could not be).
+    pub(crate) fn gone(&mut self, file: &FileState) {
+        self.files.remove(&file.key);
+    }
+
+    /// Whether anything below a directory is open.
+    pub(crate) fn any_open_below(&self, directory: &RelPath) -> bool {
+        let below = |path: &RelPath| {
+            directory.is_root() && !path.is_root()
+                || path
+                    .as_str()
+                    .strip_prefix(directory.as_str())
+                    .is_some_and(|rest| rest.starts_with('/'))
+        };
+        self.files.values().any(|file| {
+            let opens: Vec<Arc<Open>> =
+                file.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
+            opens.iter().any(|open| below(&open.state().path))
+        })
+    }
+}
+
+impl Inner {
+    /// No lock outlives its open, not even one that was asked for while it was being closed.
+    fn must_be_open(&self, owner: FileId) -> Result<(), NtStatus> {
+        if self.opens.iter().any(|o| o.id == owner) { Ok(()) } else { Err(NtStatus::FILE_CLOSED) }
+    }
+}
+
+impl FileState {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect(LOCK)
+    }
+
+    /// [MS-FSCC] 2.4.45 DeletePending.
+    pub(crate) fn delete_pending(&self) -> bool {
+        self.inner().delete_pending
+    }
+
+    /// FileDispositionInformation.
+    pub(crate) fn set_delete_pending(&self, delete: bool) {
+        self.inner().delete_pending = delete;
+    }
+
+    /// Whether an open with `access` and `share` would be tolerated by the opens there are.
+    pub(crate) fn tolerates(&self, access: AccessMask, share: ShareAccess) -> bool {
+        self.inner().opens.iter().all(|o| compatible((o.access, o.share), (access, share)))
+    }
+
+    /// Whether all its opens but `except` share deletion.
+    pub(crate) fn shares_delete(&self, except: FileId) -> bool {
+        self.inner().opens.iter().all(|o| o.id == except || o.share.contains(ShareAccess::DELETE))
+    }
+
+    /// Gives all opens of it that are known by `from` the name `to`.
+    pub(crate) fn renamed(&self, from: &RelPath, to: &RelPath) {
+        let opens: Vec<Arc<Open>> = self.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
+        for open in opens {
+            let mut state = open.state();
+            if state.path == *from {
+                state.path = to.clone();
+            }
+        }
+    }
+
+    /// Byte-range locks that an open holds.
+    pub(crate) fn locks_of(&self, owner: FileId) -> usize {
+        if !self.locks_present.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.inner().locks.count(owner)
+    }
+
+    /// Whether somebody's lock forbids an open to read a range ([MS-FSA] 2.1.4.10).
+    pub(crate) fn forbids_read(&self, owner: FileId, offset: u64, length: u64) -> bool {
+        self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_read(owner, offset, length)
+    }
+
+    /// Whether a lock forbids an open to write a range ([MS-FSA] 2.1.4.10).
+    pub(crate) fn forbids_write(&self, owner: FileId, offset: u64, length: u64) -> bool {
+        self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_write(owner, offset, length)
+    }
+
+    /// Takes all of `ranges` or none.
+    ///
+    /// # Errors
+    /// `STATUS_LOCK_NOT_GRANTED`, `STATUS_INSUFFICIENT_RESOURCES`.
+    pub(crate) fn lock(&self, owner: FileId, ranges: &[LockRange]) -> Result<(), NtStatus> {
+        let mut inner = self.inner();
+        inner.must_be_open(owner)?;
+        let result = inner.locks.lock(owner, ranges);
+        self.locks_present.store(!inner.locks.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// As [`Self::lock`] for one range; where it is not free, joins the queue (once) to be woken by
+    /// [`Mail::Wake`]. True where it was taken.
+    pub(crate) fn lock_or_wait(
+        &self,
+        owner: FileId,
+        range: LockRange,
+        connection: ConnectionId,
+        token: u64,
+    ) -> Result<bool, NtStatus> {
+        let mut inner = self.inner();
+        inner.must_be_open(owner)?;
+        match inner.locks.lock(owner, &[range]) {
+            Ok(()) => {
+                inner.waiters.retain(|w| w.token != token);
+                self.locks_present.store(true, Ordering::Release);
+                Ok(true)
+            }
+            Err(NtStatus::LOCK_NOT_GRANTED) => {
+                if !inner.waiters.iter().any(|w| w.token == token) {
+                    inner.waiters.push(Waiter { owner, range, connection, token });
+                }
+                Ok(false)
+            }
+            Err(status) => {
+                inner.waiters.retain(|w| w.token != token);
+                Err(status)
+            }
+        }
+    }
+
+    /// A request waits no more; who waited behind it may go on.
+    pub(crate) fn stop_waiting(&self, token: u64, server: &Server) {
+        let mut inner = self.inner();
+        inner.waiters.retain(|w| w.token != token);
+        self.locks_changed(&inner, server);
+    }
+
+    /// Releases a lock with exactly this range. False where there is none.
+    pub(crate) fn unlock(&self, owner: FileId, offset: u64, length: u64, server: &Server) -> bool {
+        let mut inner = self.inner();
+        let found = inner.locks.unlock(owner, offset, length);
+        if found {
+            self.locks_changed(&inner, server);
+        }
+        found
+    }
+
+    /// Wakes, in order of arrival, the waiters that can all have their ranges now.
+    fn locks_changed(&self, inner: &Inner, server: &Server) {
+        self.locks_present.store(!inner.locks.is_empty(), Ordering::Release);
+        let mut promised: Vec<&Waiter> = Vec::new();
+        for waiter in &inner.waiters {
+            let free = inner.locks.grants(waiter.owner, waiter.range)
+                && promised.iter().all(|p| !p.range.excludes(p.owner, waiter.range, waiter.owner));
+            if free {
+                server.post(waiter.connection, Mail::Wake(waiter.token));
+                promised.push(waiter);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: AccessMask = AccessMask::FILE_READ_DATA;
+    const WRITE: AccessMask = AccessMask::FILE_WRITE_DATA;
+    const NONE: ShareAccess = ShareAccess::empty();
+
+    #[test]
+    fn sharing_is_checked_both_ways() {
+        let all = ShareAccess::READ | ShareAccess::WRITE | ShareAccess::DELETE;
+        assert!(compatible((READ, ShareAccess::READ), (READ, ShareAccess::READ)));
+        assert!(!compatible((READ, NONE), (READ, all)), "the second reads what the first does not share");
+        assert!(!compatible((READ, all), (READ, NONE)), "the first reads what the second does not share");
+        assert!(!compatible((WRITE, all), (READ, ShareAccess::READ)));
+        assert!(compatible((WRITE, all), (READ, all)));
+        assert!(!compatible((AccessMask::DELETE, all), (READ, ShareAccess::READ | ShareAccess::WRITE)));
+        assert!(!compatible((AccessMask::FILE_EXECUTE, all), (READ, ShareAccess::WRITE)));
+    }
+
+    #[test]
+    fn opens_for_attributes_share_with_everything() {
+        let stat = AccessMask::FILE_READ_ATTRIBUTES | AccessMask::SYNCHRONIZE;
+        assert!(compatible((stat, NONE), (READ | WRITE, NONE)));
+        assert!(compatible((READ | WRITE, NONE), (stat, NONE)));
+    }
+}

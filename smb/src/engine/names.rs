@@ -1,0 +1,148 @@
+//! Names and patterns as clients send them ([MS-SMB2] 2.2.13, [MS-FSCC] 2.1.5, [MS-FSA] 2.1.4.3, 2.1.4.4).
+
+use crate::fs::RelPath;
+use crate::status::NtStatus;
+
+/// Patterns longer than any name match nothing; matching costs their length times that of each name.
+pub(crate) const PATTERN_CHARS_MAX: usize = 255;
+
+/// A path as a CREATE, rename or link names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) path: RelPath,
+    /// It ended in `\`: only a directory can be meant.
+    pub(crate) directory: bool,
+}
+
+/// Whether a character can be part of no name ([MS-FSCC] 2.1.5.2). Clients that have such names map them to others.
+fn forbidden(c: char) -> bool {
+    matches!(c, '\0'..='\x1f' | '"' | '*' | '/' | '<' | '>' | '?' | '|' | ':')
+}
+
+/// Reads a name whose components are separated by `\`.
+///
+/// # Errors
+/// `STATUS_OBJECT_NAME_INVALID` for characters that no name has, streams among them; `STATUS_OBJECT_PATH_SYNTAX_BAD` for
+/// `..`, `.` and empty components.
+pub(crate) fn parse(name: &str) -> Result<Name, NtStatus> {
+    // The default stream is the file itself ([MS-FSCC] 2.1.5.1); no other exists here.
+    let name = match name.split_once(':') {
+        None => name,
+        Some((file, stream)) if stream.eq_ignore_ascii_case(":$DATA") && !file.is_empty() => file,
+        Some(_) => return Err(NtStatus::OBJECT_NAME_INVALID),
+    };
+    let (name, directory) = match name.strip_suffix('\\') {
+        Some(before) if !before.is_empty() => (before, true),
+        _ => (name, false),
+    };
+    if name.contains(forbidden) {
+        return Err(NtStatus::OBJECT_NAME_INVALID);
+    }
+    Ok(Name { path: RelPath::new(&name.replace('\\', "/"))?, directory })
+}
+
+/// Whether a pattern is a plain name.
+pub(crate) fn is_plain(pattern: &str) -> bool {
+    !pattern.contains(['*', '?', '<', '>', '"'])
+}
+
+/// Whether `name` matches `pattern` ([MS-FSA] 2.1.4.4), with regard to case. Takes time in proportion to the product of
+/// their lengths, whatever the pattern.
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+    if pattern == "*" {
+        return true;
+    }
+    if is_plain(pattern) {
+        return pattern == name;
+    }
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    let last_dot = name.iter().rposition(|c| *c == '.');
+    // `rest[p]`: whether what follows position `p` of the pattern matches what follows position `n` of the name.
+    let mut rest = vec![false; pattern.len() + 1];
+    rest[pattern.len()] = true;
+    for p in (0..pattern.len()).rev() {
+        rest[p] = matches!(pattern[p], '*' | '<' | '>' | '"') && rest[p + 1];
+    }
+    for n in (0..name.len()).rev() {
+        let after = std::mem::replace(&mut rest, vec![false; pattern.len() + 1]);
+        let c = name[n];
+        for p in (0..pattern.len()).rev() {
+            rest[p] = match pattern[p] {
+                '*' => rest[p + 1] || after[p],
+                '?' => after[p + 1],
+                // DOS_STAR: anything up to the last dot, which the pattern goes on with.
+                '<' => rest[p + 1] || if last_dot == Some(n) { after[p + 1] } else { after[p] },
+                // DOS_QM: one character, or nothing before a dot or the end.
+                '>' => {
+                    if c == '.' { rest[p + 1] } else { after[p + 1] }
+                }
+                // DOS_DOT: a dot, or nothing at the end.
+                '"' => c == '.' && after[p + 1],
+                literal => literal == c && after[p + 1],
+            };
+        }
+    }
+    rest[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_paths() {
+        let ok = |name: &str| parse(name).map(|n| n.path.as_str().to_owned());
+        assert_eq!(ok(""), Ok(String::new()));
+        assert_eq!(ok(r"a\b c\d.txt"), Ok("a/b c/d.txt".to_owned()));
+        assert_eq!(ok(r"file::$data"), Ok("file".to_owned()));
+        assert_eq!(ok("\u{f03a}\u{e9}"), Ok("\u{f03a}\u{e9}".to_owned()));
+        assert!(parse(r"dir\").expect("a directory").directory);
+        for bad in ["a:b", "a:b:$DATA", "::$DATA", "a*", "a/b", "a?b", "a\u{1}", "a\"b", "<", ">", "|"] {
+            assert_eq!(parse(bad), Err(NtStatus::OBJECT_NAME_INVALID), "{bad}");
+        }
+        for bad in [r"..\..", r"a\..\b", r"a\\b", r".\a", r"\a"] {
+            assert_eq!(parse(bad), Err(NtStatus::OBJECT_PATH_SYNTAX_BAD), "{bad}");
+        }
+    }
+
+    #[test]
+    fn patterns_match_as_windows_does() {
+        for (pattern, name, expected) in [
+            ("*", "", true),
+            ("*", "a.b", true),
+            ("*.*", "a", false),
+            ("*.*", "a.b", true),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("*.txt", "x.txt", true),
+            ("*.txt", "x.TXT", false),
+            ("*a*b*", "xxaxxbxx", true),
+            ("*a*b*", "xxbxxaxx", false),
+            ("<.txt", "a.b.txt", true),
+            ("<\"*", "noext", true),
+            ("<\"*", "a.b", true),
+            ("<", "a.b", false),
+            ("<", "ab", true),
+            ("<b", "a.b", true),
+            (">>>", "ab", true),
+            (">>>", "abcd", false),
+            ("a>>.t", "ab.t", true),
+            ("a\"", "a", true),
+            ("a\"", "a.", true),
+            ("a\"", "ab", false),
+            ("???", "abc", true),
+            ("???", "ab", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern:?} on {name:?}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_pattern_costs_no_more_than_its_length() {
+        let pattern = "*a".repeat(PATTERN_CHARS_MAX / 2);
+        let name = "a".repeat(100);
+        // Backtracking would take longer than the universe.
+        assert!(!matches(&pattern, &name));
+    }
+}
