@@ -30,6 +30,8 @@ pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.
 pub const DIR_BATCH_ENTRIES: usize = 512;
+/// Ranges in one answer to FSCTL_QUERY_ALLOCATED_RANGES.
+pub const ALLOCATED_RANGES_MAX: usize = 4096;
 /// Chunks of one SRV_COPYCHUNK ([MS-SMB2] 3.3.3 ServerSideCopyMaxNumberofChunks).
 pub const COPYCHUNK_COUNT_MAX: u32 = 256;
 /// Bytes of one chunk.

@@ -14,6 +14,7 @@ pub(crate) mod negotiate;
 mod query_directory;
 mod query_info;
 mod read;
+mod rename;
 pub(crate) mod session_setup;
 mod set_info;
 mod tree_connect;

@@ -1,0 +1,73 @@
+//! CLOSE ([MS-SMB2] 3.3.5.10) and every other end of an open.
+
+use std::sync::Arc;
+
+use crate::engine::connection::Core;
+use crate::engine::open::Open;
+use crate::engine::server::Server;
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::fs::{FsOpKind, FsReply, Stat};
+use crate::status::NtStatus;
+use crate::wire::close::{Flags, Request, Response};
+use crate::wire::{FileAttributes, FileTime};
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let request = match Request::parse(ctx.request.message()) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    let open = match ctx.open(request.file_id) {
+        Ok(o) => o,
+        Err(status) => return status.into(),
+    };
+    if !open.begin_close() {
+        return Step::Fail(NtStatus::FILE_CLOSED);
+    }
+    ctx.session().remove_open(open.id);
+    let ended = open.volume.files().unregister(&open, ctx.server);
+    let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
+    let close = FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: query };
+    Step::Fs(
+        close,
+        Box::new(move |_, result| {
+            if ended.unlink {
+                open.volume.files().gone(&open.file);
+            }
+            // The open is gone whatever became of the name: a directory that filled up in the meantime stays.
+            let stat = match result {
+                Ok(FsReply::Stat(stat)) if query => Some(stat),
+                _ => None,
+            };
+            Step::Reply(Reply::ok(body(stat)))
+        }),
+    )
+}
+
+fn body(stat: Option<Stat>) -> Vec<u8> {
+    let response = stat.map_or_else(Response::default, |stat| Response {
+        flags: Flags::POSTQUERY_ATTRIB,
+        creation_time: FileTime(stat.times.creation),
+        last_access_time: FileTime(stat.times.last_access),
+        last_write_time: FileTime(stat.times.last_write),
+        change_time: FileTime(stat.times.change),
+        allocation_size: stat.allocation_size,
+        end_of_file: stat.end_of_file,
+        file_attributes: FileAttributes(stat.attributes),
+    });
+    let mut body = Vec::with_capacity(60);
+    response.encode(&mut body);
+    body
+}
+
+/// Ends an open that its owner lost: with its tree connect, its session or its connection. The caller has won
+/// [`Open::begin_close`] and removed it from its session.
+pub(crate) fn close_open(core: &mut Core, server: &Arc<Server>, open: &Arc<Open>) {
+    let mut files = open.volume.files();
+    let ended = files.unregister(open, server);
+    if ended.unlink {
+        // Nobody waits for the backend's answer. Who opens the name before it is gone keeps a file without one.
+        files.gone(&open.file);
+    }
+    drop(files);
+    core.background(FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: false });
+}

@@ -1,0 +1,157 @@
+//! LOCK ([MS-SMB2] 3.3.5.14, [MS-FSA] 2.1.5.8, 2.1.5.9).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::engine::locks::LockRange;
+use crate::engine::open::Open;
+use crate::engine::step::{Ctx, Reply, Step, Wake};
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::Capabilities;
+use crate::wire::lock::{LockElement, LockFlags, Request, Response};
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let request = match Request::parse(ctx.request.message()) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    // [MS-SMB2] 3.3.5.14
+    let Some(first) = request.locks.first().copied() else { return NtStatus::INVALID_PARAMETER.into() };
+    if request.locks.len() > limits::LOCKS_PER_REQUEST_MAX {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    let open = match ctx.open(request.file_id) {
+        Ok(o) => o,
+        Err(status) => return status.into(),
+    };
+    if open.directory {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    let sequence = Sequence::of(ctx, &request);
+    if let Some(sequence) = sequence
+        && sequence.replayed(&open)
+    {
+        return done();
+    }
+    if first.flags.contains(LockFlags::UNLOCK) {
+        match unlock(ctx, &open, &request.locks) {
+            Ok(()) => granted(&open, sequence),
+            Err(status) => status.into(),
+        }
+    } else {
+        lock(ctx, &open, &request.locks, sequence)
+    }
+}
+
+/// The place of a request among those that may be sent twice ([MS-SMB2] 3.3.5.14).
+#[derive(Clone, Copy)]
+struct Sequence {
+    index: usize,
+    number: u8,
+}
+
+impl Sequence {
+    /// `None` where the client does not number its requests, or this server would not be asked twice.
+    fn of(ctx: &Ctx<'_>, request: &Request) -> Option<Self> {
+        let negotiated = ctx.core.negotiated.as_ref()?;
+        let replays = ctx.core.is_smb3() && negotiated.capabilities.contains(Capabilities::MULTI_CHANNEL);
+        let index = request.lock_sequence_index() as usize;
+        (replays && (1..=64).contains(&index)).then(|| Self { index, number: request.lock_sequence_number() })
+    }
+
+    /// Whether it was answered with success before. Otherwise the place is free from now on.
+    fn replayed(self, open: &Open) -> bool {
+        let entry = &mut open.state().lock_sequence[self.index];
+        let same = *entry == self.number;
+        if !same {
+            *entry = 0xff;
+        }
+        same
+    }
+}
+
+fn granted(open: &Open, sequence: Option<Sequence>) -> Step {
+    if let Some(sequence) = sequence {
+        open.state().lock_sequence[sequence.index] = sequence.number;
+    }
+    done()
+}
+
+fn done() -> Step {
+    let mut body = Vec::with_capacity(4);
+    Response.encode(&mut body);
+    Step::Reply(Reply::ok(body))
+}
+
+/// [MS-SMB2] 3.3.5.14.1: one after the other; what was released before an error stays released.
+fn unlock(ctx: &mut Ctx<'_>, open: &Open, elements: &[LockElement]) -> Result<(), NtStatus> {
+    let mut rest = elements.iter();
+    let Some(first) = rest.next() else { return Err(NtStatus::INVALID_PARAMETER) };
+    if first.flags != LockFlags::UNLOCK {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    for element in elements {
+        if element.flags != LockFlags::UNLOCK {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        if !open.file.unlock(open.id, element.offset, element.length, ctx.server) {
+            return Err(NtStatus::RANGE_NOT_LOCKED);
+        }
+    }
+    Ok(())
+}
+
+/// [MS-SMB2] 3.3.5.14.2: all or none.
+fn lock(ctx: &mut Ctx<'_>, open: &Arc<Open>, elements: &[LockElement], sequence: Option<Sequence>) -> Step {
+    let ranges: Vec<LockRange> = match elements.iter().map(range).collect() {
+        Ok(r) => r,
+        Err(status) => return Step::Fail(status),
+    };
+    let immediately = |e: &LockElement| e.flags.contains(LockFlags::FAIL_IMMEDIATELY);
+    // Only a single range can be waited for.
+    if elements.len() > 1 && !elements.iter().all(immediately) {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    // [MS-FSA] 2.1.5.8: a range ends with the last byte that can be addressed.
+    if ranges.iter().any(|r| r.length > 0 && r.offset.checked_add(r.length - 1).is_none()) {
+        return Step::Fail(NtStatus::INVALID_LOCK_RANGE);
+    }
+    match (elements, ranges.as_slice()) {
+        ([element], [range]) if !immediately(element) => wait(ctx, Arc::clone(open), *range, sequence),
+        _ => match open.file.lock(open.id, &ranges) {
+            Ok(()) => granted(open, sequence),
+            Err(status) => Step::Fail(status),
+        },
+    }
+}
+
+fn range(element: &LockElement) -> Result<LockRange, NtStatus> {
+    let exclusive = match element.flags.without(LockFlags::FAIL_IMMEDIATELY) {
+        LockFlags::SHARED_LOCK => false,
+        LockFlags::EXCLUSIVE_LOCK => true,
+        _ => return Err(NtStatus::INVALID_PARAMETER),
+    };
+    Ok(LockRange { offset: element.offset, length: element.length, exclusive })
+}
+
+/// Takes the range, now or when those before are gone.
+fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<Sequence>) -> Step {
+    let token = ctx.wake_token();
+    match open.file.lock_or_wait(open.id, range, ctx.core.id, token) {
+        Ok(true) => granted(&open, sequence),
+        Ok(false) => Step::Park(Box::new(move |ctx, wake| match wake {
+            Wake::Cancelled => {
+                open.file.stop_waiting(token, ctx.server);
+                Step::Fail(NtStatus::CANCELLED)
+            }
+            Wake::Ready if !open.closing.load(Ordering::Acquire) => wait(ctx, open, range, sequence),
+            // [MS-FSA] 2.1.5.5: closing an open ends its waiting requests so.
+            Wake::Ready | Wake::Closed => {
+                open.file.stop_waiting(token, ctx.server);
+                Step::Fail(NtStatus::RANGE_NOT_LOCKED)
+            }
+        })),
+        Err(status) => Step::Fail(status),
+    }
+}

@@ -1,0 +1,243 @@
+//! QUERY_DIRECTORY ([MS-SMB2] 3.3.5.18, [MS-FSA] 2.1.5.6.3).
+
+use std::sync::Arc;
+
+use crate::engine::names;
+use crate::engine::open::{DirectoryCursor, Open};
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::fs::{DirEntry, FileKey, FsOpKind, FsReply, Stat};
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::fscc::FileInformationClass;
+use crate::wire::fscc::directory::{self, DirEncoder};
+use crate::wire::query_directory::{Flags, Request, Response};
+use crate::wire::{AccessMask, Fault, FileAttributes, FileTime};
+
+/// The names that every directory has without its file system saying so.
+const DOTS: [&str; 2] = [".", ".."];
+
+/// A query under way.
+struct Query {
+    open: Arc<Open>,
+    class: FileInformationClass,
+    limit: usize,
+    single: bool,
+    output: Output,
+}
+
+/// Entries as they will be sent.
+struct Output {
+    bytes: Vec<u8>,
+    /// Where the last entry begins, to link the next one to it.
+    last: Option<usize>,
+}
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let request = match Request::parse(ctx.request.message()) {
+        Ok(r) => r,
+        Err(e) if e.fault == Fault::Surrogate => return NtStatus::OBJECT_NAME_INVALID.into(),
+        Err(e) => return e.into(),
+    };
+    match begin(ctx, &request) {
+        Ok(query) => fill(query),
+        Err(status) => status.into(),
+    }
+}
+
+/// [MS-SMB2] 3.3.5.18: checks, and what the flags do to the cursor.
+fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
+    let open = ctx.open(request.file_id)?;
+    if !open.directory {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    if !AccessMask(open.access).contains(AccessMask::FILE_LIST_DIRECTORY) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let class = request.file_information_class;
+    let fixed = DirEncoder::fixed_len(class).ok_or(NtStatus::INVALID_INFO_CLASS)?;
+    if request.output_buffer_length > ctx.core.io_bytes_max() {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    let limit = request.output_buffer_length as usize;
+    if limit < fixed {
+        return Err(NtStatus::INFO_LENGTH_MISMATCH);
+    }
+    let pattern = &request.file_name;
+    if pattern.is_empty()
+        || pattern.contains(['\\', '/'])
+        || pattern.chars().count() > names::PATTERN_CHARS_MAX
+    {
+        return Err(NtStatus::OBJECT_NAME_INVALID);
+    }
+    {
+        let cursor = &mut open.state().directory;
+        let anew = request.flags.intersects(Flags::RESTART_SCANS | Flags::REOPEN);
+        if anew || cursor.pattern.is_none() {
+            *cursor =
+                DirectoryCursor { pattern: Some(pattern.clone()), restart: true, ..DirectoryCursor::default() };
+        }
+    }
+    let single = request.flags.contains(Flags::RETURN_SINGLE_ENTRY);
+    Ok(Query { open, class, limit, single, output: Output { bytes: Vec::new(), last: None } })
+}
+
+/// What to do next.
+enum Next {
+    /// Answer with what there is.
+    Full,
+    /// Answer that there is nothing.
+    Nothing(NtStatus),
+    Fetch(FsOpKind),
+    /// `.` and `..` are due: the directory's own attributes are needed.
+    Dots,
+}
+
+/// Sends what has been fetched, and fetches until the client's buffer is full or the directory has no more.
+fn fill(mut query: Query) -> Step {
+    match query.advance() {
+        Next::Full => query.answer_full(),
+        Next::Nothing(status) => Step::Fail(status),
+        Next::Dots => Step::Fs(
+            FsOpKind::Stat { handle: query.open.handle.clone() },
+            Box::new(move |_, result| match result {
+                Ok(FsReply::Stat(stat)) => match query.dots(&stat) {
+                    true => fill(query),
+                    false => query.answer_full(),
+                },
+                Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+                Err(status) => Step::Fail(status),
+            }),
+        ),
+        Next::Fetch(op) => Step::Fs(
+            op,
+            Box::new(move |_, result| {
+                match result {
+                    Ok(FsReply::Entries(entries)) => query.fetched(entries),
+                    // A name that was looked up and is not there.
+                    Err(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => query.fetched(Vec::new()),
+                    Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+                    Err(status) => return Step::Fail(status),
+                }
+                fill(query)
+            }),
+        ),
+    }
+}
+
+impl Query {
+    fn advance(&mut self) -> Next {
+        let Self { open, class, limit, single, output } = self;
+        let cursor = &mut open.state().directory;
+        let Some(pattern) = cursor.pattern.clone() else { return Next::Nothing(NtStatus::INTERNAL_ERROR) };
+        if cursor.dots_sent < 2 {
+            if DOTS.iter().skip(cursor.dots_sent.into()).any(|dot| names::matches(&pattern, dot)) {
+                return if output.full(*single) { Next::Full } else { Next::Dots };
+            }
+            cursor.dots_sent = 2;
+        }
+        while let Some(entry) = cursor.pending.pop() {
+            if !names::matches(&pattern, &entry.name) {
+                continue;
+            }
+            if output.full(*single) || !output.push(*class, *limit, &entry.name, &entry.stat) {
+                cursor.pending.push(entry);
+                return Next::Full;
+            }
+            cursor.any = true;
+        }
+        if output.full(*single) || cursor.end && !output.is_empty() {
+            return Next::Full;
+        }
+        if cursor.end {
+            return Next::Nothing(if cursor.any { NtStatus::NO_MORE_FILES } else { NtStatus::NO_SUCH_FILE });
+        }
+        let handle = open.handle.clone();
+        if names::is_plain(&pattern) {
+            cursor.end = true;
+            return Next::Fetch(FsOpKind::Lookup { handle, name: pattern });
+        }
+        // Not many more than fit: what is kept for the next query grows stale.
+        let room = limit.saturating_sub(output.bytes.len()) / (DirEncoder::fixed_len(*class).unwrap_or(1) + 2);
+        let limit = room.clamp(1, limits::DIR_BATCH_ENTRIES);
+        Next::Fetch(FsOpKind::ReadDir { handle, restart: std::mem::take(&mut cursor.restart), limit })
+    }
+
+    /// `.` and `..`, of which the parent's own attributes are not told: clients look at the names only. False where they
+    /// do not fit.
+    fn dots(&mut self, stat: &Stat) -> bool {
+        let Self { open, class, limit, single, output } = self;
+        let cursor = &mut open.state().directory;
+        let Some(pattern) = cursor.pattern.clone() else { return false };
+        while let Some(dot) = DOTS.get(usize::from(cursor.dots_sent)) {
+            if names::matches(&pattern, dot) {
+                let parent = Stat { key: FileKey { dev: stat.key.dev, ino: 0 }, ..*stat };
+                let stat = if cursor.dots_sent == 0 { stat } else { &parent };
+                if output.full(*single) || !output.push(*class, *limit, dot, stat) {
+                    return false;
+                }
+                cursor.any = true;
+            }
+            cursor.dots_sent += 1;
+        }
+        true
+    }
+
+    /// [MS-FSA] 2.1.5.6.3 would cut the first name where not even that fits; half a name is of no use to anyone.
+    fn answer_full(self) -> Step {
+        if self.output.is_empty() {
+            return Step::Fail(NtStatus::INFO_LENGTH_MISMATCH);
+        }
+        let mut body = Vec::with_capacity(8 + self.output.bytes.len());
+        Response { output_buffer: &self.output.bytes }.encode(&mut body);
+        Step::Reply(Reply::ok(body))
+    }
+
+    fn fetched(&mut self, mut entries: Vec<DirEntry>) {
+        let cursor = &mut self.open.state().directory;
+        cursor.end |= entries.is_empty();
+        entries.reverse();
+        // Another query on the same open may have fetched meanwhile: its entries came first.
+        entries.append(&mut cursor.pending);
+        cursor.pending = entries;
+    }
+}
+
+impl Output {
+    fn is_empty(&self) -> bool {
+        self.last.is_none()
+    }
+
+    fn full(&self, single: bool) -> bool {
+        single && !self.is_empty()
+    }
+
+    /// False where the entry does not fit any more.
+    fn push(&mut self, class: FileInformationClass, limit: usize, name: &str, stat: &Stat) -> bool {
+        let end = self.bytes.len();
+        let start = end.next_multiple_of(8);
+        let Some(room) = limit.checked_sub(start) else { return false };
+        self.bytes.resize(start, 0);
+        let Some(mut encoder) = DirEncoder::new(class, &mut self.bytes, room) else { return false };
+        let fits = encoder.push(&directory::DirEntry {
+            creation_time: FileTime(stat.times.creation),
+            last_access_time: FileTime(stat.times.last_access),
+            last_write_time: FileTime(stat.times.last_write),
+            change_time: FileTime(stat.times.change),
+            end_of_file: stat.end_of_file,
+            allocation_size: stat.allocation_size,
+            file_attributes: FileAttributes(stat.attributes),
+            file_id: stat.key.ino.into(),
+            name: name.into(),
+            ..directory::DirEntry::default()
+        });
+        if !fits {
+            self.bytes.truncate(end);
+            return false;
+        }
+        if let Some(last) = self.last.replace(start) {
+            let next = (start - last) as u32;
+            self.bytes[last..last + 4].copy_from_slice(&next.to_le_bytes());
+        }
+        true
+    }
+}

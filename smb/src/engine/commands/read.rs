@@ -1,0 +1,66 @@
+//! READ ([MS-SMB2] 3.3.5.12, [MS-FSA] 2.1.5.3).
+
+use std::sync::atomic::Ordering;
+
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::fs::{FsOpKind, FsReply};
+use crate::status::NtStatus;
+use crate::wire::AccessMask;
+use crate::wire::read::{Channel, RESPONSE_FIXED_LEN, Request, Response};
+
+/// The first offset that no file reaches ([MS-FSA] 2.1.5.3: offsets are signed).
+pub(super) const OFFSET_END: u64 = i64::MAX as u64;
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let request = match Request::parse(ctx.request.message()) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    let (length, offset, minimum_count) = (request.length, request.offset, request.minimum_count);
+    let (file_id, channel) = (request.file_id, request.channel);
+    let open = match ctx.open(file_id) {
+        Ok(o) => o,
+        Err(status) => return status.into(),
+    };
+    if open.directory {
+        return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
+    }
+    // [MS-SMB2] 3.3.5.12
+    if !AccessMask(open.access).intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE) {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    if length > ctx.core.io_bytes_max() || (channel != Channel::NONE && ctx.core.is_smb3()) {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    if offset > OFFSET_END || u64::from(length) > OFFSET_END - offset {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    if length == 0 {
+        return if minimum_count > 0 { NtStatus::END_OF_FILE.into() } else { Step::Reply(Reply::ok(fixed(0))) };
+    }
+    if open.file.forbids_read(open.id, offset, length.into()) {
+        return Step::Fail(NtStatus::FILE_LOCK_CONFLICT);
+    }
+    Step::Fs(
+        FsOpKind::Read { handle: open.handle.clone(), offset, length },
+        Box::new(move |_, result| {
+            let payload = match result {
+                Ok(FsReply::Read(payload)) => payload,
+                Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+                Err(status) => return Step::Fail(status),
+            };
+            let count = payload.bytes().len() as u32;
+            if count == 0 || count < minimum_count {
+                return Step::Fail(NtStatus::END_OF_FILE);
+            }
+            open.position.store(offset + u64::from(count), Ordering::Relaxed);
+            Step::Reply(Reply { status: NtStatus::SUCCESS, body: fixed(count), payload: Some(payload) })
+        }),
+    )
+}
+
+fn fixed(count: u32) -> Vec<u8> {
+    let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN);
+    Response::inline(count).encode(&mut body);
+    body
+}

@@ -1,0 +1,146 @@
+//! New names: FileRenameInformation and FileLinkInformation ([MS-FSA] 2.1.5.15.11, 2.1.5.15.6).
+
+use std::sync::Arc;
+
+use super::set_info::done;
+use crate::engine::names;
+use crate::engine::open::Open;
+use crate::engine::step::{Ctx, Step};
+use crate::fs::{FsOpKind, FsReply, FsResult, RelPath};
+use crate::status::NtStatus;
+use crate::wire::{AccessMask, ShareAccess};
+
+/// Where to.
+pub(super) struct Target {
+    path: RelPath,
+    /// The name ended in `\`.
+    directory: bool,
+    replace: bool,
+}
+
+impl Target {
+    pub(super) fn new(name: &str, root_directory: u64, replace: bool) -> Result<Self, NtStatus> {
+        // [MS-FSCC] 2.4.42.2: names go from the share's root, whose handle is not named.
+        if root_directory != 0 || name.is_empty() {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let name = names::parse(name)?;
+        Ok(Self { path: name.path, directory: name.directory, replace })
+    }
+}
+
+/// Gives a file another name.
+pub(super) fn rename(_: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+    if !AccessMask(open.access).contains(AccessMask::DELETE) || open.volume.read_only {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let from = open.state().path.clone();
+    if from.is_root() || target.path.is_root() || open.file.delete_pending() {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    if target.directory && !open.directory {
+        return Err(NtStatus::OBJECT_NAME_INVALID);
+    }
+    if from == target.path {
+        return Ok(done());
+    }
+    // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
+    if open.directory && open.volume.files().any_open_below(&from) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.parent() };
+    let open = Arc::clone(open);
+    Ok(Step::Fs(parent, Box::new(move |_, result| with_parent(open, from, target, result))))
+}
+
+/// The target's directory is known: those who have it open must share it with someone who adds a file.
+fn with_parent(open: Arc<Open>, from: RelPath, target: Target, result: FsResult) -> Step {
+    let parent = match result {
+        Ok(FsReply::Stat(stat)) if !stat.directory => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
+        Ok(FsReply::Stat(stat)) => open.volume.files().find(stat.key),
+        Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+        Err(NtStatus::OBJECT_NAME_NOT_FOUND) => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
+        Err(status) => return Step::Fail(status),
+    };
+    let adds = (AccessMask::FILE_WRITE_DATA, ShareAccess::READ | ShareAccess::WRITE);
+    if parent.is_some_and(|directory| !directory.tolerates(adds.0, adds.1)) {
+        return Step::Fail(NtStatus::SHARING_VIOLATION);
+    }
+    if !target.replace {
+        return carry_out(open, from, target);
+    }
+    let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
+    Step::Fs(
+        existing,
+        Box::new(move |_, result| match may_replace(&open, result) {
+            Ok(()) => carry_out(open, from, target),
+            Err(status) => Step::Fail(status),
+        }),
+    )
+}
+
+/// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all who
+/// have it open share its deletion, as clients with POSIX semantics do (docs/spec-exceptions.md).
+fn may_replace(open: &Open, result: FsResult) -> Result<(), NtStatus> {
+    let stat = match result {
+        Ok(FsReply::Stat(stat)) => stat,
+        Ok(_) => return Err(NtStatus::INTERNAL_ERROR),
+        Err(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::OBJECT_PATH_NOT_FOUND) => return Ok(()),
+        Err(status) => return Err(status),
+    };
+    if stat.directory {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let attributes = crate::wire::FileAttributes(stat.attributes);
+    if attributes.contains(crate::wire::FileAttributes::READONLY) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    match open.volume.files().find(stat.key) {
+        Some(file) if file.delete_pending() || !file.shares_delete(open.id) => Err(NtStatus::ACCESS_DENIED),
+        _ => Ok(()),
+    }
+}
+
+fn carry_out(open: Arc<Open>, from: RelPath, target: Target) -> Step {
+    let Target { path: to, replace, .. } = target;
+    Step::Fs(
+        FsOpKind::Rename { handle: open.handle.clone(), to: to.clone(), replace },
+        Box::new(move |_, result| match result {
+            Ok(_) => {
+                open.file.renamed(&from, &to);
+                done()
+            }
+            Err(status) => Step::Fail(status),
+        }),
+    )
+}
+
+/// Gives a file one more name.
+pub(super) fn link(open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+    if open.volume.read_only {
+        return Err(NtStatus::MEDIA_WRITE_PROTECTED);
+    }
+    if open.directory {
+        return Err(NtStatus::FILE_IS_A_DIRECTORY);
+    }
+    if open.file.delete_pending() {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let open = Arc::clone(open);
+    let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
+    Ok(Step::Fs(
+        existing,
+        Box::new(move |_, result| {
+            if target.replace
+                && let Err(status) = may_replace(&open, result)
+            {
+                return Step::Fail(status);
+            }
+            let Target { path: to, replace, .. } = target;
+            Step::Fs(
+                FsOpKind::Link { handle: open.handle.clone(), to, replace },
+                Box::new(|_, result| result.map_or_else(Step::Fail, |_| done())),
+            )
+        }),
+    ))
+}

@@ -1,0 +1,239 @@
+//! SET_INFO ([MS-SMB2] 3.3.5.21, [MS-FSA] 2.1.5.15).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::create::ATTRIBUTES_SETTABLE;
+use super::query_info::{descriptor, security_information};
+use super::read::OFFSET_END;
+use super::rename::{self, Target};
+use crate::engine::open::Open;
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::fs::{BasicInfo, FsOpKind, FsReply};
+use crate::status::NtStatus;
+use crate::wire::create::CreateOptions;
+use crate::wire::fscc::FileInformationClass as Class;
+use crate::wire::fscc::file_info::{
+    DispositionFlags, FileAllocationInformation, FileBasicInformation, FileDispositionInformation,
+    FileDispositionInformationEx, FileEndOfFileInformation, FileModeInformation, FilePositionInformation,
+};
+use crate::wire::fscc::name_info::{FileRenameInformation, FileRenameInformationEx, RenameFlags};
+use crate::wire::fscc::security::SecurityDescriptor;
+use crate::wire::query_info::InfoType;
+use crate::wire::set_info::{Request, Response};
+use crate::wire::{AccessMask, Fault, FileAttributes, FileTime, Malformed};
+
+/// Bits of FileModeInformation that can be set ([MS-FSCC] 2.4.31).
+const MODE_SETTABLE: CreateOptions = CreateOptions::WRITE_THROUGH
+    .union(CreateOptions::SEQUENTIAL_ONLY)
+    .union(CreateOptions::NO_INTERMEDIATE_BUFFERING)
+    .union(CreateOptions::SYNCHRONOUS_IO_ALERT)
+    .union(CreateOptions::SYNCHRONOUS_IO_NONALERT);
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let frame = Arc::clone(&ctx.request.frame);
+    let message = frame.bytes().get(ctx.request.range.clone()).unwrap_or_default();
+    let request = match Request::parse(message) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    let open = match ctx.open(request.file_id) {
+        Ok(o) => o,
+        Err(status) => return status.into(),
+    };
+    let step = match request.info_type {
+        InfoType::FILE => file(ctx, &open, Class(request.file_info_class), request.buffer),
+        // Label, quota and object id are the administrator's.
+        InfoType::FILESYSTEM => Err(NtStatus::ACCESS_DENIED),
+        InfoType::SECURITY => security(&open, request.additional_information, request.buffer),
+        InfoType::QUOTA => Err(NtStatus::NOT_SUPPORTED),
+        _ => Err(NtStatus::INVALID_PARAMETER),
+    };
+    step.unwrap_or_else(Step::Fail)
+}
+
+/// The empty answer.
+pub(super) fn done() -> Step {
+    let mut body = Vec::with_capacity(2);
+    Response.encode(&mut body);
+    Step::Reply(Reply::ok(body))
+}
+
+/// The empty answer once a backend is done.
+fn done_after(op: FsOpKind) -> Step {
+    Step::Fs(op, Box::new(|_, result| result.map_or_else(Step::Fail, |_| done())))
+}
+
+/// A structure that is shorter than it must be is the client's mistake in length ([MS-SMB2] 3.3.5.21.1).
+fn parsed<T>(result: Result<T, Malformed>) -> Result<T, NtStatus> {
+    result.map_err(|e| match e.fault {
+        Fault::Truncated => NtStatus::INFO_LENGTH_MISMATCH,
+        Fault::Surrogate => NtStatus::OBJECT_NAME_INVALID,
+        _ => NtStatus::INVALID_PARAMETER,
+    })
+}
+
+fn needs(open: &Open, access: AccessMask) -> Result<(), NtStatus> {
+    if AccessMask(open.access).contains(access) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
+}
+
+fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Result<Step, NtStatus> {
+    match class {
+        Class::FILE_BASIC_INFORMATION => basic(open, parsed(FileBasicInformation::parse(buffer))?),
+        Class::FILE_END_OF_FILE_INFORMATION => {
+            let size = parsed(FileEndOfFileInformation::parse(buffer))?.end_of_file;
+            check_size(open, size)?;
+            Ok(done_after(FsOpKind::SetEndOfFile { handle: open.handle.clone(), size }))
+        }
+        Class::FILE_ALLOCATION_INFORMATION => {
+            let size = parsed(FileAllocationInformation::parse(buffer))?.allocation_size;
+            check_size(open, size)?;
+            Ok(done_after(FsOpKind::SetAllocation { handle: open.handle.clone(), size }))
+        }
+        Class::FILE_DISPOSITION_INFORMATION => {
+            let delete = parsed(FileDispositionInformation::parse(buffer))?.delete_pending;
+            disposition(open, delete, false)
+        }
+        Class::FILE_DISPOSITION_INFORMATION_EX => {
+            let flags = parsed(FileDispositionInformationEx::parse(buffer))?.flags;
+            // The name goes with the last open, whoever asked for POSIX semantics; delete-on-close is said at CREATE.
+            if flags.contains(DispositionFlags::ON_CLOSE) {
+                return Err(NtStatus::NOT_SUPPORTED);
+            }
+            let ignore_readonly = flags.contains(DispositionFlags::IGNORE_READONLY_ATTRIBUTE);
+            disposition(open, flags.contains(DispositionFlags::DELETE), ignore_readonly)
+        }
+        Class::FILE_RENAME_INFORMATION => {
+            let info = parsed(FileRenameInformation::parse(buffer))?;
+            rename::rename(ctx, open, Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?)
+        }
+        Class::FILE_RENAME_INFORMATION_EX => {
+            let info = parsed(FileRenameInformationEx::parse(buffer))?;
+            let replace = info.flags.contains(RenameFlags::REPLACE_IF_EXISTS);
+            rename::rename(ctx, open, Target::new(&info.file_name, info.root_directory, replace)?)
+        }
+        Class::FILE_LINK_INFORMATION => {
+            let info = parsed(FileRenameInformation::parse(buffer))?;
+            rename::link(open, Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?)
+        }
+        Class::FILE_POSITION_INFORMATION => {
+            let position = parsed(FilePositionInformation::parse(buffer))?.current_byte_offset;
+            if position > OFFSET_END {
+                return Err(NtStatus::INVALID_PARAMETER);
+            }
+            open.position.store(position, Ordering::Relaxed);
+            Ok(done())
+        }
+        Class::FILE_MODE_INFORMATION => {
+            let mode = parsed(FileModeInformation::parse(buffer))?.mode;
+            if !mode.without(MODE_SETTABLE).is_empty() {
+                return Err(NtStatus::INVALID_PARAMETER);
+            }
+            open.state().mode = mode.0;
+            Ok(done())
+        }
+        Class::FILE_FULL_EA_INFORMATION => {
+            needs(open, AccessMask::FILE_WRITE_EA)?;
+            Err(NtStatus::EAS_NOT_SUPPORTED)
+        }
+        // [MS-FSA] 2.1.5.15.15: a privilege that no user of a volume has. Short names do not exist.
+        Class::FILE_VALID_DATA_LENGTH_INFORMATION | Class::FILE_SHORT_NAME_INFORMATION => {
+            Err(NtStatus::PRIVILEGE_NOT_HELD)
+        }
+        Class::FILE_PIPE_INFORMATION | Class::FILE_OBJECT_ID_INFORMATION | Class::FILE_QUOTA_INFORMATION => {
+            Err(NtStatus::NOT_SUPPORTED)
+        }
+        _ => Err(NtStatus::INVALID_INFO_CLASS),
+    }
+}
+
+/// [MS-FSA] 2.1.5.15.2
+fn basic(open: &Open, info: FileBasicInformation) -> Result<Step, NtStatus> {
+    needs(open, AccessMask::FILE_WRITE_ATTRIBUTES)?;
+    let attributes = info.file_attributes;
+    if attributes.contains(FileAttributes::DIRECTORY) && !open.directory
+        || attributes.contains(FileAttributes::TEMPORARY) && open.directory
+    {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    // Zero leaves a time alone. The others say whether the server goes on to keep it, which it always does here.
+    let time = |time: FileTime| match time {
+        FileTime::UNCHANGED | FileTime::FREEZE | FileTime::THAW => Ok(None),
+        FileTime(t) if t > i64::MAX as u64 => Err(NtStatus::INVALID_PARAMETER),
+        FileTime(t) => Ok(Some(t)),
+    };
+    let info = BasicInfo {
+        creation: time(info.creation_time)?,
+        last_access: time(info.last_access_time)?,
+        last_write: time(info.last_write_time)?,
+        change: time(info.change_time)?,
+        // Zero leaves them alone, NORMAL clears them.
+        attributes: (!attributes.is_empty()).then(|| match attributes & ATTRIBUTES_SETTABLE {
+            FileAttributes(0) => FileAttributes::NORMAL.0,
+            set => set.0,
+        }),
+    };
+    if info == BasicInfo::default() {
+        return Ok(done());
+    }
+    Ok(done_after(FsOpKind::SetBasic { handle: open.handle.clone(), info }))
+}
+
+/// [MS-FSA] 2.1.5.15.1, 2.1.5.15.4
+fn check_size(open: &Open, size: u64) -> Result<(), NtStatus> {
+    if open.directory || size > OFFSET_END {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    needs(open, AccessMask::FILE_WRITE_DATA)
+}
+
+/// [MS-FSA] 2.1.5.15.3
+fn disposition(open: &Arc<Open>, delete: bool, ignore_readonly: bool) -> Result<Step, NtStatus> {
+    needs(open, AccessMask::DELETE)?;
+    if !delete {
+        open.file.set_delete_pending(false);
+        return Ok(done());
+    }
+    if open.state().path.is_root() {
+        return Err(NtStatus::CANNOT_DELETE);
+    }
+    let op = if open.directory {
+        FsOpKind::CheckEmpty { handle: open.handle.clone() }
+    } else {
+        FsOpKind::Stat { handle: open.handle.clone() }
+    };
+    let open = Arc::clone(open);
+    Ok(Step::Fs(
+        op,
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Stat(stat))
+                if FileAttributes(stat.attributes).contains(FileAttributes::READONLY) && !ignore_readonly =>
+            {
+                Step::Fail(NtStatus::CANNOT_DELETE)
+            }
+            Ok(_) => {
+                open.file.set_delete_pending(true);
+                done()
+            }
+            Err(status) => Step::Fail(status),
+        }),
+    ))
+}
+
+/// Every file has the same descriptor. To set it is allowed, to set another one is not (docs/spec-exceptions.md).
+fn security(open: &Open, information: u32, buffer: &[u8]) -> Result<Step, NtStatus> {
+    use security_information::{DACL, GROUP, OWNER, SACL};
+    let asked = |part: u32| information & part != 0;
+    if asked(SACL)
+        || asked(DACL) && needs(open, AccessMask::WRITE_DAC).is_err()
+        || asked(OWNER | GROUP) && needs(open, AccessMask::WRITE_OWNER).is_err()
+    {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let given = SecurityDescriptor::parse(buffer).map_err(|_| NtStatus::INVALID_PARAMETER)?;
+    let kept = descriptor(information);
+    let same = (!asked(OWNER) || given.owner == kept.owner)
+        && (!asked(GROUP) || given.group == kept.group)
+        && (!asked(DACL) || given.dacl == kept.dacl);
+    if same { Ok(done()) } else { Err(NtStatus::NOT_SUPPORTED) }
+}

@@ -1,0 +1,76 @@
+//! WRITE ([MS-SMB2] 3.3.5.13, [MS-FSA] 2.1.5.4).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::read::OFFSET_END;
+use crate::engine::access::DATA_CHANGING;
+use crate::engine::step::{Ctx, Reply, Step};
+use crate::fs::{FsOpKind, FsReply};
+use crate::status::NtStatus;
+use crate::wire::AccessMask;
+use crate::wire::create::CreateOptions;
+use crate::wire::read::Channel;
+use crate::wire::write::{Flags, Request, Response};
+
+pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
+    let request = match Request::parse(ctx.request.message()) {
+        Ok(r) => r,
+        Err(e) => return e.into(),
+    };
+    let (length, offset, flags) = (request.length, request.offset, request.flags);
+    let (data_offset, file_id, channel) = (usize::from(request.data_offset), request.file_id, request.channel);
+    // [MS-SMB2] 3.3.5.13: the payload lies in this message, no farther than 0x100 bytes from its header.
+    let start = ctx.request.range.start + data_offset;
+    let Some(end) = start.checked_add(length as usize).filter(|end| *end <= ctx.request.range.end) else {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    };
+    if data_offset > 0x100 || length > ctx.core.io_bytes_max() || (channel != Channel::NONE && ctx.core.is_smb3()) {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    let open = match ctx.open(file_id) {
+        Ok(o) => o,
+        Err(status) => return status.into(),
+    };
+    if open.directory {
+        return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
+    }
+    // Who may only append still says where: clients that append know the end.
+    if !AccessMask(open.access).intersects(DATA_CHANGING) {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    if offset > OFFSET_END || u64::from(length) > OFFSET_END - offset {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    if length == 0 {
+        return Step::Reply(Reply::ok(body(0)));
+    }
+    if open.file.forbids_write(open.id, offset, length.into()) {
+        return Step::Fail(NtStatus::FILE_LOCK_CONFLICT);
+    }
+    let write_through = flags.contains(Flags::WRITE_THROUGH)
+        || CreateOptions(open.options).contains(CreateOptions::WRITE_THROUGH);
+    Step::Fs(
+        FsOpKind::Write {
+            handle: open.handle.clone(),
+            offset,
+            frame: Arc::clone(&ctx.request.frame),
+            range: start..end,
+            write_through,
+        },
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Written(count)) => {
+                open.position.store(offset + u64::from(count), Ordering::Relaxed);
+                Step::Reply(Reply::ok(body(count)))
+            }
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
+        }),
+    )
+}
+
+fn body(count: u32) -> Vec<u8> {
+    let mut body = Vec::with_capacity(16);
+    Response { count, remaining: 0 }.encode(&mut body);
+    body
+}
