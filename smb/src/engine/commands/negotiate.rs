@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::auth::spnego;
+use crate::auth::negotiate_hint;
 use crate::crypto::{Cipher, PreauthHash, SigningAlgorithm};
 use crate::engine::connection::{Core, Disconnect, Event, Negotiated};
 use crate::engine::server::{Encryption, Server};
@@ -170,7 +170,7 @@ fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<
         system_time: FileTime(now),
         // [MS-SMB2] 3.3.5.4: implementations may send 0.
         server_start_time: FileTime(0),
-        security_buffer: &spnego::negotiate_hint(),
+        security_buffer: &negotiate_hint(),
         contexts,
     }
     .encode(&mut body);

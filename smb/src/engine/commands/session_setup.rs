@@ -1,11 +1,12 @@
 //! SESSION_SETUP ([MS-SMB2] 3.3.5.5).
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::auth::{Acceptor, AcceptorConfig, AuthError, Step as AuthStep};
+use crate::auth::{Acceptor, AcceptorConfig, Authenticated, Step as AuthStep};
 use crate::crypto::{
-    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey, SigningKey,
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SigningKey,
     client_to_server_key, server_to_client_key,
 };
 use crate::engine::connection::{Channel, Event, Negotiated, Sealing};
@@ -26,11 +27,9 @@ pub(crate) struct PendingAuth {
     rounds: u8,
 }
 
-/// Who has proved to be who.
-struct Authenticated {
-    username: String,
-    key: [u8; 16],
-    token: Vec<u8>,
+/// Who has proved to be who, and the hash over how.
+struct Proof {
+    who: Authenticated,
     preauth: PreauthHash,
 }
 
@@ -105,14 +104,20 @@ fn new_session_id(ctx: &mut Ctx<'_>) -> u64 {
 
 fn begin(ctx: &mut Ctx<'_>) -> PendingAuth {
     let challenge = ctx.core.random::<8>();
-    let config = AcceptorConfig { server_name: ctx.server.config.server_name.clone() };
+    let name = &ctx.server.config.server_name;
+    let config = AcceptorConfig {
+        nb_domain: name.to_uppercase(),
+        nb_computer: name.to_uppercase(),
+        dns_domain: String::new(),
+        dns_computer: name.to_lowercase(),
+    };
     let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth.clone()).unwrap_or_default();
-    PendingAuth { acceptor: Acceptor::new(config, challenge, ctx.now), preauth, rounds: 0 }
+    PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now), preauth, rounds: 0 }
 }
 
 enum AuthOutcome {
     Continue(Vec<u8>),
-    Done(Authenticated),
+    Done(Proof),
 }
 
 /// One leg. On failure the authentication is forgotten; a session that was being re-authenticated is ended
@@ -132,8 +137,12 @@ fn authenticate(
     .ok_or(NtStatus::USER_SESSION_DELETED)?;
     pending.preauth.update(message);
     pending.rounds += 1;
-    let server = Arc::clone(ctx.server);
-    let outcome = pending.acceptor.step(request.security_buffer, &|user, _domain| server.hashes_of(user));
+    let claimed = RefCell::new(String::new());
+    let server = ctx.server;
+    let outcome = pending.acceptor.step(request.security_buffer, &|user, _domain| {
+        *claimed.borrow_mut() = user.to_owned();
+        server.hashes_of(user)
+    });
     match outcome {
         Ok(AuthStep::Continue(_)) if pending.rounds >= limits::AUTH_ROUNDS_MAX => {
             Err(NtStatus::LOGON_FAILURE)
@@ -148,12 +157,7 @@ fn authenticate(
             }
             Ok(AuthOutcome::Continue(token))
         }
-        Ok(AuthStep::Done { token, user, session_key, .. }) => Ok(AuthOutcome::Done(Authenticated {
-            username: user,
-            key: session_key,
-            token: token.unwrap_or_default(),
-            preauth: pending.preauth,
-        })),
+        Ok(AuthStep::Done(who)) => Ok(AuthOutcome::Done(Proof { who, preauth: pending.preauth })),
         Err(error) => {
             if reauth {
                 // The refusal is still signed with the session's key, as its client expects.
@@ -162,29 +166,26 @@ fn authenticate(
                 }
                 ctx.core.end_session(ctx.server, id);
             }
-            let (username, reason) = (error.username().to_owned(), error.to_string());
+            let (username, reason) = (claimed.into_inner(), error.to_string());
             ctx.core.events.push_back(Event::AuthenticationFailed { username, reason });
-            Err(match error {
-                AuthError::Malformed { .. } => NtStatus::INVALID_PARAMETER,
-                _ => NtStatus::LOGON_FAILURE,
-            })
+            Err(error.status())
         }
     }
 }
 
-fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Authenticated) -> Step {
+fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
     let Some(channel) = ctx.core.channels.get(&id) else {
         return Step::Fail(NtStatus::USER_SESSION_DELETED);
     };
     // A session never changes hands: another user's proof ends it.
-    if !channel.session.username.eq_ignore_ascii_case(&done.username) {
+    if !channel.session.username.eq_ignore_ascii_case(&done.who.user) {
         ctx.core.end_session(ctx.server, id);
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     // [MS-SMB2] 3.3.5.5.3: the keys of the session stay.
     let encrypt = channel.session.encrypt.load(Ordering::Relaxed);
     let flags = if encrypt { SessionFlags::ENCRYPT_DATA } else { SessionFlags::empty() };
-    Step::Reply(reply(NtStatus::SUCCESS, flags, &done.token))
+    Step::Reply(reply(NtStatus::SUCCESS, flags, &done.who.token))
 }
 
 fn cipher_name(cipher: Cipher) -> &'static str {
@@ -197,29 +198,29 @@ fn cipher_name(cipher: Cipher) -> &'static str {
 }
 
 /// The keys of a session on the connection that it was made on ([MS-SMB2] 3.3.5.5.3).
-fn keys(negotiated: &Negotiated, done: &Authenticated, nonce_start: u64) -> (SigningKey, Option<Sealing>) {
-    let key = SessionKey::new(&done.key);
+fn keys(negotiated: &Negotiated, done: &Proof, nonce_start: u64) -> (SigningKey, Option<Sealing>) {
+    let key = &done.who.session_key;
     let derivation = match negotiated.dialect {
-        Dialect::SMB2_0_2 | Dialect::SMB2_1 => return (SigningKey::new(negotiated.signing, &key), None),
+        Dialect::SMB2_0_2 | Dialect::SMB2_1 => return (SigningKey::new(negotiated.signing, key), None),
         Dialect::SMB3_1_1 => KeyDerivation::Smb311(&done.preauth),
         _ => KeyDerivation::Smb30,
     };
     let seal = negotiated.cipher.map(|cipher| Sealing {
-        sealing: SealingKey::new(&server_to_client_key(derivation, &done.key, cipher)),
-        opening: OpeningKey::new(&client_to_server_key(derivation, &done.key, cipher)),
+        sealing: SealingKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
+        opening: OpeningKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
         nonces: NonceSequence::new([0; 3], nonce_start),
     });
-    (SigningKey::derive(negotiated.signing, derivation, &key), seal)
+    (SigningKey::derive(negotiated.signing, derivation, key), seal)
 }
 
 /// [MS-SMB2] 3.3.5.5.3
-fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Authenticated) -> Step {
+fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) -> Step {
     // Anywhere in the lower half: unpredictable, and far from being used up.
     let nonce_start = u64::from_le_bytes(ctx.core.random::<8>()) >> 1;
     let Some(negotiated) = &ctx.core.negotiated else {
         return Step::Fail(NtStatus::USER_SESSION_DELETED);
     };
-    let Some(volume) = ctx.server.volume_of(&done.username).and_then(|v| ctx.server.volume(&v)) else {
+    let Some(volume) = ctx.server.volume_of(&done.who.user).and_then(|v| ctx.server.volume(&v)) else {
         return Step::Fail(NtStatus::LOGON_FAILURE);
     };
     let (dialect, cipher) = (negotiated.dialect, negotiated.cipher);
@@ -233,7 +234,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Authentic
         || volume.protection == Protection::Sign;
     let session = Arc::new(Session::new(NewSession {
         id,
-        username: done.username.clone(),
+        username: done.who.user.clone(),
         volume_id: volume.id.clone(),
         dialect,
         client_address: ctx.core.peer.clone(),
@@ -250,12 +251,12 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Authentic
     replace_previous(ctx, request.previous_session_id, &session);
     ctx.core
         .events
-        .push_back(Event::SessionEstablished { session_id: id, username: done.username.clone() });
+        .push_back(Event::SessionEstablished { session_id: id, username: done.who.user.clone() });
     let mut flags = SessionFlags::empty();
     if encrypt && dialect != Dialect::SMB2_0_2 && dialect != Dialect::SMB2_1 {
         flags.insert(SessionFlags::ENCRYPT_DATA);
     }
-    Step::Reply(reply(NtStatus::SUCCESS, flags, &done.token))
+    Step::Reply(reply(NtStatus::SUCCESS, flags, &done.who.token))
 }
 
 /// [MS-SMB2] 3.3.5.5.3: a client that reconnects names the session it lost; if it was its own, it ends.

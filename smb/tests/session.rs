@@ -1,0 +1,284 @@
+//! Conversations about who may speak: NEGOTIATE, SESSION_SETUP, TREE_CONNECT, signatures, seals, credits.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::sync::Arc;
+
+use forebay_smb::crypto::{Cipher, SigningAlgorithm};
+use forebay_smb::engine::{Encryption, Event, Mail, Protection, Server};
+use forebay_smb::fs::FsHandle;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::{Command, Dialect, HeaderFlags, Ids, SecurityMode, echo, logoff, negotiate, smb1};
+use support::{Bytes, Client, config, server, volume};
+
+const ECHO: [u8; 4] = [4, 0, 0, 0];
+const DIALECTS: [Dialect; 5] =
+    [Dialect::SMB2_0_2, Dialect::SMB2_1, Dialect::SMB3_0, Dialect::SMB3_0_2, Dialect::SMB3_1_1];
+
+#[test]
+fn every_dialect_mounts_plain_and_signed() {
+    for dialect in DIALECTS {
+        for sign in [false, true] {
+            let mut client = Client::mount(&server(), 1, dialect, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+            client.sign = sign;
+            let answer = client.call(Command::ECHO, &ECHO).unwrap();
+            assert_eq!(answer.status(), NtStatus::SUCCESS, "{dialect:?}");
+            assert_eq!(answer.header.flags.contains(HeaderFlags::SIGNED), sign, "{dialect:?}");
+            echo::Response::parse(&answer.message).unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_cipher_seals_both_ways() {
+    for cipher in [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm] {
+        let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+        client.ciphers = vec![cipher];
+        client.negotiate().unwrap();
+        client.logon("vol-user", "vol-secret", 0).unwrap();
+        client.seal = true;
+        assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS, "{cipher:?}");
+        let answer = client.call(Command::ECHO, &ECHO).unwrap();
+        assert!(answer.sealed && !answer.header.flags.contains(HeaderFlags::SIGNED));
+        let answer = client.call(Command::LOGOFF, &ECHO).unwrap();
+        assert!(answer.sealed, "the answer to LOGOFF is sealed with the keys of the session it ends");
+        logoff::Response::parse(&answer.message).unwrap();
+    }
+}
+
+#[test]
+fn every_signing_algorithm_is_negotiated() {
+    for algorithm in [SigningAlgorithm::HmacSha256, SigningAlgorithm::AesCmac, SigningAlgorithm::AesGmac] {
+        let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+        client.signing_algorithms = vec![algorithm];
+        client.negotiate().unwrap();
+        client.logon("vol-user", "vol-secret", 0).unwrap();
+        client.sign = true;
+        assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn who_is_not_known_is_refused() {
+    let refused = |user: &str, password: &str| {
+        let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+        client.negotiate().unwrap();
+        let answer = client.logon(user, password, 0).unwrap();
+        assert!(!client.connection.is_authenticated());
+        assert!(client.events.iter().any(|e| matches!(e, Event::AuthenticationFailed { .. })), "{user}");
+        answer.status()
+    };
+    assert_eq!(refused("vol-user", "wrong"), NtStatus::LOGON_FAILURE);
+    assert_eq!(refused("nobody", "vol-secret"), NtStatus::LOGON_FAILURE);
+    assert_eq!(refused("guest", ""), NtStatus::LOGON_FAILURE);
+}
+
+#[test]
+fn a_volumes_credentials_open_that_volume_only() {
+    let server = server();
+    server.add_volume(volume("other", FsHandle(Arc::new(())))).unwrap();
+    let mut client = Client::mount(&server, 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    assert_eq!(client.tree_connect("other").unwrap().status(), NtStatus::ACCESS_DENIED);
+    assert_eq!(client.tree_connect("none").unwrap().status(), NtStatus::BAD_NETWORK_NAME);
+    assert_eq!(client.tree_connect("VOL").unwrap().status(), NtStatus::SUCCESS);
+    assert_eq!(client.tree_connect("IPC$").unwrap().status(), NtStatus::SUCCESS);
+}
+
+#[test]
+fn policies_of_signing_and_sealing_are_kept() {
+    let open = |protection| {
+        let server = Server::new(config());
+        let mut v = volume("vol", FsHandle(Arc::new(())));
+        v.protection = protection;
+        server.add_volume(v).unwrap();
+        let mut client = Client::new(&server, 1, Dialect::SMB3_1_1);
+        client.negotiate().unwrap();
+        client.logon("vol-user", "vol-secret", 0).unwrap();
+        client
+    };
+    let mut client = open(Protection::Sign);
+    assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
+    let unsigned = client.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
+    assert_eq!(unsigned.status(), NtStatus::ACCESS_DENIED);
+    client.sign = true;
+    assert_eq!(client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status(), NtStatus::SUCCESS);
+
+    let mut client = open(Protection::Seal);
+    assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
+    client.sign = true;
+    assert_eq!(client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status(), NtStatus::ACCESS_DENIED);
+    client.seal = true;
+    assert_eq!(client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status(), NtStatus::SUCCESS);
+
+    let mut c = config();
+    c.encryption = Encryption::Required;
+    let server = Server::new(c);
+    server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
+    let mut client = Client::new(&server, 1, Dialect::SMB2_1);
+    client.negotiate().unwrap();
+    let answer = client.logon("vol-user", "vol-secret", 0).unwrap();
+    assert_eq!(answer.status(), NtStatus::ACCESS_DENIED, "2.1 cannot seal");
+}
+
+#[test]
+fn tampering_is_noticed() {
+    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut header = client.header(Command::TREE_DISCONNECT, 1);
+    header.flags.insert(HeaderFlags::SIGNED);
+    header.signature = [1; 16];
+    let message = client.message(header, &ECHO);
+    client.send_raw(message).unwrap();
+    let answer = client.answers.pop_front().unwrap();
+    assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
+    assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "nothing is signed for a stranger");
+}
+
+#[test]
+fn message_ids_outside_the_window_end_the_connection() {
+    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    client.message_id += 100_000;
+    assert!(client.call(Command::ECHO, &ECHO).is_err());
+    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    client.call(Command::ECHO, &ECHO).unwrap();
+    client.message_id -= 1;
+    assert!(client.call(Command::ECHO, &ECHO).is_err(), "a used id");
+}
+
+#[test]
+fn credits_are_granted_early_and_stay_within_the_limit() {
+    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut outstanding = client.credits - client.message_id;
+    for _ in 0..300 {
+        let mut header = client.header(Command::ECHO, 1);
+        header.credits = 8192;
+        let message = client.message(header, &ECHO);
+        client.send(message).unwrap();
+        client.answers.pop_front().unwrap();
+        outstanding = client.credits - client.message_id;
+        assert!(outstanding <= 8192);
+    }
+    assert_eq!(outstanding, 8192);
+}
+
+#[test]
+fn smb1_is_led_to_smb2_or_refused() {
+    let frame = |dialects: &[&[u8]]| {
+        let mut frame = Vec::new();
+        smb1::encode_negotiate(dialects, &mut frame);
+        frame
+    };
+    let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+    assert!(client.send_raw(frame(&[b"NT LM 0.12"])).is_err());
+
+    let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+    client.send_raw(frame(&[b"NT LM 0.12", smb1::DIALECT_2_WILDCARD])).unwrap();
+    let answer = client.answers.pop_front().unwrap();
+    let response = negotiate::Response::parse(&answer.message).unwrap();
+    assert_eq!(response.dialect_revision, Dialect::SMB2_WILDCARD);
+    client.message_id = 1;
+    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
+    assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+
+    let mut client = Client::new(&server(), 1, Dialect::SMB2_0_2);
+    client.send_raw(frame(&[smb1::DIALECT_2_002])).unwrap();
+    let answer = client.answers.pop_front().unwrap();
+    let response = negotiate::Response::parse(&answer.message).unwrap();
+    assert_eq!(response.dialect_revision, Dialect::SMB2_0_2);
+}
+
+#[test]
+fn a_second_negotiate_and_requests_before_the_first_end_the_connection() {
+    let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+    client.negotiate().unwrap();
+    assert!(client.negotiate().is_err());
+    let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
+    assert!(client.call(Command::ECHO, &ECHO).is_err());
+}
+
+#[test]
+fn sessions_that_end_are_gone() {
+    let server = server();
+    let mut client = Client::mount(&server, 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    assert_eq!(server.session_infos().len(), 1);
+    client.sign = true;
+    assert_eq!(client.call(Command::LOGOFF, &ECHO).unwrap().status(), NtStatus::SUCCESS);
+    assert!(server.session_infos().is_empty());
+    client.sign = false;
+    assert_eq!(client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status(), NtStatus::USER_SESSION_DELETED);
+}
+
+#[test]
+fn an_administrator_and_a_reconnecting_client_can_end_a_session() {
+    let server = server();
+    let nothing = || -> support::Backend { Box::new(|_| Err(NtStatus::NOT_SUPPORTED)) };
+    let mut first = Client::mount(&server, 1, Dialect::SMB3_1_1, nothing());
+    let id = first.session_id;
+    let mut second = Client::new(&server, 2, Dialect::SMB3_1_1);
+    second.negotiate().unwrap();
+    second.logon("vol-user", "vol-secret", id).unwrap();
+    let mail = server.take_mail();
+    assert!(matches!(mail.as_slice(), [(_, Mail::SessionClosed(s))] if *s == id), "{mail:?}");
+    for (to, mail) in mail {
+        assert_eq!(to.0, 1);
+        assert!(first.connection.deliver(first.now, mail).is_err(), "its last session is gone");
+    }
+    assert!(server.close_session(second.session_id));
+    assert!(!server.close_session(second.session_id));
+    assert_eq!(server.take_mail().len(), 1);
+}
+
+#[test]
+fn rotation_lets_old_and_new_passwords_in() {
+    use forebay_smb::auth::NtHash;
+    use forebay_smb::engine::Account;
+    let server = server();
+    let logon = |password: &str| {
+        let mut client = Client::new(&server, 1, Dialect::SMB3_1_1);
+        client.negotiate().unwrap();
+        client.logon("VOL-USER", password, 0).unwrap().status()
+    };
+    let account = |passwords: &[&str]| Account {
+        username: "vol-user".to_owned(),
+        hashes: passwords.iter().map(|p| NtHash::from_password(p)).collect(),
+    };
+    server.set_accounts("vol", vec![account(&["vol-secret", "new"])]).unwrap();
+    assert_eq!(logon("vol-secret"), NtStatus::SUCCESS);
+    assert_eq!(logon("new"), NtStatus::SUCCESS);
+    server.set_accounts("vol", vec![account(&["new"])]).unwrap();
+    assert_eq!(logon("vol-secret"), NtStatus::LOGON_FAILURE);
+    assert_eq!(server.add_volume(volume("vol2", FsHandle(Arc::new(())))), Ok(()));
+    assert_eq!(server.set_accounts("vol2", vec![account(&["x"])]), Err("vol-user".to_owned()));
+}
+
+#[test]
+fn garbage_ends_the_connection_or_gets_an_error_but_never_panics() {
+    let mut state = 0x1234_5678_u32;
+    let mut random = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    };
+    for _ in 0..2000 {
+        let mut client =
+            Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+        let command = Command((random() % 0x14) as u16);
+        let header = client.header(command, 1);
+        let body: Vec<u8> = (0..random() % 120).map(|_| random() as u8).collect();
+        let mut message = client.message(header, &body);
+        // The right structure size reaches further.
+        if body.len() > 2 && random() % 2 == 0 {
+            let size = [36, 25, 4, 9, 4, 57, 24, 24, 49, 49, 48, 57, 4, 4, 33, 32, 41, 33, 24, 4];
+            message[64] = size[usize::from(command.0)];
+            message[65] = 0;
+        }
+        if random() % 4 == 0 {
+            let at = random() as usize % message.len();
+            message[at] ^= random() as u8;
+        }
+        let _ = client.send(message);
+        client.connection.close(client.now);
+        let _ = client.run();
+        assert!(client.connection.is_finished());
+    }
+    let _ = (Bytes(Vec::new()), SecurityMode::SIGNING_ENABLED, Ids::Async { async_id: 0 });
+}

@@ -1,0 +1,413 @@
+//! A client and a server in one thread with virtual time, for whole conversations.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
+use forebay_smb::crypto::{
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SessionKey,
+    SigningAlgorithm, SigningKey, client_to_server_key, server_to_client_key,
+};
+use forebay_smb::engine::{
+    Account, Connection, ConnectionId, Disconnect, Encryption, Event, Protection, Server, ServerConfig,
+    VolumeConfig,
+};
+use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsResult};
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
+use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::{Command, FileTime, HEADER_LEN, Header, HeaderFlags, Ids, session_setup, tree_connect};
+
+/// 2026-11-21, FILETIME.
+pub const NOW: u64 = 134_082_432_000_000_000;
+
+/// Bytes that a test received or sends.
+pub struct Bytes(pub Vec<u8>);
+
+impl Frame for Bytes {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+pub fn config() -> ServerConfig {
+    ServerConfig {
+        guid: [7; 16],
+        server_name: "FOREBAY".to_owned(),
+        started: NOW,
+        signing_required: false,
+        encryption: Encryption::Offered,
+        io_bytes_max: 8 * 1024 * 1024,
+    }
+}
+
+pub fn volume(id: &str, backend: FsHandle) -> VolumeConfig {
+    VolumeConfig {
+        id: id.to_owned(),
+        backend,
+        accounts: vec![Account {
+            username: format!("{id}-user"),
+            hashes: vec![NtHash::from_password(&format!("{id}-secret"))],
+        }],
+        protection: Protection::Optional,
+        read_only: false,
+        serial: 0x1234_5678,
+        created: NOW,
+    }
+}
+
+/// What carries out the operations that a connection asks for.
+pub type Backend = Box<dyn FnMut(FsOpKind) -> FsResult>;
+
+/// A server that serves volume `vol` from nowhere.
+pub fn server() -> Arc<Server> {
+    let server = Server::new(config());
+    server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
+    server
+}
+
+/// A message from the server.
+#[derive(Debug)]
+pub struct Answer {
+    pub header: Header,
+    /// From the SMB2 header on.
+    pub message: Vec<u8>,
+    pub sealed: bool,
+}
+
+impl Answer {
+    pub fn status(&self) -> NtStatus {
+        self.header.status
+    }
+}
+
+struct Keys {
+    signing: SigningKey,
+    seal: Option<(SealingKey, OpeningKey, NonceSequence)>,
+}
+
+pub struct Client {
+    pub server: Arc<Server>,
+    pub connection: Connection,
+    pub dialect: Dialect,
+    pub ciphers: Vec<Cipher>,
+    pub signing_algorithms: Vec<SigningAlgorithm>,
+    pub session_id: u64,
+    pub tree_id: u32,
+    /// Sign every request.
+    pub sign: bool,
+    /// Seal every request.
+    pub seal: bool,
+    pub message_id: u64,
+    pub credits: u64,
+    pub backend: Backend,
+    pub events: Vec<Event>,
+    pub now: u64,
+    /// Unclaimed answers.
+    pub answers: VecDeque<Answer>,
+    cipher: Option<Cipher>,
+    signing: SigningAlgorithm,
+    preauth: PreauthHash,
+    keys: Option<Keys>,
+}
+
+impl Client {
+    pub fn new(server: &Arc<Server>, id: u64, dialect: Dialect) -> Self {
+        // SplitMix64: good enough to be different each time, the same in every run.
+        let mut seed = id;
+        let entropy = Box::new(move |bytes: &mut [u8]| {
+            for b in bytes {
+                seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let mut z = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+                *b = (z >> 56) as u8;
+            }
+        });
+        Self {
+            server: Arc::clone(server),
+            connection: Connection::new(Arc::clone(server), ConnectionId(id), format!("peer-{id}"), entropy),
+            dialect,
+            ciphers: vec![Cipher::Aes128Gcm],
+            signing_algorithms: vec![SigningAlgorithm::AesGmac],
+            session_id: 0,
+            tree_id: 0,
+            sign: false,
+            seal: false,
+            message_id: 0,
+            credits: 1,
+            backend: Box::new(|_| Err(NtStatus::NOT_SUPPORTED)),
+            events: Vec::new(),
+            now: NOW,
+            answers: VecDeque::new(),
+            cipher: None,
+            signing: SigningAlgorithm::HmacSha256,
+            preauth: PreauthHash::default(),
+            keys: None,
+        }
+    }
+
+    /// A header for the next request.
+    pub fn header(&mut self, command: Command, charge: u16) -> Header {
+        let mut header = Header::request(command, self.message_id);
+        header.credit_charge = charge;
+        header.credits = 64;
+        header.session_id = self.session_id;
+        header.ids = Ids::Sync { process_id: 0xfeff, tree_id: self.tree_id };
+        self.message_id += u64::from(charge.max(1));
+        header
+    }
+
+    pub fn message(&self, header: Header, body: &[u8]) -> Vec<u8> {
+        let mut message = Vec::new();
+        header.encode(&mut message);
+        message.extend_from_slice(body);
+        message
+    }
+
+    /// Signs (or seals) and sends a frame of one message, carries out what it causes, and keeps the answers.
+    pub fn send(&mut self, mut message: Vec<u8>) -> Result<(), Disconnect> {
+        if let Some(keys) = &mut self.keys {
+            if self.seal {
+                let (sealing, _, nonces) = keys.seal.as_mut().expect("negotiated a cipher");
+                let nonce = nonces.next_nonce().unwrap();
+                let header = sealing.seal_in_place(nonce, self.session_id, &mut message).unwrap();
+                let mut frame = header.to_vec();
+                frame.extend_from_slice(&message);
+                let unsealed = self.connection.unseal(&mut frame)?.expect("a sealed frame");
+                let plain = frame[unsealed.range.clone()].to_vec();
+                self.connection.handle(self.now, Arc::new(Bytes(plain)), Some(&unsealed))?;
+                return self.run();
+            }
+            if self.sign {
+                let (head, rest) = message.split_at_mut(HEADER_LEN);
+                keys.signing.sign_in_place(head, &[rest]);
+            }
+        }
+        self.send_raw(message)
+    }
+
+    pub fn send_raw(&mut self, frame: Vec<u8>) -> Result<(), Disconnect> {
+        self.connection.handle(self.now, Arc::new(Bytes(frame)), None)?;
+        self.run()
+    }
+
+    /// Carries out everything that is outstanding.
+    pub fn run(&mut self) -> Result<(), Disconnect> {
+        loop {
+            let mut idle = true;
+            while let Some(op) = self.connection.poll_fs() {
+                idle = false;
+                let result = (self.backend)(op.kind);
+                self.connection.complete(self.now, op.id, result)?;
+            }
+            while let Some(event) = self.connection.poll_event() {
+                self.events.push(event);
+            }
+            while let Some(transmit) = self.connection.poll_transmit() {
+                idle = false;
+                let mut frame: Vec<u8> =
+                    transmit.segments.iter().flat_map(|s| s.bytes().to_vec()).collect();
+                let sealed = transmit.seal.is_some();
+                if let Some(sealer) = transmit.seal {
+                    let header = sealer.seal(&mut frame)?;
+                    let mut whole = header.to_vec();
+                    whole.extend_from_slice(&frame);
+                    assert!(SealedFrame::claims(&whole));
+                    let keys = self.keys.as_ref().expect("keys");
+                    let (_, opening, _) = keys.seal.as_ref().expect("a cipher");
+                    frame = opening.open_in_place(&mut whole).expect("opens").to_vec();
+                }
+                self.receive(&frame, sealed);
+            }
+            if idle {
+                return Ok(());
+            }
+        }
+    }
+
+    fn receive(&mut self, frame: &[u8], sealed: bool) {
+        for range in forebay_smb::wire::compound::split(frame) {
+            let message = frame[range.expect("well-formed")].to_vec();
+            let header = Header::parse(&message).expect("a header");
+            assert!(header.is_response());
+            if header.flags.contains(HeaderFlags::SIGNED)
+                && let Some(keys) = &self.keys
+            {
+                assert!(keys.signing.verify(&[&message]), "signature of {:?}", header.command);
+            }
+            self.credits += u64::from(header.credits);
+            self.answers.push_back(Answer { header, message, sealed });
+        }
+    }
+
+    /// Sends one request and gives its answer.
+    pub fn call(&mut self, command: Command, body: &[u8]) -> Result<Answer, Disconnect> {
+        self.call_charged(command, body, 1)
+    }
+
+    pub fn call_charged(&mut self, command: Command, body: &[u8], charge: u16) -> Result<Answer, Disconnect> {
+        let header = self.header(command, charge);
+        let message = self.message(header, body);
+        self.send(message)?;
+        Ok(self.answers.pop_front().expect("an answer"))
+    }
+
+    pub fn negotiate(&mut self) -> Result<Answer, Disconnect> {
+        let contexts = if self.dialect == Dialect::SMB3_1_1 {
+            vec![
+                NegotiateContext::PreauthIntegrity {
+                    hash_algorithms: vec![HashAlgorithm::SHA_512],
+                    salt: &[1; 32],
+                },
+                NegotiateContext::Encryption {
+                    ciphers: self.ciphers.iter().map(|c| negotiate_context::Cipher(c.id())).collect(),
+                },
+                NegotiateContext::Signing {
+                    algorithms: self
+                        .signing_algorithms
+                        .iter()
+                        .map(|a| negotiate_context::SigningAlgorithm(a.id()))
+                        .collect(),
+                },
+            ]
+        } else {
+            Vec::new()
+        };
+        let mut body = Vec::new();
+        negotiate::Request {
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU),
+            client_guid: [3; 16],
+            client_start_time: FileTime(0),
+            dialects: vec![self.dialect],
+            contexts,
+        }
+        .encode(&mut body);
+        let header = self.header(Command::NEGOTIATE, 1);
+        let message = self.message(header, &body);
+        self.preauth.update(&message);
+        self.send_raw(message)?;
+        let answer = self.answers.pop_front().expect("an answer");
+        self.preauth.update(&answer.message);
+        if let Ok(response) = negotiate::Response::parse(&answer.message) {
+            self.signing = match self.dialect {
+                Dialect::SMB2_0_2 | Dialect::SMB2_1 => SigningAlgorithm::HmacSha256,
+                _ => SigningAlgorithm::AesCmac,
+            };
+            if matches!(self.dialect, Dialect::SMB3_0 | Dialect::SMB3_0_2) {
+                self.cipher = Some(Cipher::Aes128Ccm);
+            }
+            for context in &response.contexts {
+                match context {
+                    NegotiateContext::Encryption { ciphers } => self.cipher = Cipher::from_id(ciphers[0].0),
+                    NegotiateContext::Signing { algorithms } => {
+                        self.signing = SigningAlgorithm::from_id(algorithms[0].0).unwrap();
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    fn session_setup_message(&mut self, token: &[u8], previous: u64) -> Vec<u8> {
+        let mut body = Vec::new();
+        session_setup::Request {
+            flags: session_setup::Flags::empty(),
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::empty(),
+            channel: 0,
+            previous_session_id: previous,
+            security_buffer: token,
+        }
+        .encode(&mut body);
+        let header = self.header(Command::SESSION_SETUP, 1);
+        self.message(header, &body)
+    }
+
+    /// Logs on; the last answer.
+    pub fn logon(&mut self, user: &str, password: &str, previous: u64) -> Result<Answer, Disconnect> {
+        let mut initiator = Initiator::new(InitiatorConfig {
+            user: user.to_owned(),
+            domain: String::new(),
+            workstation: "TEST".to_owned(),
+            nt_hash: NtHash::from_password(password),
+            spnego: true,
+            challenge: [9; 8],
+            random_session_key: Some(SessionKey::new(&[5; 16])),
+        });
+        let mut preauth = self.preauth;
+        let message = self.session_setup_message(&initiator.first(), previous);
+        preauth.update(&message);
+        self.send_raw(message)?;
+        let answer = self.answers.pop_front().expect("an answer");
+        if answer.status() != NtStatus::MORE_PROCESSING_REQUIRED {
+            return Ok(answer);
+        }
+        preauth.update(&answer.message);
+        self.session_id = answer.header.session_id;
+        let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
+        let ClientStep::Last(token, key) = initiator.step(&token, self.now).expect("a challenge") else {
+            panic!("NTLM takes two legs")
+        };
+        let message = self.session_setup_message(&token, previous);
+        preauth.update(&message);
+        let derivation = match self.dialect {
+            Dialect::SMB3_1_1 => Some(KeyDerivation::Smb311(&preauth)),
+            Dialect::SMB3_0 | Dialect::SMB3_0_2 => Some(KeyDerivation::Smb30),
+            _ => None,
+        };
+        let keys = Keys {
+            signing: derivation.map_or_else(
+                || SigningKey::new(self.signing, &key),
+                |d| SigningKey::derive(self.signing, d, &key),
+            ),
+            seal: derivation.zip(self.cipher).map(|(d, cipher)| {
+                (
+                    SealingKey::new(&client_to_server_key(d, key.as_bytes(), cipher)),
+                    OpeningKey::new(&server_to_client_key(d, key.as_bytes(), cipher)),
+                    NonceSequence::new([0; 3], 1),
+                )
+            }),
+        };
+        self.keys = Some(keys);
+        self.send_raw(message)?;
+        let answer = self.answers.pop_front().expect("an answer");
+        if answer.status() == NtStatus::SUCCESS {
+            assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "the last leg is signed");
+            let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
+            initiator.finish(&token).expect("the server has seen the same mechanisms");
+        }
+        Ok(answer)
+    }
+
+    pub fn tree_connect(&mut self, share: &str) -> Result<Answer, Disconnect> {
+        let mut body = Vec::new();
+        tree_connect::Request {
+            flags: tree_connect::Flags::empty(),
+            path: format!(r"\\server\{share}"),
+        }
+        .encode(&mut body);
+        let sign = self.sign;
+        self.sign |= self.dialect == Dialect::SMB3_1_1;
+        let answer = self.call(Command::TREE_CONNECT, &body);
+        self.sign = sign;
+        let answer = answer?;
+        if answer.status() == NtStatus::SUCCESS {
+            self.tree_id = answer.header.tree_id();
+        }
+        Ok(answer)
+    }
+
+    /// Negotiates, logs on to volume `vol` and connects its tree.
+    pub fn mount(server: &Arc<Server>, id: u64, dialect: Dialect, backend: Backend) -> Self {
+        let mut client = Self::new(server, id, dialect);
+        client.backend = backend;
+        assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
+        assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+        assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
+        client
+    }
+}
