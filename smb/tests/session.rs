@@ -123,7 +123,8 @@ fn policies_of_signing_and_sealing_are_kept() {
 
 #[test]
 fn tampering_is_noticed() {
-    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut client =
+        Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     let mut header = client.header(Command::TREE_DISCONNECT, 1);
     header.flags.insert(HeaderFlags::SIGNED);
     header.signature = [1; 16];
@@ -136,10 +137,12 @@ fn tampering_is_noticed() {
 
 #[test]
 fn message_ids_outside_the_window_end_the_connection() {
-    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut client =
+        Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     client.message_id += 100_000;
     assert!(client.call(Command::ECHO, &ECHO).is_err());
-    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut client =
+        Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     client.call(Command::ECHO, &ECHO).unwrap();
     client.message_id -= 1;
     assert!(client.call(Command::ECHO, &ECHO).is_err(), "a used id");
@@ -147,7 +150,8 @@ fn message_ids_outside_the_window_end_the_connection() {
 
 #[test]
 fn credits_are_granted_early_and_stay_within_the_limit() {
-    let mut client = Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut client =
+        Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     let mut outstanding = client.credits - client.message_id;
     for _ in 0..300 {
         let mut header = client.header(Command::ECHO, 1);
@@ -205,7 +209,10 @@ fn sessions_that_end_are_gone() {
     assert_eq!(client.call(Command::LOGOFF, &ECHO).unwrap().status(), NtStatus::SUCCESS);
     assert!(server.session_infos().is_empty());
     client.sign = false;
-    assert_eq!(client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status(), NtStatus::USER_SESSION_DELETED);
+    assert_eq!(
+        client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status(),
+        NtStatus::USER_SESSION_DELETED
+    );
 }
 
 #[test]

@@ -91,7 +91,8 @@ mod tests {
         assert_eq!(grant(write, ALL, readonly, false), Err(NtStatus::ACCESS_DENIED));
         assert_eq!(grant(write, ALL, readonly, true), Ok(write));
         assert_eq!(grant(AccessMask::DELETE, ALL, readonly, false), Ok(AccessMask::DELETE));
-        let maximum = grant(AccessMask::MAXIMUM_ALLOWED, ALL, readonly, false).expect("asks for what there is");
+        let maximum =
+            grant(AccessMask::MAXIMUM_ALLOWED, ALL, readonly, false).expect("asks for what there is");
         assert!(!maximum.intersects(DATA_CHANGING) && maximum.contains(AccessMask::DELETE));
         assert_eq!(grant(write, ALL, readonly | FileAttributes::DIRECTORY, false), Ok(write));
     }

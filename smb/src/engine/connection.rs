@@ -14,6 +14,7 @@ use super::credits::CreditWindow;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
+use crate::crypto::Cipher;
 use crate::crypto::{
     Nonce, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SigningAlgorithm, SigningKey,
     TRANSFORM_HEADER_LEN,
@@ -21,7 +22,6 @@ use crate::crypto::{
 use crate::fs::{Frame, FsOp, FsOpKind, FsResult, OpId};
 use crate::limits;
 use crate::status::NtStatus;
-use crate::crypto::Cipher;
 use crate::wire::compound;
 use crate::wire::{Capabilities, Command, Dialect, Header, HeaderFlags, Ids, SecurityMode};
 
@@ -489,7 +489,8 @@ impl Connection {
         if self.core.negotiated.is_some() || self.core.wildcard || !self.credits.consume(0, 1) {
             return Err(Disconnect("an SMB1 message after NEGOTIATE"));
         }
-        let (header, reply) = commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
+        let (header, reply) =
+            commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
         self.finish(Response::reply(header, reply));
         Ok(())
     }
@@ -684,7 +685,13 @@ impl Connection {
             chain.related.create_error = status.is_error().then_some(status);
         }
         let payload_bytes = reply.payload.as_ref().map_or_else(
-            || if request.header.command == Command::WRITE { commands::payload_bytes(Command::WRITE, request.message()).unwrap_or(0) } else { 0 },
+            || {
+                if request.header.command == Command::WRITE {
+                    commands::payload_bytes(Command::WRITE, request.message()).unwrap_or(0)
+                } else {
+                    0
+                }
+            },
             |p| p.bytes().len() as u32,
         );
         self.core.events.push_back(Event::Completed {
@@ -694,7 +701,8 @@ impl Connection {
             payload_bytes,
         });
         let mut header = request.header.response(status);
-        header.credits = if chain.async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
+        header.credits =
+            if chain.async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
         if let Some(async_id) = chain.async_id {
             header.ids = Ids::Async { async_id };
         }

@@ -9,8 +9,8 @@ use super::locks::{LockList, LockRange};
 use super::open::Open;
 use super::server::{ConnectionId, Mail, Server};
 use crate::fs::{FileKey, RelPath};
-use crate::status::NtStatus;
 use crate::ids::FileId;
+use crate::status::NtStatus;
 use crate::wire::create::CreateOptions;
 use crate::wire::{AccessMask, ShareAccess};
 
@@ -176,14 +176,10 @@ impl FileTable {
     pub(crate) fn any_open_below(&self, directory: &RelPath) -> bool {
         let below = |path: &RelPath| {
             directory.is_root() && !path.is_root()
-                || path
-                    .as_str()
-                    .strip_prefix(directory.as_str())
-                    .is_some_and(|rest| rest.starts_with('/'))
+                || path.as_str().strip_prefix(directory.as_str()).is_some_and(|rest| rest.starts_with('/'))
         };
         self.files.values().any(|file| {
-            let opens: Vec<Arc<Open>> =
-                file.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
+            let opens: Vec<Arc<Open>> = file.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
             opens.iter().any(|open| below(&open.state().path))
         })
     }

@@ -1,8 +1,8 @@
 //! Byte-range locks of one file ([MS-FSA] 2.1.1.10, 2.1.4.10, 2.1.5.8).
 
+use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
-use crate::ids::FileId;
 
 /// A range and how it is, or is to be, locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,14 +97,16 @@ impl LockList {
 
     /// Reading is forbidden by others' exclusive locks.
     pub(crate) fn forbids_read(&self, reader: FileId, offset: u64, length: u64) -> bool {
-        self.0.iter().any(|l| l.range.exclusive && l.owner != reader && overlap(l.range.span(), (offset, length)))
+        self.0
+            .iter()
+            .any(|l| l.range.exclusive && l.owner != reader && overlap(l.range.span(), (offset, length)))
     }
 
     /// Writing is forbidden by others' exclusive locks and by everybody's shared ones.
     pub(crate) fn forbids_write(&self, writer: FileId, offset: u64, length: u64) -> bool {
-        self.0.iter().any(|l| {
-            (!l.range.exclusive || l.owner != writer) && overlap(l.range.span(), (offset, length))
-        })
+        self.0
+            .iter()
+            .any(|l| (!l.range.exclusive || l.owner != writer) && overlap(l.range.span(), (offset, length)))
     }
 }
 
@@ -191,7 +193,10 @@ mod tests {
         list.unlock(A, 0, 10);
         list.lock(A, &[shared(0, 10)]).expect("free");
         assert!(!list.forbids_read(B, 0, 10));
-        assert!(list.forbids_write(B, 0, 1) && list.forbids_write(A, 0, 1), "a shared lock binds its owner too");
+        assert!(
+            list.forbids_write(B, 0, 1) && list.forbids_write(A, 0, 1),
+            "a shared lock binds its owner too"
+        );
     }
 
     #[test]

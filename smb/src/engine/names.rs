@@ -75,7 +75,11 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
                 '<' => rest[p + 1] || if last_dot == Some(n) { after[p + 1] } else { after[p] },
                 // DOS_QM: one character, or nothing before a dot or the end.
                 '>' => {
-                    if c == '.' { rest[p + 1] } else { after[p + 1] }
+                    if c == '.' {
+                        rest[p + 1]
+                    } else {
+                        after[p + 1]
+                    }
                 }
                 // DOS_DOT: a dot, or nothing at the end.
                 '"' => c == '.' && after[p + 1],

@@ -1,7 +1,7 @@
 //! An open file or directory ([MS-SMB2] 3.3.1.10).
 
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::files::FileState;
 use super::volume::Volume;
@@ -63,12 +63,7 @@ pub(crate) struct DirectoryCursor {
 
 impl OpenState {
     pub(crate) fn new(path: RelPath) -> Self {
-        Self {
-            path,
-            mode: 0,
-            directory: DirectoryCursor::default(),
-            lock_sequence: [0xff; 65],
-        }
+        Self { path, mode: 0, directory: DirectoryCursor::default(), lock_sequence: [0xff; 65] }
     }
 }
 

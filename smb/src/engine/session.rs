@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::open::Open;
 use super::server::ConnectionId;
 use super::volume::Volume;
+use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
-use crate::ids::FileId;
 use crate::wire::Dialect;
 
 /// An authenticated session.

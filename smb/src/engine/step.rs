@@ -8,8 +8,8 @@ use super::server::Server;
 use super::session::{Session, Tree};
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
-use crate::status::NtStatus;
 use crate::ids::FileId;
+use crate::status::NtStatus;
 use crate::wire::Header;
 
 /// The outcome of one step of a request.
@@ -124,7 +124,6 @@ impl Ctx<'_> {
     /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
     /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
     pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
-        
         let id = if self.request.related && id.is_related() {
             self.request.related_file.ok_or(NtStatus::FILE_CLOSED)?
         } else {

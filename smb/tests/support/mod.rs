@@ -18,7 +18,9 @@ use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsResult};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
 use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
-use forebay_smb::wire::{Command, FileTime, HEADER_LEN, Header, HeaderFlags, Ids, session_setup, tree_connect};
+use forebay_smb::wire::{
+    Command, FileTime, HEADER_LEN, Header, HeaderFlags, Ids, session_setup, tree_connect,
+};
 
 /// 2026-11-21, FILETIME.
 pub const NOW: u64 = 134_082_432_000_000_000;
@@ -207,8 +209,7 @@ impl Client {
             }
             while let Some(transmit) = self.connection.poll_transmit() {
                 idle = false;
-                let mut frame: Vec<u8> =
-                    transmit.segments.iter().flat_map(|s| s.bytes().to_vec()).collect();
+                let mut frame: Vec<u8> = transmit.segments.iter().flat_map(|s| s.bytes().to_vec()).collect();
                 let sealed = transmit.seal.is_some();
                 if let Some(sealer) = transmit.seal {
                     let header = sealer.seal(&mut frame)?;
@@ -385,11 +386,8 @@ impl Client {
 
     pub fn tree_connect(&mut self, share: &str) -> Result<Answer, Disconnect> {
         let mut body = Vec::new();
-        tree_connect::Request {
-            flags: tree_connect::Flags::empty(),
-            path: format!(r"\\server\{share}"),
-        }
-        .encode(&mut body);
+        tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
+            .encode(&mut body);
         let sign = self.sign;
         self.sign |= self.dialect == Dialect::SMB3_1_1;
         let answer = self.call(Command::TREE_CONNECT, &body);

@@ -337,8 +337,7 @@ fn set_allocation(plan: Plan, pending: Pending) -> Step {
     if plan.allocation_size == 0 {
         return stat_again(plan, pending);
     }
-    let reserve =
-        FsOpKind::SetAllocation { handle: pending.open.handle.clone(), size: plan.allocation_size };
+    let reserve = FsOpKind::SetAllocation { handle: pending.open.handle.clone(), size: plan.allocation_size };
     Step::Fs(
         reserve,
         Box::new(move |ctx, result| match result {

@@ -26,7 +26,12 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>, code: FsctlCode, request: &Request<'_>) 
     file(ctx, open, code, request).unwrap_or_else(Step::Fail)
 }
 
-fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, code: FsctlCode, request: &Request<'_>) -> Result<Step, NtStatus> {
+fn file(
+    ctx: &mut Ctx<'_>,
+    open: Arc<Open>,
+    code: FsctlCode,
+    request: &Request<'_>,
+) -> Result<Step, NtStatus> {
     let (input, room) = (request.input, request.max_output_response as usize);
     let id = open.id;
     match code {

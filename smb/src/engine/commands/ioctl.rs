@@ -31,7 +31,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         FsctlCode::VALIDATE_NEGOTIATE_INFO => validate_negotiate(ctx, &request),
         FsctlCode::QUERY_NETWORK_INTERFACE_INFO => interfaces(ctx, &request),
         // [MS-SMB2] 3.3.5.15.2: no DFS here.
-        FsctlCode::DFS_GET_REFERRALS | FsctlCode::DFS_GET_REFERRALS_EX => Step::Fail(NtStatus::FS_DRIVER_REQUIRED),
+        FsctlCode::DFS_GET_REFERRALS | FsctlCode::DFS_GET_REFERRALS_EX => {
+            Step::Fail(NtStatus::FS_DRIVER_REQUIRED)
+        }
         FsctlCode::PIPE_WAIT | FsctlCode::PIPE_TRANSCEIVE | FsctlCode::PIPE_PEEK => {
             Step::Fail(NtStatus::NOT_SUPPORTED)
         }

@@ -68,9 +68,8 @@ impl From<NtStatus> for Step {
 /// What a request's CreditCharge must pay for, in bytes ([MS-SMB2] 3.3.5.2.5): the larger of what it sends and what it asks
 /// for. `None` for commands without payload and for bodies too short to say.
 pub(crate) fn payload_bytes(command: Command, message: &[u8]) -> Option<u32> {
-    let u32_at = |at: usize| {
-        message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
-    };
+    let u32_at =
+        |at: usize| message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
     match command {
         Command::READ | Command::WRITE | Command::SET_INFO => u32_at(4),
         Command::QUERY_INFO => Some(u32_at(4)?.max(u32_at(12)?)),

@@ -17,8 +17,7 @@ use crate::wire::{Capabilities, Command, Dialect, FileTime, Header, SecurityMode
 const DIALECTS: [Dialect; 5] =
     [Dialect::SMB3_1_1, Dialect::SMB3_0_2, Dialect::SMB3_0, Dialect::SMB2_1, Dialect::SMB2_0_2];
 /// Best first: the fastest that is strong ([MS-SMB2] 3.3.5.4 leaves the order to the server).
-const CIPHERS: [Cipher; 4] =
-    [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm];
+const CIPHERS: [Cipher; 4] = [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm];
 /// Best first: GMAC costs a tenth of CMAC.
 const SIGNING: [SigningAlgorithm; 3] =
     [SigningAlgorithm::AesGmac, SigningAlgorithm::AesCmac, SigningAlgorithm::HmacSha256];
@@ -60,8 +59,7 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
     if request.dialects.is_empty() {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    let dialect =
-        *DIALECTS.iter().find(|d| request.dialects.contains(d)).ok_or(NtStatus::NOT_SUPPORTED)?;
+    let dialect = *DIALECTS.iter().find(|d| request.dialects.contains(d)).ok_or(NtStatus::NOT_SUPPORTED)?;
     let mut security_mode = SecurityMode::SIGNING_ENABLED;
     if config.signing_required {
         security_mode.insert(SecurityMode::SIGNING_REQUIRED);
@@ -107,7 +105,9 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
                         if algorithms.is_empty() || answer_signing {
                             return Err(NtStatus::INVALID_PARAMETER);
                         }
-                        if let Some(common) = SIGNING.into_iter().find(|a| algorithms.contains(&wire::SigningAlgorithm(a.id()))) {
+                        if let Some(common) =
+                            SIGNING.into_iter().find(|a| algorithms.contains(&wire::SigningAlgorithm(a.id())))
+                        {
                             answer_signing = true;
                             signing = common;
                         }
@@ -147,15 +147,16 @@ fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<
     let n = &agreed.negotiated;
     let mut contexts = Vec::new();
     if n.dialect == Dialect::SMB3_1_1 {
-        contexts.push(NegotiateContext::PreauthIntegrity {
-            hash_algorithms: vec![HashAlgorithm::SHA_512],
-            salt,
-        });
+        contexts
+            .push(NegotiateContext::PreauthIntegrity { hash_algorithms: vec![HashAlgorithm::SHA_512], salt });
         if agreed.answer_encryption {
-            contexts.push(NegotiateContext::Encryption { ciphers: vec![n.cipher.map_or(wire::Cipher::NONE, |c| wire::Cipher(c.id()))] });
+            contexts.push(NegotiateContext::Encryption {
+                ciphers: vec![n.cipher.map_or(wire::Cipher::NONE, |c| wire::Cipher(c.id()))],
+            });
         }
         if agreed.answer_signing {
-            contexts.push(NegotiateContext::Signing { algorithms: vec![wire::SigningAlgorithm(n.signing.id())] });
+            contexts
+                .push(NegotiateContext::Signing { algorithms: vec![wire::SigningAlgorithm(n.signing.id())] });
         }
     }
     let mut body = Vec::new();

@@ -73,8 +73,11 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
         let cursor = &mut open.state().directory;
         let anew = request.flags.intersects(Flags::RESTART_SCANS | Flags::REOPEN);
         if anew || cursor.pattern.is_none() {
-            *cursor =
-                DirectoryCursor { pattern: Some(pattern.clone()), restart: true, ..DirectoryCursor::default() };
+            *cursor = DirectoryCursor {
+                pattern: Some(pattern.clone()),
+                restart: true,
+                ..DirectoryCursor::default()
+            };
         }
     }
     let single = request.flags.contains(Flags::RETURN_SINGLE_ENTRY);
@@ -114,7 +117,9 @@ fn fill(mut query: Query) -> Step {
                 match result {
                     Ok(FsReply::Entries(entries)) => query.fetched(entries),
                     // A name that was looked up and is not there.
-                    Err(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => query.fetched(Vec::new()),
+                    Err(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => {
+                        query.fetched(Vec::new())
+                    }
                     Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
                     Err(status) => return Step::Fail(status),
                 }
@@ -157,7 +162,8 @@ impl Query {
             return Next::Fetch(FsOpKind::Lookup { handle, name: pattern });
         }
         // Not many more than fit: what is kept for the next query grows stale.
-        let room = limit.saturating_sub(output.bytes.len()) / (DirEncoder::fixed_len(*class).unwrap_or(1) + 2);
+        let room =
+            limit.saturating_sub(output.bytes.len()) / (DirEncoder::fixed_len(*class).unwrap_or(1) + 2);
         let limit = room.clamp(1, limits::DIR_BATCH_ENTRIES);
         Next::Fetch(FsOpKind::ReadDir { handle, restart: std::mem::take(&mut cursor.restart), limit })
     }

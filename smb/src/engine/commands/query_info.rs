@@ -410,8 +410,10 @@ pub(super) fn descriptor(information: u32) -> SecurityDescriptor {
     }
     if asked(DACL) {
         descriptor.control.insert(Control::DACL_PRESENT);
-        descriptor.dacl =
-            Some(Acl { acl_revision: 2, aces: vec![Ace::allow(Sid::everyone(), AccessMask::FILE_ALL_ACCESS)] });
+        descriptor.dacl = Some(Acl {
+            acl_revision: 2,
+            aces: vec![Ace::allow(Sid::everyone(), AccessMask::FILE_ALL_ACCESS)],
+        });
     }
     descriptor
 }
@@ -419,7 +421,8 @@ pub(super) fn descriptor(information: u32) -> SecurityDescriptor {
 fn security(open: &Open, information: u32, limit: u32) -> Step {
     use security_information::{DACL, GROUP, OWNER, SACL};
     let needs_control = information & (OWNER | GROUP | DACL) != 0;
-    if needs_control && !AccessMask(open.access).contains(AccessMask::READ_CONTROL) || information & SACL != 0 {
+    if needs_control && !AccessMask(open.access).contains(AccessMask::READ_CONTROL) || information & SACL != 0
+    {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     let output = encoded(|out| descriptor(information).encode(out));

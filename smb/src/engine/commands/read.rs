@@ -36,7 +36,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
     if length == 0 {
-        return if minimum_count > 0 { NtStatus::END_OF_FILE.into() } else { Step::Reply(Reply::ok(fixed(0))) };
+        return if minimum_count > 0 {
+            NtStatus::END_OF_FILE.into()
+        } else {
+            Step::Reply(Reply::ok(fixed(0)))
+        };
     }
     if open.file.forbids_read(open.id, offset, length.into()) {
         return Step::Fail(NtStatus::FILE_LOCK_CONFLICT);

@@ -245,13 +245,9 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
         connection: ctx.core.id,
     }));
     ctx.server.sessions().insert(id, Arc::clone(&session));
-    ctx.core
-        .channels
-        .insert(id, Channel { session: Arc::clone(&session), signing, seal, reauth: None });
+    ctx.core.channels.insert(id, Channel { session: Arc::clone(&session), signing, seal, reauth: None });
     replace_previous(ctx, request.previous_session_id, &session);
-    ctx.core
-        .events
-        .push_back(Event::SessionEstablished { session_id: id, username: done.who.user.clone() });
+    ctx.core.events.push_back(Event::SessionEstablished { session_id: id, username: done.who.user.clone() });
     let mut flags = SessionFlags::empty();
     if encrypt && dialect != Dialect::SMB2_0_2 && dialect != Dialect::SMB2_1 {
         flags.insert(SessionFlags::ENCRYPT_DATA);

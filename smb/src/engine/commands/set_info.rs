@@ -105,7 +105,11 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         }
         Class::FILE_RENAME_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
-            rename::rename(ctx, open, Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?)
+            rename::rename(
+                ctx,
+                open,
+                Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?,
+            )
         }
         Class::FILE_RENAME_INFORMATION_EX => {
             let info = parsed(FileRenameInformationEx::parse(buffer))?;

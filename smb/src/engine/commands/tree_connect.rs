@@ -49,8 +49,7 @@ fn connect(ctx: &mut Ctx<'_>, name: &str) -> Result<Vec<u8>, NtStatus> {
             return Err(NtStatus::ACCESS_DENIED);
         }
         let encrypt = volume.protection == Protection::Seal;
-        let can_seal =
-            ctx.core.channels.get(&session.id).is_some_and(|c| c.seal.is_some());
+        let can_seal = ctx.core.channels.get(&session.id).is_some_and(|c| c.seal.is_some());
         if encrypt && !can_seal {
             return Err(NtStatus::ACCESS_DENIED);
         }

@@ -19,13 +19,17 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(e) => return e.into(),
     };
     let (length, offset, flags) = (request.length, request.offset, request.flags);
-    let (data_offset, file_id, channel) = (usize::from(request.data_offset), request.file_id, request.channel);
+    let (data_offset, file_id, channel) =
+        (usize::from(request.data_offset), request.file_id, request.channel);
     // [MS-SMB2] 3.3.5.13: the payload lies in this message, no farther than 0x100 bytes from its header.
     let start = ctx.request.range.start + data_offset;
     let Some(end) = start.checked_add(length as usize).filter(|end| *end <= ctx.request.range.end) else {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     };
-    if data_offset > 0x100 || length > ctx.core.io_bytes_max() || (channel != Channel::NONE && ctx.core.is_smb3()) {
+    if data_offset > 0x100
+        || length > ctx.core.io_bytes_max()
+        || (channel != Channel::NONE && ctx.core.is_smb3())
+    {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
     let open = match ctx.open(file_id) {
