@@ -27,6 +27,13 @@ const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
 const OPTIONS_UNSUPPORTED: CreateOptions = CreateOptions::CREATE_TREE_CONNECTION
     .union(CreateOptions::OPEN_BY_FILE_ID)
     .union(CreateOptions::RESERVE_OPFILTER);
+/// Options that FileModeInformation tells ([MS-FSCC] 2.4.31).
+const MODE: CreateOptions = CreateOptions::WRITE_THROUGH
+    .union(CreateOptions::SEQUENTIAL_ONLY)
+    .union(CreateOptions::NO_INTERMEDIATE_BUFFERING)
+    .union(CreateOptions::SYNCHRONOUS_IO_ALERT)
+    .union(CreateOptions::SYNCHRONOUS_IO_NONALERT)
+    .union(CreateOptions::DELETE_ON_CLOSE);
 /// Attributes that may be named in a CREATE ([MS-FSCC] 2.6, [MS-FSA] 2.1.5.1).
 const ATTRIBUTES_KNOWN: FileAttributes = FileAttributes(0x0000_7fb7);
 /// Attributes that a CREATE or SET_INFO sets; the others tell what the file is.
@@ -312,13 +319,14 @@ fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> 
         position: AtomicU64::new(0),
         state: Mutex::new(OpenState::new(plan.path.clone())),
     });
+    open.state().mode = (plan.options & MODE).0;
     files.register(&open)?;
     Ok(Pending { open, stat: opened.stat, created: opened.created })
 }
 
 /// FILE_OVERWRITE and FILE_SUPERSEDE replace the attributes too ([MS-FSA] 2.1.5.1.2.3).
 fn set_attributes(plan: Plan, pending: Pending) -> Step {
-    let attributes = if plan.attributes.is_empty() { FileAttributes::NORMAL } else { plan.attributes };
+    let attributes = plan.attributes | FileAttributes::ARCHIVE;
     let info = BasicInfo { attributes: Some(attributes.0), ..BasicInfo::default() };
     // Saves the round trip where nothing would change.
     if pending.stat.attributes == attributes.0 {

@@ -1,0 +1,22 @@
+//! Conversations about files, against a file system in memory.
+#![allow(
+    clippy::unwrap_used,
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    reason = "tests, of which each uses a part of the calls"
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod calls;
+mod copying;
+mod creating;
+mod deleting;
+mod directories;
+mod information;
+mod locking;
+mod memory;
+mod reading_and_writing;
+mod renaming;

@@ -1,0 +1,341 @@
+//! A file system in memory that keeps the contract of `forebay_smb::fs`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use forebay_smb::fs::{
+    DirEntry, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
+    Opened, Payload, RelPath, Space, Stat,
+};
+use forebay_smb::status::NtStatus;
+
+use crate::support::{Backend, NOW};
+
+const ROOT: u64 = 2;
+const ARCHIVE: u32 = 0x20;
+const DIRECTORY: u32 = 0x10;
+const NORMAL: u32 = 0x80;
+const UNIT: u64 = 4096;
+
+#[derive(Clone)]
+struct Node {
+    directory: bool,
+    data: Vec<u8>,
+    reserved: u64,
+    children: BTreeMap<String, u64>,
+    attributes: u32,
+    times: FileTimes,
+    links: u32,
+}
+
+struct Handle {
+    ino: u64,
+    path: Mutex<RelPath>,
+    /// The last name that was listed.
+    position: Mutex<Option<String>>,
+}
+
+struct Data(Vec<u8>);
+
+impl Payload for Data {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
+        self
+    }
+}
+
+/// The file system; clones share it.
+#[derive(Clone)]
+pub struct Memory(Arc<Mutex<Inner>>);
+
+struct Inner {
+    nodes: HashMap<u64, Node>,
+    next: u64,
+    /// Operations carried out, by name.
+    log: Vec<&'static str>,
+}
+
+impl Node {
+    fn new(directory: bool) -> Self {
+        let times = FileTimes { creation: NOW, last_access: NOW, last_write: NOW, change: NOW };
+        let attributes = if directory { 0 } else { ARCHIVE };
+        Self {
+            directory,
+            data: Vec::new(),
+            reserved: 0,
+            children: BTreeMap::new(),
+            attributes,
+            times,
+            links: 1,
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let nodes = HashMap::from([(ROOT, Node::new(true))]);
+        Self(Arc::new(Mutex::new(Inner { nodes, next: ROOT + 1, log: Vec::new() })))
+    }
+}
+
+impl Memory {
+    /// What a client's connection calls.
+    pub fn backend(&self) -> Backend {
+        let memory = self.clone();
+        Box::new(move |op| memory.0.lock().unwrap().execute(op))
+    }
+
+    /// Contents of the file at `path`.
+    pub fn contents(&self, path: &str) -> Option<Vec<u8>> {
+        let inner = self.0.lock().unwrap();
+        let ino = inner.find(&RelPath::new(path).unwrap()).ok()?;
+        Some(inner.nodes[&ino].data.clone())
+    }
+
+    /// Operations since the last call.
+    pub fn take_log(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.0.lock().unwrap().log)
+    }
+}
+
+impl Inner {
+    fn find(&self, path: &RelPath) -> Result<u64, NtStatus> {
+        let mut at = ROOT;
+        let mut parts = path.as_str().split('/').filter(|p| !p.is_empty()).peekable();
+        while let Some(part) = parts.next() {
+            let missing = if parts.peek().is_some() {
+                NtStatus::OBJECT_PATH_NOT_FOUND
+            } else {
+                NtStatus::OBJECT_NAME_NOT_FOUND
+            };
+            let node = &self.nodes[&at];
+            if !node.directory {
+                return Err(NtStatus::OBJECT_PATH_NOT_FOUND);
+            }
+            at = *node.children.get(part).ok_or(missing)?;
+        }
+        Ok(at)
+    }
+
+    fn parent(&self, path: &RelPath) -> Result<u64, NtStatus> {
+        match self.find(&path.parent()) {
+            Ok(ino) if self.nodes[&ino].directory => Ok(ino),
+            _ => Err(NtStatus::OBJECT_PATH_NOT_FOUND),
+        }
+    }
+
+    fn stat(&self, ino: u64) -> Stat {
+        let node = &self.nodes[&ino];
+        let attributes = node.attributes | if node.directory { DIRECTORY } else { 0 };
+        Stat {
+            key: FileKey { dev: 1, ino },
+            directory: node.directory,
+            end_of_file: node.data.len() as u64,
+            allocation_size: (node.data.len() as u64).max(node.reserved).next_multiple_of(UNIT),
+            links: node.links,
+            times: node.times,
+            attributes: if attributes == 0 { NORMAL } else { attributes },
+        }
+    }
+
+    fn open(&mut self, request: OpenRequest) -> Result<Opened, NtStatus> {
+        let (ino, created) = match (self.find(&request.path), request.mode) {
+            (Ok(_), OpenMode::New) => return Err(NtStatus::OBJECT_NAME_COLLISION),
+            (Ok(ino), _) => (ino, false),
+            (Err(NtStatus::OBJECT_NAME_NOT_FOUND), OpenMode::New | OpenMode::Either) => {
+                let parent = self.parent(&request.path)?;
+                let mut node = Node::new(request.kind == ObjectKind::Directory);
+                node.attributes |= request.attributes & !NORMAL;
+                node.reserved = request.allocation_size;
+                let ino = self.next;
+                self.next += 1;
+                self.nodes.insert(ino, node);
+                self.nodes.get_mut(&parent).unwrap().children.insert(request.path.name().to_owned(), ino);
+                (ino, true)
+            }
+            (Err(status), _) => return Err(status),
+        };
+        let stat = self.stat(ino);
+        match request.kind {
+            ObjectKind::File if stat.directory => return Err(NtStatus::FILE_IS_A_DIRECTORY),
+            ObjectKind::Directory if !stat.directory => return Err(NtStatus::NOT_A_DIRECTORY),
+            _ => {}
+        }
+        let handle = Handle { ino, path: Mutex::new(request.path), position: Mutex::default() };
+        Ok(Opened { handle: FsHandle(Arc::new(handle)), created, stat })
+    }
+
+    fn unlink(&mut self, path: &RelPath, ino: u64) -> Result<(), NtStatus> {
+        if self.find(path) != Ok(ino) {
+            return Ok(());
+        }
+        if !self.nodes[&ino].children.is_empty() {
+            return Err(NtStatus::DIRECTORY_NOT_EMPTY);
+        }
+        let parent = self.parent(path)?;
+        self.nodes.get_mut(&parent).unwrap().children.remove(path.name());
+        self.nodes.get_mut(&ino).unwrap().links -= 1;
+        Ok(())
+    }
+
+    fn name(&mut self, ino: u64, to: &RelPath, replace: bool) -> Result<(), NtStatus> {
+        let parent = self.parent(to)?;
+        match self.find(to) {
+            Ok(_) if !replace => return Err(NtStatus::OBJECT_NAME_COLLISION),
+            Ok(there) if there == ino => return Ok(()),
+            Ok(there) if self.nodes[&there].directory || self.nodes[&ino].directory => {
+                return Err(NtStatus::ACCESS_DENIED);
+            }
+            Ok(there) => self.nodes.get_mut(&there).unwrap().links -= 1,
+            Err(_) => {}
+        }
+        self.nodes.get_mut(&parent).unwrap().children.insert(to.name().to_owned(), ino);
+        Ok(())
+    }
+
+    fn execute(&mut self, op: FsOpKind) -> FsResult {
+        let handle = |h: &FsHandle| Arc::clone(&h.0).downcast::<Handle>().expect("a handle of this backend");
+        let ino = |h: &FsHandle| handle(h).ino;
+        Ok(match op {
+            FsOpKind::Open { request, .. } => {
+                self.log.push("open");
+                FsReply::Opened(self.open(request)?)
+            }
+            FsOpKind::Close { handle: h, unlink, stat } => {
+                self.log.push(if unlink { "close+unlink" } else { "close" });
+                let h = handle(&h);
+                let last = self.stat(h.ino);
+                if unlink {
+                    self.unlink(&h.path.lock().unwrap(), h.ino)?;
+                }
+                if stat { FsReply::Stat(last) } else { FsReply::Done }
+            }
+            FsOpKind::Read { handle: h, offset, length } => {
+                self.log.push("read");
+                let data = &self.nodes[&ino(&h)].data;
+                let end = data.len().min(offset as usize + length as usize);
+                let bytes = data.get(offset as usize..end).filter(|b| !b.is_empty());
+                FsReply::Read(Box::new(Data(bytes.ok_or(NtStatus::END_OF_FILE)?.to_vec())))
+            }
+            FsOpKind::Write { handle: h, offset, frame, range, .. } => {
+                self.log.push("write");
+                let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
+                let end = offset as usize + range.len();
+                if data.len() < end {
+                    data.resize(end, 0);
+                }
+                data[offset as usize..end].copy_from_slice(&frame.bytes()[range.clone()]);
+                FsReply::Written(range.len() as u32)
+            }
+            FsOpKind::Flush { .. } => {
+                self.log.push("flush");
+                FsReply::Done
+            }
+            FsOpKind::Stat { handle: h } => FsReply::Stat(self.stat(ino(&h))),
+            FsOpKind::StatPath { path, .. } => FsReply::Stat(self.stat(self.find(&path)?)),
+            FsOpKind::Space { .. } => FsReply::Space(Space { total: 1 << 30, free: 1 << 29 }),
+            FsOpKind::ReadDir { handle: h, restart, limit } => {
+                self.log.push("readdir");
+                let h = handle(&h);
+                let mut position = h.position.lock().unwrap();
+                if restart {
+                    *position = None;
+                }
+                let entries: Vec<DirEntry> = self.nodes[&h.ino]
+                    .children
+                    .iter()
+                    .filter(|(name, _)| position.as_ref().is_none_or(|p| *name > p))
+                    .take(limit)
+                    .map(|(name, ino)| DirEntry { name: name.clone(), stat: self.stat(*ino) })
+                    .collect();
+                if let Some(last) = entries.last() {
+                    *position = Some(last.name.clone());
+                }
+                FsReply::Entries(entries)
+            }
+            FsOpKind::Lookup { handle: h, name } => {
+                self.log.push("lookup");
+                let found = self.nodes[&ino(&h)].children.get(&name).copied();
+                FsReply::Entries(
+                    found.map(|ino| DirEntry { name, stat: self.stat(ino) }).into_iter().collect(),
+                )
+            }
+            FsOpKind::SetBasic { handle: h, info } => {
+                let node = self.nodes.get_mut(&ino(&h)).unwrap();
+                let times = &mut node.times;
+                times.creation = info.creation.unwrap_or(times.creation);
+                times.last_access = info.last_access.unwrap_or(times.last_access);
+                times.last_write = info.last_write.unwrap_or(times.last_write);
+                times.change = info.change.unwrap_or(times.change);
+                if let Some(attributes) = info.attributes {
+                    node.attributes = attributes & !(NORMAL | DIRECTORY);
+                }
+                FsReply::Done
+            }
+            FsOpKind::SetEndOfFile { handle: h, size } => {
+                self.log.push("truncate");
+                let node = self.nodes.get_mut(&ino(&h)).unwrap();
+                node.data.resize(size as usize, 0);
+                node.reserved = 0;
+                FsReply::Done
+            }
+            FsOpKind::SetAllocation { handle: h, size } => {
+                let node = self.nodes.get_mut(&ino(&h)).unwrap();
+                node.data.truncate(size as usize);
+                node.reserved = size;
+                FsReply::Done
+            }
+            FsOpKind::Rename { handle: h, to, replace } => {
+                self.log.push("rename");
+                let h = handle(&h);
+                let from = h.path.lock().unwrap().clone();
+                self.name(h.ino, &to, replace)?;
+                let parent = self.parent(&from)?;
+                self.nodes.get_mut(&parent).unwrap().children.remove(from.name());
+                *h.path.lock().unwrap() = to;
+                FsReply::Done
+            }
+            FsOpKind::Link { handle: h, to, replace } => {
+                let ino = ino(&h);
+                self.name(ino, &to, replace)?;
+                self.nodes.get_mut(&ino).unwrap().links += 1;
+                FsReply::Done
+            }
+            FsOpKind::CheckEmpty { handle: h } => {
+                if self.nodes[&ino(&h)].children.is_empty() {
+                    FsReply::Done
+                } else {
+                    return Err(NtStatus::DIRECTORY_NOT_EMPTY);
+                }
+            }
+            FsOpKind::CopyRange { source, source_offset, target, target_offset, length } => {
+                let data = &self.nodes[&ino(&source)].data;
+                let end = data.len().min((source_offset + length) as usize);
+                let bytes = data.get(source_offset as usize..end).unwrap_or_default().to_vec();
+                let to = &mut self.nodes.get_mut(&ino(&target)).unwrap().data;
+                let end = target_offset as usize + bytes.len();
+                if to.len() < end {
+                    to.resize(end, 0);
+                }
+                to[target_offset as usize..end].copy_from_slice(&bytes);
+                FsReply::Copied(bytes.len() as u64)
+            }
+            FsOpKind::CloneRange { .. } => return Err(NtStatus::NOT_SUPPORTED),
+            FsOpKind::ZeroRange { handle: h, offset, length } => {
+                let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
+                let end = data.len().min((offset + length) as usize);
+                if let Some(range) = data.get_mut(offset as usize..end) {
+                    range.fill(0);
+                }
+                FsReply::Done
+            }
+            FsOpKind::AllocatedRanges { handle: h, offset, length, .. } => {
+                let end = (self.nodes[&ino(&h)].data.len() as u64).min(offset + length);
+                let range = (offset < end).then(|| (offset, end - offset));
+                FsReply::Ranges(range.into_iter().collect(), false)
+            }
+        })
+    }
+}
