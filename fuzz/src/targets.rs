@@ -3,6 +3,8 @@
 //! They assert more than the absence of panics: what was understood is written and read again, and must be the same. A
 //! codec that drops or invents something would answer a request that nobody sent.
 
+use forebay_smb::auth::{Acceptor, AcceptorConfig, ClientStep, Initiator, InitiatorConfig, NtHash, Step};
+use forebay_smb::crypto::SessionKey;
 use forebay_smb::wire::create_context::{
     encode_request_chain, encode_response_chain, parse_request_chain, parse_response_chain,
 };
@@ -264,4 +266,74 @@ fn controls(data: &[u8]) {
     );
     list!(data, fsctl::NetworkInterfaceInfo);
     let _ = fsctl::FileRange::parse_list(data);
+}
+
+/// The user who may log on in [`authenticate`], and the password.
+pub const USER: &str = "carol";
+/// See [`USER`].
+pub const PASSWORD: &str = "forebay";
+/// The time at which all exchanges happen.
+pub const NOW: u64 = 134_397_348_001_234_560;
+
+/// The server that [`authenticate`] attacks.
+pub fn acceptor() -> Acceptor {
+    let config = AcceptorConfig {
+        nb_domain: "WORKGROUP".to_owned(),
+        nb_computer: "STORE".to_owned(),
+        dns_domain: "example.org".to_owned(),
+        dns_computer: "store.example.org".to_owned(),
+    };
+    Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef", NOW)
+}
+
+/// The client that [`initiate`] attacks.
+pub fn initiator(spnego: bool) -> Initiator {
+    Initiator::new(InitiatorConfig {
+        user: USER.to_owned(),
+        domain: "WORKGROUP".to_owned(),
+        workstation: "NODE-1".to_owned(),
+        nt_hash: NtHash::from_password(PASSWORD),
+        spnego,
+        challenge: [0x11; 8],
+        random_session_key: Some(SessionKey::new(&[0x22; 16])),
+    })
+}
+
+/// Tokens in one input: each begins with its length in two bytes; the last may be cut off.
+pub fn tokens(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (len, rest) = data.split_first_chunk::<2>()?;
+        let (token, rest) = rest.split_at(usize::from(u16::from_le_bytes(*len)).min(rest.len()));
+        data = rest;
+        Some(token)
+    })
+}
+
+/// Security tokens of a client; whoever gets in is the one who may.
+pub fn authenticate(data: &[u8]) {
+    let mut acceptor = acceptor();
+    let lookup = |user: &str, _: &str| match user {
+        USER => vec![NtHash::from_password(PASSWORD)],
+        _ => vec![],
+    };
+    for token in tokens(data) {
+        if let Ok(Step::Done(authenticated)) = acceptor.step(token, &lookup) {
+            assert_eq!(authenticated.user, USER);
+        }
+    }
+}
+
+/// Security tokens of a server; the first byte of the input switches SPNEGO.
+pub fn initiate(data: &[u8]) {
+    let Some((spnego, data)) = data.split_first() else { return };
+    let mut initiator = initiator(spnego & 1 == 1);
+    let _ = initiator.first();
+    let mut last = false;
+    for token in tokens(data) {
+        if last {
+            let _ = initiator.finish(token);
+        } else {
+            last = matches!(initiator.step(token, NOW), Ok(ClientStep::Last(..)));
+        }
+    }
 }

@@ -22,6 +22,8 @@ const TARGETS: &[(&str, Target)] = &[
     ("create_contexts", targets::create_contexts),
     ("negotiate_contexts", targets::negotiate_contexts),
     ("fscc", targets::fscc),
+    ("authenticate", targets::authenticate),
+    ("initiate", targets::initiate),
 ];
 
 fn target(name: &str) -> Target {

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use forebay_smb::auth::{ClientStep, NtHash, Step};
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create_context::{
@@ -24,6 +25,8 @@ use forebay_smb::wire::{
     flush, header, ioctl, lock, logoff, negotiate, oplock_break, query_directory, query_info, read,
     session_setup, set_info, smb1, tree_connect, tree_disconnect, utf16, write,
 };
+
+use crate::targets;
 
 /// A seed of a fuzz target.
 pub(crate) struct Sample {
@@ -216,6 +219,8 @@ pub(crate) fn all() -> Vec<Sample> {
     add("responses", responses());
     add("create_contexts", contexts_of_creates());
     add("negotiate_contexts", lists_of_negotiate_contexts());
+    add("authenticate", exchanges(Side::Client));
+    add("initiate", exchanges(Side::Server));
     add("fscc", information());
     add("fscc", controls());
     for class in [
@@ -982,4 +987,56 @@ fn controls() -> Vec<(&'static str, Vec<u8>)> {
             }),
         ),
     ]
+}
+
+/// Whose tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
+}
+
+/// Logons that succeed, seen from one side.
+fn exchanges(side: Side) -> Vec<(&'static str, Vec<u8>)> {
+    [("bare", false), ("spnego", true)]
+        .into_iter()
+        .map(|(name, spnego)| {
+            let (client, server) = exchange(spnego);
+            let mut bytes = Vec::new();
+            let tokens = match side {
+                Side::Client => client,
+                Side::Server => {
+                    bytes.push(u8::from(spnego));
+                    server
+                }
+            };
+            for token in tokens {
+                bytes.extend_from_slice(&(token.len() as u16).to_le_bytes());
+                bytes.extend_from_slice(&token);
+            }
+            (name, bytes)
+        })
+        .collect()
+}
+
+/// The tokens of one logon: the client's and the server's.
+fn exchange(spnego: bool) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let (mut initiator, mut acceptor) = (targets::initiator(spnego), targets::acceptor());
+    let lookup = |_: &str, _: &str| vec![NtHash::from_password(targets::PASSWORD)];
+    let mut client = vec![initiator.first()];
+    let mut server = Vec::new();
+    loop {
+        let token = client.last().expect("the client begins");
+        match acceptor.step(token, &lookup).expect("the user may log on") {
+            Step::Continue(token) => server.push(token),
+            Step::Done(authenticated) => {
+                server.push(authenticated.token);
+                return (client, server);
+            }
+        }
+        let token = server.last().expect("the server continues");
+        match initiator.step(token, targets::NOW).expect("the server speaks NTLM") {
+            ClientStep::Continue(token) | ClientStep::Last(token, _) => client.push(token),
+        }
+    }
 }
