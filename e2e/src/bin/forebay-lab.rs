@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::images::{Images, clients};
 use forebay_e2e::lab::{NodeSpec, client, storage};
-use forebay_e2e::{native, rundir, supervise, terminal};
+use forebay_e2e::{native, rundir, scenario, site, supervise, terminal};
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
 ///
@@ -57,6 +57,18 @@ enum Command {
         lab: Option<String>,
         /// The node.
         node: String,
+    },
+    /// Run the scenarios in a lab of their own; ends with an error when one fails.
+    Test {
+        /// Only those whose name contains this.
+        #[arg(default_value = "")]
+        filter: String,
+        /// The server that is tested.
+        #[arg(long, value_enum, default_value = "forebay")]
+        against: site::Kind,
+        /// Show their names and end.
+        #[arg(long)]
+        list: bool,
     },
     /// Show the labs that are up.
     Status,
@@ -140,6 +152,15 @@ fn run(command: Command) -> Result<u8> {
         Command::Shell { lab, node } => {
             let channel = supervise::connect(&supervise::find(lab.as_deref())?, &node)?;
             return Ok(terminal::attach(&channel, vec!["bash".into(), "-l".into()], true)? as u8);
+        }
+        Command::Test { list: true, .. } => {
+            for scenario in scenario::all() {
+                println!("{}", scenario.name);
+            }
+        }
+        Command::Test { filter, against, .. } => {
+            rundir::clean_up_on_signals()?;
+            return Ok(if scenario::run(&filter, against)? { 0 } else { 1 });
         }
         Command::Status => {
             for (name, folder) in rundir::running()? {
