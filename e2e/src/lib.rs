@@ -18,6 +18,7 @@ pub mod report;
 pub mod rundir;
 pub mod scenario;
 pub mod site;
+pub mod story;
 pub mod supervise;
 pub mod switch;
 pub mod terminal;

@@ -28,7 +28,7 @@ pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 /// The driver's socket, on every node.
 pub const CSI_SOCKET: &str = "/run/forebay/csi.sock";
 /// Volumes that the Samba reference can have in one lab: its shares are written down beforehand.
-const SAMBA_VOLUMES: u32 = 32;
+const SAMBA_VOLUMES: u32 = 64;
 
 /// A lab, its server, and the volumes made so far.
 #[derive(Debug)]
@@ -275,7 +275,6 @@ impl Site {
     ) -> Result<Mounted<'a>> {
         let mut all = vec![
             ("username", volume.username.as_str()),
-            ("password", volume.password.as_str()),
             // A session and a connection of its own: what one scenario negotiates must not serve another.
             ("nosharesock", ""),
             ("actimeo", "1"),
@@ -285,6 +284,9 @@ impl Site {
             ("mfsymlinks", ""),
             ("hard", ""),
         ];
+        if !volume.password.is_empty() {
+            all.push(("password", &volume.password));
+        }
         if !options.iter().any(|(name, _)| *name == "vers") {
             all.push(("vers", "3.1.1"));
         }
@@ -297,12 +299,13 @@ impl Site {
 
     fn configure_samba(&self) -> Result<()> {
         let mut config = "[global]\n server role = standalone server\n map to guest = never\n disable netbios = yes\n \
-                          smb ports = 445\n load printers = no\n log level = 1\n log file = /var/log/smbd.log\n"
+                          smb ports = 445\n \
+                          idmap config * : range = 100000-199999\n load printers = no\n log level = 1\n log file = /var/log/smbd.log\n"
             .to_owned();
         for number in 1..=SAMBA_VOLUMES {
             config.push_str(&format!(
                 "[volume-{number}]\n path = {POOL}/volumes/volume-{number}\n valid users = user-{number}\n \
-                 force user = root\n read only = no\n"
+                 force user = root\n case sensitive = yes\n read only = no\n"
             ));
         }
         self.storage().put("/etc/samba/smb.conf", config.as_bytes(), 0o644)?;
@@ -354,8 +357,13 @@ impl Drop for Mounted<'_> {
     }
 }
 
-fn forebay_config(_address: &str) -> String {
-    format!("[server]\nadmin_socket = \"{ADMIN_SOCKET}\"\n[[pools]]\nname = \"main\"\npath = \"{POOL}\"\n")
+fn forebay_config(address: &str) -> String {
+    // More is promised than there is: a failed scenario leaves its volume behind.
+    format!(
+        "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\n\
+         [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
+         [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\novercommit = 4.0\n"
+    )
 }
 
 /// An error unless the products of this kind are built.

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::images::{Images, clients};
 use forebay_e2e::lab::{NodeSpec, client, storage};
-use forebay_e2e::{native, rundir, scenario, site, supervise, terminal};
+use forebay_e2e::{native, rundir, scenario, site, story, supervise, terminal};
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
 ///
@@ -58,11 +58,16 @@ enum Command {
         /// The node.
         node: String,
     },
+    /// Show Forebay's main job: one volume on two nodes, step by step.
+    Quickstart {
+        /// Leave the nodes and the volume up.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Run the scenarios in a lab of their own; ends with an error when one fails.
     Test {
-        /// Only those whose name contains this.
-        #[arg(default_value = "")]
-        filter: String,
+        /// Only those whose name contains one of these.
+        filters: Vec<String>,
         /// The server that is tested.
         #[arg(long, value_enum, default_value = "forebay")]
         against: site::Kind,
@@ -153,14 +158,18 @@ fn run(command: Command) -> Result<u8> {
             let channel = supervise::connect(&supervise::find(lab.as_deref())?, &node)?;
             return Ok(terminal::attach(&channel, vec!["bash".into(), "-l".into()], true)? as u8);
         }
+        Command::Quickstart { keep } => {
+            rundir::clean_up_on_signals()?;
+            return Ok(if story::tell(keep)? { 0 } else { 1 });
+        }
         Command::Test { list: true, .. } => {
             for scenario in scenario::all() {
                 println!("{}", scenario.name);
             }
         }
-        Command::Test { filter, against, .. } => {
+        Command::Test { filters, against, .. } => {
             rundir::clean_up_on_signals()?;
-            return Ok(if scenario::run(&filter, against)? { 0 } else { 1 });
+            return Ok(if scenario::run(&filters, against)? { 0 } else { 1 });
         }
         Command::Status => {
             for (name, folder) in rundir::running()? {

@@ -40,7 +40,7 @@ fn on_mount(site: &Site, mib: u64, work: impl Fn(&Mounted<'_>) -> Result<String>
 
 fn git_clone(at: &Mounted<'_>) -> Result<String> {
     let node = at.node();
-    let tree = Tree { folder: "/tmp/repository/data".into(), files: 150, bytes_max: 20_000, seed: 3 };
+    let tree = Tree { folder: "/tmp/repository/data".into(), files: 80, bytes_max: 20_000, seed: 3 };
     let _: Vec<Sum> = node.call("make-tree", &tree)?;
     node.run_within(
         "cd /tmp/repository
@@ -83,15 +83,13 @@ fn tar(at: &Mounted<'_>) -> Result<String> {
     let digest = |folder: &str| node.call_within::<TreeDigest>("digest-tree", &folder, long);
     let origin = digest("/tmp/tree")?;
     ensure!(origin.files == 2_000, "{} files made", origin.files);
-    let on_volume = digest(&at.join("tree"))?;
-    ensure!(origin == on_volume, "written and read differ: {origin:?}, {on_volume:?}");
-    // And out again through tar, whose directory reading and file times are its own.
+    // Out again through tar, whose directory reading and file times are its own.
     node.run_within(
         &format!("mkdir /tmp/out; tar -C {} -cf - tree | tar -C /tmp/out -xf -", at.path()),
         long,
     )?;
     let back = digest("/tmp/out/tree")?;
-    ensure!(origin == back, "read back with tar it differs: {origin:?}, {back:?}");
+    ensure!(origin == back, "written and read differ: {origin:?}, {back:?}");
     node.run_within(&format!("rm -rf /tmp/tree /tmp/out {}", at.join("tree")), long)?;
     Ok(format!("{} bytes", origin.bytes))
 }

@@ -57,13 +57,14 @@ pub fn all() -> Vec<Scenario> {
     .collect()
 }
 
-/// Runs the scenarios whose name contains `filter` in one lab; whether all passed.
-pub fn run(filter: &str, kind: Kind) -> Result<bool> {
+/// Runs the scenarios whose name contains one of `filters` (all where there are none) in one lab; whether all passed.
+pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
-        .filter(|scenario| scenario.name.contains(filter) && (kind == Kind::Forebay || !scenario.ours_only))
+        .filter(|scenario| filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter)))
+        .filter(|scenario| kind == Kind::Forebay || !scenario.ours_only)
         .collect();
-    anyhow::ensure!(!chosen.is_empty(), "no scenario's name contains {filter:?}");
+    anyhow::ensure!(!chosen.is_empty(), "no scenario's name contains any of {filters:?}");
     check_built(kind)?;
     let lab = Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
     let mut table = Table::default();

@@ -27,14 +27,16 @@ pub struct Filled {
     pub bytes: u64,
     /// Whether it ended with ENOSPC (or EDQUOT, which some file systems say instead).
     pub no_space: bool,
-    /// The file's size as its own node sees it.
-    pub size: u64,
 }
 
 /// Writes until the volume is full. Buffered writes may be refused as late as at fsync: both count.
 pub fn fill(Fill { path, block_bytes, bytes_max }: Fill) -> Result<Filled> {
     let block = Noise::new(1).bytes(block_bytes);
-    let mut file = File::create(&path).with_context(|| path.display().to_string())?;
+    let mut file = match File::create(&path) {
+        Ok(file) => file,
+        Err(error) if is_no_space(&error) => return Ok(Filled { bytes: 0, no_space: true }),
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+    };
     let mut bytes = 0;
     let mut no_space = false;
     while bytes < bytes_max {
@@ -57,8 +59,7 @@ pub fn fill(Fill { path, block_bytes, bytes_max }: Fill) -> Result<Filled> {
         Err(error) => return Err(error).context("fsync"),
         Ok(()) => {}
     }
-    let size = file.metadata()?.len();
-    Ok(Filled { bytes, no_space, size })
+    Ok(Filled { bytes, no_space })
 }
 
 fn is_no_space(error: &std::io::Error) -> bool {
