@@ -6,6 +6,7 @@
 
 pub mod cache;
 pub mod channel;
+pub mod foreign;
 pub mod guest;
 pub mod host;
 pub mod images;
@@ -14,11 +15,7 @@ pub mod limits;
 pub mod machine;
 pub mod native;
 pub mod progress;
-pub mod report;
 pub mod rundir;
-pub mod scenario;
-pub mod site;
-pub mod story;
 pub mod supervise;
 pub mod switch;
 pub mod terminal;

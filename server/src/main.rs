@@ -1,5 +1,2 @@
-//! `forebay-server`.
-
-fn main() -> std::process::ExitCode {
-    forebay_server::cli::main().into()
-}
+//! Forebay.
+fn main() {}

@@ -1,3 +1,0 @@
-//! Transports: how frames come in and responses go out.
-
-pub mod tcp;
