@@ -206,7 +206,8 @@ pub(crate) fn parse_list<'a>(
     if count == 0 {
         return Ok(Vec::new());
     }
-    // [MS-SMB2] 2.2.3: the list is aligned to eight bytes.
+    // [MS-SMB2] 2.2.3: the list is aligned to eight bytes. Samba insists as well; smbprotocol 1.17 misplaces it when told
+    // to offer any number of dialects but one or five, its default.
     if !offset.is_multiple_of(8) {
         return Err(body.fault(Fault::Offset));
     }
