@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::error::Error;
-use crate::limits::ADDRESSES_MAX;
+use crate::limits::{ADDRESSES_BYTES_MAX, ADDRESSES_MAX};
 
 /// The port of SMB over TCP ([MS-SMB2] 2.1).
 const SMB_PORT: u16 = 445;
@@ -81,8 +81,9 @@ pub(crate) fn parse_list(field: &'static str, text: &str) -> Result<Vec<ServerAd
         .map(|part| part.trim().parse())
         .collect::<Result<Vec<ServerAddress>, String>>()
         .map_err(|reason| Error::invalid(field, reason))?;
-    if addresses.len() > ADDRESSES_MAX {
-        return Err(Error::invalid(field, format!("more than {ADDRESSES_MAX} addresses")));
+    if addresses.len() > ADDRESSES_MAX || format_list(&addresses).len() > ADDRESSES_BYTES_MAX {
+        let reason = format!("more than {ADDRESSES_MAX} addresses or {ADDRESSES_BYTES_MAX} bytes");
+        return Err(Error::invalid(field, reason));
     }
     Ok(addresses)
 }
@@ -118,6 +119,7 @@ mod tests {
             assert!(parse_list("server", text).is_err(), "{text:?}");
         }
         assert!(parse_list("server", &vec!["a"; ADDRESSES_MAX + 1].join(",")).is_err());
+        assert!(parse_list("server", &vec!["a".repeat(250); 5].join(",")).is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use forebay_proto::csi::{
     ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, controller_get_volume_response,
     list_volumes_response, validate_volume_capabilities_response,
 };
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::address::{self, ServerAddress};
 use crate::admin::Admin;
@@ -31,13 +31,16 @@ use crate::names::VolumeId;
 use crate::observe::observe;
 use crate::options::MountOptions;
 use crate::parameters::Parameters;
-use crate::secrets::Credentials;
+use crate::secrets::{Credentials, Given};
 
 /// Labels that the driver keeps with a volume, beside the orchestrator's.
 const LABEL_NAME: &str = "csi.forebay.io/name";
 const LABEL_SERVER: &str = "csi.forebay.io/server";
 /// What was asked for, which the server does not keep where there is no quota.
 const LABEL_REQUESTED_BYTES: &str = "csi.forebay.io/requested-bytes";
+
+/// In front of the server's page tokens.
+const TOKEN_PREFIX: &str = "after:";
 
 /// Makes, changes and removes volumes.
 #[derive(Clone, Debug)]
@@ -53,7 +56,7 @@ impl ControllerService {
 
     /// CSI CreateVolume. The same name gives the same volume, as long as it is what was asked for.
     async fn create(&self, mut request: CreateVolumeRequest) -> Result<CreateVolumeResponse, Error> {
-        let credentials = Credentials::take(&mut request.secrets);
+        let given = Given::take(&mut request.secrets);
         let volume_id = VolumeId::from_name(&request.name)?;
         Capability::parse_all(&request.volume_capabilities)?;
         let parameters = Parameters::parse(&request.parameters)?;
@@ -64,12 +67,14 @@ impl ControllerService {
         if request.volume_content_source.is_some() {
             return Err(Error::invalid("volume_content_source", "snapshots and clones are not offered"));
         }
-        let credentials = credentials?;
+        let credentials = given?.for_volume(&volume_id);
         // Refused now and not when the first pod starts.
         check_mount_flags(&request.volume_capabilities, parameters.protection)?;
 
         let _claim = self.in_flight.claim(volume_id.as_str())?;
-        let desired = match self.admin.stat(&volume_id).await? {
+        let existing = self.admin.stat(&volume_id).await?;
+        let is_there = existing.is_some();
+        let desired = match existing {
             Some(existing) => {
                 check_compatible(&existing, &request.name, capacity, &parameters, &credentials)?;
                 // Once more as it is: the server compares the password, which nobody else can.
@@ -108,7 +113,8 @@ impl ControllerService {
             None => self.admin.addresses().await?,
         };
         let volume = match self.admin.create(desired).await {
-            Err(Error::Admin(status)) if status.code() == tonic::Code::AlreadyExists => {
+            // All else was compared above.
+            Err(Error::Admin(status)) if is_there && status.code() == Code::AlreadyExists => {
                 return Err(Error::VolumeExists { volume_id: volume_id.to_string(), what: "password" });
             }
             other => other?,
@@ -220,17 +226,25 @@ impl ControllerService {
         })
     }
 
-    /// CSI ListVolumes. An unknown token is ABORTED, by the server.
+    /// CSI ListVolumes. The server takes any volume's id as a token; with the prefix a foreign one is known.
     async fn list(&self, request: ListVolumesRequest) -> Result<ListVolumesResponse, Error> {
         let page_size =
             u32::try_from(request.max_entries).map_err(|_| Error::invalid("max_entries", "is negative"))?;
-        let page = self.admin.list(page_size, request.starting_token).await?;
+        let page_token = match request.starting_token.as_str() {
+            "" => "",
+            token => token.strip_prefix(TOKEN_PREFIX).ok_or(Error::UnknownToken)?,
+        };
+        let page = self.admin.list(page_size, page_token.to_owned()).await?;
         let advertised = self.advertised(&page.volumes).await?;
         let entries = page.volumes.iter().map(|volume| list_volumes_response::Entry {
             volume: Some(to_csi_volume(volume, &advertised)),
             status: None,
         });
-        Ok(ListVolumesResponse { entries: entries.collect(), next_token: page.next_page_token })
+        let next_token = match page.next_page_token.as_str() {
+            "" => String::new(),
+            token => format!("{TOKEN_PREFIX}{token}"),
+        };
+        Ok(ListVolumesResponse { entries: entries.collect(), next_token })
     }
 
     /// CSI ControllerGetVolume.
@@ -292,13 +306,15 @@ fn size_bytes(volume: &Volume) -> u64 {
     }
 }
 
-/// What a pool can still promise. Promises that are not used yet count as used; where nothing is promised
-/// what is free counts.
+/// What a pool can still promise to volumes with this quota. Promises that are not used yet count as used;
+/// where nothing is promised what is free counts.
 fn available_bytes(pool: &admin::Pool, quota: Quota) -> u64 {
-    let unpromised = pool.total_bytes.saturating_sub(pool.provisioned_bytes);
+    let is_limited = pool.quota != "none";
     match quota {
-        Quota::None => pool.free_bytes,
-        Quota::Unspecified | Quota::Hard => pool.free_bytes.min(unpromised),
+        Quota::Hard if !is_limited => 0,
+        Quota::None if is_limited => 0,
+        _ if is_limited => pool.free_bytes.min(pool.total_bytes.saturating_sub(pool.provisioned_bytes)),
+        _ => pool.free_bytes,
     }
 }
 
@@ -491,5 +507,32 @@ impl Controller for ControllerService {
         _: Request<ControllerModifyVolumeRequest>,
     ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
         Err(Error::NotOffered("ControllerModifyVolume").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_promises_what_it_can_keep() {
+        let pool = |quota: &str, free_bytes, provisioned_bytes| admin::Pool {
+            quota: quota.into(),
+            total_bytes: 100,
+            free_bytes,
+            provisioned_bytes,
+            ..Default::default()
+        };
+        for (pool, quota, bytes) in [
+            (pool("project", 90, 30), Quota::Unspecified, 70),
+            (pool("project", 60, 30), Quota::Hard, 60),
+            (pool("project", 90, 300), Quota::Hard, 0),
+            (pool("project", 90, 0), Quota::None, 0),
+            (pool("none", 90, 0), Quota::Unspecified, 90),
+            (pool("none", 90, 0), Quota::None, 90),
+            (pool("none", 90, 0), Quota::Hard, 0),
+        ] {
+            assert_eq!(available_bytes(&pool, quota), bytes, "{pool:?} {quota:?}");
+        }
     }
 }

@@ -14,11 +14,11 @@ pub(crate) enum Error {
     #[error("unknown parameter {key:?}; known are {known}")]
     UnknownParameter { key: String, known: &'static str },
     #[error(
-        "secrets hold no {0}: name a Secret with the keys username and password in \
-         csi.storage.k8s.io/provisioner-secret-name (CreateVolume) and \
+        "secrets hold no password: name a Secret with the key password (and username, or the volume's id is the \
+         user) in csi.storage.k8s.io/provisioner-secret-name (CreateVolume) and \
          csi.storage.k8s.io/node-stage-secret-name (NodeStageVolume)"
     )]
-    MissingSecret(&'static str),
+    MissingSecret,
     #[error("volume capability: {0}")]
     Capability(String),
     #[error("capacity range: {0}")]
@@ -27,6 +27,8 @@ pub(crate) enum Error {
     VolumeExists { volume_id: String, what: &'static str },
     #[error("volume {0} does not exist")]
     NoVolume(String),
+    #[error("starting_token is none that this driver gave out: start again without one")]
+    UnknownToken,
     #[error("a call for volume {0} is still under way")]
     InFlight(String),
     #[error("too many calls under way")]
@@ -67,13 +69,13 @@ impl Error {
             Self::Missing(_)
             | Self::Invalid { .. }
             | Self::UnknownParameter { .. }
-            | Self::MissingSecret(_)
+            | Self::MissingSecret
             | Self::Capability(_) => Code::InvalidArgument,
             Self::Capacity(_) => Code::OutOfRange,
             Self::VolumeExists { .. } | Self::PathTaken { .. } => Code::AlreadyExists,
             Self::NoVolume(_) | Self::NotMounted(_) => Code::NotFound,
-            // CSI "Error Scheme": an operation is pending for the volume.
-            Self::InFlight(_) => Code::Aborted,
+            // CSI "Error Scheme": an operation is pending for the volume; ListVolumes: the token is invalid.
+            Self::InFlight(_) | Self::UnknownToken => Code::Aborted,
             Self::TooManyInFlight => Code::ResourceExhausted,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Thread(_) | Self::Io { .. } => Code::Internal,

@@ -33,6 +33,9 @@ pub(crate) const MOUNT_VALUE_BYTES_MAX: usize = 255;
 /// Addresses in one volume context.
 pub(crate) const ADDRESSES_MAX: usize = 16;
 
+/// All of them as text: a label's value on the server.
+pub(crate) const ADDRESSES_BYTES_MAX: usize = 1024;
+
 /// Volumes are sized in whole units of this many bytes.
 pub(crate) const CAPACITY_UNIT_BYTES: u64 = 1 << 20;
 

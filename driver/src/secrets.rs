@@ -7,31 +7,34 @@ use forebay_proto::admin;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::error::Error;
-use crate::limits::{PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, USERNAME_BYTES_MAX};
+use crate::limits::{PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, USERNAME_BYTES_MAX, VOLUME_ID_BYTES_MAX};
+use crate::names::VolumeId;
+
+const _: () = assert!(VOLUME_ID_BYTES_MAX <= USERNAME_BYTES_MAX);
 
 /// The key of the user name in a Secret.
 const USERNAME: &str = "username";
 /// The key of the password in a Secret.
 const PASSWORD: &str = "password";
 
-/// User name and password; the password is wiped when dropped and never printed.
-#[derive(Clone)]
-pub(crate) struct Credentials {
-    pub(crate) username: String,
+/// What a call's secrets held: a password, and a user name where one is given.
+pub(crate) struct Given {
+    username: Option<String>,
     password: Zeroizing<String>,
 }
 
-impl Credentials {
+impl Given {
     /// Takes them out of a call's secrets, and wipes what the call carried.
     pub(crate) fn take(secrets: &mut HashMap<String, String>) -> Result<Self, Error> {
         let username = secrets.remove(USERNAME);
         let password = secrets.remove(PASSWORD).map(Zeroizing::new);
         secrets.values_mut().for_each(Zeroize::zeroize);
         secrets.clear();
-        let username = username.ok_or(Error::MissingSecret(USERNAME))?;
-        let password = password.ok_or(Error::MissingSecret(PASSWORD))?;
+        let password = password.ok_or(Error::MissingSecret)?;
         let usable = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        if username.is_empty() || username.len() > USERNAME_BYTES_MAX || !username.bytes().all(usable) {
+        let is_name =
+            |name: &String| (1..=USERNAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(usable);
+        if username.as_ref().is_some_and(|name| !is_name(name)) {
             return Err(Error::invalid(
                 "secrets.username",
                 format!("1 to {USERNAME_BYTES_MAX} of A-Z a-z 0-9 . _ - are possible"),
@@ -49,6 +52,22 @@ impl Credentials {
         Ok(Self { username, password })
     }
 
+    /// The credentials of this volume. A user opens one volume and no other, so a Secret that serves a whole
+    /// StorageClass names none: the volume's id is the user name then.
+    pub(crate) fn for_volume(self, volume_id: &VolumeId) -> Credentials {
+        let username = self.username.unwrap_or_else(|| volume_id.to_string());
+        Credentials { username, password: self.password }
+    }
+}
+
+/// User name and password; the password is wiped when dropped and never printed.
+#[derive(Clone)]
+pub(crate) struct Credentials {
+    pub(crate) username: String,
+    password: Zeroizing<String>,
+}
+
+impl Credentials {
     /// For the one place that needs it.
     pub(crate) fn expose_password(&self) -> &str {
         &self.password
@@ -74,9 +93,9 @@ mod tests {
 
     fn take(pairs: &[(&str, &str)]) -> Result<Credentials, Error> {
         let mut secrets = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let result = Credentials::take(&mut secrets);
+        let result = Given::take(&mut secrets);
         assert!(secrets.is_empty(), "secrets stay in the request");
-        result
+        Ok(result?.for_volume(&VolumeId::from_name("pvc-1").expect("a name")))
     }
 
     #[test]
@@ -85,6 +104,7 @@ mod tests {
             take(&[("username", "vol-1"), ("password", "correct horse"), ("extra", "x")]).expect("usable");
         assert_eq!(credentials.expose_password(), "correct horse");
         assert_eq!(format!("{credentials:?}"), r#"Credentials { username: "vol-1", password: *** }"#);
+        assert_eq!(take(&[("password", "correct horse")]).expect("usable").username, "pvc-1");
     }
 
     #[test]
@@ -92,7 +112,7 @@ mod tests {
         let long = "p".repeat(256);
         for (pairs, part) in [
             (&[("username", "u")][..], "csi.storage.k8s.io/provisioner-secret-name"),
-            (&[("password", "12345678")], "secrets hold no username"),
+            (&[("username", ""), ("password", "12345678")], "secrets.username"),
             (&[("username", "u"), ("password", "1234567")], "8 characters"),
             (&[("username", "u"), ("password", &long)], "255 bytes"),
             (&[("username", "a b"), ("password", "12345678")], "secrets.username"),

@@ -19,7 +19,7 @@ use forebay_proto::csi::{
     NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeStageVolumeRequest, ProbeRequest,
     ValidateVolumeCapabilitiesRequest, VolumeContentSource,
 };
-use process::{connect, eventually, start_driver};
+use process::{connect, driver_binary, eventually, start_driver};
 use tonic::Code;
 use volumes::{PASSWORD, capability, map};
 
@@ -177,7 +177,7 @@ async fn a_driver_that_cannot_start_says_why() {
         ("controller", &["--log", "=="][..], "--log"),
         ("controller", &["--mount-deadline", "0"][..], "number of seconds"),
     ] {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_forebay-csi"))
+        let output = std::process::Command::new(driver_binary())
             .args(["--mode", mode])
             .args(arguments)
             .arg("--endpoint")

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::limits::{BOOT_DEADLINE, COMMAND_DEADLINE, NODES_MAX, SCRATCH_BYTES};
 use crate::machine::{Acceleration, Machine, Specification};
 use crate::progress::{say, seconds};
 use crate::rundir::RunDir;
-use crate::wire::Exec;
+use crate::wire::{Exec, Exit, Message};
 use crate::{supervise, switch};
 
 /// A node to be.
@@ -250,6 +251,47 @@ impl Node {
             .with_context(|| format!("{function} on {} answered: {}", self.name, output.text()))
     }
 
+    /// Starts a program that runs beside the scenario and talks in lines.
+    pub fn spawn(&self, argv: &[&str]) -> Result<Process> {
+        let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
+        let shown = format!("{} on {}", argv.join(" "), self.name);
+        let (id, answers) =
+            self.channel.open(Message::Exec(Exec { argv, stdin: true, ..Exec::default() }))?;
+        let acceleration = self.acceleration;
+        let channel = self.channel.clone();
+        let (lines, partial, complaint) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Process { shown, channel, id, answers, acceleration, lines, partial, complaint, exit: None })
+    }
+
+    /// Starts a program that outlives this call, its output in `/var/log/<name>.log`, its process number in
+    /// `/run/<name>.pid`.
+    pub fn start_service(&self, name: &str, argv: &[&str]) -> Result<()> {
+        let script = r#"name=$1; shift; setsid "$@" >> "/var/log/$name.log" 2>&1 < /dev/null & echo $! > "/run/$name.pid""#;
+        let argv = [&["sh", "-euc", script, "service", name], argv].concat();
+        let output = self.attempt(&argv, &[], COMMAND_DEADLINE)?;
+        anyhow::ensure!(output.success(), "start {name} on {}: {}", self.name, output.complaint());
+        Ok(())
+    }
+
+    /// Sends a signal to a service and, for a deadly one, waits until it is gone. Whether it was running.
+    pub fn signal_service(&self, name: &str, signal: &str) -> Result<bool> {
+        let script = format!(
+            "pid=$(cat /run/{name}.pid 2>/dev/null) && kill -s {signal} $pid 2>/dev/null || {{ echo absent; exit 0; }}; \
+             while kill -0 $pid 2>/dev/null; do sleep 0.05; done"
+        );
+        Ok(self.run(&script)? != "absent")
+    }
+
+    /// Whether a service's process is there.
+    pub fn service_runs(&self, name: &str) -> Result<bool> {
+        Ok(self.run(&format!("kill -0 $(cat /run/{name}.pid) 2>/dev/null && echo yes || echo no"))? == "yes")
+    }
+
+    /// The last lines of a service's log.
+    pub fn service_log(&self, name: &str) -> String {
+        self.run(&format!("tail -n 30 /var/log/{name}.log 2>/dev/null || true")).unwrap_or_default()
+    }
+
     /// Writes a file with these permissions, replacing it at once.
     pub fn put(&self, path: &str, content: &[u8], mode: u32) -> Result<()> {
         let script =
@@ -290,6 +332,105 @@ impl Node {
         }
         let reason = last.map(|error| format!(": {error:#}")).unwrap_or_default();
         bail!("{what}: not within {} s{reason}", self.scale(deadline).as_secs())
+    }
+}
+
+/// A program that runs on a node beside the scenario.
+#[derive(Debug)]
+pub struct Process {
+    shown: String,
+    channel: Arc<Channel>,
+    id: u32,
+    answers: Receiver<Message>,
+    acceleration: Acceleration,
+    lines: Vec<String>,
+    partial: Vec<u8>,
+    complaint: Vec<u8>,
+    exit: Option<Exit>,
+}
+
+impl Process {
+    /// Everything it has said so far on standard output.
+    pub fn lines(&mut self) -> &[String] {
+        while self.exit.is_none() {
+            match self.answers.try_recv() {
+                Ok(message) => self.take(message),
+                Err(_) => break,
+            }
+        }
+        &self.lines
+    }
+
+    /// Waits until what it has said satisfies the condition; the deadline is as on hardware.
+    pub fn wait_for(
+        &mut self,
+        what: &str,
+        deadline: Duration,
+        holds: impl Fn(&[String]) -> bool,
+    ) -> Result<()> {
+        let until = Instant::now() + self.acceleration.scale(deadline);
+        loop {
+            if holds(&self.lines) {
+                return Ok(());
+            }
+            if let Some(exit) = &self.exit {
+                let said = String::from_utf8_lossy(&self.complaint).into_owned();
+                bail!("{}: ended ({exit:?}) before {what}: {said}", self.shown);
+            }
+            match self.answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {
+                    let last = self.lines.last().map_or("nothing", String::as_str);
+                    bail!("{}: {what} not within the deadline; last line: {last}", self.shown)
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("{}: the guest is gone", self.shown),
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Stdout(bytes) => {
+                self.partial.extend_from_slice(&bytes);
+                while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = self.partial.drain(..=end).collect();
+                    self.lines.push(String::from_utf8_lossy(&line[..end]).into_owned());
+                }
+            }
+            Message::Stderr(bytes) => self.complaint.extend_from_slice(&bytes),
+            Message::Exit(exit) => self.exit = Some(exit),
+            _ => {}
+        }
+    }
+
+    /// Ends its standard input.
+    pub fn close_input(&self) -> Result<()> {
+        self.channel.send(self.id, Message::StdinEof)
+    }
+
+    /// Ends its standard input and waits for a good end; everything it said.
+    pub fn finish(mut self, deadline: Duration) -> Result<Vec<String>> {
+        self.close_input()?;
+        let until = Instant::now() + self.acceleration.scale(deadline);
+        while self.exit.is_none() {
+            match self.answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(message) => self.take(message),
+                Err(_) => bail!("{}: did not end", self.shown),
+            }
+        }
+        let exit = self.exit.take().unwrap_or_default();
+        let complaint = String::from_utf8_lossy(&self.complaint).into_owned();
+        anyhow::ensure!(exit.code == Some(0), "{}: {exit:?} {complaint}", self.shown);
+        Ok(std::mem::take(&mut self.lines))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.exit.is_none() {
+            let _ = self.channel.send(self.id, Message::Signal(9));
+        }
+        self.channel.forget(self.id);
     }
 }
 

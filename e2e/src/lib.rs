@@ -6,7 +6,6 @@
 
 pub mod cache;
 pub mod channel;
-pub mod foreign;
 pub mod guest;
 pub mod host;
 pub mod images;
@@ -15,7 +14,11 @@ pub mod limits;
 pub mod machine;
 pub mod native;
 pub mod progress;
+pub mod report;
 pub mod rundir;
+pub mod scenario;
+pub mod site;
+pub mod story;
 pub mod supervise;
 pub mod switch;
 pub mod terminal;

@@ -3,8 +3,20 @@
 //! The protocol is [`forebay_smb`], which does no I/O; here are the event loops and transports that feed it, the file
 //! systems behind its volumes, their records and quotas, and the daemon's configuration, administration and metrics.
 
+pub mod admin;
 pub mod backend;
 pub mod buffers;
+pub mod catalog;
+pub mod cli;
 pub mod clock;
+pub mod config;
+pub mod daemon;
+pub mod eventloop;
+pub mod http;
 pub mod io;
 pub mod limits;
+pub mod log;
+pub mod metrics;
+pub mod pool;
+pub mod transport;
+pub mod volume;

@@ -9,7 +9,7 @@ pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
 /// Time a connection has to establish its first session.
 pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time a peer may take no byte of what is queued for it.
-pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(60);
+pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(120);
 /// Bytes of responses queued or being read for one connection before further READs of it wait.
 pub const READ_AHEAD_BYTES_MAX: u64 = 4 * 1024 * 1024;
 /// Bytes of responses queued for one connection before nothing more is received from it.

@@ -1,2 +1,5 @@
-//! Forebay.
-fn main() {}
+//! `forebay-server`.
+
+fn main() -> std::process::ExitCode {
+    forebay_server::cli::main().into()
+}

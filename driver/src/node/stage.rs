@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::mount::{self, MountError, Setting, Step};
 use crate::mountinfo::{MountEntry, resolve};
 use crate::options::MountOptions;
-use crate::secrets::Credentials;
+use crate::secrets::{Credentials, Given};
 
 /// The kernel's name for its SMB client.
 const FS_TYPE: &str = "cifs";
@@ -29,12 +29,13 @@ impl NodeService {
         &self,
         mut request: NodeStageVolumeRequest,
     ) -> Result<NodeStageVolumeResponse, Error> {
-        let credentials = Credentials::take(&mut request.secrets);
+        let given = Given::take(&mut request.secrets);
         check_volume_id(&request.volume_id)?;
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
         let capability = Capability::parse(request.volume_capability.as_ref())?;
-        let credentials = credentials?;
+        let given = given?;
         let context = VolumeContext::parse(&request.volume_context)?;
+        let credentials = given.for_volume(&context.share);
         let flags = &capability.mount.mount_flags;
         let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
 
@@ -182,7 +183,8 @@ mod tests {
             ("username".to_owned(), "u1".to_owned()),
             ("password".to_owned(), "12345678".to_owned()),
         ]);
-        Staging { context, credentials: Credentials::take(&mut secrets).expect("credentials"), options }
+        let credentials = Given::take(&mut secrets).expect("credentials").for_volume(&context.share);
+        Staging { context, credentials, options }
     }
 
     fn entry(fs_type: &str, source: &str, options: &str, super_options: &str) -> MountEntry {

@@ -160,13 +160,15 @@ impl Admin for Peer {
         let request = request.into_inner();
         let volumes = self.0.volumes.lock().unwrap();
         let start = request.page_token.as_str();
-        if !start.is_empty() && !volumes.contains_key(start) {
+        if start.contains(|c: char| !matches!(c, 'a'..='z' | '0'..='9' | '-')) {
             return Err(Status::aborted("unknown page token"));
         }
         let size = if request.page_size == 0 { 1000 } else { request.page_size as usize };
-        let mut rest = volumes.range(start.to_owned()..).map(|(_, (volume, _))| volume.clone());
-        let page = rest.by_ref().take(size).collect();
-        let next_page_token = rest.next().map(|v| v.volume_id).unwrap_or_default();
+        let mut rest =
+            volumes.values().map(|(volume, _)| volume.clone()).filter(|v| v.volume_id.as_str() > start);
+        let page: Vec<Volume> = rest.by_ref().take(size).collect();
+        let last = page.last().map(|v| v.volume_id.clone()).unwrap_or_default();
+        let next_page_token = rest.next().map(|_| last).unwrap_or_default();
         Ok(Response::new(ListVolumesResponse { volumes: page, next_page_token }))
     }
 

@@ -60,9 +60,17 @@ impl Drop for Process {
     }
 }
 
+/// The driver's binary: that of `$FOREBAY_BINARIES`, where the tests run elsewhere than they were built, or
+/// cargo's.
+pub fn driver_binary() -> PathBuf {
+    let cargos = env!("CARGO_BIN_EXE_forebay-csi");
+    std::env::var_os("FOREBAY_BINARIES")
+        .map_or(cargos.into(), |folder| Path::new(&folder).join("forebay-csi"))
+}
+
 /// The driver in this mode, on `csi.sock` in `dir`, with the server's API at `admin.sock` there.
 pub fn start_driver(dir: &Path, mode: &str, arguments: &[&str]) -> Process {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-csi"));
+    let mut command = Command::new(driver_binary());
     command.args(["--mode", mode]).args(arguments);
     command.arg("--endpoint").arg(format!("unix://{}", dir.join("csi.sock").display()));
     command.arg("--admin-endpoint").arg(format!("unix://{}", dir.join("admin.sock").display()));

@@ -41,7 +41,7 @@ pub fn create(name: &str, required_bytes: i64) -> CreateVolumeRequest {
         name: name.into(),
         capacity_range: range(required_bytes, 0),
         volume_capabilities: vec![capability()],
-        secrets: map(&[("username", "u1"), ("password", PASSWORD)]),
+        secrets: map(&[("password", PASSWORD)]),
         ..Default::default()
     }
 }
@@ -51,6 +51,7 @@ pub fn code<T>(result: Result<tonic::Response<T>, Status>) -> Code {
 }
 
 /// A controller with a server that has one pool, `pool`, and no volumes.
+#[derive(Clone)]
 pub struct World {
     pub controller: ControllerClient<Channel>,
     /// Whether the pool has quotas; without them capacities are remembered and nothing more.
@@ -122,6 +123,13 @@ impl World {
         request.capacity_range = range(32 * MIB, 64 * MIB);
         assert_eq!(self.create(request).await.unwrap(), first, "a range that it satisfies");
 
+        // A Secret may name the user; else the volume's id is the user.
+        let mut request = create("pvc-5", MIB);
+        request.secrets = map(&[("username", "somebody"), ("password", PASSWORD)]);
+        let named = self.create(request.clone()).await.unwrap();
+        assert_eq!(self.create(request).await.unwrap(), named, "a second time");
+        assert_eq!(self.delete("pvc-5").await, Code::Ok);
+
         // Rounded up to MiB, and to the default where nothing is asked.
         let odd = self.create(create("pvc-2", 10 * MIB + 1)).await.unwrap();
         assert_eq!(odd.capacity_bytes, 11 * MIB);
@@ -143,7 +151,7 @@ impl World {
             ("protection", |r| r.parameters = map(&[("protection", "optional")])),
             ("server", |r| r.parameters = map(&[("server", "10.9.8.7")])),
             ("username", |r| r.secrets = map(&[("username", "u2"), ("password", PASSWORD)])),
-            ("password", |r| r.secrets = map(&[("username", "u1"), ("password", "wrong-horse")])),
+            ("password", |r| r.secrets = map(&[("password", "wrong-horse")])),
         ];
         for (what, change) in changes {
             let mut request = create("pvc-1", 64 * MIB);
@@ -249,8 +257,10 @@ impl World {
         assert_eq!(first, all[..2]);
         let (rest, end) = self.list(2, &token).await.unwrap();
         assert_eq!((rest.as_slice(), &*end), (&all[2..], ""));
-        let status = self.list(0, "no such token").await.expect_err("unknown");
-        assert_eq!(status.code(), Code::Aborted, "{status}");
+        for token in ["no such token", "pvc-1", "after:No Such"] {
+            let status = self.list(0, token).await.expect_err("unknown");
+            assert_eq!(status.code(), Code::Aborted, "{token}: {status}");
+        }
     }
 
     async fn deletion_is_idempotent(&mut self) {

@@ -1,10 +1,11 @@
-//! Runs inside the lab's guests: `init` as PID 1, `agent` for the host.
+//! Runs inside the lab's guests: `init` as PID 1, `agent` for the host, and the bodies of the tests.
 
+use std::io::{Read, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use forebay_e2e::guest;
+use forebay_e2e::guest::{self, calls};
 
 /// Part of the lab that runs inside its guests; of no use elsewhere.
 #[derive(Parser)]
@@ -24,6 +25,28 @@ enum Command {
         #[arg(long)]
         port: PathBuf,
     },
+    /// Run a function: JSON arguments on standard input, JSON result on standard output.
+    Call {
+        /// Its name.
+        function: String,
+    },
+    /// Take a lock and hold it until standard input ends.
+    HoldLock {
+        /// The file.
+        path: PathBuf,
+        /// `flock` or `fcntl`.
+        kind: String,
+        /// Wait for it.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Write and fsync file after file until standard input ends, saying which are synced.
+    RecordWrites {
+        /// Where.
+        folder: PathBuf,
+        /// Of the contents.
+        seed: u64,
+    },
 }
 
 fn main() -> Result<()> {
@@ -35,5 +58,13 @@ fn main() -> Result<()> {
             let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
             guest::agent::serve(port.try_clone()?, port, &node, true)
         }
+        Command::Call { function } => {
+            let mut arguments = Vec::new();
+            std::io::stdin().read_to_end(&mut arguments)?;
+            let result = calls::dispatch(&function, &arguments)?;
+            Ok(std::io::stdout().write_all(&result)?)
+        }
+        Command::HoldLock { path, kind, wait } => calls::locks::hold(&path, &kind, wait),
+        Command::RecordWrites { folder, seed } => calls::writer::record(&folder, seed),
     }
 }

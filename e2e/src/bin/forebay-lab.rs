@@ -6,10 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay_e2e::cache::Cache;
-use forebay_e2e::foreign::{Options, ServerKind};
 use forebay_e2e::images::{Images, clients};
 use forebay_e2e::lab::{NodeSpec, client, storage};
-use forebay_e2e::{foreign, native, rundir, supervise, terminal};
+use forebay_e2e::{native, rundir, scenario, site, story, supervise, terminal};
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
 ///
@@ -59,6 +58,23 @@ enum Command {
         /// The node.
         node: String,
     },
+    /// Show Forebay's main job: one volume on two nodes, step by step.
+    Quickstart {
+        /// Leave the nodes and the volume up.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Run the scenarios in a lab of their own; ends with an error when one fails.
+    Test {
+        /// Only those whose name contains one of these.
+        filters: Vec<String>,
+        /// The server that is tested.
+        #[arg(long, value_enum, default_value = "forebay")]
+        against: site::Kind,
+        /// Show their names and end.
+        #[arg(long)]
+        list: bool,
+    },
     /// Show the labs that are up.
     Status,
     /// End a running lab.
@@ -81,21 +97,6 @@ enum Command {
         /// Program and arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
-    },
-    /// Run foreign suites and clients (smbtorture, smbclient, impacket, smbprotocol) against a server on this machine.
-    ///
-    /// No guest is booted; the suites run natively in the nodes' root file system. What fails must be listed with its
-    /// reason in e2e/foreign/known-failures.txt, and what is listed and passes fails the run, too.
-    Foreign {
-        /// Only tests whose name contains this.
-        #[arg(default_value = "")]
-        filter: String,
-        /// The server to test: ours, or Samba's to see what the suites make of it.
-        #[arg(long, value_enum, default_value = "forebay")]
-        server: ServerKind,
-        /// Keep smbtorture's output in this folder, a file per test.
-        #[arg(long)]
-        logs: Option<PathBuf>,
     },
     /// Hold a lab in this process (what `up` starts).
     #[command(hide = true)]
@@ -139,10 +140,6 @@ fn run(command: Command) -> Result<u8> {
                 eprintln!("forebay-lab: smbprotocol is not available to root-exec: {error:#}");
             }
         }
-        Command::Foreign { filter, server, logs } => {
-            rundir::clean_up_on_signals()?;
-            return Ok(u8::from(!foreign::run(&Options { filter, server, logs })?));
-        }
         Command::Up { nodes, name } => {
             specs(&nodes)?;
             supervise::up(&name, &nodes)?;
@@ -160,6 +157,19 @@ fn run(command: Command) -> Result<u8> {
         Command::Shell { lab, node } => {
             let channel = supervise::connect(&supervise::find(lab.as_deref())?, &node)?;
             return Ok(terminal::attach(&channel, vec!["bash".into(), "-l".into()], true)? as u8);
+        }
+        Command::Quickstart { keep } => {
+            rundir::clean_up_on_signals()?;
+            return Ok(if story::tell(keep)? { 0 } else { 1 });
+        }
+        Command::Test { list: true, .. } => {
+            for scenario in scenario::all() {
+                println!("{}", scenario.name);
+            }
+        }
+        Command::Test { filters, against, .. } => {
+            rundir::clean_up_on_signals()?;
+            return Ok(if scenario::run(&filters, against)? { 0 } else { 1 });
         }
         Command::Status => {
             for (name, folder) in rundir::running()? {

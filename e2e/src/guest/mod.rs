@@ -1,6 +1,7 @@
 //! What runs inside a guest: init, agent, and the bodies of the tests.
 
 pub mod agent;
+pub mod calls;
 pub mod init;
 
 /// Name of the virtio serial port between host and agent.

@@ -1,6 +1,6 @@
 //! Contents of files: reading, writing, sizes, copies, holes.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 
 use forebay_smb::fs::Payload;
 use forebay_smb::limits::IO_BYTES_MAX;
@@ -31,59 +31,41 @@ fn in_range(offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| i64::try_from(end).is_ok())
 }
 
+/// Whether a READ is nothing but reading, which the transport may then do in its own way.
+#[must_use]
+pub fn reads_directly(file: &OpenFile, offset: u64, length: u32) -> bool {
+    !file.directory && length <= IO_BYTES_MAX && in_range(offset, length.into())
+}
+
+/// As [`reads_directly`], for a WRITE.
+#[must_use]
+pub fn writes_directly(file: &OpenFile, offset: u64, length: usize) -> bool {
+    !file.directory && length <= IO_BYTES_MAX as usize && in_range(offset, length as u64)
+}
+
 pub(super) fn read(
     file: &OpenFile,
     offset: u64,
     length: u32,
     buffers: &BufferPool,
 ) -> Result<Box<dyn Payload>, NtStatus> {
-    read_with(file, offset, length, buffers, ReadWriteFlags::empty()).map_err(|errno| status(errno))?
-}
-
-/// Reads without waiting for a device; `None` where that would be needed.
-pub fn read_cached(
-    file: &OpenFile,
-    offset: u64,
-    length: u32,
-    buffers: &BufferPool,
-) -> Option<Result<Box<dyn Payload>, NtStatus>> {
-    match read_with(file, offset, length, buffers, ReadWriteFlags::NOWAIT) {
-        Ok(result) => Some(result),
-        Err(Errno::AGAIN | Errno::OPNOTSUPP) => None,
-        Err(errno) => Some(Err(status(errno))),
+    regular(file)?;
+    if !reads_directly(file, offset, length) {
+        return Err(NtStatus::INVALID_PARAMETER);
     }
-}
-
-fn read_with(
-    file: &OpenFile,
-    offset: u64,
-    length: u32,
-    buffers: &BufferPool,
-    flags: ReadWriteFlags,
-) -> Result<Result<Box<dyn Payload>, NtStatus>, Errno> {
-    if let Err(status) = regular(file) {
-        return Ok(Err(status));
-    }
-    if length > IO_BYTES_MAX || !in_range(offset, length.into()) {
-        return Ok(Err(NtStatus::INVALID_PARAMETER));
-    }
-    let Ok(mut buffer) = buffers.take(length as usize) else {
-        return Ok(Err(NtStatus::INSUFFICIENT_RESOURCES));
-    };
+    let mut buffer = buffers.take(length as usize).map_err(|_| NtStatus::INSUFFICIENT_RESOURCES)?;
     let mut filled = 0_usize;
     while filled < length as usize {
-        let at = filled.cast_signed();
-        let slice = buffer.bytes_mut(at..(length as usize).cast_signed());
-        let slices = &mut [IoSliceMut::new(slice)];
-        match retry(|| rustix::io::preadv2(&file.fd, slices, offset + filled as u64, flags))? {
+        let slice = buffer.bytes_mut(filled.cast_signed()..(length as usize).cast_signed());
+        match retry(|| rustix::io::pread(&file.fd, &mut *slice, offset + filled as u64)).map_err(status)? {
             0 => break,
             n => filled += n,
         }
     }
     if filled == 0 && length > 0 {
-        return Ok(Err(NtStatus::END_OF_FILE));
+        return Err(NtStatus::END_OF_FILE);
     }
-    Ok(Ok(Box::new(ReadBuffer::new(buffer, filled))))
+    Ok(Box::new(ReadBuffer::new(buffer, filled)))
 }
 
 pub(super) fn write(file: &OpenFile, offset: u64, bytes: &[u8], write_through: bool) -> Result<u32, NtStatus> {

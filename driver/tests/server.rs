@@ -1,0 +1,133 @@
+//! The controller's process with the real server's.
+#![allow(clippy::unwrap_used)]
+
+mod process;
+mod volumes;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_proto::csi::controller_client::ControllerClient;
+use process::{Process, connect, eventually, start_driver};
+use tonic::transport::Endpoint;
+use volumes::World;
+
+/// The server's binary: that of `$FOREBAY_BINARIES`, or built into the folder where this test's own is, since
+/// cargo makes only the package's own.
+fn server_binary() -> PathBuf {
+    if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
+        return Path::new(&folder).join("forebay-server");
+    }
+    let folder = Path::new(env!("CARGO_BIN_EXE_forebay-csi")).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args([
+        "build",
+        "--quiet",
+        "--package",
+        "forebay-server",
+        "--bin",
+        "forebay-server",
+        "--target-dir",
+    ]);
+    build.arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success(), "the server does not build");
+    folder.join("forebay-server")
+}
+
+/// A server whose pool is `pool_path`, with its admin API at `admin.sock` in `dir`.
+async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u16) {
+    // Free a moment ago; the server says so where somebody else was quicker.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let config = dir.join("server.toml");
+    let admin = dir.join("admin.sock");
+    fs::write(
+        &config,
+        format!(
+            "[server]\nlisten = [\"127.0.0.1:{port}\"]\n[admin]\nsocket = \"{}\"\n[http]\nlisten = \"\"\n\
+             [[pool]]\nname = \"pool\"\npath = \"{}\"\nquota = \"{quota}\"\n",
+            admin.display(),
+            pool_path.display()
+        ),
+    )
+    .unwrap();
+    let mut command = Command::new(server_binary());
+    command.arg("run").arg("--config").arg(&config);
+    let mut server = Process::start(&mut command, dir.join("server.log"));
+    let endpoint = Endpoint::from_shared(format!("unix://{}", admin.display())).unwrap();
+    eventually(&mut server, || endpoint.connect()).await;
+    (server, port)
+}
+
+async fn promises_hold(pool_path: &Path, quota: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, port) = start_server(dir.path(), pool_path, quota).await;
+    let mut driver = start_driver(dir.path(), "controller", &[]);
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    let world = World {
+        controller: ControllerClient::new(channel),
+        has_quota: quota == "project",
+        address: format!("127.0.0.1:{port}"),
+    };
+    world.holds().await;
+    for process in [&mut driver, &mut server] {
+        process.assert_running();
+        assert!(!process.log().contains(volumes::PASSWORD));
+    }
+}
+
+#[tokio::test]
+async fn a_controller_keeps_its_promises_without_quota() {
+    let pool = tempfile::tempdir().unwrap();
+    promises_hold(pool.path(), "none").await;
+}
+
+/// An XFS with project quota in a file; unmounted when dropped.
+struct Xfs {
+    dir: tempfile::TempDir,
+}
+
+impl Xfs {
+    /// `None`, and a line that says why, where it cannot be made.
+    fn new() -> Option<Self> {
+        let this = Self { dir: tempfile::tempdir().unwrap() };
+        let image = this.dir.path().join("image");
+        // The smallest that mkfs.xfs makes, and sparse.
+        fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+        fs::create_dir(this.path()).unwrap();
+        let steps: [(&str, &[&str], &[&Path]); 2] =
+            [("mkfs.xfs", &["-q"], &[&image]), ("mount", &["-o", "loop,prjquota"], &[&image, &this.path()])];
+        for (program, options, paths) in steps {
+            let output = Command::new(program).args(options).args(paths).output();
+            let problem = match output {
+                Ok(output) if output.status.success() => continue,
+                Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+                Err(error) => error.to_string(),
+            };
+            eprintln!("skipped, no XFS can be made here: {program}: {problem}");
+            return None;
+        }
+        Some(this)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+}
+
+impl Drop for Xfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.path()).output();
+    }
+}
+
+#[tokio::test]
+async fn a_controller_keeps_its_promises_with_quota() {
+    if let Some(xfs) = Xfs::new() {
+        promises_hold(&xfs.path(), "project").await;
+    }
+}

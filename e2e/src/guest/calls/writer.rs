@@ -1,0 +1,85 @@
+//! A writer that says which files it has fsynced, and the check that those are whole.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::data::Noise;
+
+fn name(number: u64) -> String {
+    format!("record-{number:08}")
+}
+
+fn content(seed: u64, number: u64) -> Vec<u8> {
+    let mut noise = Noise::new(seed ^ (number << 24));
+    let size = 1 + noise.next() as usize % (256 << 10);
+    noise.bytes(size)
+}
+
+/// Writes and fsyncs file after file and says `synced <number>` or `failed <number> <reason>`, until standard input
+/// ends.
+pub fn record(folder: &Path, seed: u64) -> Result<()> {
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = over.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        ended.store(true, Ordering::Relaxed);
+    });
+    let mut out = std::io::stdout();
+    for number in 0.. {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(folder.join(name(number)))?;
+            file.write_all(&content(seed, number))?;
+            file.sync_all()
+        };
+        match write() {
+            Ok(()) => writeln!(out, "synced {number}")?,
+            Err(error) => {
+                writeln!(out, "failed {number} {error}")?;
+                // An outage must not be spun through: the numbers are finite.
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// Arguments of [`verify`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Records {
+    /// Where.
+    pub folder: PathBuf,
+    /// As given to [`record`].
+    pub seed: u64,
+    /// The files that were said to be synced.
+    pub numbers: Vec<u64>,
+}
+
+/// Compares the files byte for byte; the number of bytes.
+pub fn verify(Records { folder, seed, numbers }: Records) -> Result<u64> {
+    let mut bytes = 0;
+    for number in numbers {
+        let expected = content(seed, number);
+        let path = folder.join(name(number));
+        let found = fs::read(&path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+        ensure!(
+            found.len() == expected.len(),
+            "{}: {} bytes of {}",
+            path.display(),
+            found.len(),
+            expected.len()
+        );
+        ensure!(found == expected, "{}: content differs from what was fsynced", path.display());
+        bytes += found.len() as u64;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,86 @@
+//! Tables at the end of a run.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::progress::{say, seconds};
+
+/// One row.
+#[derive(Debug)]
+pub struct Row {
+    /// Step or scenario.
+    pub name: String,
+    /// What there is to say, or the error.
+    pub result: Result<String, String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Rows as they come.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Row>,
+}
+
+impl Table {
+    /// Runs one step, says how it went and keeps the row; its note, or nothing where it failed.
+    pub fn run(&mut self, name: &str, work: impl FnOnce() -> Result<String>) -> Option<String> {
+        say(format!("{name} ..."));
+        let started = Instant::now();
+        let result = work().map_err(|error| format!("{error:#}"));
+        let took = started.elapsed();
+        match &result {
+            Ok(note) if note.is_empty() => say(format!("{name}: ok ({})", seconds(took))),
+            Ok(note) => say(format!("{name}: ok, {note} ({})", seconds(took))),
+            Err(error) => say(format!("{name}: FAILED ({})\n{error}", seconds(took))),
+        }
+        let note = result.clone().ok();
+        self.rows.push(Row { name: name.to_owned(), result, took });
+        note
+    }
+
+    /// Number of rows that failed.
+    pub fn failed(&self) -> usize {
+        self.rows.iter().filter(|row| row.result.is_err()).count()
+    }
+
+    /// Number of rows that passed.
+    pub fn passed(&self) -> usize {
+        self.rows.len() - self.failed()
+    }
+
+    /// The table as text.
+    pub fn render(&self) -> String {
+        let width = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).max(4);
+        let mut out = format!("{:width$}  {:6}  {:>8}  note\n", "step", "result", "seconds");
+        for row in &self.rows {
+            let (result, note) = match &row.result {
+                Ok(note) => ("ok", note.as_str()),
+                Err(error) => ("FAILED", error.lines().next().unwrap_or("")),
+            };
+            let line = format!("{:width$}  {result:6}  {:>8.1}  {note}", row.name, row.took.as_secs_f64());
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_counts_and_shows_the_first_line_of_an_error() {
+        let mut table = Table::default();
+        assert_eq!(table.run("größe", || Ok("3 files".into())).as_deref(), Some("3 files"));
+        assert_eq!(table.run("a longer name", || anyhow::bail!("it broke\nwith details")), None);
+        assert_eq!((table.passed(), table.failed()), (1, 1));
+        let text = table.render();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("größe          ok  "), "{text}");
+        assert!(lines[2].contains("FAILED") && lines[2].ends_with("it broke"), "{text}");
+        assert_eq!(lines.len(), 3);
+    }
+}

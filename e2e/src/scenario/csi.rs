@@ -1,0 +1,215 @@
+//! Through the driver's sockets, as Kubernetes would.
+
+use std::collections::HashMap;
+
+use anyhow::{Result, ensure};
+use tonic::Code;
+
+use super::{MIB, ONE, Scenario, TWO, ours};
+use crate::guest::calls::data::{Shards, Sum, Sums};
+use crate::guest::calls::grpc::{Answer, CsiRequest};
+use crate::lab::Node;
+use crate::site::Site;
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![ours("csi: the life of a volume on two nodes", life), ours("csi: bad input", bad_input)]
+}
+
+/// The credentials that a Secret would hold.
+pub(crate) fn secrets() -> HashMap<String, String> {
+    [("username", "csi-user"), ("password", "csi-password-1")]
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .into()
+}
+
+/// A CreateVolume of this name and size.
+pub(crate) fn create(name: &str, bytes: u64) -> CsiRequest {
+    CsiRequest::CreateVolume {
+        name: name.into(),
+        bytes: bytes as i64,
+        parameters: HashMap::new(),
+        secrets: secrets(),
+        block: false,
+    }
+}
+
+/// A NodeStageVolume of a volume as CreateVolume answered it.
+pub(crate) fn stage(volume: &Answer, staging: &str) -> CsiRequest {
+    CsiRequest::NodeStageVolume {
+        id: volume.id.clone(),
+        staging: staging.into(),
+        context: volume.context.clone(),
+        secrets: secrets(),
+        mount_flags: Vec::new(),
+    }
+}
+
+/// A NodePublishVolume of it.
+pub(crate) fn publish(volume: &Answer, staging: &str, target: &str, readonly: bool) -> CsiRequest {
+    CsiRequest::NodePublishVolume {
+        id: volume.id.clone(),
+        staging: staging.into(),
+        target: target.into(),
+        context: volume.context.clone(),
+        readonly,
+    }
+}
+
+const STAGING: &str = "/var/lib/kubelet/staging";
+const POD: &str = "/var/lib/kubelet/pod-1/mount";
+const READER: &str = "/var/lib/kubelet/pod-2/mount";
+
+fn life(site: &Site) -> Result<String> {
+    let controller = site.storage();
+    let nodes = [site.node(ONE), site.node(TWO)];
+    let volume = site.csi(controller, create("life", 64 * MIB))?.ok()?;
+    let again = site.csi(controller, create("life", 64 * MIB))?.ok()?;
+    ensure!(
+        again.id == volume.id && again.bytes == volume.bytes,
+        "CreateVolume is not idempotent: {again:?}"
+    );
+    let listed = site.csi(controller, CsiRequest::ListVolumes)?.ok()?.names;
+    ensure!(listed.contains(&volume.id), "ListVolumes gives {listed:?}");
+
+    for node in nodes {
+        // kubelet makes the parents.
+        node.run(&format!("mkdir -p {STAGING} {POD} {READER} && rmdir {POD} {READER}"))?;
+        // Every call twice: each must be idempotent.
+        for _ in 0..2 {
+            site.csi(node, stage(&volume, STAGING))?.ok()?;
+            site.csi(node, publish(&volume, STAGING, POD, false))?.ok()?;
+            site.csi(node, publish(&volume, STAGING, READER, true))?.ok()?;
+        }
+    }
+    let folder = POD.into();
+    let sums: Vec<Sum> = nodes[0]
+        .call("write-shards", &Shards { folder, prefix: "rank".into(), count: 2, bytes: 4 * MIB, seed: 1 })?;
+    let _: u64 = nodes[1].call("verify-sums", &Sums { folder: READER.into(), sums })?;
+    let refused =
+        nodes[1].attempt(&["touch", &format!("{READER}/x")], &[], crate::limits::COMMAND_DEADLINE)?;
+    ensure!(!refused.success(), "a read-only publication can be written");
+    no_password(&nodes)?;
+
+    let stats = |node: &Node| -> Result<Answer> {
+        site.csi(node, CsiRequest::NodeGetVolumeStats { id: volume.id.clone(), path: POD.into() })?.ok()
+    };
+    let found = stats(nodes[1])?;
+    ensure!(found.bytes as u64 == 64 * MIB && found.used_bytes as u64 >= 8 * MIB, "stats say {found:?}");
+    let bytes = 128 * MIB as i64;
+    let expanded =
+        site.csi(controller, CsiRequest::ControllerExpandVolume { id: volume.id.clone(), bytes })?.ok()?;
+    ensure!(expanded.bytes == bytes, "expanded to {}", expanded.bytes);
+    nodes[1].wait_until("the stats show the expansion", std::time::Duration::from_secs(5), || {
+        Ok(stats(nodes[1])?.bytes == bytes)
+    })?;
+
+    for node in nodes {
+        for _ in 0..2 {
+            for target in [POD, READER] {
+                let target = target.to_owned();
+                site.csi(node, CsiRequest::NodeUnpublishVolume { id: volume.id.clone(), target })?.ok()?;
+            }
+            let staging = STAGING.to_owned();
+            site.csi(node, CsiRequest::NodeUnstageVolume { id: volume.id.clone(), staging })?.ok()?;
+        }
+        let left = node.run("grep -c /var/lib/kubelet /proc/mounts || true")?;
+        ensure!(left == "0", "{left} mounts are left on {}", node.name());
+    }
+    for _ in 0..2 {
+        site.csi(controller, CsiRequest::DeleteVolume { id: volume.id.clone() })?.ok()?;
+    }
+    let listed = site.csi(controller, CsiRequest::ListVolumes)?.ok()?.names;
+    ensure!(!listed.contains(&volume.id), "a deleted volume is listed");
+    Ok(String::new())
+}
+
+/// The password is nowhere that others can read.
+fn no_password(nodes: &[&Node]) -> Result<()> {
+    let password = &secrets()["password"];
+    for node in nodes {
+        // The pattern is fed through a file, or grep would find its own command line.
+        node.put("/tmp/pattern", password.as_bytes(), 0o600)?;
+        let found = node.run(
+            "grep -lF -f /tmp/pattern /proc/mounts /var/log/*.log /proc/[0-9]*/cmdline /proc/[0-9]*/environ \
+             2>/dev/null || true; rm /tmp/pattern",
+        )?;
+        ensure!(found.is_empty(), "the password can be read in: {found}");
+    }
+    Ok(())
+}
+
+fn bad_input(site: &Site) -> Result<String> {
+    let controller = site.storage();
+    let with = |change: fn(&mut HashMap<String, String>, &mut HashMap<String, String>, &mut bool)| {
+        let mut request = create("bad", MIB);
+        if let CsiRequest::CreateVolume { parameters, secrets, block, .. } = &mut request {
+            change(parameters, secrets, block);
+        }
+        request
+    };
+    let staged = |context: HashMap<String, String>, staging: &str| CsiRequest::NodeStageVolume {
+        id: "none".into(),
+        staging: staging.into(),
+        context,
+        secrets: secrets(),
+        mount_flags: Vec::new(),
+    };
+    let node = site.node(ONE);
+    let cases: Vec<(&str, &Node, CsiRequest, Code, &str)> = vec![
+        (
+            "an unknown parameter",
+            controller,
+            with(|parameters, _, _| drop(parameters.insert("compresion".into(), "yes".into()))),
+            Code::InvalidArgument,
+            "compresion",
+        ),
+        (
+            "a name of 200 characters",
+            controller,
+            create(&"n".repeat(200), MIB),
+            Code::InvalidArgument,
+            "name",
+        ),
+        ("no name", controller, create("", MIB), Code::InvalidArgument, "name"),
+        ("no secrets", controller, with(|_, secrets, _| secrets.clear()), Code::InvalidArgument, "secret"),
+        ("a block volume", controller, with(|_, _, block| *block = true), Code::InvalidArgument, "block"),
+        ("more than there is", controller, create("huge", 1 << 50), Code::ResourceExhausted, ""),
+        (
+            "an expansion of a volume that is not there",
+            controller,
+            CsiRequest::ControllerExpandVolume { id: "none".into(), bytes: 1 << 30 },
+            Code::NotFound,
+            "none",
+        ),
+        ("staging without a path", node, staged(HashMap::new(), ""), Code::InvalidArgument, "staging"),
+        (
+            "staging without a context",
+            node,
+            staged(HashMap::new(), "/var/lib/kubelet/x"),
+            Code::InvalidArgument,
+            "",
+        ),
+        (
+            "stats of a path that is not there",
+            node,
+            CsiRequest::NodeGetVolumeStats { id: "none".into(), path: "/no/such/path".into() },
+            Code::NotFound,
+            "",
+        ),
+    ];
+    let count = cases.len();
+    let mut wrong = Vec::new();
+    for (what, node, request, code, word) in cases {
+        let answer = site.csi(node, request)?;
+        let got = Code::from_i32(answer.code);
+        if got != code || !answer.message.contains(word) {
+            wrong.push(format!("{what}: {got:?} instead of {code:?}: {}", answer.message));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let first = site.csi(controller, create("twice", 16 * MIB))?.ok()?;
+    let second = site.csi(controller, create("twice", 32 * MIB))?;
+    ensure!(second.code == Code::AlreadyExists as i32, "another size under the same name: {second:?}");
+    site.csi(controller, CsiRequest::DeleteVolume { id: first.id })?.ok()?;
+    Ok(format!("{} cases", count + 1))
+}

@@ -1,0 +1,62 @@
+//! A volume is as large as it says, and no larger.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::{MIB, ONE, Scenario, TWO, scenario};
+use crate::guest::calls::space::{Fill, Filled};
+use crate::site::{Mounted, Site};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![scenario("quota: full, expanded, freed", full)]
+}
+
+const FIRST: u64 = 96 * MIB;
+const LATER: u64 = 160 * MIB;
+
+fn full(site: &Site) -> Result<String> {
+    let volume = site.volume(FIRST)?;
+    let one = site.mount(site.node(ONE), &volume, &[])?;
+    let two = site.mount(site.node(TWO), &volume, &[])?;
+    is_total(&two, FIRST)?;
+
+    let filled = fill(&one, "big", u64::MAX)?;
+    ensure!(filled.no_space, "{} bytes went into {FIRST}", filled.bytes);
+    // As the other node sees it: the writer's own idea of the size includes what the server refused.
+    let size = |name: &str| -> Result<u64> {
+        Ok(two.node().run(&format!("stat -c %s {}", two.join(name)))?.parse()?)
+    };
+    let kept = size("big")?;
+    ensure!((FIRST / 10 * 9..=FIRST).contains(&kept), "full after {kept} bytes of {FIRST}");
+    // Nor from the other node.
+    let other = fill(&two, "other", u64::MAX)?;
+    ensure!(other.no_space, "the other node wrote {} bytes more", other.bytes);
+    two.node().run(&format!("rm -f {}", two.join("other")))?;
+
+    site.expand(&volume, LATER)?;
+    one.node()
+        .wait_until("df shows the new size", Duration::from_secs(5), || Ok(is_total(&one, LATER).is_ok()))?;
+    let more = fill(&one, "more", 32 * MIB)?;
+    ensure!(!more.no_space && size("more")? == 32 * MIB, "no room after the expansion: {more:?}");
+
+    one.node().run(&format!("rm {} {}", one.join("big"), one.join("more")))?;
+    two.node().wait_until("what is deleted is free", Duration::from_secs(10), || {
+        Ok(two.space()?.free_bytes >= LATER - 8 * MIB)
+    })?;
+    one.unmount()?;
+    two.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("full at {} of {} MiB", kept / MIB, FIRST / MIB))
+}
+
+fn is_total(mounted: &Mounted<'_>, bytes: u64) -> Result<()> {
+    let total = mounted.space()?.total_bytes;
+    ensure!(total == bytes, "df says {total} instead of {bytes} bytes");
+    Ok(())
+}
+
+fn fill(mounted: &Mounted<'_>, name: &str, bytes_max: u64) -> Result<Filled> {
+    let fill = Fill { path: mounted.join(name).into(), block_bytes: 1 << 20, bytes_max };
+    mounted.node().call_within("fill", &fill, Duration::from_secs(60))
+}

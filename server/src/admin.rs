@@ -1,0 +1,391 @@
+//! The admin API: gRPC on a unix socket that only the server's user may open.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_proto::admin::admin_server::Admin;
+use forebay_proto::admin::{self as api};
+use forebay_smb::engine::Server;
+use tokio::net::UnixListener;
+use tonic::{Request, Response, Status};
+
+use crate::catalog::{Catalog, CatalogError, Found, Wish, credential};
+use crate::clock;
+use crate::config::PoolQuota;
+use crate::eventloop::Loops;
+use crate::limits::LIST_PAGE_MAX;
+use crate::volume::{Credential, Protection, Quota};
+
+/// The daemon, as the admin API sees it.
+#[derive(Clone)]
+pub struct AdminService {
+    /// Volumes.
+    pub catalog: Arc<Catalog>,
+    /// Sessions and open files.
+    pub server: Arc<Server>,
+    /// Event loops.
+    pub loops: Loops,
+    /// Set once the server is ending.
+    pub draining: Arc<AtomicBool>,
+    /// What does not change.
+    pub about: Arc<About>,
+}
+
+/// What does not change while the server runs.
+#[derive(Debug)]
+pub struct About {
+    /// The server's GUID.
+    pub guid: uuid::Uuid,
+    /// FILETIME of its start.
+    pub started: u64,
+    /// "io_uring" or "readiness".
+    pub io_engine: &'static str,
+    /// Where it listens.
+    pub listen: Vec<String>,
+    /// What clients should mount.
+    pub advertise: Vec<String>,
+}
+
+impl From<CatalogError> for Status {
+    fn from(error: CatalogError) -> Self {
+        let message = error.to_string();
+        match error {
+            CatalogError::Invalid(_) => Self::invalid_argument(message),
+            CatalogError::NotFound(_) => Self::not_found(message),
+            CatalogError::Exists(_) => Self::already_exists(message),
+            CatalogError::Exhausted(_) => Self::resource_exhausted(message),
+            CatalogError::Precondition(_) => Self::failed_precondition(message),
+            CatalogError::Pool(_) => {
+                tracing::error!(error = message, "admin request failed");
+                Self::internal(message)
+            }
+        }
+    }
+}
+
+fn timestamp(filetime: u64) -> prost_types::Timestamp {
+    let (seconds, nanos) = clock::to_unix(filetime);
+    prost_types::Timestamp { seconds, nanos: nanos.cast_signed() }
+}
+
+fn quota_of(value: i32) -> Result<Option<Quota>, Status> {
+    match api::Quota::try_from(value) {
+        Ok(api::Quota::Unspecified) => Ok(None),
+        Ok(api::Quota::Hard) => Ok(Some(Quota::Hard)),
+        Ok(api::Quota::None) => Ok(Some(Quota::None)),
+        Err(_) => Err(Status::invalid_argument(format!("quota {value} is not known to this server"))),
+    }
+}
+
+fn protection_of(value: i32) -> Result<Protection, Status> {
+    match api::Protection::try_from(value) {
+        // The server's rule is kept by the protocol for every session.
+        Ok(api::Protection::Unspecified | api::Protection::Optional) => Ok(Protection::Optional),
+        Ok(api::Protection::Sign) => Ok(Protection::Sign),
+        Ok(api::Protection::Seal) => Ok(Protection::Seal),
+        Err(_) => Err(Status::invalid_argument(format!("protection {value} is not known to this server"))),
+    }
+}
+
+fn credential_of(credentials: Option<&api::Credentials>) -> Result<Credential, Status> {
+    let credentials = credentials.ok_or_else(|| Status::invalid_argument("credentials are required"))?;
+    Ok(credential(&credentials.username, &credentials.password)?)
+}
+
+impl AdminService {
+    /// Runs what blocks on a thread that may.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Self) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let this = self.clone();
+        let result = tokio::task::spawn_blocking(move || act(&this)).await;
+        result.map_err(|_| Status::internal("the request's thread panicked"))?.map(Response::new)
+    }
+
+    fn volume(&self, found: Found) -> api::Volume {
+        let Found { record, pool, used_bytes, used_inodes } = found;
+        let infos = self.server.session_infos();
+        let sessions = infos.iter().filter(|info| info.volume_ids.contains(&record.volume_id)).count();
+        let open_files = self.server.open_infos(Some(&record.volume_id)).len();
+        let quota = match record.quota {
+            Quota::Hard => api::Quota::Hard,
+            Quota::None => api::Quota::None,
+        };
+        let protection = match record.protection {
+            Protection::Optional => api::Protection::Optional,
+            Protection::Sign => api::Protection::Sign,
+            Protection::Seal => api::Protection::Seal,
+        };
+        api::Volume {
+            volume_id: record.volume_id,
+            pool,
+            capacity_bytes: if record.quota == Quota::Hard { record.capacity_bytes } else { 0 },
+            used_bytes,
+            quota: quota.into(),
+            protection: protection.into(),
+            username: record.accounts.into_iter().next().map(|a| a.username).unwrap_or_default(),
+            created: Some(timestamp(record.created)),
+            labels: record.labels.into_iter().collect(),
+            used_inodes,
+            sessions: sessions as u32,
+            open_files: open_files as u32,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for AdminService {
+    async fn get_server_info(
+        &self,
+        _: Request<api::GetServerInfoRequest>,
+    ) -> Result<Response<api::GetServerInfoResponse>, Status> {
+        Ok(Response::new(api::GetServerInfoResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            server_guid: self.about.guid.to_string(),
+            started: Some(timestamp(self.about.started)),
+            io_engine: self.about.io_engine.to_owned(),
+            listen_addresses: self.about.listen.clone(),
+            draining: self.draining.load(Ordering::Relaxed),
+            advertised_addresses: self.about.advertise.clone(),
+        }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<api::CreateVolumeRequest>,
+    ) -> Result<Response<api::CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            let wish = Wish {
+                credential: credential_of(request.credentials.as_ref())?,
+                volume_id: request.volume_id,
+                pool: request.pool,
+                capacity_bytes: request.capacity_bytes,
+                quota: quota_of(request.quota)?,
+                protection: protection_of(request.protection)?,
+                labels: request.labels.into_iter().collect::<BTreeMap<_, _>>(),
+            };
+            let found = this.catalog.create(&wish)?;
+            Ok(api::CreateVolumeResponse { volume: Some(this.volume(found)) })
+        })
+        .await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<api::DeleteVolumeRequest>,
+    ) -> Result<Response<api::DeleteVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            this.catalog.delete(&request.volume_id, request.force)?;
+            Ok(api::DeleteVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn expand_volume(
+        &self,
+        request: Request<api::ExpandVolumeRequest>,
+    ) -> Result<Response<api::ExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            let found = this.catalog.expand(&request.volume_id, request.capacity_bytes)?;
+            Ok(api::ExpandVolumeResponse { volume: Some(this.volume(found)) })
+        })
+        .await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<api::ListVolumesRequest>,
+    ) -> Result<Response<api::ListVolumesResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            let limit = match request.page_size as usize {
+                0 => LIST_PAGE_MAX,
+                size => size.min(LIST_PAGE_MAX),
+            };
+            // The token is the last id of the page before, so that it stays good whatever comes and goes.
+            if !request.page_token.is_empty() && !crate::config::is_label(&request.page_token) {
+                return Err(Status::aborted("page_token is none that this server gave out: start again without one"));
+            }
+            let (found, more) = this.catalog.list(&request.page_token, limit);
+            let next_page_token =
+                found.last().filter(|_| more).map(|last| last.record.volume_id.clone()).unwrap_or_default();
+            let volumes = found.into_iter().map(|found| this.volume(found)).collect();
+            Ok(api::ListVolumesResponse { volumes, next_page_token })
+        })
+        .await
+    }
+
+    async fn stat_volume(
+        &self,
+        request: Request<api::StatVolumeRequest>,
+    ) -> Result<Response<api::StatVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            let found = this.catalog.find(&request.volume_id)?;
+            Ok(api::StatVolumeResponse { volume: Some(this.volume(found)) })
+        })
+        .await
+    }
+
+    async fn set_credentials(
+        &self,
+        request: Request<api::SetCredentialsRequest>,
+    ) -> Result<Response<api::SetCredentialsResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            let new = credential_of(request.credentials.as_ref())?;
+            this.catalog.set_credentials(&request.volume_id, new, request.keep_previous)?;
+            Ok(api::SetCredentialsResponse {})
+        })
+        .await
+    }
+
+    async fn list_pools(
+        &self,
+        _: Request<api::ListPoolsRequest>,
+    ) -> Result<Response<api::ListPoolsResponse>, Status> {
+        self.blocking(move |this| {
+            let pools = this.catalog.pools()?.into_iter().map(|pool| api::Pool {
+                name: pool.name,
+                kind: "directory".to_owned(),
+                path: pool.path,
+                total_bytes: pool.space.total_bytes,
+                free_bytes: pool.space.free_bytes,
+                provisioned_bytes: pool.space.provisioned_bytes,
+                quota: match pool.quota {
+                    PoolQuota::Project => "project".to_owned(),
+                    PoolQuota::None => "none".to_owned(),
+                },
+            });
+            Ok(api::ListPoolsResponse { pools: pools.collect() })
+        })
+        .await
+    }
+
+    async fn list_sessions(
+        &self,
+        _: Request<api::ListSessionsRequest>,
+    ) -> Result<Response<api::ListSessionsResponse>, Status> {
+        let sessions = self.server.session_infos().into_iter().map(|info| api::Session {
+            session_id: info.id,
+            username: info.username,
+            client_address: info.client_address,
+            dialect: info.dialect.to_owned(),
+            signed: info.signed,
+            cipher: info.cipher.to_owned(),
+            established: Some(timestamp(info.established)),
+            volume_ids: info.volume_ids,
+            open_files: info.open_files,
+        });
+        Ok(Response::new(api::ListSessionsResponse { sessions: sessions.collect() }))
+    }
+
+    async fn list_open_files(
+        &self,
+        request: Request<api::ListOpenFilesRequest>,
+    ) -> Result<Response<api::ListOpenFilesResponse>, Status> {
+        let volume_id = request.into_inner().volume_id;
+        let volume = (!volume_id.is_empty()).then_some(volume_id.as_str());
+        let open_files = self.server.open_infos(volume).into_iter().map(|info| api::OpenFile {
+            session_id: info.session_id,
+            volume_id: info.volume_id,
+            path: info.path,
+            access: info.access,
+            directory: info.directory,
+            byte_range_locks: info.byte_range_locks,
+        });
+        Ok(Response::new(api::ListOpenFilesResponse { open_files: open_files.collect() }))
+    }
+
+    async fn close_session(
+        &self,
+        request: Request<api::CloseSessionRequest>,
+    ) -> Result<Response<api::CloseSessionResponse>, Status> {
+        let session = request.into_inner().session_id;
+        if self.server.close_session(session) {
+            tracing::info!(session, "session closed by the administrator");
+        }
+        self.loops.route(&self.server);
+        Ok(Response::new(api::CloseSessionResponse {}))
+    }
+}
+
+/// Why there is no admin socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody answers there.
+    #[error("admin socket {0}: another server listens there: stop it, or change admin.socket")]
+    Taken(PathBuf),
+    /// The file system said no.
+    #[error("admin socket {path}: {error}: make its directory, or change admin.socket")]
+    Io {
+        /// Of the socket.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+}
+
+/// Listens at `path`, in place of a socket that a server left behind.
+///
+/// # Errors
+/// Why not.
+pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
+    use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+    let io = |error| SocketError::Io { path: path.to_owned(), error };
+    if let Some(parent) = path.parent() {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(io)?;
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => return Err(SocketError::Taken(path.to_owned())),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            if !path.symlink_metadata().map_err(io)?.file_type().is_socket() {
+                return Err(io(std::io::Error::other("there is a file that is no socket")));
+            }
+            std::fs::remove_file(path).map_err(io)?;
+        }
+        Err(error) => return Err(io(error)),
+    }
+    // Bound under a private name first: at no time may others open it.
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let _ = std::fs::remove_file(&temporary);
+    let listener = std::os::unix::net::UnixListener::bind(&temporary).map_err(io)?;
+    let placed = std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&temporary, path))
+        .and_then(|()| listener.set_nonblocking(true));
+    if let Err(error) = placed {
+        let _ = std::fs::remove_file(&temporary);
+        return Err(io(error));
+    }
+    UnixListener::from_std(listener).map_err(io)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_socket_is_private_and_replaces_only_a_dead_one() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("run/admin.sock");
+        let first = listen(&path).expect("listening");
+        assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
+        assert!(matches!(listen(&path), Err(SocketError::Taken(_))));
+        drop(first);
+        drop(listen(&path).expect("a dead one is replaced"));
+        let file = scratch.path().join("file");
+        std::fs::write(&file, "precious").expect("written");
+        assert!(listen(&file).is_err());
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "precious");
+    }
+}

@@ -1,0 +1,535 @@
+//! The volumes of all pools: what an administrator does to them, and what the protocol is told of it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_smb::auth::NtHash;
+use forebay_smb::engine::{Account, Server, VolumeConfig};
+use tracing::{error, info, warn};
+
+use crate::clock;
+use crate::config::{PoolQuota, is_label};
+use crate::eventloop::Loops;
+use crate::limits::{
+    LABEL_BYTES_MAX, LABELS_MAX, PASSWORD_CHARS_MAX, PASSWORD_CHARS_MIN, USERNAME_CHARS_MAX, VOLUME_BYTES_MAX,
+    VOLUME_BYTES_MIN, VOLUMES_MAX,
+};
+use crate::metrics::PoolSpace;
+use crate::pool::{Pool, PoolError, Unserved, empty};
+use crate::volume::{Credential, Protection, Quota, Record};
+
+/// Why an administrator's wish is not granted.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogError {
+    /// It makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no such volume.
+    #[error("there is no volume {0}")]
+    NotFound(String),
+    /// There is one, and it is different.
+    #[error("{0}")]
+    Exists(String),
+    /// There is no room.
+    #[error("{0}")]
+    Exhausted(String),
+    /// Not as things are.
+    #[error("{0}")]
+    Precondition(String),
+    /// Of the pool.
+    #[error(transparent)]
+    Pool(PoolError),
+}
+
+impl From<PoolError> for CatalogError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::NoQuota { .. } | PoolError::Orphan { .. } => Self::Precondition(error.to_string()),
+            error => Self::Pool(error),
+        }
+    }
+}
+
+/// What a new volume shall be.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Its id.
+    pub volume_id: String,
+    /// In which pool; empty for the first with room.
+    pub pool: String,
+    /// Its capacity in bytes.
+    pub capacity_bytes: u64,
+    /// How that is enforced; `None` for the pool's rule.
+    pub quota: Option<Quota>,
+    /// What its traffic must be.
+    pub protection: Protection,
+    /// Who may open it.
+    pub credential: Credential,
+    /// The caller's labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A volume as it is.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its record.
+    pub record: Record,
+    /// Its pool.
+    pub pool: String,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Inodes in use.
+    pub used_inodes: u64,
+}
+
+/// A pool as it is.
+#[derive(Clone, Debug)]
+pub struct PoolInfo {
+    /// Its name.
+    pub name: String,
+    /// Its directory.
+    pub path: String,
+    /// How capacity is enforced.
+    pub quota: PoolQuota,
+    /// Its space.
+    pub space: PoolSpace,
+}
+
+/// All pools and volumes.
+pub struct Catalog {
+    state: Mutex<State>,
+    server: Arc<Server>,
+    loops: Loops,
+}
+
+struct State {
+    pools: Vec<Pool>,
+    unserved: Vec<(String, Unserved)>,
+}
+
+/// Checks a user name and makes the credential of its password.
+///
+/// # Errors
+/// What is wrong with them; never the password.
+pub fn credential(username: &str, password: &str) -> Result<Credential, CatalogError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if username.is_empty() || username.len() > USERNAME_CHARS_MAX || !username.chars().all(allowed) {
+        return Err(CatalogError::Invalid(format!(
+            "credentials.username must be 1 to {USERNAME_CHARS_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'"
+        )));
+    }
+    if !(PASSWORD_CHARS_MIN..=PASSWORD_CHARS_MAX).contains(&password.chars().count()) {
+        return Err(CatalogError::Invalid(format!(
+            "credentials.password must have {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX} characters"
+        )));
+    }
+    Ok(Credential { username: username.to_owned(), hashes: vec![NtHash::from_password(password)] })
+}
+
+impl Wish {
+    fn check(&self) -> Result<(), CatalogError> {
+        let invalid = |message: String| Err(CatalogError::Invalid(message));
+        if !is_label(&self.volume_id) {
+            let shown: String = self.volume_id.chars().take(80).collect();
+            return invalid(format!(
+                "volume_id {shown:?} must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit"
+            ));
+        }
+        if self.quota != Some(Quota::None) && !(VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX).contains(&self.capacity_bytes) {
+            return invalid(format!("capacity_bytes must be from {VOLUME_BYTES_MIN} to {VOLUME_BYTES_MAX}"));
+        }
+        if self.labels.len() > LABELS_MAX {
+            return invalid(format!("at most {LABELS_MAX} labels"));
+        }
+        if self.labels.iter().any(|(k, v)| k.is_empty() || k.len() > LABEL_BYTES_MAX || v.len() > LABEL_BYTES_MAX) {
+            return invalid(format!("labels must have a key, and at most {LABEL_BYTES_MAX} bytes in key and value"));
+        }
+        Ok(())
+    }
+
+    /// Whether `found` is what this asks for.
+    fn is(&self, found: &Record, pool: &str) -> Result<(), &'static str> {
+        let credential = found.accounts.iter().any(|account| {
+            account.username == self.credential.username
+                && self.credential.hashes.iter().all(|hash| account.hashes.contains(hash))
+        });
+        match () {
+            () if !self.pool.is_empty() && self.pool != pool => Err("pool"),
+            () if self.capacity_bytes != found.capacity_bytes => Err("capacity_bytes"),
+            () if self.quota.is_some_and(|quota| quota != found.quota) => Err("quota"),
+            () if self.protection != found.protection => Err("protection"),
+            () if !credential => Err("credentials"),
+            () if self.labels != found.labels => Err("labels"),
+            () => Ok(()),
+        }
+    }
+}
+
+impl Catalog {
+    /// Serves the volumes of `pools`. What cannot be served is logged and left as it is.
+    #[must_use]
+    pub fn new(pools: Vec<(Pool, Vec<Unserved>)>, server: Arc<Server>, loops: Loops) -> Self {
+        let mut state = State { pools: Vec::new(), unserved: Vec::new() };
+        for (pool, unserved) in pools {
+            if pool.quota == PoolQuota::Project && !pool.enforces_quota() {
+                let path = pool.path.display();
+                warn!(
+                    pool = pool.name, %path,
+                    "the file system enforces no project quota, so volumes will be refused: mount it with -o prjquota, \
+                     or set quota = \"none\" for the pool"
+                );
+            }
+            state.unserved.extend(unserved.into_iter().map(|u| (pool.name.clone(), u)));
+            state.pools.push(pool);
+        }
+        let catalog = Self { state: Mutex::new(state), server, loops };
+        catalog.serve_all();
+        catalog
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve_all(&self) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        for pool in &state.pools {
+            for record in pool.records.values() {
+                match self.serve(pool, record) {
+                    Ok(()) => info!(pool = pool.name, volume = record.volume_id, "serving"),
+                    Err(error) => {
+                        let unserved = Unserved { name: record.volume_id.clone(), reason: error.to_string() };
+                        state.unserved.push((pool.name.clone(), unserved));
+                    }
+                }
+            }
+            empty_trash(pool);
+        }
+        for (pool, Unserved { name, reason }) in &state.unserved {
+            error!(pool, volume = name, reason, "volume is not served");
+        }
+    }
+
+    fn serve(&self, pool: &Pool, record: &Record) -> Result<(), CatalogError> {
+        let config = VolumeConfig {
+            id: record.volume_id.clone(),
+            backend: pool.serve(record)?.handle(),
+            accounts: record.accounts.iter().map(Account::from).collect(),
+            protection: record.protection.into(),
+            read_only: false,
+            serial: record.serial,
+            created: record.created,
+        };
+        self.server.add_volume(config).map_err(|username| taken(&username))
+    }
+
+    /// Makes a volume and serves it; one that is there already and is the same is found.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn create(&self, wish: &Wish) -> Result<Found, CatalogError> {
+        wish.check()?;
+        let mut state = self.lock();
+        if let Some(pool) = state.pools.iter().find(|pool| pool.records.contains_key(&wish.volume_id)) {
+            let record = &pool.records[&wish.volume_id];
+            if record.deleting {
+                return Err(CatalogError::Precondition(format!("volume {} is being deleted: try again", wish.volume_id)));
+            }
+            return match wish.is(record, &pool.name) {
+                Ok(()) => Ok(found(pool, record)),
+                Err(what) => Err(CatalogError::Exists(format!(
+                    "volume {} exists with other parameters: {what} differs",
+                    wish.volume_id
+                ))),
+            };
+        }
+        if state.unserved.iter().any(|(_, unserved)| unserved.name == wish.volume_id) {
+            return Err(CatalogError::Precondition(format!(
+                "volume {} exists and its record is damaged: the server's log says how to repair it",
+                wish.volume_id
+            )));
+        }
+        state.check_username(&wish.volume_id, &wish.credential.username)?;
+        if state.pools.iter().map(|pool| pool.records.len()).sum::<usize>() >= VOLUMES_MAX {
+            return Err(CatalogError::Exhausted(format!("the server has its {VOLUMES_MAX} volumes")));
+        }
+        let (index, quota) = state.choose(wish)?;
+        let pool = &mut state.pools[index];
+        let mut serial = [0; 4];
+        getrandom::fill(&mut serial).expect("the kernel has randomness once it has booted");
+        pool.create(Record {
+            volume_id: wish.volume_id.clone(),
+            capacity_bytes: wish.capacity_bytes,
+            quota,
+            project: None,
+            protection: wish.protection,
+            accounts: vec![wish.credential.clone()],
+            labels: wish.labels.clone(),
+            created: clock::now(),
+            serial: u32::from_le_bytes(serial),
+            deleting: false,
+        })?;
+        let record = &pool.records[&wish.volume_id];
+        if let Err(error) = self.serve(pool, record) {
+            if let Err(left) = pool.delete(&wish.volume_id) {
+                error!(volume = wish.volume_id, error = %left, "a volume that cannot be served could not be removed");
+            }
+            empty_trash(pool);
+            return Err(error);
+        }
+        info!(volume = wish.volume_id, pool = pool.name, capacity_bytes = wish.capacity_bytes, "volume created");
+        Ok(found(pool, &pool.records[&wish.volume_id]))
+    }
+
+    /// Removes a volume with its data; one that is not there is no error.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn delete(&self, id: &str, force: bool) -> Result<(), CatalogError> {
+        let mut state = self.lock();
+        let Some(pool) = state.pools.iter_mut().find(|pool| pool.records.contains_key(id)) else {
+            return match state.unserved.iter().find(|(_, unserved)| unserved.name == id) {
+                Some((pool, _)) => Err(CatalogError::Precondition(format!(
+                    "the record of volume {id} in pool {pool} is damaged: repair or remove it by hand"
+                ))),
+                None => Ok(()),
+            };
+        };
+        let removed = self.server.remove_volume(id, force);
+        self.loops.route(&self.server);
+        removed.map_err(|in_use| {
+            CatalogError::Precondition(format!(
+                "volume {id} has {} open files: unmount it, or delete it with force",
+                in_use.open_files
+            ))
+        })?;
+        pool.delete(id)?;
+        empty_trash(pool);
+        state.unserved.retain(|(_, unserved)| unserved.name != id);
+        info!(volume = id, "volume deleted");
+        Ok(())
+    }
+
+    /// Raises a volume's capacity.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn expand(&self, id: &str, capacity_bytes: u64) -> Result<Found, CatalogError> {
+        if capacity_bytes == 0 || capacity_bytes > VOLUME_BYTES_MAX {
+            return Err(CatalogError::Invalid(format!("capacity_bytes must be from 1 to {VOLUME_BYTES_MAX}")));
+        }
+        let mut state = self.lock();
+        let pool = state.pool_of(id)?;
+        let mut record = pool.records[id].clone();
+        if capacity_bytes > record.capacity_bytes {
+            let more = capacity_bytes - record.capacity_bytes;
+            if record.quota == Quota::Hard {
+                let room = pool.unprovisioned()?;
+                if more > room {
+                    return Err(CatalogError::Exhausted(no_room(pool, more, room)));
+                }
+            }
+            record.capacity_bytes = capacity_bytes;
+            pool.update(record)?;
+            info!(volume = id, capacity_bytes, "volume expanded");
+        }
+        Ok(found(pool, &pool.records[id]))
+    }
+
+    /// Replaces a volume's credentials.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn set_credentials(&self, id: &str, new: Credential, keep_previous: bool) -> Result<(), CatalogError> {
+        let mut state = self.lock();
+        state.check_username(id, &new.username)?;
+        let pool = state.pool_of(id)?;
+        let mut record = pool.records[id].clone();
+        let previous = std::mem::take(&mut record.accounts).into_iter().next();
+        record.accounts = match previous {
+            // Twice the same: what was kept the first time stays.
+            Some(account) if account.username == new.username && account.hashes.first() == new.hashes.first() => {
+                let kept = if keep_previous { account.hashes } else { new.hashes };
+                vec![Credential { username: new.username, hashes: kept }]
+            }
+            Some(account) if keep_previous && account.username.eq_ignore_ascii_case(&new.username) => {
+                let hashes = new.hashes.into_iter().chain(account.hashes.into_iter().take(1)).collect();
+                vec![Credential { username: new.username, hashes }]
+            }
+            Some(account) if keep_previous => vec![new, account],
+            _ => vec![new],
+        };
+        let accounts: Vec<Account> = record.accounts.iter().map(Account::from).collect();
+        pool.update(record)?;
+        self.server.set_accounts(id, accounts).map_err(|username| taken(&username))?;
+        info!(volume = id, keep_previous, "credentials replaced");
+        Ok(())
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, id: &str) -> Result<Found, CatalogError> {
+        let mut state = self.lock();
+        let pool = state.pool_of(id)?;
+        Ok(found(pool, &pool.records[id]))
+    }
+
+    /// At most `limit` volumes in order of their id, those after `after`, and whether there are more.
+    #[must_use]
+    pub fn list(&self, after: &str, limit: usize) -> (Vec<Found>, bool) {
+        let state = self.lock();
+        let mut all: Vec<(&Pool, &Record)> = state
+            .pools
+            .iter()
+            .flat_map(|pool| pool.records.values().map(move |record| (pool, record)))
+            .filter(|(_, record)| !record.deleting && record.volume_id.as_str() > after)
+            .collect();
+        all.sort_by(|a, b| a.1.volume_id.cmp(&b.1.volume_id));
+        let more = all.len() > limit;
+        (all.into_iter().take(limit).map(|(pool, record)| found(pool, record)).collect(), more)
+    }
+
+    /// All pools.
+    ///
+    /// # Errors
+    /// Those of asking a file system for its space.
+    pub fn pools(&self) -> Result<Vec<PoolInfo>, CatalogError> {
+        let state = self.lock();
+        state
+            .pools
+            .iter()
+            .map(|pool| {
+                Ok(PoolInfo {
+                    name: pool.name.clone(),
+                    path: pool.path.display().to_string(),
+                    quota: pool.quota,
+                    space: state.space(pool)?,
+                })
+            })
+            .collect()
+    }
+}
+
+impl State {
+    fn pool_of(&mut self, id: &str) -> Result<&mut Pool, CatalogError> {
+        let holds = |pool: &&mut Pool| pool.records.get(id).is_some_and(|record| !record.deleting);
+        self.pools.iter_mut().find(holds).ok_or_else(|| CatalogError::NotFound(id.chars().take(80).collect()))
+    }
+
+    /// A user opens one volume and nothing else, so no two volumes can have the same.
+    fn check_username(&self, volume_id: &str, username: &str) -> Result<(), CatalogError> {
+        let mut others =
+            self.pools.iter().flat_map(|pool| pool.records.values()).filter(|record| record.volume_id != volume_id);
+        let is_taken =
+            others.any(|record| record.accounts.iter().any(|a| a.username.eq_ignore_ascii_case(username)));
+        if is_taken { Err(taken(username)) } else { Ok(()) }
+    }
+
+    /// The pool for a new volume and how its capacity will be enforced there.
+    fn choose(&self, wish: &Wish) -> Result<(usize, Quota), CatalogError> {
+        let mut refusal = None;
+        for (index, pool) in self.pools.iter().enumerate() {
+            if !wish.pool.is_empty() && wish.pool != pool.name {
+                continue;
+            }
+            match admit(pool, wish) {
+                Ok(quota) => return Ok((index, quota)),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        Err(refusal.unwrap_or_else(|| {
+            let shown: String = wish.pool.chars().take(80).collect();
+            let names: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
+            CatalogError::Invalid(format!("there is no pool {shown:?}; there are: {}", names.join(", ")))
+        }))
+    }
+
+    fn space(&self, pool: &Pool) -> Result<PoolSpace, PoolError> {
+        let (total_bytes, free_bytes) = pool.space()?;
+        let unserved = self.unserved.iter().filter(|(name, _)| *name == pool.name).count();
+        let damaged = self
+            .unserved
+            .iter()
+            .filter(|(name, unserved)| *name == pool.name && !pool.records.contains_key(&unserved.name))
+            .count();
+        Ok(PoolSpace {
+            pool: pool.name.clone(),
+            total_bytes,
+            free_bytes,
+            provisioned_bytes: pool.provisioned(),
+            volumes: (pool.records.len() + damaged).saturating_sub(unserved),
+            unserved,
+        })
+    }
+}
+
+fn admit(pool: &Pool, wish: &Wish) -> Result<Quota, CatalogError> {
+    let quota = match (pool.quota, wish.quota) {
+        (PoolQuota::Project, None | Some(Quota::Hard)) => Quota::Hard,
+        (PoolQuota::None, None | Some(Quota::None)) => Quota::None,
+        (PoolQuota::Project, Some(Quota::None)) => {
+            return Err(CatalogError::Precondition(format!(
+                "pool {} has hard quotas: a volume without needs a pool with quota = \"none\"",
+                pool.name
+            )));
+        }
+        (PoolQuota::None, Some(Quota::Hard)) => {
+            return Err(CatalogError::Precondition(format!(
+                "pool {} has quota = \"none\": a hard capacity needs a pool with quota = \"project\"",
+                pool.name
+            )));
+        }
+    };
+    if quota == Quota::Hard {
+        let room = pool.unprovisioned()?;
+        if wish.capacity_bytes > room {
+            return Err(CatalogError::Exhausted(no_room(pool, wish.capacity_bytes, room)));
+        }
+    }
+    Ok(quota)
+}
+
+fn no_room(pool: &Pool, wanted: u64, room: u64) -> String {
+    format!(
+        "pool {} has room for {room} bytes and not for {wanted}: delete volumes, enlarge it, or raise its overcommit",
+        pool.name
+    )
+}
+
+fn taken(username: &str) -> CatalogError {
+    CatalogError::Invalid(format!("credentials.username {username:?} belongs to another volume: use another name"))
+}
+
+fn found(pool: &Pool, record: &Record) -> Found {
+    let usage = pool.usage(record);
+    Found {
+        record: record.clone(),
+        pool: pool.name.clone(),
+        used_bytes: usage.bytes,
+        used_inodes: usage.inodes,
+    }
+}
+
+/// Removes what is in a pool's trash, on a thread of its own: large volumes take their time.
+fn empty_trash(pool: &Pool) {
+    let trash = pool.trash();
+    if trash.is_empty() {
+        return;
+    }
+    let remove = move || {
+        for path in trash {
+            match empty(&path) {
+                Ok(()) => info!(path = %path.display(), "deleted data removed"),
+                // Another thread may have been at it.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => warn!(path = %path.display(), %error, "deleted data could not be removed; tried again at the next start"),
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
+        warn!(%error, "deleted data will be removed at the next start");
+    }
+}

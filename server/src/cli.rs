@@ -1,0 +1,450 @@
+//! The command line.
+
+use std::io::{IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use forebay_proto::admin::admin_client::AdminClient;
+use forebay_proto::admin::{self as api};
+use tonic::transport::{Channel, Endpoint};
+use zeroize::Zeroizing;
+
+use crate::config::{self, ADMIN_SOCKET, Bytes, Config, DEFAULT_PATH};
+use crate::daemon::{self, Exit};
+use crate::log;
+
+#[derive(Debug, Parser)]
+#[command(name = "forebay-server", version, about = "The Forebay SMB server: ReadWriteMany volumes for Kubernetes")]
+#[command(after_long_help = config::help())]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve until SIGTERM. `forebay-server --help` explains every option of the configuration.
+    Run(ConfigArgs),
+    /// Print a configuration with every option explained.
+    SampleConfig,
+    /// Check a configuration and say what is wrong with it.
+    CheckConfig(ConfigArgs),
+    /// Print completions for a shell.
+    Completions {
+        /// Which.
+        shell: clap_complete::Shell,
+    },
+    /// Make, remove and look at volumes of a running server.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Pools of a running server.
+    Pools(AdminArgs),
+    /// Sessions of a running server.
+    Sessions(AdminArgs),
+    /// Open files of a running server.
+    OpenFiles {
+        /// Of this volume alone.
+        volume: Option<String>,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Close a session and all that it has open.
+    CloseSession {
+        /// Its id, as `sessions` shows it.
+        id: u64,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// What a running server is and does.
+    Info(AdminArgs),
+}
+
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE", env = "FOREBAY_CONFIG", default_value = DEFAULT_PATH)]
+    config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct AdminArgs {
+    /// The server's admin socket.
+    #[arg(long, value_name = "PATH", env = "FOREBAY_ADMIN_SOCKET", default_value = ADMIN_SOCKET)]
+    socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct CredentialArgs {
+    /// User name.
+    #[arg(long)]
+    username: String,
+    /// File with the password (one line); `-` for standard input. Without it FOREBAY_PASSWORD is taken. A password is
+    /// never an argument: every user of the machine could read it.
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum QuotaArg {
+    /// The pool's rule.
+    Default,
+    /// A hard limit.
+    Hard,
+    /// No limit.
+    None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProtectionArg {
+    /// The client decides.
+    Optional,
+    /// Signed or sealed.
+    Sign,
+    /// Sealed.
+    Seal,
+}
+
+#[derive(Debug, Subcommand)]
+enum VolumeCommand {
+    /// Make a volume.
+    Create {
+        /// Its id, the name of the share.
+        id: String,
+        /// Its capacity: bytes, or with KiB, MiB, GiB, TiB.
+        #[arg(long)]
+        size: Bytes,
+        /// Its pool; the first with room without it.
+        #[arg(long, default_value = "")]
+        pool: String,
+        /// How its capacity is enforced.
+        #[arg(long, value_enum, default_value = "default")]
+        quota: QuotaArg,
+        /// What its traffic must be.
+        #[arg(long, value_enum, default_value = "optional")]
+        protection: ProtectionArg,
+        #[command(flatten)]
+        credentials: CredentialArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Remove a volume and all its data.
+    Delete {
+        /// Its id.
+        id: String,
+        /// Also while files are open.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Raise a volume's capacity.
+    Expand {
+        /// Its id.
+        id: String,
+        /// Its new capacity.
+        #[arg(long)]
+        size: Bytes,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// List volumes.
+    List(AdminArgs),
+    /// Show one volume.
+    Stat {
+        /// Its id.
+        id: String,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Replace a volume's credentials.
+    SetCredentials {
+        /// Its id.
+        id: String,
+        /// The previous ones stay good for new sessions.
+        #[arg(long)]
+        keep_previous: bool,
+        #[command(flatten)]
+        credentials: CredentialArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+}
+
+/// Parses the command line and does what it says.
+#[must_use]
+pub fn main() -> Exit {
+    let result = match Cli::parse().command {
+        Command::Run(args) => return run(&args.config),
+        Command::SampleConfig => print(&config::sample()),
+        Command::CheckConfig(args) => match Config::read(&args.config) {
+            Ok(_) => print(&format!("{}: right\n", args.config.display())),
+            Err(error) => return fail(Exit::Config, &error),
+        },
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "forebay-server", &mut std::io::stdout());
+            Ok(())
+        }
+        command => ask(command),
+    };
+    match result {
+        Ok(()) => Exit::Done,
+        Err(error) => fail(Exit::Failed, &error),
+    }
+}
+
+fn fail(exit: Exit, error: &dyn std::fmt::Display) -> Exit {
+    // Nothing is left to say it to where standard error is closed.
+    let _ = writeln!(std::io::stderr(), "forebay-server: {error}");
+    exit
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // The reader of a pipe has seen enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn run(path: &Path) -> Exit {
+    let config = match Config::read(path) {
+        Ok(config) => config,
+        Err(error) => return fail(Exit::Config, &error),
+    };
+    log::start(&config.log);
+    match daemon::run(&config) {
+        Ok(()) => Exit::Done,
+        Err(error) => fail(error.exit(), &error),
+    }
+}
+
+fn password(args: &CredentialArgs) -> anyhow::Result<Zeroizing<String>> {
+    let mut text = Zeroizing::new(String::new());
+    match &args.password_file {
+        Some(path) if path == Path::new("-") => {
+            if std::io::stdin().is_terminal() {
+                writeln!(std::io::stderr(), "password (shown while you type), then Enter and Ctrl-D:")?;
+            }
+            std::io::stdin().read_to_string(&mut text)?;
+        }
+        Some(path) => {
+            let open = std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text));
+            open.map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+        }
+        None => {
+            let variable = std::env::var("FOREBAY_PASSWORD");
+            *text = variable.map_err(|_| anyhow::anyhow!("no password: give --password-file, or set FOREBAY_PASSWORD"))?;
+        }
+    }
+    let length = text.trim_end_matches(['\r', '\n']).len();
+    text.truncate(length);
+    Ok(text)
+}
+
+fn credentials(args: &CredentialArgs) -> anyhow::Result<Option<api::Credentials>> {
+    Ok(Some(api::Credentials { username: args.username.clone(), password: password(args)?.to_string() }))
+}
+
+fn ask(command: Command) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        match command {
+            Command::Volume(command) => volume(command).await,
+            Command::Pools(admin) => {
+                let response = connect(&admin).await?.list_pools(api::ListPoolsRequest {}).await.map_err(plain)?;
+                let rows = response.into_inner().pools.into_iter().map(|p| {
+                    let bytes = [p.total_bytes, p.free_bytes, p.provisioned_bytes].map(size);
+                    let [total, free, provisioned] = bytes;
+                    vec![p.name, p.kind, p.path, p.quota, total, free, provisioned]
+                });
+                table(&["NAME", "KIND", "PATH", "QUOTA", "SIZE", "FREE", "PROVISIONED"], rows)
+            }
+            Command::Sessions(admin) => {
+                let request = api::ListSessionsRequest {};
+                let response = connect(&admin).await?.list_sessions(request).await.map_err(plain)?;
+                let rows = response.into_inner().sessions.into_iter().map(|s| {
+                    let cipher = if s.cipher.is_empty() { "-".to_owned() } else { s.cipher };
+                    let signed = if s.signed { "yes" } else { "no" };
+                    vec![
+                        s.session_id.to_string(), s.username, s.client_address, s.dialect, signed.to_owned(), cipher,
+                        s.volume_ids.join(","), s.open_files.to_string(),
+                    ]
+                });
+                table(&["SESSION", "USER", "CLIENT", "DIALECT", "SIGNED", "CIPHER", "VOLUMES", "OPEN"], rows)
+            }
+            Command::OpenFiles { volume, admin } => {
+                let request = api::ListOpenFilesRequest { volume_id: volume.unwrap_or_default() };
+                let response = connect(&admin).await?.list_open_files(request).await.map_err(plain)?;
+                let rows = response.into_inner().open_files.into_iter().map(|f| {
+                    let access = format!("{:#010x}", f.access);
+                    let path = if f.directory { format!("{}/", f.path) } else { f.path };
+                    vec![f.session_id.to_string(), f.volume_id, access, f.byte_range_locks.to_string(), path]
+                });
+                table(&["SESSION", "VOLUME", "ACCESS", "LOCKS", "PATH"], rows)
+            }
+            Command::CloseSession { id, admin } => {
+                let request = api::CloseSessionRequest { session_id: id };
+                connect(&admin).await?.close_session(request).await.map_err(plain)?;
+                Ok(())
+            }
+            Command::Info(admin) => {
+                let request = api::GetServerInfoRequest {};
+                let info = connect(&admin).await?.get_server_info(request).await.map_err(plain)?.into_inner();
+                print(&format!(
+                    "version     {}\nguid        {}\nI/O engine  {}\nlistening   {}\nadvertised  {}\ndraining    {}\n",
+                    info.version,
+                    info.server_guid,
+                    info.io_engine,
+                    info.listen_addresses.join(" "),
+                    info.advertised_addresses.join(" "),
+                    if info.draining { "yes" } else { "no" },
+                ))
+            }
+            Command::Run(_) | Command::SampleConfig | Command::CheckConfig(_) | Command::Completions { .. } => Ok(()),
+        }
+    })
+}
+
+async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
+    let shown = match command {
+        VolumeCommand::Create { id, size, pool, quota, protection, credentials: who, admin } => {
+            let request = api::CreateVolumeRequest {
+                volume_id: id,
+                pool,
+                capacity_bytes: size.0,
+                quota: match quota {
+                    QuotaArg::Default => api::Quota::Unspecified.into(),
+                    QuotaArg::Hard => api::Quota::Hard.into(),
+                    QuotaArg::None => api::Quota::None.into(),
+                },
+                protection: match protection {
+                    ProtectionArg::Optional => api::Protection::Optional.into(),
+                    ProtectionArg::Sign => api::Protection::Sign.into(),
+                    ProtectionArg::Seal => api::Protection::Seal.into(),
+                },
+                credentials: credentials(&who)?,
+                labels: Default::default(),
+            };
+            connect(&admin).await?.create_volume(request).await.map_err(plain)?.into_inner().volume
+        }
+        VolumeCommand::Delete { id, force, admin } => {
+            let request = api::DeleteVolumeRequest { volume_id: id, force };
+            connect(&admin).await?.delete_volume(request).await.map_err(plain)?;
+            return Ok(());
+        }
+        VolumeCommand::Expand { id, size, admin } => {
+            let request = api::ExpandVolumeRequest { volume_id: id, capacity_bytes: size.0 };
+            connect(&admin).await?.expand_volume(request).await.map_err(plain)?.into_inner().volume
+        }
+        VolumeCommand::Stat { id, admin } => {
+            let request = api::StatVolumeRequest { volume_id: id };
+            connect(&admin).await?.stat_volume(request).await.map_err(plain)?.into_inner().volume
+        }
+        VolumeCommand::SetCredentials { id, keep_previous, credentials: who, admin } => {
+            let request =
+                api::SetCredentialsRequest { volume_id: id, credentials: credentials(&who)?, keep_previous };
+            connect(&admin).await?.set_credentials(request).await.map_err(plain)?;
+            return Ok(());
+        }
+        VolumeCommand::List(admin) => return list(&admin).await,
+    };
+    show(shown)
+}
+
+async fn list(admin: &AdminArgs) -> anyhow::Result<()> {
+    let mut client = connect(admin).await?;
+    let mut page_token = String::new();
+    let mut volumes = Vec::new();
+    loop {
+        let request = api::ListVolumesRequest { page_size: 0, page_token };
+        let page = client.list_volumes(request).await.map_err(plain)?.into_inner();
+        volumes.extend(page.volumes);
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            return show(volumes);
+        }
+    }
+}
+
+fn show(volumes: impl IntoIterator<Item = api::Volume>) -> anyhow::Result<()> {
+    let rows = volumes.into_iter().map(|v| {
+        let capacity = if v.capacity_bytes == 0 { "none".to_owned() } else { size(v.capacity_bytes) };
+        let protection = match v.protection() {
+            api::Protection::Sign => "sign",
+            api::Protection::Seal => "seal",
+            api::Protection::Optional | api::Protection::Unspecified => "optional",
+        };
+        vec![
+            v.volume_id, v.pool, capacity, size(v.used_bytes), v.username, protection.to_owned(), v.sessions.to_string(),
+            v.open_files.to_string(),
+        ]
+    });
+    table(&["VOLUME", "POOL", "CAPACITY", "USED", "USER", "PROTECTION", "SESSIONS", "OPEN"], rows)
+}
+
+async fn connect(admin: &AdminArgs) -> anyhow::Result<AdminClient<Channel>> {
+    let path = admin.socket.clone();
+    let shown = path.display().to_string();
+    // The address is only for form: the connector goes to the socket.
+    let endpoint = Endpoint::from_static("http://forebay-server");
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
+        let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        anyhow::anyhow!("{shown}: {reason}: is the server running, and is this its admin.socket?")
+    })?;
+    Ok(AdminClient::new(channel))
+}
+
+fn plain(status: tonic::Status) -> anyhow::Error {
+    anyhow::anyhow!("{} ({:?})", status.message(), status.code())
+}
+
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0 && value.fract() > 0.0);
+    format!("{value:.digits$} {}", units[unit])
+}
+
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> anyhow::Result<()> {
+    let header = header.iter().map(ToString::to_string).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
+    let widths: Vec<usize> = (0..rows[0].len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_takes_no_password() {
+        Cli::command().debug_assert();
+        let attempt = ["forebay-server", "volume", "create", "v", "--size", "1GiB", "--username", "u", "--password", "p"];
+        assert!(Cli::try_parse_from(attempt).is_err());
+        assert!(Cli::try_parse_from(&attempt[..8]).is_ok());
+        let help = Cli::command().render_long_help().to_string();
+        assert!(config::OPTIONS.iter().all(|option| help.contains(option.key)));
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(size(512), "512 B");
+        assert_eq!(size(1 << 30), "1 GiB");
+        assert_eq!(size(1536 << 20), "1.5 GiB");
+    }
+}

@@ -1,0 +1,575 @@
+//! The configuration file: TOML, every option explained once in [`OPTIONS`], from which `--help` and the sample come.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
+
+/// Where the daemon looks for its configuration when it is not told.
+pub const DEFAULT_PATH: &str = "/etc/forebay/server.toml";
+
+/// One option of the configuration.
+#[derive(Debug)]
+pub struct OptionHelp {
+    /// Section, or "" where it stands above all.
+    pub section: &'static str,
+    /// Key.
+    pub key: &'static str,
+    /// The default, or an example where there is none, as TOML.
+    pub value: &'static str,
+    /// Whether the sample sets it (rather than showing its default in a comment).
+    pub set: bool,
+    /// What it does.
+    pub help: &'static str,
+}
+
+/// Every option.
+pub const OPTIONS: &[OptionHelp] = &[
+    OptionHelp { section: "server", key: "listen", value: "[\"[::]:445\"]", set: false,
+        help: "Addresses of the SMB transport, \"ip:port\" each." },
+    OptionHelp { section: "server", key: "advertise", value: "[]", set: false,
+        help: "Addresses that clients should mount, \"host:port\" or \"ip:port\", as told by the admin API. Empty: those it listens on." },
+    OptionHelp { section: "server", key: "name", value: "\"FOREBAY\"", set: false,
+        help: "Name told to clients while they log in, 1 to 15 of A-Z, 0-9 and '-'." },
+    OptionHelp { section: "server", key: "signing", value: "\"optional\"", set: false,
+        help: "\"optional\": sessions are signed where the client asks for it. \"required\": every session is signed or sealed." },
+    OptionHelp { section: "server", key: "encryption", value: "\"offered\"", set: false,
+        help: "\"off\": not offered. \"offered\": used where the client or the volume asks for it. \"required\": sessions that cannot seal are refused. Where integrity is wanted, sealing costs a tenth of signing." },
+    OptionHelp { section: "server", key: "max_io", value: "\"8MiB\"", set: false,
+        help: "Largest READ and WRITE, 64KiB to 8MiB." },
+    OptionHelp { section: "server", key: "event_loops", value: "0", set: false,
+        help: "Threads that serve connections. 0: one per core." },
+    OptionHelp { section: "server", key: "workers", value: "16", set: false,
+        help: "Threads for file-system calls that block (open, stat, rename, listings ...)." },
+    OptionHelp { section: "server", key: "io_engine", value: "\"auto\"", set: false,
+        help: "\"io_uring\", \"readiness\" (epoll and threads), or \"auto\": io_uring where it is allowed." },
+    OptionHelp { section: "server", key: "drain_timeout_s", value: "30", set: false,
+        help: "Seconds that requests in flight have to finish after SIGTERM. A second SIGTERM ends at once." },
+    OptionHelp { section: "admin", key: "socket", value: "\"/run/forebay/admin.sock\"", set: false,
+        help: "Unix socket of the admin API (gRPC), mode 0600. Whoever may open it may do everything." },
+    OptionHelp { section: "http", key: "listen", value: "\"127.0.0.1:9445\"", set: false,
+        help: "Address of /metrics (Prometheus), /healthz and /readyz. \"\": none." },
+    OptionHelp { section: "log", key: "level", value: "\"info\"", set: false,
+        help: "\"error\", \"warn\", \"info\", \"debug\" or \"trace\", or directives as in \"info,forebay_server=debug\"." },
+    OptionHelp { section: "log", key: "format", value: "\"text\"", set: false,
+        help: "\"text\" or \"json\", one line per event, to standard error." },
+    OptionHelp { section: "[pool]", key: "name", value: "\"default\"", set: true,
+        help: "Name of the pool, 1 to 63 of a-z, 0-9 and '-'. A server has one pool or more; each is a [[pool]] section." },
+    OptionHelp { section: "[pool]", key: "path", value: "\"/var/lib/forebay\"", set: true,
+        help: "Directory that holds the pool's volumes and their records. It must exist, and belongs to one server at a time." },
+    OptionHelp { section: "[pool]", key: "quota", value: "\"project\"", set: true,
+        help: "\"project\": capacity is a hard limit by project quota (XFS or ext4 mounted with -o prjquota). \"none\": volumes without limit, which must be asked for." },
+    OptionHelp { section: "[pool]", key: "overcommit", value: "1.0", set: false,
+        help: "The volumes' capacities together may be so many times the pool's size." },
+];
+
+/// What is wrong with a configuration, in one line that says where and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {error}: give the configuration with --config, or make one with `forebay-server sample-config > {path}`")]
+    Read {
+        /// Of the file.
+        path: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It is not TOML, or has an option that does not exist or is of another type.
+    #[error("{path}:{line}: {message}")]
+    Syntax {
+        /// Of the file.
+        path: String,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// An option's value makes no sense.
+    #[error("{path}:{line}: {option}: {message}")]
+    Value {
+        /// Of the file.
+        path: String,
+        /// Line, from 1.
+        line: usize,
+        /// `section.key`.
+        option: String,
+        /// What is wrong and how to put it right.
+        message: String,
+    },
+}
+
+/// The whole configuration, checked.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// `[server]`
+    pub server: ServerSection,
+    /// `[admin]`
+    pub admin: AdminSection,
+    /// `[http]`
+    pub http: HttpSection,
+    /// `[log]`
+    pub log: LogSection,
+    /// `[[pool]]`
+    pub pool: Vec<PoolSection>,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerSection {
+    /// Addresses of the SMB transport.
+    pub listen: Vec<SocketAddr>,
+    /// Addresses that clients should mount.
+    pub advertise: Vec<String>,
+    /// Name in NTLM target information.
+    pub name: String,
+    /// Whether sessions must be signed.
+    pub signing: Signing,
+    /// Whether sessions can or must be sealed.
+    pub encryption: Encryption,
+    /// Largest READ and WRITE.
+    pub max_io: Bytes,
+    /// Event loops; 0 for one per core.
+    pub event_loops: usize,
+    /// Worker threads.
+    pub workers: usize,
+    /// Which engine.
+    pub io_engine: IoEngine,
+    /// Seconds for a graceful end.
+    pub drain_timeout_s: u64,
+}
+
+impl Default for ServerSection {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 445))],
+            advertise: Vec::new(),
+            name: "FOREBAY".to_owned(),
+            signing: Signing::default(),
+            encryption: Encryption::default(),
+            max_io: Bytes(8 << 20),
+            event_loops: 0,
+            workers: WORKERS_DEFAULT,
+            io_engine: IoEngine::default(),
+            drain_timeout_s: 30,
+        }
+    }
+}
+
+impl ServerSection {
+    /// Time for a graceful end.
+    #[must_use]
+    pub fn drain_time_max(&self) -> Duration {
+        Duration::from_secs(self.drain_timeout_s)
+    }
+}
+
+/// `[admin]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdminSection {
+    /// Path of the unix socket.
+    pub socket: PathBuf,
+}
+
+/// Where the admin socket is unless the configuration says otherwise.
+pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
+
+impl Default for AdminSection {
+    fn default() -> Self {
+        Self { socket: PathBuf::from(ADMIN_SOCKET) }
+    }
+}
+
+/// `[http]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpSection {
+    /// Address, or empty for none.
+    pub listen: String,
+}
+
+impl Default for HttpSection {
+    fn default() -> Self {
+        Self { listen: "127.0.0.1:9445".to_owned() }
+    }
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogSection {
+    /// Level or directives.
+    pub level: String,
+    /// Shape of a line.
+    pub format: LogFormat,
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::default() }
+    }
+}
+
+/// `[[pool]]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolSection {
+    /// Name.
+    pub name: String,
+    /// Directory.
+    pub path: PathBuf,
+    /// How capacity is enforced.
+    #[serde(default)]
+    pub quota: PoolQuota,
+    /// Capacities may add up to so many times the pool's size.
+    #[serde(default = "one")]
+    pub overcommit: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// `server.signing`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Signing {
+    /// Where the client asks for it.
+    #[default]
+    Optional,
+    /// Always.
+    Required,
+}
+
+/// `server.encryption`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    /// Not offered.
+    Off,
+    /// Where the client or the volume asks for it.
+    #[default]
+    Offered,
+    /// Always.
+    Required,
+}
+
+/// `server.io_engine`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoEngine {
+    /// io_uring where it is allowed.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    IoUring,
+    /// epoll and threads.
+    Readiness,
+}
+
+/// `log.format`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// `pool.quota`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PoolQuota {
+    /// Project quota.
+    #[default]
+    Project,
+    /// None.
+    None,
+}
+
+/// A size: a number of bytes, or text with a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let shift = match unit.trim() {
+            "" | "B" => 0,
+            "K" | "Ki" | "KiB" => 10,
+            "M" | "Mi" | "MiB" => 20,
+            "G" | "Gi" | "GiB" => 30,
+            "T" | "Ti" | "TiB" => 40,
+            _ => return Err(format!("{text:?} is no size: use a number of bytes, or one with KiB, MiB, GiB or TiB")),
+        };
+        let number: u64 = number.parse().map_err(|_| format!("{text:?} is no size: it must begin with a number"))?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text:?} is too large"))
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Raw {
+            Number(u64),
+            Text(String),
+        }
+        match Raw::deserialize(deserializer)? {
+            Raw::Number(bytes) => Ok(Self(bytes)),
+            Raw::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let shown = path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: shown.clone(), error })?;
+        Self::parse(&shown, &text)
+    }
+
+    /// Checks `text`, the contents of the file called `path`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(path: &str, text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| ConfigError::Syntax {
+            path: path.to_owned(),
+            line: error.span().map_or(1, |span| line_at(text, span.start)),
+            message: error.message().replace('\n', " "),
+        })?;
+        config.check().map_err(|(section, nth, key, message)| ConfigError::Value {
+            path: path.to_owned(),
+            line: line_of(text, section, nth, key),
+            option: format!("{}.{key}", section.trim_matches(['[', ']'])),
+            message,
+        })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), (&'static str, usize, &'static str, String)> {
+        let server = |key, message: &str| Err(("server", 0, key, message.to_owned()));
+        let s = &self.server;
+        if s.listen.is_empty() {
+            return server("listen", "no address: give at least one, like \"[::]:445\"");
+        }
+        let named = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '-';
+        if s.name.is_empty() || s.name.len() > 15 || !s.name.chars().all(named) {
+            return server("name", "must be 1 to 15 of A-Z, 0-9 and '-'");
+        }
+        if !(64 << 10..=u64::from(forebay_smb::limits::IO_BYTES_MAX)).contains(&s.max_io.0) {
+            return server("max_io", "must be from 64KiB to 8MiB");
+        }
+        if s.event_loops > EVENT_LOOPS_MAX {
+            return server("event_loops", &format!("must be at most {EVENT_LOOPS_MAX}; 0 means one per core"));
+        }
+        if !(1..=WORKERS_MAX).contains(&s.workers) {
+            return server("workers", &format!("must be from 1 to {WORKERS_MAX}"));
+        }
+        if !self.admin.socket.is_absolute() {
+            return Err(("admin", 0, "socket", "must be an absolute path".to_owned()));
+        }
+        if !self.http.listen.is_empty() && self.http.listen.parse::<SocketAddr>().is_err() {
+            return Err(("http", 0, "listen", "must be \"ip:port\", or \"\" for none".to_owned()));
+        }
+        if tracing_subscriber::EnvFilter::try_new(&self.log.level).is_err() {
+            return Err(("log", 0, "level", "must be error, warn, info, debug or trace".to_owned()));
+        }
+        if self.pool.is_empty() {
+            return Err(("[pool]", 0, "path", "no pool: add a [[pool]] section with name and path".to_owned()));
+        }
+        let mut names = HashSet::new();
+        let mut paths = HashSet::new();
+        for (nth, pool) in self.pool.iter().enumerate() {
+            let bad = |key, message: &str| Err(("[pool]", nth, key, message.to_owned()));
+            if !is_label(&pool.name) {
+                return bad("name", "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit");
+            }
+            if !names.insert(&pool.name) {
+                return bad("name", "another pool has this name: give each its own");
+            }
+            if !pool.path.is_absolute() {
+                return bad("path", "must be an absolute path");
+            }
+            if !paths.insert(&pool.path) {
+                return bad("path", "another pool has this directory: give each its own");
+            }
+            if !(pool.overcommit.is_finite() && (0.0..=1000.0).contains(&pool.overcommit)) {
+                return bad("overcommit", "must be a number from 0 to 1000");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether `text` is 1..=63 of `[a-z0-9-]`, beginning and ending with a letter or digit.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=crate::limits::VOLUME_ID_CHARS_MAX).contains(&text.len())
+        && text.chars().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn line_at(text: &str, position: usize) -> usize {
+    1 + text.get(..position).unwrap_or(text).matches('\n').count()
+}
+
+/// The line of `key` in the `nth` section called `section`, or of the section, or the first.
+fn line_of(text: &str, section: &str, nth: usize, key: &str) -> usize {
+    let header = format!("[{section}]");
+    let mut seen = 0;
+    let mut section_line = None;
+    for (line, content) in (1..).zip(text.lines()) {
+        let content = content.trim_start();
+        if content.starts_with('[') {
+            if section_line.is_some() {
+                break;
+            }
+            if content.trim_end().starts_with(&header) {
+                if seen == nth {
+                    section_line = Some(line);
+                }
+                seen += 1;
+            }
+        } else if section_line.is_some()
+            && content.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
+        {
+            return line;
+        }
+    }
+    section_line.unwrap_or(1)
+}
+
+/// A configuration with every option explained; it works as it is where its pool's directory exists.
+#[must_use]
+pub fn sample() -> String {
+    let mut text = String::from(
+        "# Configuration of forebay-server. Options that are commented out show their defaults.\n\
+         # Check changes with `forebay-server check-config`.\n",
+    );
+    let mut section = "";
+    for option in OPTIONS {
+        if option.section != section {
+            section = option.section;
+            let _ = write!(text, "\n[{section}]\n");
+        } else {
+            text.push('\n');
+        }
+        for line in wrap(option.help, 110) {
+            let _ = writeln!(text, "# {line}");
+        }
+        let comment = if option.set { "" } else { "# " };
+        let _ = writeln!(text, "{comment}{} = {}", option.key, option.value);
+    }
+    text
+}
+
+/// The options for `--help`.
+#[must_use]
+pub fn help() -> String {
+    let mut text = String::from("Options of the configuration file (TOML):\n");
+    for option in OPTIONS {
+        let _ = write!(text, "\n  {}.{} = {}\n", option.section.trim_matches(['[', ']']), option.key, option.value);
+        for line in wrap(option.help, 90) {
+            let _ = writeln!(text, "      {line}");
+        }
+    }
+    text
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("there is always a line");
+        if !last.is_empty() && last.len() + 1 + word.len() > width {
+            lines.push(word.to_owned());
+        } else {
+            if !last.is_empty() {
+                last.push(' ');
+            }
+            last.push_str(word);
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Config::parse("server.toml", text).expect_err("it is wrong").to_string()
+    }
+
+    #[test]
+    fn the_sample_is_a_configuration_of_the_defaults() {
+        let config = Config::parse("sample", &sample()).expect("the sample is right");
+        assert_eq!(config.pool[0].path, Path::new("/var/lib/forebay"));
+        assert_eq!(config.pool[0].quota, PoolQuota::Project);
+        // Commented-out values are the defaults: with the comments taken off, the same comes out.
+        let all: String = sample()
+            .lines()
+            .map(|line| match line.strip_prefix("# ") {
+                Some(option) if OPTIONS.iter().any(|o| option.starts_with(&format!("{} = ", o.key))) => option,
+                _ => line,
+            })
+            .fold(String::new(), |text, line| text + line + "\n");
+        let explicit = Config::parse("sample", &all).expect("the defaults are right");
+        assert_eq!(format!("{explicit:?}"), format!("{config:?}"));
+        assert!(OPTIONS.iter().all(|o| help().contains(o.key) && o.help.len() > 10));
+    }
+
+    #[test]
+    fn errors_say_file_line_option_and_what_to_do() {
+        let pool = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
+        assert_eq!(error(&format!("{pool}\n[server]\nworkerz = 3\n")).split(", expected").next(),
+            Some("server.toml:6: unknown field `workerz`"));
+        assert!(error(&format!("{pool}[server]\nlisten = 5\n")).starts_with("server.toml:5: "));
+        assert!(error("[server\n").starts_with("server.toml:1: "));
+        assert_eq!(
+            error(&format!("{pool}\n[server]\nname = \"x\"\nworkers = 0\n")),
+            "server.toml:6: server.name: must be 1 to 15 of A-Z, 0-9 and '-'"
+        );
+        assert_eq!(
+            error(&format!("{pool}[[pool]]\nname = \"q\"\npath = \"relative\"\n")),
+            "server.toml:6: pool.path: must be an absolute path"
+        );
+        assert!(error(&format!("{pool}{pool}")).contains("server.toml:5: pool.name: another pool"));
+        assert!(error("").contains("no pool: add a [[pool]] section"));
+        assert!(error(&format!("{pool}overcommit = -1\n")).contains("server.toml:4: pool.overcommit"));
+        assert!(error(&format!("{pool}quota = \"soft\"\n")).contains("server.toml:4: "));
+        let missing = Config::read(Path::new("/nowhere/server.toml")).expect_err("not there").to_string();
+        assert!(missing.contains("/nowhere/server.toml") && missing.contains("sample-config"), "{missing}");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!("8MiB".parse(), Ok(Bytes(8 << 20)));
+        assert_eq!("10 Gi".parse(), Ok(Bytes(10 << 30)));
+        assert_eq!("512".parse(), Ok(Bytes(512)));
+        for bad in ["", "MiB", "1.5GiB", "8 MB", "99999999999TiB"] {
+            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The daemon's life: start, serve, drain, end.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_proto::admin::admin_server::AdminServer;
+use forebay_smb::engine::{Encryption as WireEncryption, Server, ServerConfig};
+use rustix::io::Errno;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnixListenerStream;
+use tracing::{debug, error, info, warn};
+
+use crate::admin::{self, About, AdminService, SocketError};
+use crate::buffers::BufferPool;
+use crate::catalog::Catalog;
+use crate::clock;
+use crate::config::{Config, Encryption, IoEngine, Signing};
+use crate::eventloop::{EventLoop, Inbox, Loops, Shared};
+use crate::http;
+use crate::io::Waker;
+use crate::io::readiness::Readiness;
+use crate::io::uring::{self, Unavailable, Uring};
+use crate::io::workers::Workers;
+use crate::limits::{ADMIN_REQUEST_BYTES_MAX, BUFFER_BYTES_MAX};
+use crate::metrics::{Metrics, PoolSpace};
+use crate::pool::{Pool, PoolError};
+
+/// What the process ends with. Documented in docs/server.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Ended as asked.
+    Done = 0,
+    /// Something broke while it ran, or it was told twice to end.
+    Failed = 1,
+    /// The command line makes no sense (also clap's code).
+    Usage = 2,
+    /// The configuration makes no sense.
+    Config = 3,
+    /// A pool cannot be used.
+    Pool = 4,
+    /// An address or socket cannot be listened on.
+    Listen = 5,
+    /// The I/O engine that the configuration insists on is not to be had.
+    Engine = 6,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why the server did not start, or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// A pool.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The admin socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// An address.
+    #[error("{option}: cannot listen on {address}: {error}: {fix}")]
+    Listen {
+        /// Of the configuration.
+        option: &'static str,
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        error: std::io::Error,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// The engine.
+    #[error("server.io_engine = \"io_uring\": {0}; or set server.io_engine = \"auto\"")]
+    Engine(#[from] Unavailable),
+    /// The operating system.
+    #[error("{what}: {error}")]
+    System {
+        /// Doing what.
+        what: &'static str,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// An event loop ended.
+    #[error("an event loop ended: {0}")]
+    Loop(String),
+    /// A second signal came while draining.
+    #[error("ended at once by a second signal")]
+    Impatient,
+}
+
+impl DaemonError {
+    /// What the process ends with.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Pool(_) => Exit::Pool,
+            Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
+            Self::Engine(_) => Exit::Engine,
+            Self::System { .. } | Self::Loop(_) | Self::Impatient => Exit::Failed,
+        }
+    }
+}
+
+fn system(what: &'static str) -> impl Fn(std::io::Error) -> DaemonError {
+    move |error| DaemonError::System { what, error }
+}
+
+/// Runs the server until it is told to end.
+///
+/// # Errors
+/// Why it did not start, or had to end.
+pub fn run(config: &Config) -> Result<(), DaemonError> {
+    raise_file_limit();
+    let use_uring = choose_engine(config.server.io_engine)?;
+    let listeners = config.server.listen.iter().map(|a| bind("server.listen", *a)).collect::<Result<Vec<_>, _>>()?;
+    let http = match config.http.listen.parse() {
+        Ok(address) => Some(bind("http.listen", address)?),
+        Err(_) => None,
+    };
+    let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
+    let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
+    let started = clock::now();
+    let server = Server::new(ServerConfig {
+        guid: guid.to_bytes_le(),
+        server_name: config.server.name.clone(),
+        started,
+        signing_required: config.server.signing == Signing::Required,
+        encryption: match config.server.encryption {
+            Encryption::Off => WireEncryption::Off,
+            Encryption::Offered => WireEncryption::Offered,
+            Encryption::Required => WireEncryption::Required,
+        },
+        io_bytes_max: config.server.max_io.0 as u32,
+    });
+    let inboxes = (0..loop_count(config))
+        .map(|_| Waker::new().map(Inbox::new))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|errno| system("eventfd")(errno.into()))?;
+    let loops = Loops::new(inboxes.clone());
+    let catalog = Arc::new(Catalog::new(pools, Arc::clone(&server), loops.clone()));
+    let io_engine = if use_uring { "io_uring" } else { "readiness" };
+    let metrics = Metrics::new(io_engine, pool_spaces(&catalog));
+    let workers = Arc::new(Workers::start(config.server.workers).map_err(system("starting threads"))?);
+    let shared = Shared {
+        server: Arc::clone(&server),
+        loops: loops.clone(),
+        workers,
+        buffers: BufferPool::default(),
+        metrics: Arc::clone(&metrics),
+    };
+    let (ended, has_ended) = mpsc::unbounded_channel();
+    let threads = start_loops(&shared, &inboxes, use_uring, &ended)?;
+    drop(ended);
+    let addresses: Vec<String> =
+        listeners.iter().filter_map(|l| l.local_addr().ok()).map(|address| address.to_string()).collect();
+    let advertise =
+        if config.server.advertise.is_empty() { addresses.clone() } else { config.server.advertise.clone() };
+    let service = AdminService {
+        catalog,
+        server,
+        loops: loops.clone(),
+        draining: Arc::default(),
+        about: Arc::new(About { guid, started, io_engine, listen: addresses, advertise }),
+    };
+    let daemon = Daemon {
+        socket: config.admin.socket.clone(),
+        drain_time_max: config.server.drain_time_max(),
+        service,
+        metrics,
+        listeners,
+        http,
+        threads,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("admin")
+        .enable_all()
+        .build()
+        .map_err(system("starting the admin runtime"))?;
+    let result = runtime.block_on(daemon.serve(has_ended));
+    // A request to the admin API that still runs is given a moment, not a veto.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+/// Descriptors are what open files are made of: as many as the system lets us have.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        warn!(%error, "the limit of open files could not be raised");
+    }
+}
+
+fn choose_engine(wanted: IoEngine) -> Result<bool, DaemonError> {
+    match wanted {
+        IoEngine::Readiness => Ok(false),
+        IoEngine::IoUring => uring::probe().map(|()| true).map_err(DaemonError::Engine),
+        IoEngine::Auto => match uring::probe() {
+            Ok(()) => Ok(true),
+            Err(reason) => {
+                warn!(%reason, "io_uring is not to be had: using epoll and threads, which costs more CPU per byte");
+                Ok(false)
+            }
+        },
+    }
+}
+
+fn loop_count(config: &Config) -> usize {
+    match config.server.event_loops {
+        0 => std::thread::available_parallelism().map_or(1, usize::from).min(crate::limits::EVENT_LOOPS_MAX),
+        count => count,
+    }
+}
+
+fn bind(option: &'static str, address: SocketAddr) -> Result<TcpListener, DaemonError> {
+    let listen = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listen().map_err(|error: std::io::Error| {
+        let fix = match error.raw_os_error() {
+            Some(libc::EADDRINUSE) => "stop the server that has this port, or configure another",
+            Some(libc::EACCES) => "run as root or with CAP_NET_BIND_SERVICE, or configure a port above 1023",
+            Some(libc::EADDRNOTAVAIL) => "configure an address of this machine",
+            Some(libc::EAFNOSUPPORT) => "this machine has no IPv6: configure \"0.0.0.0:port\"",
+            _ => "configure another address",
+        };
+        DaemonError::Listen { option, address, error, fix }
+    })
+}
+
+fn pool_spaces(catalog: &Arc<Catalog>) -> Box<crate::metrics::Pools> {
+    let catalog = Arc::clone(catalog);
+    Box::new(move || -> Vec<PoolSpace> {
+        match catalog.pools() {
+            Ok(pools) => pools.into_iter().map(|pool| pool.space).collect(),
+            Err(error) => {
+                warn!(%error, "metrics of the pools");
+                Vec::new()
+            }
+        }
+    })
+}
+
+type LoopEnd = Result<(), Errno>;
+
+fn start_loops(
+    shared: &Shared,
+    inboxes: &[Inbox],
+    use_uring: bool,
+    ended: &mpsc::UnboundedSender<()>,
+) -> Result<Vec<JoinHandle<LoopEnd>>, DaemonError> {
+    let bytes_max = BUFFER_BYTES_MAX / inboxes.len();
+    let start = |(index, inbox): (usize, &Inbox)| {
+        // Sent when it is dropped, also by a panic.
+        struct Ended(mpsc::UnboundedSender<()>);
+        impl Drop for Ended {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let mut shared = shared.clone();
+        shared.buffers = BufferPool::new(bytes_max);
+        let (waker, ended) = (inbox.waker(), Ended(ended.clone()));
+        std::thread::Builder::new().name(format!("loop-{index}")).spawn(move || {
+            let _ended = ended;
+            if use_uring {
+                match Uring::new(waker.clone()) {
+                    Ok(engine) => return EventLoop::new(engine, shared, index).run(),
+                    Err(reason) => warn!(%reason, "no ring for this event loop: using epoll and threads"),
+                }
+            }
+            let engine = Readiness::new(waker, Arc::clone(&shared.workers))?;
+            EventLoop::new(engine, shared, index).run()
+        })
+    };
+    inboxes.iter().enumerate().map(start).collect::<Result<_, _>>().map_err(system("starting threads"))
+}
+
+struct Daemon {
+    socket: PathBuf,
+    drain_time_max: Duration,
+    service: AdminService,
+    metrics: Arc<Metrics>,
+    listeners: Vec<TcpListener>,
+    http: Option<TcpListener>,
+    threads: Vec<JoinHandle<LoopEnd>>,
+}
+
+impl Daemon {
+    async fn serve(self, mut has_ended: mpsc::UnboundedReceiver<()>) -> Result<(), DaemonError> {
+        let mut terminate = signal(SignalKind::terminate()).map_err(system("handling SIGTERM"))?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(system("handling SIGINT"))?;
+        let admin_listener = admin::listen(&self.socket)?;
+        let admin_service = AdminServer::new(self.service.clone()).max_decoding_message_size(ADMIN_REQUEST_BYTES_MAX);
+        let admin = tonic::transport::Server::builder()
+            .add_service(admin_service)
+            .serve_with_incoming(UnixListenerStream::new(admin_listener));
+        tokio::spawn(async move {
+            if let Err(error) = admin.await {
+                error!(%error, "the admin API ended");
+            }
+        });
+        let draining: Arc<AtomicBool> = Arc::clone(&self.service.draining);
+        if let Some(listener) = self.http {
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(system("http"))?;
+            let router = http::router(Arc::clone(&self.metrics), Arc::clone(&draining));
+            tokio::spawn(async move {
+                if let Err(error) = axum::serve(listener, router).await {
+                    error!(%error, "the HTTP endpoints ended");
+                }
+            });
+        }
+        let mut acceptors = Vec::new();
+        for listener in self.listeners {
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(system("server.listen"))?;
+            let (loops, metrics) = (self.service.loops.clone(), Arc::clone(&self.metrics));
+            acceptors.push(tokio::spawn(accept(listener, loops, metrics)));
+        }
+        let about = &self.service.about;
+        info!(
+            version = env!("CARGO_PKG_VERSION"), listen = ?about.listen, admin = %self.socket.display(),
+            io_engine = about.io_engine, guid = %about.guid, "serving"
+        );
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = has_ended.recv() => {}
+        }
+        draining.store(true, Ordering::Relaxed);
+        info!(seconds_max = self.drain_time_max.as_secs(), "draining");
+        for acceptor in acceptors {
+            acceptor.abort();
+        }
+        self.service.loops.drain(Instant::now() + self.drain_time_max);
+        let result = tokio::select! {
+            result = join(self.threads) => result,
+            () = either(&mut terminate, &mut interrupt) => Err(DaemonError::Impatient),
+        };
+        // Gone, or another server's by now: either way nobody is harmed.
+        let _ = std::fs::remove_file(&self.socket);
+        info!("ended");
+        result
+    }
+}
+
+async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+async fn join(threads: Vec<JoinHandle<LoopEnd>>) -> Result<(), DaemonError> {
+    for thread in threads {
+        let ended = tokio::task::spawn_blocking(move || thread.join()).await;
+        match ended {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(errno))) => return Err(DaemonError::Loop(errno.to_string())),
+            Ok(Err(_)) | Err(_) => return Err(DaemonError::Loop("it panicked".to_owned())),
+        }
+    }
+    Ok(())
+}
+
+async fn accept(listener: tokio::net::TcpListener, loops: Loops, metrics: Arc<Metrics>) {
+    loop {
+        let accepted = match listener.accept().await {
+            Ok((stream, peer)) => stream.into_std().map(|stream| (stream, peer)),
+            Err(error) => Err(error),
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+                if !loops.accept(stream.into(), peer, &metrics) {
+                    metrics.connections_refused.inc();
+                    debug!(%peer, "connection refused: too many");
+                }
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: accepting again at once would only burn the processor.
+                warn!(%error, "accepting a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! What is counted, and how Prometheus gets it.
+//!
+//! Counting a request is a handful of relaxed atomic additions: no lock and no look-up by label.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::Command;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::limits::EVENT_LOOPS_MAX;
+
+/// Commands by their code ([MS-SMB2] 2.2.1.2); the last stands for all others.
+const COMMANDS: [&str; 20] = [
+    "negotiate", "session_setup", "logoff", "tree_connect", "tree_disconnect", "create", "close", "flush", "read",
+    "write", "lock", "ioctl", "cancel", "echo", "query_directory", "change_notify", "query_info", "set_info",
+    "oplock_break", "other",
+];
+
+/// Classes of a status by its severity ([MS-ERREF] 2.3).
+const CLASSES: [&str; 4] = ["success", "informational", "warning", "error"];
+
+/// Upper bounds of the latency histogram's buckets, in 100 ns.
+const LATENCY_BOUNDS: [u64; 14] = [
+    500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 5_000_000, 10_000_000,
+    100_000_000,
+];
+
+/// A number that goes up and down.
+#[derive(Debug, Default)]
+pub struct Level(AtomicI64);
+
+impl Level {
+    /// One more.
+    pub fn inc(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less.
+    pub fn dec(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn get(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that goes up.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// One more.
+    pub fn inc(&self) {
+        self.inc_by(1);
+    }
+
+    /// So many more.
+    pub fn inc_by(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+struct CommandStats {
+    by_class: [Count; CLASSES.len()],
+    latency: [Count; LATENCY_BOUNDS.len() + 1],
+    latency_sum: Count,
+}
+
+/// Space of a pool, for its gauges.
+#[derive(Clone, Debug)]
+pub struct PoolSpace {
+    /// The pool's name.
+    pub pool: String,
+    /// Size in bytes.
+    pub total_bytes: u64,
+    /// Free bytes.
+    pub free_bytes: u64,
+    /// Sum of hard capacities in bytes.
+    pub provisioned_bytes: u64,
+    /// Volumes being served.
+    pub volumes: usize,
+    /// Volumes that could not be served.
+    pub unserved: usize,
+}
+
+/// Where the pools' space comes from when somebody asks.
+pub type Pools = dyn Fn() -> Vec<PoolSpace> + Send + Sync;
+
+/// All that is counted.
+pub struct Metrics {
+    /// Connections.
+    pub connections: Level,
+    /// Of them, those from which nobody has logged in.
+    pub connections_unauthenticated: Level,
+    /// Connections that were closed at accept because there were too many.
+    pub connections_refused: Count,
+    /// SMB sessions.
+    pub sessions: Level,
+    /// Logins that failed.
+    pub authentication_failures: Count,
+    /// Bytes sent, frames whole.
+    pub bytes_sent: Count,
+    read_bytes: Count,
+    written_bytes: Count,
+    commands: [CommandStats; COMMANDS.len()],
+    buffers: [AtomicUsize; EVENT_LOOPS_MAX],
+    io_engine: &'static str,
+    pools: Box<Pools>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Metrics {
+    /// Nothing counted yet.
+    #[must_use]
+    pub fn new(io_engine: &'static str, pools: Box<Pools>) -> Arc<Self> {
+        Arc::new(Self {
+            connections: Level::default(),
+            connections_unauthenticated: Level::default(),
+            connections_refused: Count::default(),
+            sessions: Level::default(),
+            authentication_failures: Count::default(),
+            bytes_sent: Count::default(),
+            read_bytes: Count::default(),
+            written_bytes: Count::default(),
+            commands: Default::default(),
+            buffers: [const { AtomicUsize::new(0) }; EVENT_LOOPS_MAX],
+            io_engine,
+            pools,
+        })
+    }
+
+    /// Counts an answered request that took `latency` times 100 ns.
+    pub fn request(&self, command: Command, status: NtStatus, latency: u64, payload_bytes: u32) {
+        let index = usize::from(command.0).min(COMMANDS.len() - 1);
+        let stats = &self.commands[index];
+        // A step of a login is no failure.
+        let class = if status == NtStatus::MORE_PROCESSING_REQUIRED { 0 } else { status.0 >> 30 };
+        stats.by_class[class as usize].inc();
+        stats.latency[LATENCY_BOUNDS.partition_point(|&bound| bound < latency)].inc();
+        stats.latency_sum.inc_by(latency);
+        match command {
+            Command::READ => self.read_bytes.inc_by(payload_bytes.into()),
+            Command::WRITE => self.written_bytes.inc_by(payload_bytes.into()),
+            _ => {}
+        }
+    }
+
+    /// Takes note of a loop's buffers.
+    pub fn buffer_bytes(&self, event_loop: usize, bytes: usize) {
+        self.buffers[event_loop].store(bytes, Ordering::Relaxed);
+    }
+
+    /// All of it in the OpenMetrics text format.
+    #[must_use]
+    pub fn text(self: &Arc<Self>) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Arc::clone(self)));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)
+            .expect("writing to a string does not fail");
+        text
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let e = &mut encoder;
+        gauge(e, "forebay_connections", "Connections", &[(&[], self.connections.get() as f64)])?;
+        let name = "forebay_connections_unauthenticated";
+        let value = self.connections_unauthenticated.get() as f64;
+        gauge(e, name, "Connections from which nobody has logged in yet", &[(&[], value)])?;
+        let refused = self.connections_refused.get();
+        counter(e, "forebay_connections_refused", "Connections closed at accept: too many", &[(&[], refused)])?;
+        gauge(e, "forebay_sessions", "SMB sessions", &[(&[], self.sessions.get() as f64)])?;
+        let failures = self.authentication_failures.get();
+        counter(e, "forebay_authentication_failures", "Logins that failed", &[(&[], failures)])?;
+        let copied = [("path", "copied")];
+        counter(e, "forebay_read_bytes", "Bytes read by clients", &[(&copied, self.read_bytes.get())])?;
+        counter(e, "forebay_written_bytes", "Bytes written by clients", &[(&copied, self.written_bytes.get())])?;
+        counter(e, "forebay_sent_bytes", "Bytes sent, with headers", &[(&[], self.bytes_sent.get())])?;
+        let buffers: usize = self.buffers.iter().map(|b| b.load(Ordering::Relaxed)).sum();
+        gauge(e, "forebay_buffer_bytes", "Payload buffers in use", &[(&[], buffers as f64)])?;
+        let engine = [("engine", self.io_engine)];
+        gauge(e, "forebay_io_engine", "1 for the I/O engine in use", &[(&engine, 1.0)])?;
+        self.encode_pools(e)?;
+        self.encode_commands(e)
+    }
+}
+
+impl Metrics {
+    fn encode_pools(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Get = fn(&PoolSpace) -> f64;
+        let gauges: [(&str, &str, Get); 5] = [
+            ("forebay_pool_size_bytes", "Size of the pool's file system", |p| p.total_bytes as f64),
+            ("forebay_pool_free_bytes", "Free space of the pool's file system", |p| p.free_bytes as f64),
+            ("forebay_pool_provisioned_bytes", "Sum of the volumes' hard capacities", |p| p.provisioned_bytes as f64),
+            ("forebay_pool_volumes", "Volumes being served", |p| p.volumes as f64),
+            ("forebay_pool_volumes_unserved", "Volumes that cannot be served; the log says why", |p| p.unserved as f64),
+        ];
+        let pools = (self.pools)();
+        for (name, help, get) in gauges {
+            let labels: Vec<[(&str, &str); 1]> = pools.iter().map(|p| [("pool", p.pool.as_str())]).collect();
+            let values: Vec<(&[(&str, &str)], f64)> =
+                labels.iter().zip(&pools).map(|(l, p)| (l.as_slice(), get(p))).collect();
+            gauge(e, name, help, &values)?;
+        }
+        Ok(())
+    }
+
+    fn encode_commands(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counter_type = MetricType::Counter;
+        let mut family =
+            e.encode_descriptor("forebay_requests", "Requests by command and class of status", None, counter_type)?;
+        for (stats, command) in self.commands.iter().zip(COMMANDS) {
+            for (count, class) in stats.by_class.iter().zip(CLASSES) {
+                if count.get() > 0 {
+                    let labels = [("command", command), ("status", class)];
+                    ConstCounter::new(count.get()).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        let help = "Time from a request's arrival to its answer";
+        let unit = prometheus_client::registry::Unit::Seconds;
+        let mut family =
+            e.encode_descriptor("forebay_request_duration", help, Some(&unit), MetricType::Histogram)?;
+        for (stats, command) in self.commands.iter().zip(COMMANDS) {
+            let counts: Vec<u64> = stats.latency.iter().map(Count::get).collect();
+            let total: u64 = counts.iter().sum();
+            if total > 0 {
+                let bounds = LATENCY_BOUNDS.iter().map(|&b| b as f64 / 1e7).chain([f64::INFINITY]);
+                let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
+                let sum = stats.latency_sum.get() as f64 / 1e7;
+                let labels = [("command", command)];
+                family.encode_family(&labels)?.encode_histogram::<[(&str, &str); 0]>(sum, total, &buckets, None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+type Labelled<'a, T> = (&'a [(&'a str, &'a str)], T);
+
+fn gauge(e: &mut DescriptorEncoder<'_>, name: &str, help: &str, values: &[Labelled<'_, f64>]) -> fmt::Result {
+    let mut family = e.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (labels, value) in values {
+        if labels.is_empty() {
+            return ConstGauge::new(*value).encode(family);
+        }
+        ConstGauge::new(*value).encode(family.encode_family(labels)?)?;
+    }
+    Ok(())
+}
+
+fn counter(e: &mut DescriptorEncoder<'_>, name: &str, help: &str, values: &[Labelled<'_, u64>]) -> fmt::Result {
+    let mut family = e.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (labels, value) in values {
+        if labels.is_empty() {
+            return ConstCounter::new(*value).encode(family);
+        }
+        ConstCounter::new(*value).encode(family.encode_family(labels)?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happened_is_in_the_text() {
+        let pools = || {
+            vec![PoolSpace {
+                pool: "p".to_owned(),
+                total_bytes: 100,
+                free_bytes: 60,
+                provisioned_bytes: 40,
+                volumes: 2,
+                unserved: 1,
+            }]
+        };
+        let metrics = Metrics::new("readiness", Box::new(pools));
+        metrics.connections.inc();
+        metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 4096);
+        metrics.request(Command::READ, NtStatus::END_OF_FILE, 200_000_000, 0);
+        metrics.request(Command::SESSION_SETUP, NtStatus::MORE_PROCESSING_REQUIRED, 1, 0);
+        let text = metrics.text();
+        for line in [
+            "forebay_connections 1",
+            "forebay_read_bytes_total{path=\"copied\"} 4096",
+            "forebay_requests_total{command=\"read\",status=\"success\"} 1",
+            "forebay_requests_total{command=\"read\",status=\"error\"} 1",
+            "forebay_requests_total{command=\"session_setup\",status=\"success\"} 1",
+            "forebay_request_duration_seconds_bucket{le=\"0.0001\",command=\"read\"} 0",
+            "forebay_request_duration_seconds_bucket{le=\"0.00025\",command=\"read\"} 1",
+            "forebay_request_duration_seconds_bucket{le=\"+Inf\",command=\"read\"} 2",
+            "forebay_io_engine{engine=\"readiness\"} 1",
+            "forebay_pool_free_bytes{pool=\"p\"} 60",
+            "forebay_pool_volumes_unserved{pool=\"p\"} 1",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|l| l.trim_end_matches(".0") == line), "{line} not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Transports: how frames come in and responses go out.
+
+pub mod tcp;

@@ -1,0 +1,357 @@
+//! Direct TCP ([MS-SMB2] 2.1): frames behind a zero byte and 24 bits of length.
+//!
+//! What comes is received into a staging buffer first, many small frames at once. Of a frame that is not all there the
+//! rest is received into a buffer of its own, placed so that the data of a WRITE lie on a page; after it only a few
+//! bytes are staged, so that the payload of the next one goes where it belongs without a copy.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use forebay_smb::engine::{Disconnect, Segment, Transmit};
+
+use crate::buffers::{Buffer, BufferPool, FrameBuffer, PAGE, ReadBuffer};
+use crate::io::{Message, Operation, Part};
+use crate::limits::{SEND_GATHER_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES};
+
+const PREFIX: usize = 4;
+/// Where the data of a WRITE begin: 64 bytes of header, 48 of the request ([MS-SMB2] 2.2.21).
+const WRITE_DATA: isize = 112;
+/// Length of a transform header ([MS-SMB2] 2.2.41).
+const TRANSFORM: isize = 52;
+/// How a sealed frame begins.
+const SEALED: &[u8] = b"\xfdSMB";
+
+/// The receiving side of a connection.
+pub(crate) struct Receiver {
+    state: State,
+    /// The last frame did not fit in the staging buffer.
+    large: bool,
+}
+
+enum State {
+    /// `buffer[from..to]` is received and not yet taken.
+    Staged { buffer: Buffer, from: usize, to: usize },
+    /// The operation is in flight.
+    Waiting,
+    /// A frame begun in the staging buffer, to be received to its end.
+    Partial { buffer: Buffer, start: isize, filled: usize, length: usize },
+    /// A whole large frame.
+    Whole(FrameBuffer),
+    /// Nothing is held.
+    Empty,
+}
+
+/// What the receiver has.
+pub(crate) enum Received {
+    /// A frame.
+    Frame(FrameBuffer),
+    /// Not enough: receive more.
+    More,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self { state: State::Empty, large: false }
+    }
+
+    /// The operation that receives more; `None` while one is in flight or a frame is to be taken first.
+    pub(crate) fn operation(
+        &mut self,
+        socket: &Arc<OwnedFd>,
+        buffers: &BufferPool,
+    ) -> Result<Option<Operation>, Disconnect> {
+        let socket = Arc::clone(socket);
+        let (buffer, start, filled, least, most) = match std::mem::replace(&mut self.state, State::Waiting) {
+            State::Partial { buffer, start, filled, length } => (buffer, start, filled, length, length),
+            State::Empty => {
+                let buffer = buffers.take(STAGING_BYTES).map_err(|_| OUT_OF_MEMORY)?;
+                (buffer, 0, 0, 1, self.staging())
+            }
+            State::Staged { mut buffer, from, to } => {
+                let held = to - from;
+                if from > 0 {
+                    let all = buffer.bytes_mut(0..to.cast_signed());
+                    all.copy_within(from.., 0);
+                }
+                (buffer, 0, held, held + 1, self.staging().max(held + PREFIX + SEALED.len()))
+            }
+            other => {
+                self.state = other;
+                return Ok(None);
+            }
+        };
+        Ok(Some(Operation::Receive { socket, buffer, start, filled, least, most }))
+    }
+
+    fn staging(&self) -> usize {
+        if self.large { STAGING_AFTER_LARGE_BYTES } else { STAGING_BYTES }
+    }
+
+    /// Takes back what [`Receiver::operation`] gave out. False where the peer has sent its last byte.
+    pub(crate) fn completed(&mut self, buffer: Buffer, start: isize, filled: usize, least: usize, most: usize) -> bool {
+        if filled < least {
+            self.state = State::Empty;
+            return false;
+        }
+        self.state = if least == most && start < 0 {
+            State::Whole(FrameBuffer::new(buffer, start, filled))
+        } else {
+            State::Staged { buffer, from: 0, to: filled }
+        };
+        true
+    }
+
+    /// Whether a receive is in flight.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting)
+    }
+
+    /// The next frame of what was received. `frame_bytes_max` is the longest that the peer may send now.
+    pub(crate) fn next(&mut self, frame_bytes_max: u32, buffers: &BufferPool) -> Result<Received, Disconnect> {
+        match std::mem::replace(&mut self.state, State::Empty) {
+            State::Whole(frame) => {
+                self.large = true;
+                Ok(Received::Frame(frame))
+            }
+            State::Staged { buffer, from, to } => self.split(buffer, from, to, frame_bytes_max, buffers),
+            other => {
+                self.state = other;
+                Ok(Received::More)
+            }
+        }
+    }
+
+    fn split(
+        &mut self,
+        buffer: Buffer,
+        from: usize,
+        to: usize,
+        frame_bytes_max: u32,
+        buffers: &BufferPool,
+    ) -> Result<Received, Disconnect> {
+        let staged = buffer.bytes(from.cast_signed()..to.cast_signed());
+        if staged.is_empty() {
+            // An idle connection holds no buffer but the one it waits with.
+            return Ok(Received::More);
+        }
+        let Some((&[zero, a, b, c], rest)) = staged.split_first_chunk() else {
+            self.state = State::Staged { buffer, from, to };
+            return Ok(Received::More);
+        };
+        let length = u32::from_be_bytes([0, a, b, c]);
+        if zero != 0 {
+            return Err(Disconnect("a frame of another transport"));
+        }
+        if length > frame_bytes_max {
+            return Err(Disconnect("a frame beyond the limit"));
+        }
+        let length = length as usize;
+        if rest.len() < length.min(SEALED.len()) {
+            self.state = State::Staged { buffer, from, to };
+            return Ok(Received::More);
+        }
+        let start = if rest.starts_with(SEALED) { -WRITE_DATA - TRANSFORM } else { -WRITE_DATA };
+        let mut frame = buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
+        let there = rest.len().min(length);
+        frame.bytes_mut(start..start + there.cast_signed()).copy_from_slice(&rest[..there]);
+        if there < length {
+            self.state = State::Partial { buffer: frame, start, filled: there, length };
+            return Ok(Received::More);
+        }
+        self.large = false;
+        let from = from + PREFIX + length;
+        if from < to {
+            self.state = State::Staged { buffer, from, to };
+        }
+        Ok(Received::Frame(FrameBuffer::new(frame, start, length)))
+    }
+}
+
+const OUT_OF_MEMORY: Disconnect = Disconnect("no buffer to be had: the server's memory for payload is used up");
+
+/// The sending side of a connection: whole frames, in order.
+#[derive(Default)]
+pub(crate) struct SendQueue {
+    messages: VecDeque<Message>,
+    /// Bytes queued, and those being sent.
+    bytes: u64,
+}
+
+impl SendQueue {
+    /// Bytes queued, and those being sent.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn push(&mut self, message: Message) {
+        self.bytes += message.length() as u64;
+        self.messages.push_back(message);
+    }
+
+    /// The next message to send, small ones gathered.
+    pub(crate) fn take(&mut self) -> Option<Message> {
+        let mut message = self.messages.pop_front()?;
+        while let Some(next) = self.messages.front_mut()
+            && message.gather(next, SEND_GATHER_BYTES_MAX)
+        {
+            self.messages.pop_front();
+        }
+        Some(message)
+    }
+
+    /// A message that [`SendQueue::take`] gave out is done.
+    pub(crate) fn completed(&mut self, message: &Message) {
+        self.bytes -= message.length() as u64;
+    }
+
+    /// Drops what is queued.
+    pub(crate) fn clear(&mut self) {
+        for message in self.messages.drain(..) {
+            self.bytes -= message.length() as u64;
+        }
+    }
+}
+
+/// Makes a message of a frame, sealing it where that is asked for.
+pub(crate) fn message(transmit: Transmit, buffers: &BufferPool) -> Result<Message, Disconnect> {
+    let Transmit { segments, seal } = transmit;
+    let length: usize = segments.iter().map(|segment| segment.bytes().len()).sum();
+    let Some(sealer) = seal else {
+        let mut parts = Vec::with_capacity(1 + segments.len());
+        parts.push(Part::Prefix(prefix(length)?));
+        parts.extend(segments.into_iter().map(|segment| match segment {
+            Segment::Bytes(bytes) => Part::Bytes(bytes),
+            Segment::Payload(payload) => Part::Payload(payload),
+        }));
+        return Ok(Message::new(parts));
+    };
+    let (mut buffer, start) = contiguous(segments, length, buffers)?;
+    let end = start + length.cast_signed();
+    let header = sealer.seal(buffer.bytes_mut(start..end))?;
+    buffer.bytes_mut(start - TRANSFORM..start).copy_from_slice(&header);
+    let begin = start - TRANSFORM - PREFIX.cast_signed();
+    let prefix = prefix(length + header.len())?;
+    buffer.bytes_mut(begin..start - TRANSFORM).copy_from_slice(&prefix);
+    Ok(Message::new(vec![Part::Whole(buffer, begin..end)]))
+}
+
+fn prefix(length: usize) -> Result<[u8; PREFIX], Disconnect> {
+    match u32::try_from(length).map(u32::to_be_bytes) {
+        Ok(bytes @ [0, ..]) => Ok(bytes),
+        _ => Err(Disconnect("a response longer than a frame can be")),
+    }
+}
+
+/// Puts all segments in one buffer, from the position returned on: before the data that were read, if there is place.
+fn contiguous(
+    segments: Vec<Segment>,
+    length: usize,
+    buffers: &BufferPool,
+) -> Result<(Buffer, isize), Disconnect> {
+    let segments = match <[Segment; 2]>::try_from(segments) {
+        Ok([Segment::Bytes(headers), Segment::Payload(payload)])
+            if headers.len() + TRANSFORM.unsigned_abs() + PREFIX <= PAGE =>
+        {
+            match payload.into_any().downcast::<ReadBuffer>() {
+                Ok(read) => {
+                    let (mut buffer, _) = read.into_parts();
+                    let start = -headers.len().cast_signed();
+                    buffer.bytes_mut(start..0).copy_from_slice(&headers);
+                    return Ok((buffer, start));
+                }
+                Err(_) => return Err(Disconnect("data read by another backend than this transport knows")),
+            }
+        }
+        Ok(segments) => Vec::from(segments),
+        Err(segments) => segments,
+    };
+    let mut buffer = buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
+    let mut at = 0_isize;
+    for segment in &segments {
+        let bytes = segment.bytes();
+        let end = at + bytes.len().cast_signed();
+        buffer.bytes_mut(at..end).copy_from_slice(bytes);
+        at = end;
+    }
+    Ok((buffer, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_smb::fs::Frame;
+
+    fn framed(payload: &[u8]) -> Vec<u8> {
+        [&prefix(payload.len()).expect("it fits"), payload].concat()
+    }
+
+    /// Feeds `wire` in pieces of at most `piece` bytes and returns the frames that come out.
+    fn frames(wire: &[u8], piece: usize, frame_bytes_max: u32) -> Result<Vec<FrameBuffer>, Disconnect> {
+        let buffers = BufferPool::default();
+        let socket = Arc::new(OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket")));
+        let mut receiver = Receiver::new();
+        let mut found = Vec::new();
+        let mut wire = wire;
+        loop {
+            while let Received::Frame(frame) = receiver.next(frame_bytes_max, &buffers)? {
+                found.push(frame);
+            }
+            let operation = receiver.operation(&socket, &buffers)?.expect("nothing is in flight");
+            let Operation::Receive { mut buffer, start, mut filled, least, most, .. } = operation else {
+                panic!("a receive")
+            };
+            assert!(receiver.is_waiting());
+            while filled < least && !wire.is_empty() {
+                let n = wire.len().min(piece).min(most - filled);
+                let at = start + filled.cast_signed();
+                buffer.bytes_mut(at..at + n.cast_signed()).copy_from_slice(&wire[..n]);
+                filled += n;
+                wire = &wire[n..];
+            }
+            if !receiver.completed(buffer, start, filled, least, most) {
+                return Ok(found);
+            }
+        }
+    }
+
+    #[test]
+    fn frames_come_out_as_sent_however_they_are_cut() {
+        let large: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
+        let mut sealed = large.clone();
+        sealed[..4].copy_from_slice(SEALED);
+        let sent: Vec<&[u8]> = vec![b"one", b"", b"three", &large, &sealed, b"six", &large[..20_000], b"eight"];
+        let wire: Vec<u8> = sent.iter().flat_map(|frame| framed(frame)).collect();
+        for piece in [1, 3, 5, 100, 4096, 16_384, 1 << 20] {
+            let found = frames(&wire, piece, 1 << 20).expect("well formed");
+            let found: Vec<&[u8]> = found.iter().map(Frame::bytes).collect();
+            assert!(found == sent, "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn the_data_of_a_write_lie_on_a_page() {
+        let large = vec![1; 1 << 20];
+        let mut sealed = large.clone();
+        sealed[..4].copy_from_slice(SEALED);
+        let wire = [framed(&large), framed(&sealed)].concat();
+        let found = frames(&wire, 1 << 20, 2 << 20).expect("well formed");
+        assert_eq!(found[0].bytes()[112..].as_ptr().align_offset(PAGE), 0);
+        assert_eq!(found[1].bytes()[164..].as_ptr().align_offset(PAGE), 0);
+    }
+
+    #[test]
+    fn frames_beyond_the_limit_and_of_other_transports_are_refused() {
+        assert!(frames(&framed(&[0; 1001]), 100, 1000).is_err());
+        assert_eq!(frames(&framed(&[0; 1000]), 100, 1000).expect("allowed").len(), 1);
+        assert!(frames(b"\x81\0\0\x44 netbios", 100, 1000).is_err());
+        assert!(frames(b"GET / HTTP/1.1\r\n\r\n", 100, 1000).is_err());
+    }
+
+    #[test]
+    fn a_frame_cut_off_by_the_end_is_dropped() {
+        let whole = framed(&[7; 50_000]);
+        assert!(frames(&whole[..40_000], 4096, 1 << 20).expect("well formed").is_empty());
+        assert!(frames(&whole[..2], 4096, 1 << 20).expect("well formed").is_empty());
+    }
+}
