@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay_e2e::cache::Cache;
+use forebay_e2e::foreign::{Options, ServerKind};
 use forebay_e2e::images::{Images, clients};
 use forebay_e2e::lab::{NodeSpec, client, storage};
-use forebay_e2e::{native, rundir, scenario, site, story, supervise, terminal};
+use forebay_e2e::{foreign, native, rundir, scenario, site, story, supervise, terminal};
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
 ///
@@ -98,6 +99,21 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Run foreign suites and clients (smbtorture, smbclient, impacket, smbprotocol) against a server on this machine.
+    ///
+    /// No guest is booted; the suites run natively in the nodes' root file system. What fails must be listed with its
+    /// reason in e2e/foreign/known-failures.txt, and what is listed and passes fails the run, too.
+    Foreign {
+        /// Only tests whose name contains this.
+        #[arg(default_value = "")]
+        filter: String,
+        /// The server to test: ours, or Samba's to see what the suites make of it.
+        #[arg(long, value_enum, default_value = "forebay")]
+        server: ServerKind,
+        /// Keep smbtorture's output in this folder, a file per test.
+        #[arg(long)]
+        logs: Option<PathBuf>,
+    },
     /// Hold a lab in this process (what `up` starts).
     #[command(hide = true)]
     Supervise {
@@ -145,6 +161,10 @@ fn run(command: Command) -> Result<u8> {
             supervise::up(&name, &nodes)?;
             println!("forebay-lab shell --lab {name} NODE   opens a shell on one of: {nodes}");
             println!("forebay-lab down --lab {name}         ends the lab");
+        }
+        Command::Foreign { filter, server, logs } => {
+            rundir::clean_up_on_signals()?;
+            return Ok(u8::from(!foreign::run(&Options { filter, server, logs })?));
         }
         Command::Supervise { name, nodes } => {
             rundir::clean_up_on_signals()?;

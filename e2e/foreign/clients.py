@@ -1,0 +1,376 @@
+"""Other people's clients against a server: the same checks for each client and each way to protect its traffic.
+
+Run as `clients.py TARGET.json [FILTER]`. Says one line per check, `ok NAME` or `not ok NAME: REASON`, and at the end
+`done`; whoever reads this must take a missing `done` for a failure.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+
+TARGET = json.load(open(sys.argv[1]))
+FILTER = sys.argv[2] if len(sys.argv) > 2 else ""
+HOST, PORT = TARGET["host"], TARGET["port"]
+VOLUME, OTHER = TARGET["volume"], TARGET["other"]
+
+# Empty, short, not a multiple of anything, beyond 64 KiB (several credits), several I/Os of 1 MiB.
+SIZES = [0, 1, 4097, 200_001, 3 * 1024 * 1024 + 17]
+
+
+def contents(size, seed):
+    return random.Random(seed).randbytes(size)
+
+
+class Refused(Exception):
+    """The server said no."""
+
+
+class Smbclient:
+    name = "smbclient"
+    variants = {
+        "3.1.1-plain": ["SMB3_11", "off"],
+        "3.1.1-sign": ["SMB3_11", "sign"],
+        "3.1.1-encrypt": ["SMB3_11", "encrypt"],
+        "3.0.2-encrypt": ["SMB3_02", "encrypt"],
+        "3.0-sign": ["SMB3_00", "sign"],
+        "2.1-sign": ["SMB2_10", "sign"],
+        "2.0.2-sign": ["SMB2_02", "sign"],
+    }
+
+    def __init__(self, variant, volume, user, password):
+        self.protocol, self.protection = self.variants[variant]
+        self.share = f"//{HOST}/{volume}"
+        self.scratch = tempfile.TemporaryDirectory()
+        self.auth = os.path.join(self.scratch.name, "auth")
+        # The folder is nobody else's to enter.
+        with open(self.auth, "w") as f:
+            f.write(f"username={user}\npassword={password}\n")
+        self.user = user
+        self.run("ls")
+
+    def run(self, command):
+        login = ["-A", self.auth] if self.user else ["-N", "-U", "%"]
+        done = subprocess.run(
+            ["smbclient", self.share, "-p", str(PORT), *login, "-m", self.protocol,
+             f"--client-protection={self.protection}", "--option=client min protocol=SMB2_02", "-c", command],
+            capture_output=True, text=True, timeout=60,
+        )
+        # smbclient ends with 0 after some commands that failed: what it says counts, too.
+        if done.returncode != 0 or "NT_STATUS_" in done.stdout + done.stderr:
+            raise Refused((done.stdout + done.stderr).strip())
+        return done.stdout
+
+    def put(self, path, data):
+        local = os.path.join(self.scratch.name, "up")
+        with open(local, "wb") as f:
+            f.write(data)
+        self.run(f'put "{local}" "{path}"')
+
+    def get(self, path):
+        local = os.path.join(self.scratch.name, "down")
+        self.run(f'get "{path}" "{local}"')
+        with open(local, "rb") as f:
+            return f.read()
+
+    def list(self, folder):
+        # "  a name                 A      123  Sat Nov 21 12:36:20 2026", the attributes may be absent.
+        entry = re.compile(r"^  (.+?)\s+([A-Z]*)\s+(\d+)  \w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}$", re.M)
+        found = entry.findall(self.run(f'cd "{folder}"; ls'))
+        return {name: int(size) for name, _, size in found if name not in (".", "..")}
+
+    def rename(self, old, new):
+        self.run(f'rename "{old}" "{new}" -f')
+
+    def delete(self, path):
+        self.run(f'del "{path}"')
+
+    def mkdir(self, path):
+        self.run(f'mkdir "{path}"')
+
+    def rmdir(self, path):
+        self.run(f'rmdir "{path}"')
+
+    def close(self):
+        self.scratch.cleanup()
+
+
+class Impacket:
+    name = "impacket"
+    variants = {
+        "3.1.1-encrypt": [0x0311, True],
+        "3.0-encrypt": [0x0300, True],
+        "3.0-sign": [0x0300, False],
+        "2.1-sign": [0x0210, False],
+        "2.0.2-sign": [0x0202, False],
+    }
+
+    def __init__(self, variant, volume, user, password):
+        from impacket.smbconnection import SessionError, SMBConnection
+
+        dialect, encrypt = self.variants[variant]
+        self.session_error = SessionError
+        self.volume = volume
+        self.connection = SMBConnection(HOST, HOST, sess_port=PORT, preferredDialect=dialect, timeout=30)
+        inner = self.connection.getSMBServer()
+        # No public switch for these: signing is otherwise left to the server, encryption taken wherever it is offered.
+        inner._Connection["RequireSigning"] = True
+        if not encrypt:
+            inner._Connection["SupportsEncryption"] = False
+        try:
+            self.connection.login(user, password)
+            self.connection.connectTree(volume)
+        except SessionError as error:
+            raise Refused(str(error)) from error
+        encrypted = bool(inner._Session["SessionFlags"] & 4)
+        assert encrypted == encrypt, f"encrypted: {encrypted}, wanted: {encrypt}"
+        assert self.connection.getDialect() == dialect, f"dialect {self.connection.getDialect():#x}"
+
+    def put(self, path, data):
+        chunks = [data[at : at + 300_000] for at in range(0, len(data), 300_000)] + [b""]
+        self.connection.putFile(self.volume, path, lambda _: chunks.pop(0))
+
+    def get(self, path):
+        data = bytearray()
+        self.connection.getFile(self.volume, path, data.extend)
+        return bytes(data)
+
+    def list(self, folder):
+        entries = self.connection.listPath(self.volume, folder + "\\*")
+        return {e.get_longname(): e.get_filesize() for e in entries if e.get_longname() not in (".", "..")}
+
+    def rename(self, old, new):
+        self.connection.rename(self.volume, old, new)
+
+    def delete(self, path):
+        self.connection.deleteFile(self.volume, path)
+
+    def mkdir(self, path):
+        self.connection.createDirectory(self.volume, path)
+
+    def rmdir(self, path):
+        self.connection.deleteDirectory(self.volume, path)
+
+    def close(self):
+        self.connection.logoff()
+        self.connection.close()
+
+
+class Smbprotocol:
+    name = "smbprotocol"
+    variants = {"3.1.1-sign": False, "3.1.1-encrypt": True}
+
+    def __init__(self, variant, volume, user, password):
+        import smbclient
+        from smbprotocol.exceptions import SMBAuthenticationError, SMBException, SMBResponseException
+
+        self.api = smbclient
+        self.cache = {}
+        self.root = rf"\\{HOST}\{volume}"
+        self.options = {"port": PORT, "connection_cache": self.cache}
+        encrypt = self.variants[variant]
+        try:
+            session = smbclient.register_session(
+                HOST, username=user, password=password, encrypt=encrypt, auth_protocol="ntlm", **self.options
+            )
+            smbclient.listdir(self.root, username=user, password=password, **self.options)
+        except (SMBAuthenticationError, SMBResponseException, SMBException) as error:
+            raise Refused(str(error)) from error
+        self.options |= {"username": user, "password": password}
+        assert session.connection.dialect == 0x0311, f"dialect {session.connection.dialect:#x}"
+        assert session.encrypt_data == encrypt, f"encrypted: {session.encrypt_data}, wanted: {encrypt}"
+
+    def path(self, path):
+        return self.root + "\\" + path
+
+    def put(self, path, data):
+        with self.api.open_file(self.path(path), mode="wb", **self.options) as f:
+            f.write(data)
+
+    def get(self, path):
+        with self.api.open_file(self.path(path), mode="rb", **self.options) as f:
+            return f.read()
+
+    def list(self, folder):
+        return {e.name: e.smb_info.end_of_file for e in self.api.scandir(self.path(folder), **self.options)}
+
+    def rename(self, old, new):
+        self.api.replace(self.path(old), self.path(new), **self.options)
+
+    def delete(self, path):
+        self.api.remove(self.path(path), **self.options)
+
+    def mkdir(self, path):
+        self.api.mkdir(self.path(path), **self.options)
+
+    def rmdir(self, path):
+        self.api.rmdir(self.path(path), **self.options)
+
+    def close(self):
+        self.api.reset_connection_cache(connection_cache=self.cache)
+
+
+def check(name, body):
+    if FILTER not in name:
+        return
+    try:
+        body()
+        print(f"ok {name}", flush=True)
+    except Exception as error:  # whatever a client throws is a failed check
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(f"not ok {name}: {reason[:2000]}", flush=True)
+
+
+def same(found, expected):
+    digest = lambda data: f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()[:16]}"
+    assert found == expected, f"found {digest(found)}, expected {digest(expected)}"
+
+
+def refused(body):
+    try:
+        client = body()
+    except Refused as error:
+        # A connection that breaks is no refusal.
+        said = str(error)
+        words = ["LOGON_FAILURE", "ACCESS_DENIED", "0xc000006d", "0xc0000022", "NETWORK_ACCESS_DENIED"]
+        assert any(word in said for word in words), f"refused, but how: {said}"
+        return
+    client.close()
+    raise AssertionError("let in")
+
+
+def checks(client_class):
+    for variant in client_class.variants:
+        prefix = f"{client_class.name}.{variant}"
+        folder = f"foreign {prefix}"
+
+        def connect(volume=VOLUME, user=VOLUME["user"], password=VOLUME["password"], variant=variant):
+            return client_class(variant, volume["share"], user, password)
+
+        def with_client(body, connect=connect):
+            def run():
+                client = connect()
+                try:
+                    body(client)
+                finally:
+                    client.close()
+
+            return run
+
+        def put_get(client, folder=folder):
+            client.mkdir(folder)
+            for size in SIZES:
+                client.put(f"{folder}\\{size}", contents(size, size))
+            for size in SIZES:
+                same(client.get(f"{folder}\\{size}"), contents(size, size))
+
+        def listing(client, folder=folder):
+            found = client.list(folder)
+            assert found == {str(size): size for size in SIZES}, f"listed {found}"
+
+        def overwrite(client, folder=folder):
+            # Shorter than before: the old tail must go.
+            client.put(f"{folder}\\200001", b"short")
+            same(client.get(f"{folder}\\200001"), b"short")
+
+        def rename(client, folder=folder):
+            client.rename(f"{folder}\\4097", f"{folder}\\Übergrößen träger 日本")
+            same(client.get(f"{folder}\\Übergrößen träger 日本"), contents(4097, 4097))
+            names = set(client.list(folder))
+            assert names == {"0", "1", "200001", str(SIZES[-1]), "Übergrößen träger 日本"}, f"listed {names}"
+
+        def delete(client, folder=folder):
+            for name in client.list(folder):
+                client.delete(f"{folder}\\{name}")
+            assert client.list(folder) == {}, f"left over: {client.list(folder)}"
+            client.rmdir(folder)
+
+        check(f"{prefix}.put-get", with_client(put_get))
+        check(f"{prefix}.list", with_client(listing))
+        check(f"{prefix}.overwrite", with_client(overwrite))
+        check(f"{prefix}.rename", with_client(rename))
+        check(f"{prefix}.delete", with_client(delete))
+        check(f"{prefix}.refuses-wrong-password", lambda: refused(lambda: connect(password="not the password")))
+        check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="nobody-we-know")))
+        check(f"{prefix}.refuses-guest", lambda: refused(lambda: connect(user="guest", password="")))
+        if variant in ("3.1.1-plain", "3.0-sign", "2.1-sign", "2.0.2-sign"):
+            # Anonymous sessions have no key to protect anything with, so protected variants do not even ask.
+            check(f"{prefix}.refuses-anonymous", lambda: refused(lambda: connect(user="", password="")))
+        check(
+            f"{prefix}.refuses-other-volumes-credentials",
+            lambda: refused(lambda: connect(user=OTHER["user"], password=OTHER["password"])),
+        )
+        check(
+            f"{prefix}.other-volume-opens-with-its-own",
+            lambda: connect(OTHER, OTHER["user"], OTHER["password"]).close(),
+        )
+
+
+def smb1_negotiate(*dialects):
+    """SMB_COM_NEGOTIATE, [MS-CIFS] 2.2.4.52.1, with its transport prefix."""
+    names = b"".join(b"\x02" + name.encode() + b"\0" for name in dialects)
+    header = b"\xffSMB\x72" + bytes(4) + b"\x18\x53\xc8" + bytes(20)
+    message = header + b"\0" + struct.pack("<H", len(names)) + names
+    return struct.pack(">I", len(message)) + message
+
+
+def converse(request):
+    """The first answer, or nothing if the server closes the connection."""
+    with socket.create_connection((HOST, PORT), timeout=10) as connection:
+        connection.sendall(request)
+        answer = b""
+        try:
+            while len(answer) < 4 or len(answer) < 4 + struct.unpack(">I", answer[:4])[0]:
+                more = connection.recv(65536)
+                if not more:
+                    return b""
+                answer += more
+        except ConnectionResetError:
+            return b""
+        return answer[4:]
+
+
+def smb1():
+    def alive():
+        answer = converse(smb1_negotiate("SMB 2.002", "SMB 2.???"))
+        assert answer[:4] == b"\xfeSMB", f"a multi-protocol negotiation after it was answered by {answer[:16]!r}"
+
+    def raw():
+        answer = converse(smb1_negotiate("PC NETWORK PROGRAM 1.0", "LANMAN1.0", "NT LM 0.12"))
+        # Either closed, or "none of these" ([MS-CIFS] 2.2.4.52.2: DialectIndex 0xFFFF), never a choice.
+        if answer:
+            assert answer[:5] == b"\xffSMB\x72" and answer[32] >= 1, f"answered by {answer[:40]!r}"
+            assert answer[33:35] == b"\xff\xff", f"dialect {answer[33:35]!r} chosen"
+        alive()
+
+    def multi_protocol():
+        answer = converse(smb1_negotiate("NT LM 0.12", "SMB 2.002", "SMB 2.???"))
+        assert answer[:4] == b"\xfeSMB", f"answered by {answer[:16]!r}"
+        dialect = struct.unpack("<H", answer[68:70])[0]
+        assert dialect == 0x02FF, f"dialect {dialect:#06x}"
+
+    def smbclient_nt1():
+        done = subprocess.run(
+            ["smbclient", f"//{HOST}/{VOLUME['share']}", "-p", str(PORT), "-N", "-U", "x%x", "-m", "NT1",
+             "--option=client min protocol=NT1", "-c", "ls"],
+            capture_output=True, text=True, timeout=60,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode != 0 and "protocol negotiation" in said.lower(), said
+        alive()
+
+    check("smb1.raw-negotiate-is-refused", raw)
+    check("smb1.multi-protocol-negotiate-leads-to-smb2", multi_protocol)
+    check("smb1.smbclient-nt1-is-refused", smbclient_nt1)
+
+
+for client_class in (Smbclient, Impacket, Smbprotocol):
+    checks(client_class)
+smb1()
+print("done")

@@ -1,0 +1,64 @@
+//! smbclient, impacket, smbprotocol, and raw SMB1: the checks are in `foreign/clients.py`.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::known::Outcome;
+use super::room::Room;
+use super::target::Target;
+
+/// Time for all of them.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Runs the checks whose names contain `filter`.
+pub(super) fn run(
+    room: &mut Room,
+    work: &Path,
+    target: &Target,
+    filter: &str,
+) -> Result<Vec<(String, Outcome)>> {
+    fs::write(work.join("clients.py"), include_str!("../../foreign/clients.py"))?;
+    target.write_json(&work.join("target.json"))?;
+    let done = room.run(&["python3", "/work/clients.py", "/work/target.json", filter], LIMIT)?;
+    let mut results = parse(&done.output);
+    if !done.output.lines().any(|line| line == "done") {
+        let tail: Vec<&str> = done.output.lines().rev().take(5).collect();
+        let reason = format!("ended with status {} before all was done: {}", done.status, tail.join(" | "));
+        results.push(("clients".into(), Outcome::Fail(reason)));
+    }
+    Ok(results)
+}
+
+fn parse(output: &str) -> Vec<(String, Outcome)> {
+    let mut results = Vec::new();
+    for line in output.lines() {
+        if let Some(name) = line.strip_prefix("ok ") {
+            results.push((name.to_owned(), Outcome::Pass));
+        } else if let Some((name, reason)) =
+            line.strip_prefix("not ok ").and_then(|rest| rest.split_once(": "))
+        {
+            results.push((name.to_owned(), Outcome::Fail(reason.to_owned())));
+        }
+    }
+    results
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_checks_say() {
+        let output = "ok smbclient.a.put-get\nnoise\nnot ok impacket.b.list: listed: {}\ndone\n";
+        assert_eq!(
+            parse(output),
+            [
+                ("smbclient.a.put-get".into(), Outcome::Pass),
+                ("impacket.b.list".into(), Outcome::Fail("listed: {}".into())),
+            ]
+        );
+    }
+}

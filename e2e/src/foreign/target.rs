@@ -1,0 +1,140 @@
+//! The server under test, as its clients see it.
+
+use std::fmt;
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use crate::rundir;
+
+/// How long a server may take until it listens.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A share and who may use it.
+#[derive(Clone)]
+pub(super) struct Share {
+    /// The share's name.
+    pub(super) share: String,
+    /// The user.
+    pub(super) user: String,
+    /// The password. Made up for the run; still never in an argument.
+    pub(super) password: String,
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share").field("share", &self.share).field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// The server under test.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    /// Its address.
+    pub(super) host: String,
+    /// Its TCP port.
+    pub(super) port: u16,
+    /// The share that the tests use.
+    pub(super) volume: Share,
+    /// Another one, with other credentials.
+    pub(super) other: Share,
+}
+
+impl Target {
+    /// A server on this machine, on a port that is free now.
+    pub(super) fn local(volume: Share, other: Share) -> Result<Self> {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        Ok(Self { host: Ipv4Addr::LOCALHOST.to_string(), port, volume, other })
+    }
+
+    /// Writes credentials as Samba's tools read them with `-A`.
+    pub(super) fn write_auth(&self, path: &Path) -> Result<()> {
+        private(path, &format!("username={}\npassword={}\n", self.volume.user, self.volume.password))
+    }
+
+    /// Writes everything for `clients.py`.
+    pub(super) fn write_json(&self, path: &Path) -> Result<()> {
+        let share =
+            |share: &Share| json!({ "share": share.share, "user": share.user, "password": share.password });
+        let target = json!({ "host": self.host, "port": self.port, "volume": share(&self.volume), "other": share(&self.other) });
+        private(path, &target.to_string())
+    }
+
+    /// Waits until the server listens; `server` must not end before.
+    pub(super) fn wait(&self, server: &mut Server) -> Result<()> {
+        let address: SocketAddr = format!("{}:{}", self.host, self.port).parse()?;
+        let deadline = Instant::now() + START_DEADLINE;
+        while TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
+            if let Some(status) = server.child.try_wait()? {
+                bail!(
+                    "the server ended with {status} before it listened on {address}:\n{}",
+                    server.log_tail()
+                );
+            }
+            if Instant::now() > deadline {
+                let waited = START_DEADLINE.as_secs();
+                bail!("the server does not listen on {address} after {waited} s:\n{}", server.log_tail());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file that only its owner can read.
+pub(super) fn private(path: &Path, text: &str) -> Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes()).with_context(|| format!("write {}", path.display()))
+}
+
+/// A server's process; ended when dropped.
+#[derive(Debug)]
+pub(super) struct Server {
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Server {
+    /// Takes charge of a started server that logs to this file.
+    pub(super) fn new(child: Child, log: &Path) -> Self {
+        rundir::guard_process(child.id());
+        Self { child, log: log.to_owned() }
+    }
+
+    /// The end of its log.
+    pub(super) fn log_tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().rev().take(20).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
+    /// Whether it still runs.
+    pub(super) fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Politely first: a server that is killed leaves its children to notice by themselves.
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.is_running() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        rundir::release_process(self.child.id());
+    }
+}

@@ -1,0 +1,162 @@
+//! smbtorture, one test per process: one that hangs or crashes takes no other with it.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::known::Outcome;
+use super::room::{Done, Room};
+use super::target::Target;
+
+/// The suites that are run, by the beginning of their tests' names. A name that ends in a dot is a whole suite.
+const SUITES: &[&str] = &[
+    "smb2.connect",
+    "smb2.tcon",
+    "smb2.read.",
+    "smb2.rw.",
+    "smb2.create.",
+    "smb2.getinfo.",
+    "smb2.setinfo",
+    "smb2.dir.",
+    "smb2.lock.",
+    "smb2.compound.",
+    "smb2.compound_find.",
+    "smb2.credits.",
+    "smb2.mkdir",
+    "smb2.rename.",
+    "smb2.delete-on-close-perms.",
+    "smb2.session.reconnect",
+    "smb2.session.reauth",
+    "smb2.session.two_logoff",
+    "smb2.session.ntlmssp_bug14932",
+    "smb2.session.signing-",
+    "smb2.session.encryption-",
+    "smb2.session.anon-",
+];
+
+/// Tests that measure instead of judge: they run for as long as they are let.
+const BENCHES: &[&str] = &["smb2.create.bench-path-contention-shared", "smb2.rename.rename_dir_bench"];
+
+/// Time for one test.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Tests that honestly take longer: they make thousands of files, or sleep.
+const SLOW: &[(&str, Duration)] = &[
+    ("smb2.dir.large-files", Duration::from_secs(240)),
+    ("smb2.dir.1kfiles_rename", Duration::from_secs(180)),
+];
+
+/// All tests of the chosen suites that this smbtorture has.
+pub(super) fn tests(room: &mut Room) -> Result<Vec<String>> {
+    let list = room.run(&["smbtorture", "--list"], LIMIT)?;
+    if list.status != 0 {
+        bail!("smbtorture --list ended with {}:\n{}", list.status, list.output);
+    }
+    let tests = chosen(&list.output);
+    if tests.is_empty() {
+        bail!("smbtorture --list names none of the chosen suites");
+    }
+    Ok(tests)
+}
+
+fn chosen(list: &str) -> Vec<String> {
+    let mut tests = Vec::new();
+    for line in list.lines() {
+        // A suite's test is listed with its name doubled: smb2.read.eof.eof
+        let name = match line.rsplit_once('.') {
+            Some((suite, test)) if suite.ends_with(&format!(".{test}")) => suite,
+            _ => line,
+        };
+        let wanted = SUITES.iter().any(|suite| match suite.ends_with(['.', '-']) {
+            true => name.starts_with(suite),
+            // "smb2.session.reauth" means reauth1 to 6, "smb2.mkdir" itself alone.
+            false => {
+                name.strip_prefix(suite).is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
+            }
+        });
+        if wanted && !BENCHES.contains(&name) && !tests.iter().any(|test| test == name) {
+            tests.push(name.to_owned());
+        }
+    }
+    tests
+}
+
+/// Runs one test.
+pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outcome, String)> {
+    let limit = SLOW.iter().find(|(name, _)| *name == test).map_or(LIMIT, |(_, limit)| *limit);
+    let share = format!("//{}/{}", target.host, target.volume.share);
+    let port = target.port.to_string();
+    let argv = ["smbtorture", "--format=subunit", "-p", &port, &share, "-A", "/work/volume.auth", test];
+    let done = room.run(&argv, limit)?;
+    Ok((outcome(&done, limit), done.output))
+}
+
+fn outcome(done: &Done, limit: Duration) -> Outcome {
+    if done.timed_out() {
+        return Outcome::Fail(format!("not done after {} s", limit.as_secs()));
+    }
+    let mut passed = false;
+    let mut lines = done.output.lines();
+    while let Some(line) = lines.next() {
+        let Some((kind, rest)) = line.split_once(": ") else { continue };
+        match kind {
+            "success" => passed = true,
+            "failure" | "error" | "skip" => {
+                // "failure: name [", the reason, "]"
+                let mut reason = Vec::new();
+                if rest.ends_with('[') {
+                    reason.extend(lines.by_ref().take_while(|line| *line != "]"));
+                }
+                let reason = reason.join(" ");
+                return if kind == "skip" { Outcome::Skip(reason) } else { Outcome::Fail(reason) };
+            }
+            _ => {}
+        }
+    }
+    match (passed, done.status) {
+        (true, 0) => Outcome::Pass,
+        (_, status) => {
+            let said = done.output.lines().rev().find(|line| !line.is_empty()).unwrap_or_default();
+            Outcome::Fail(format!("ended with status {status} and no result: {said}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_are_chosen_by_name() {
+        let list = "smb2.connect\nsmb2.connectx\nsmb2.read.eof.eof\nsmb2.readx.a.a\nsmb2.session.reauth1\n\
+                    smb2.session.reauthx\nsmb2.session.bind1\nsmb2.session.signing-aes-128-cmac\n\
+                    smb2.delete-on-close-perms.CREATE Existing.CREATE Existing\nsmb2.mkdir.mkdir\nsmb2.read.eof.eof\n\
+                    smb2.rename.rename_dir_bench.rename_dir_bench\n";
+        assert_eq!(
+            chosen(list),
+            [
+                "smb2.connect",
+                "smb2.read.eof",
+                "smb2.session.reauth1",
+                "smb2.session.signing-aes-128-cmac",
+                "smb2.delete-on-close-perms.CREATE Existing",
+                "smb2.mkdir",
+            ]
+        );
+    }
+
+    #[test]
+    fn results_are_read_from_what_smbtorture_says() {
+        let of = |status, output: &str| outcome(&Done { status, output: output.to_owned() }, LIMIT);
+        assert_eq!(of(0, "test: eof\ntime: 1\nsuccess: eof\n"), Outcome::Pass);
+        assert_eq!(
+            of(1, "test: eof\nfailure: eof [\n(a.c:1) x\ny\n]\n"),
+            Outcome::Fail("(a.c:1) x y".into())
+        );
+        assert_eq!(of(0, "skip: eof [\nno leases\n]\n"), Outcome::Skip("no leases".into()));
+        assert_eq!(of(124, "success: eof\n"), Outcome::Fail("not done after 60 s".into()));
+        assert!(matches!(of(139, "test: eof\n"), Outcome::Fail(reason) if reason.contains("139")));
+        assert!(matches!(of(1, "success: eof\n"), Outcome::Fail(_)), "crashed after its success");
+        assert!(matches!(of(0, ""), Outcome::Fail(_)), "ran nothing");
+    }
+}
