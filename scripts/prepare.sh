@@ -21,7 +21,7 @@ prepare_toolchain() {
         echo "this script expects Debian (apt-get); on other systems install Rust 1.88+, a C compiler and QEMU by hand" >&2
         return 1
     fi
-    need_packages gcc libc6-dev make curl ca-certificates
+    need_packages gcc g++ libc6-dev make curl ca-certificates
     [ -x "$HOME/.cargo/bin/cargo" ] && PATH=$HOME/.cargo/bin:$PATH
     if ! command -v cargo >/dev/null; then
         echo "Rust is missing: installing it for this user with rustup's own installer (https://rustup.rs)"
