@@ -1,0 +1,496 @@
+//! A real daemon in a directory of its own, and a small SMB client over TCP.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_proto::admin::admin_client::AdminClient;
+use forebay_proto::admin::{self as api};
+use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
+use forebay_smb::crypto::{
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey, client_to_server_key,
+    server_to_client_key,
+};
+use forebay_smb::ids::FileId;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
+use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
+use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::{
+    AccessMask, Command as Smb, FileAttributes, FileTime, Header, Ids, ShareAccess, close, create, flush, read,
+    session_setup, tree_connect, write,
+};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const PASSWORD: &str = "correct horse battery";
+
+/// Waits until `what` is there.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < DEADLINE, "{what} did not come in time");
+        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// A place for a daemon: pool, socket, configuration.
+pub struct Place {
+    pub scratch: TempDir,
+    pub engine: &'static str,
+}
+
+impl Place {
+    pub fn new(engine: &'static str) -> Self {
+        let scratch = TempDir::new().unwrap();
+        std::fs::create_dir(scratch.path().join("pool")).unwrap();
+        let place = Self { scratch, engine };
+        place.configure("127.0.0.1:0", &place.pool());
+        place
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.scratch.path().join("pool")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.path().join("admin.sock")
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.scratch.path().join("server.toml")
+    }
+
+    pub fn configure(&self, listen: &str, pool: &Path) {
+        let text = format!(
+            "[server]\nlisten = [\"{listen}\"]\nio_engine = \"{}\"\nevent_loops = 2\ndrain_timeout_s = 20\n\
+             [admin]\nsocket = \"{}\"\n[http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n\
+             [[pool]]\nname = \"p\"\npath = \"{}\"\nquota = \"none\"\n",
+            self.engine,
+            self.socket().display(),
+            pool.display()
+        );
+        std::fs::write(self.config(), text).unwrap();
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-server"));
+        command.args(["run", "--config"]).arg(self.config()).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    /// Runs a server that does not start: its exit code and what it says.
+    pub fn fails(&self) -> (i32, String) {
+        let output = self.command().output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    pub fn start(&self) -> Daemon {
+        let log = std::fs::File::create(self.log()).unwrap();
+        let child = self.command().stderr(log).spawn().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut daemon = Daemon { child, runtime, admin: None, address: None };
+        let socket = self.socket();
+        let mut client = until("the admin socket", || {
+            assert!(daemon.child.try_wait().unwrap().is_none(), "{}", std::fs::read_to_string(self.log()).unwrap());
+            daemon.runtime.block_on(connect(&socket))
+        });
+        let info = daemon.runtime.block_on(client.get_server_info(api::GetServerInfoRequest {})).unwrap().into_inner();
+        assert!(self.engine == "auto" || info.io_engine == self.engine);
+        daemon.address = Some(info.listen_addresses[0].parse().unwrap());
+        daemon.admin = Some(client);
+        daemon
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.scratch.path().join("log")
+    }
+}
+
+async fn connect(socket: &Path) -> Option<AdminClient<Channel>> {
+    let uri = format!("unix://{}", socket.display());
+    let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.ok()?;
+    Some(AdminClient::new(channel))
+}
+
+/// A running daemon; killed when dropped.
+pub struct Daemon {
+    pub child: Child,
+    pub runtime: tokio::runtime::Runtime,
+    admin: Option<AdminClient<Channel>>,
+    address: Option<SocketAddr>,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Daemon {
+    pub fn address(&self) -> SocketAddr {
+        self.address.unwrap()
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    pub fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        until("the daemon's end", || self.child.try_wait().unwrap())
+    }
+
+    /// Runs one call of the admin API.
+    pub fn admin<T>(&mut self, call: impl AsyncFnOnce(&mut AdminClient<Channel>) -> T) -> T {
+        self.runtime.block_on(call(self.admin.as_mut().unwrap()))
+    }
+
+    pub fn create_volume(&mut self, id: &str) -> Result<api::Volume, tonic::Status> {
+        self.create(request(id))
+    }
+
+    pub fn create(&mut self, request: api::CreateVolumeRequest) -> Result<api::Volume, tonic::Status> {
+        self.admin(async |admin| admin.create_volume(request).await).map(|r| r.into_inner().volume.unwrap())
+    }
+
+    pub fn client(&self, dialect: Dialect) -> Client {
+        Client::connect(self.address(), dialect)
+    }
+
+    /// A client that is logged on to volume `id` and connected to it.
+    pub fn mount(&self, id: &str, dialect: Dialect) -> Client {
+        let mut client = self.client(dialect);
+        assert_eq!(client.log_on(&format!("{id}-user"), PASSWORD), NtStatus::SUCCESS);
+        assert_eq!(client.tree_connect(id), NtStatus::SUCCESS);
+        client
+    }
+}
+
+pub fn request(id: &str) -> api::CreateVolumeRequest {
+    api::CreateVolumeRequest {
+        volume_id: id.to_owned(),
+        capacity_bytes: 1 << 30,
+        credentials: Some(api::Credentials { username: format!("{id}-user"), password: PASSWORD.to_owned() }),
+        ..Default::default()
+    }
+}
+
+/// An answer: its header, and the whole message.
+pub struct Answer {
+    pub header: Header,
+    pub message: Vec<u8>,
+}
+
+impl Answer {
+    pub fn status(&self) -> NtStatus {
+        self.header.status
+    }
+}
+
+struct Keys {
+    sealing: SealingKey,
+    opening: OpeningKey,
+    nonces: NonceSequence,
+}
+
+/// A client over TCP: 2.1 in the clear, 3.1.1 sealed.
+pub struct Client {
+    pub stream: TcpStream,
+    dialect: Dialect,
+    message_id: u64,
+    pub session_id: u64,
+    tree_id: u32,
+    preauth: PreauthHash,
+    keys: Option<Keys>,
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr, dialect: Dialect) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let mut client = Self {
+            stream,
+            dialect,
+            message_id: 0,
+            session_id: 0,
+            tree_id: 0,
+            preauth: PreauthHash::default(),
+            keys: None,
+        };
+        client.negotiate();
+        client
+    }
+
+    /// Sends a request without waiting; its message id.
+    pub fn send(&mut self, command: Smb, charge: u16, body: &[u8]) -> u64 {
+        let message = self.message(command, charge, body);
+        let id = self.message_id - u64::from(charge.max(1));
+        self.send_message(message);
+        id
+    }
+
+    fn message(&mut self, command: Smb, charge: u16, body: &[u8]) -> Vec<u8> {
+        let mut header = Header::request(command, self.message_id);
+        header.credit_charge = charge;
+        header.credits = 512;
+        header.session_id = self.session_id;
+        header.ids = Ids::Sync { process_id: 0xfeff, tree_id: self.tree_id };
+        self.message_id += u64::from(charge.max(1));
+        let mut message = Vec::new();
+        header.encode(&mut message);
+        message.extend_from_slice(body);
+        message
+    }
+
+    fn send_message(&mut self, mut message: Vec<u8>) {
+        if let Some(keys) = &mut self.keys {
+            let nonce = keys.nonces.next_nonce().unwrap();
+            let header = keys.sealing.seal_in_place(nonce, self.session_id, &mut message).unwrap();
+            message.splice(0..0, header);
+        }
+        let mut frame = u32::try_from(message.len()).unwrap().to_be_bytes().to_vec();
+        frame.append(&mut message);
+        self.stream.write_all(&frame).unwrap();
+    }
+
+    /// The next frame; `None` where the server has ended the connection.
+    pub fn frame(&mut self) -> Option<Vec<u8>> {
+        let mut prefix = [0; 4];
+        match self.stream.read_exact(&mut prefix) {
+            Ok(()) => {}
+            Err(error) => {
+                let timeout = matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
+                assert!(!timeout, "the server does not answer");
+                return None;
+            }
+        }
+        let mut frame = vec![0; u32::from_be_bytes(prefix) as usize];
+        self.stream.read_exact(&mut frame).ok()?;
+        if let Some(keys) = &self.keys
+            && frame.starts_with(b"\xfdSMB")
+        {
+            let plain = keys.opening.open_in_place(&mut frame).unwrap().to_vec();
+            return Some(plain);
+        }
+        Some(frame)
+    }
+
+    /// The next answer that is final.
+    pub fn answer(&mut self) -> Answer {
+        loop {
+            let message = self.frame().expect("an answer");
+            let header = Header::parse(&message).unwrap();
+            let answer = Answer { header, message };
+            if answer.status() != NtStatus::PENDING {
+                return answer;
+            }
+        }
+    }
+
+    pub fn call(&mut self, command: Smb, body: &[u8]) -> Answer {
+        self.send(command, 1, body);
+        self.answer()
+    }
+
+    fn negotiate(&mut self) {
+        let contexts = if self.dialect == Dialect::SMB3_1_1 {
+            vec![
+                NegotiateContext::PreauthIntegrity { hash_algorithms: vec![HashAlgorithm::SHA_512], salt: &[1; 32] },
+                NegotiateContext::Encryption {
+                    ciphers: vec![negotiate_context::Cipher(Cipher::Aes128Gcm.id())],
+                },
+            ]
+        } else {
+            Vec::new()
+        };
+        let mut body = Vec::new();
+        negotiate::Request {
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU),
+            client_guid: [3; 16],
+            client_start_time: FileTime(0),
+            dialects: vec![self.dialect],
+            contexts,
+        }
+        .encode(&mut body);
+        let message = self.message(Smb::NEGOTIATE, 1, &body);
+        self.preauth.update(&message);
+        self.send_message(message);
+        let answer = self.answer();
+        assert_eq!(answer.status(), NtStatus::SUCCESS);
+        self.preauth.update(&answer.message);
+    }
+
+    fn session_setup(&mut self, token: &[u8]) -> Vec<u8> {
+        let mut body = Vec::new();
+        session_setup::Request {
+            flags: session_setup::Flags::empty(),
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::empty(),
+            channel: 0,
+            previous_session_id: 0,
+            security_buffer: token,
+        }
+        .encode(&mut body);
+        self.message(Smb::SESSION_SETUP, 1, &body)
+    }
+
+    pub fn log_on(&mut self, user: &str, password: &str) -> NtStatus {
+        let mut initiator = Initiator::new(InitiatorConfig {
+            user: user.to_owned(),
+            domain: String::new(),
+            workstation: "TEST".to_owned(),
+            nt_hash: NtHash::from_password(password),
+            spnego: true,
+            challenge: [9; 8],
+            random_session_key: Some(SessionKey::new(&[5; 16])),
+        });
+        let mut preauth = self.preauth;
+        let message = self.session_setup(&initiator.first());
+        preauth.update(&message);
+        self.send_message(message);
+        let answer = self.answer();
+        if answer.status() != NtStatus::MORE_PROCESSING_REQUIRED {
+            return answer.status();
+        }
+        preauth.update(&answer.message);
+        self.session_id = answer.header.session_id;
+        let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
+        let now = forebay_server::clock::now();
+        let ClientStep::Last(token, key) = initiator.step(&token, now).expect("a challenge") else {
+            panic!("NTLM takes two legs")
+        };
+        let message = self.session_setup(&token);
+        preauth.update(&message);
+        self.send_message(message);
+        let answer = self.answer();
+        if answer.status() == NtStatus::SUCCESS && self.dialect == Dialect::SMB3_1_1 {
+            let derivation = KeyDerivation::Smb311(&preauth);
+            let cipher = Cipher::Aes128Gcm;
+            self.keys = Some(Keys {
+                sealing: SealingKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
+                opening: OpeningKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
+                nonces: NonceSequence::new([0; 3], 1),
+            });
+        }
+        answer.status()
+    }
+
+    pub fn tree_connect(&mut self, share: &str) -> NtStatus {
+        let mut body = Vec::new();
+        tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
+            .encode(&mut body);
+        let answer = self.call(Smb::TREE_CONNECT, &body);
+        if answer.status() == NtStatus::SUCCESS {
+            self.tree_id = answer.header.tree_id();
+        }
+        answer.status()
+    }
+
+    pub fn open(&mut self, name: &str, disposition: CreateDisposition) -> Result<FileId, NtStatus> {
+        let mut body = Vec::new();
+        create::Request {
+            requested_oplock_level: OplockLevel::NONE,
+            impersonation_level: ImpersonationLevel::IMPERSONATION,
+            smb_create_flags: 0,
+            desired_access: AccessMask::FILE_ALL_ACCESS,
+            file_attributes: FileAttributes::NORMAL,
+            share_access: ShareAccess(7),
+            create_disposition: disposition,
+            create_options: CreateOptions(0),
+            name: name.to_owned(),
+            contexts: Vec::new(),
+        }
+        .encode(&mut body);
+        let answer = self.call(Smb::CREATE, &body);
+        match answer.status() {
+            NtStatus::SUCCESS => Ok(create::Response::parse(&answer.message).unwrap().file_id),
+            status => Err(status),
+        }
+    }
+
+    pub fn send_read(&mut self, file_id: FileId, offset: u64, length: u32) -> u64 {
+        let mut body = Vec::new();
+        read::Request {
+            padding: 0x50,
+            flags: read::Flags(0),
+            length,
+            offset,
+            file_id,
+            minimum_count: 0,
+            channel: read::Channel::NONE,
+            remaining_bytes: 0,
+            channel_info: &[],
+        }
+        .encode(&mut body);
+        self.send(Smb::READ, length.div_ceil(65536) as u16, &body)
+    }
+
+    pub fn send_write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> u64 {
+        let mut body = Vec::new();
+        write::Request {
+            data_offset: 112,
+            length: data.len() as u32,
+            offset,
+            file_id,
+            channel: read::Channel::NONE,
+            remaining_bytes: 0,
+            flags: write::Flags(0),
+            channel_info: &[],
+        }
+        .encode(&mut body);
+        body.truncate(48);
+        body.extend_from_slice(data);
+        self.send(Smb::WRITE, data.len().div_ceil(65536) as u16, &body)
+    }
+
+    pub fn write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> NtStatus {
+        self.send_write(file_id, offset, data);
+        self.answer().status()
+    }
+
+    pub fn read(&mut self, file_id: FileId, offset: u64, length: u32) -> Result<Vec<u8>, NtStatus> {
+        self.send_read(file_id, offset, length);
+        data(&self.answer())
+    }
+
+    pub fn flush(&mut self, file_id: FileId) -> NtStatus {
+        let mut body = Vec::new();
+        flush::Request { file_id }.encode(&mut body);
+        self.call(Smb::FLUSH, &body).status()
+    }
+
+    pub fn close(&mut self, file_id: FileId) -> NtStatus {
+        let mut body = Vec::new();
+        close::Request { flags: close::Flags(0), file_id }.encode(&mut body);
+        self.call(Smb::CLOSE, &body).status()
+    }
+}
+
+/// What a READ's answer carries.
+pub fn data(answer: &Answer) -> Result<Vec<u8>, NtStatus> {
+    match answer.status() {
+        NtStatus::SUCCESS => {
+            let response = read::Response::parse(&answer.message).unwrap();
+            let start = usize::from(response.data_offset);
+            Ok(answer.message[start..start + response.data_length as usize].to_vec())
+        }
+        status => Err(status),
+    }
+}
