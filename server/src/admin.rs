@@ -211,7 +211,9 @@ impl Admin for AdminService {
             };
             // The token is the last id of the page before, so that it stays good whatever comes and goes.
             if !request.page_token.is_empty() && !crate::config::is_label(&request.page_token) {
-                return Err(Status::aborted("page_token is none that this server gave out: start again without one"));
+                return Err(Status::aborted(
+                    "page_token is none that this server gave out: start again without one",
+                ));
             }
             let (found, more) = this.catalog.list(&request.page_token, limit);
             let next_page_token =

@@ -19,7 +19,8 @@ use crate::limits::{BUFFER_BYTES_MAX, BUFFER_POOLED_BYTES_MAX};
 pub const PAGE: usize = 4096;
 
 /// Data bytes of the size classes.
-const CLASSES: [usize; 8] = [8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, (8 << 20) + (64 << 10)];
+const CLASSES: [usize; 8] =
+    [8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, (8 << 20) + (64 << 10)];
 
 const _: () = assert!(CLASSES[7] >= forebay_smb::limits::FRAME_BYTES_MAX as usize);
 const _: () = assert!(CLASSES[7] >= forebay_smb::limits::IO_BYTES_MAX as usize + PAGE);

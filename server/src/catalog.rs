@@ -11,8 +11,8 @@ use crate::clock;
 use crate::config::{PoolQuota, is_label};
 use crate::eventloop::Loops;
 use crate::limits::{
-    LABEL_BYTES_MAX, LABELS_MAX, PASSWORD_CHARS_MAX, PASSWORD_CHARS_MIN, USERNAME_CHARS_MAX, VOLUME_BYTES_MAX,
-    VOLUME_BYTES_MIN, VOLUMES_MAX,
+    LABEL_BYTES_MAX, LABELS_MAX, PASSWORD_CHARS_MAX, PASSWORD_CHARS_MIN, USERNAME_CHARS_MAX,
+    VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUMES_MAX,
 };
 use crate::metrics::PoolSpace;
 use crate::pool::{Pool, PoolError, Unserved, empty};
@@ -135,14 +135,22 @@ impl Wish {
                 "volume_id {shown:?} must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit"
             ));
         }
-        if self.quota != Some(Quota::None) && !(VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX).contains(&self.capacity_bytes) {
+        if self.quota != Some(Quota::None)
+            && !(VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX).contains(&self.capacity_bytes)
+        {
             return invalid(format!("capacity_bytes must be from {VOLUME_BYTES_MIN} to {VOLUME_BYTES_MAX}"));
         }
         if self.labels.len() > LABELS_MAX {
             return invalid(format!("at most {LABELS_MAX} labels"));
         }
-        if self.labels.iter().any(|(k, v)| k.is_empty() || k.len() > LABEL_BYTES_MAX || v.len() > LABEL_BYTES_MAX) {
-            return invalid(format!("labels must have a key, and at most {LABEL_BYTES_MAX} bytes in key and value"));
+        if self
+            .labels
+            .iter()
+            .any(|(k, v)| k.is_empty() || k.len() > LABEL_BYTES_MAX || v.len() > LABEL_BYTES_MAX)
+        {
+            return invalid(format!(
+                "labels must have a key, and at most {LABEL_BYTES_MAX} bytes in key and value"
+            ));
         }
         Ok(())
     }
@@ -234,7 +242,10 @@ impl Catalog {
         if let Some(pool) = state.pools.iter().find(|pool| pool.records.contains_key(&wish.volume_id)) {
             let record = &pool.records[&wish.volume_id];
             if record.deleting {
-                return Err(CatalogError::Precondition(format!("volume {} is being deleted: try again", wish.volume_id)));
+                return Err(CatalogError::Precondition(format!(
+                    "volume {} is being deleted: try again",
+                    wish.volume_id
+                )));
             }
             return match wish.is(record, &pool.name) {
                 Ok(()) => Ok(found(pool, record)),
@@ -278,7 +289,12 @@ impl Catalog {
             empty_trash(pool);
             return Err(error);
         }
-        info!(volume = wish.volume_id, pool = pool.name, capacity_bytes = wish.capacity_bytes, "volume created");
+        info!(
+            volume = wish.volume_id,
+            pool = pool.name,
+            capacity_bytes = wish.capacity_bytes,
+            "volume created"
+        );
         Ok(found(pool, &pool.records[&wish.volume_id]))
     }
 
@@ -317,7 +333,9 @@ impl Catalog {
     /// Why not.
     pub fn expand(&self, id: &str, capacity_bytes: u64) -> Result<Found, CatalogError> {
         if capacity_bytes == 0 || capacity_bytes > VOLUME_BYTES_MAX {
-            return Err(CatalogError::Invalid(format!("capacity_bytes must be from 1 to {VOLUME_BYTES_MAX}")));
+            return Err(CatalogError::Invalid(format!(
+                "capacity_bytes must be from 1 to {VOLUME_BYTES_MAX}"
+            )));
         }
         let mut state = self.lock();
         let pool = state.pool_of(id)?;
@@ -341,7 +359,12 @@ impl Catalog {
     ///
     /// # Errors
     /// Why not.
-    pub fn set_credentials(&self, id: &str, new: Credential, keep_previous: bool) -> Result<(), CatalogError> {
+    pub fn set_credentials(
+        &self,
+        id: &str,
+        new: Credential,
+        keep_previous: bool,
+    ) -> Result<(), CatalogError> {
         let mut state = self.lock();
         state.check_username(id, &new.username)?;
         let pool = state.pool_of(id)?;
@@ -349,7 +372,9 @@ impl Catalog {
         let previous = std::mem::take(&mut record.accounts).into_iter().next();
         record.accounts = match previous {
             // Twice the same: what was kept the first time stays.
-            Some(account) if account.username == new.username && account.hashes.first() == new.hashes.first() => {
+            Some(account)
+                if account.username == new.username && account.hashes.first() == new.hashes.first() =>
+            {
                 let kept = if keep_previous { account.hashes } else { new.hashes };
                 vec![Credential { username: new.username, hashes: kept }]
             }
@@ -421,8 +446,11 @@ impl State {
 
     /// A user opens one volume and nothing else, so no two volumes can have the same.
     fn check_username(&self, volume_id: &str, username: &str) -> Result<(), CatalogError> {
-        let mut others =
-            self.pools.iter().flat_map(|pool| pool.records.values()).filter(|record| record.volume_id != volume_id);
+        let mut others = self
+            .pools
+            .iter()
+            .flat_map(|pool| pool.records.values())
+            .filter(|record| record.volume_id != volume_id);
         let is_taken =
             others.any(|record| record.accounts.iter().any(|a| a.username.eq_ignore_ascii_case(username)));
         if is_taken { Err(taken(username)) } else { Ok(()) }
@@ -500,7 +528,9 @@ fn no_room(pool: &Pool, wanted: u64, room: u64) -> String {
 }
 
 fn taken(username: &str) -> CatalogError {
-    CatalogError::Invalid(format!("credentials.username {username:?} belongs to another volume: use another name"))
+    CatalogError::Invalid(format!(
+        "credentials.username {username:?} belongs to another volume: use another name"
+    ))
 }
 
 fn found(pool: &Pool, record: &Record) -> Found {
@@ -525,7 +555,9 @@ fn empty_trash(pool: &Pool) {
                 Ok(()) => info!(path = %path.display(), "deleted data removed"),
                 // Another thread may have been at it.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => warn!(path = %path.display(), %error, "deleted data could not be removed; tried again at the next start"),
+                Err(error) => {
+                    warn!(path = %path.display(), %error, "deleted data could not be removed; tried again at the next start")
+                }
             }
         }
     };

@@ -14,7 +14,11 @@ use crate::daemon::{self, Exit};
 use crate::log;
 
 #[derive(Debug, Parser)]
-#[command(name = "forebay-server", version, about = "The Forebay SMB server: ReadWriteMany volumes for Kubernetes")]
+#[command(
+    name = "forebay-server",
+    version,
+    about = "The Forebay SMB server: ReadWriteMany volumes for Kubernetes"
+)]
 #[command(after_long_help = config::help())]
 struct Cli {
     #[command(subcommand)]
@@ -233,7 +237,8 @@ fn password(args: &CredentialArgs) -> anyhow::Result<Zeroizing<String>> {
         }
         None => {
             let variable = std::env::var("FOREBAY_PASSWORD");
-            *text = variable.map_err(|_| anyhow::anyhow!("no password: give --password-file, or set FOREBAY_PASSWORD"))?;
+            *text = variable
+                .map_err(|_| anyhow::anyhow!("no password: give --password-file, or set FOREBAY_PASSWORD"))?;
         }
     }
     let length = text.trim_end_matches(['\r', '\n']).len();
@@ -374,7 +379,13 @@ fn show(volumes: impl IntoIterator<Item = api::Volume>) -> anyhow::Result<()> {
             api::Protection::Optional | api::Protection::Unspecified => "optional",
         };
         vec![
-            v.volume_id, v.pool, capacity, size(v.used_bytes), v.username, protection.to_owned(), v.sessions.to_string(),
+            v.volume_id,
+            v.pool,
+            capacity,
+            size(v.used_bytes),
+            v.username,
+            protection.to_owned(),
+            v.sessions.to_string(),
             v.open_files.to_string(),
         ]
     });
@@ -416,11 +427,13 @@ fn size(bytes: u64) -> String {
 fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> anyhow::Result<()> {
     let header = header.iter().map(ToString::to_string).collect();
     let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
     let widths: Vec<usize> = (0..rows[0].len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in &rows {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
@@ -434,7 +447,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent_and_takes_no_password() {
         Cli::command().debug_assert();
-        let attempt = ["forebay-server", "volume", "create", "v", "--size", "1GiB", "--username", "u", "--password", "p"];
+        let attempt = [
+            "forebay-server",
+            "volume",
+            "create",
+            "v",
+            "--size",
+            "1GiB",
+            "--username",
+            "u",
+            "--password",
+            "p",
+        ];
         assert!(Cli::try_parse_from(attempt).is_err());
         assert!(Cli::try_parse_from(&attempt[..8]).is_ok());
         let help = Cli::command().render_long_help().to_string();

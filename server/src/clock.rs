@@ -34,7 +34,9 @@ mod tests {
 
     #[test]
     fn unix_times_round_trip_to_100_ns() {
-        for (seconds, nanos) in [(0, 0), (1_700_000_000, 123_456_700), (-1, 999_999_900), (-11_644_473_600, 0)] {
+        for (seconds, nanos) in
+            [(0, 0), (1_700_000_000, 123_456_700), (-1, 999_999_900), (-11_644_473_600, 0)]
+        {
             assert_eq!(to_unix(from_unix(seconds, nanos)), (seconds, nanos));
         }
         assert_eq!(from_unix(0, 0), 116_444_736_000_000_000);

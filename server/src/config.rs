@@ -30,49 +30,141 @@ pub struct OptionHelp {
 
 /// Every option.
 pub const OPTIONS: &[OptionHelp] = &[
-    OptionHelp { section: "server", key: "listen", value: "[\"[::]:445\"]", set: false,
-        help: "Addresses of the SMB transport, \"ip:port\" each." },
-    OptionHelp { section: "server", key: "advertise", value: "[]", set: false,
-        help: "Addresses that clients should mount, \"host:port\" or \"ip:port\", as told by the admin API. Empty: those it listens on." },
-    OptionHelp { section: "server", key: "name", value: "\"FOREBAY\"", set: false,
-        help: "Name told to clients while they log in, 1 to 15 of A-Z, 0-9 and '-'." },
-    OptionHelp { section: "server", key: "signing", value: "\"optional\"", set: false,
-        help: "\"optional\": sessions are signed where the client asks for it. \"required\": every session is signed or sealed." },
-    OptionHelp { section: "server", key: "encryption", value: "\"offered\"", set: false,
-        help: "\"off\": not offered. \"offered\": used where the client or the volume asks for it. \"required\": sessions that cannot seal are refused. Where integrity is wanted, sealing costs a tenth of signing." },
-    OptionHelp { section: "server", key: "max_io", value: "\"8MiB\"", set: false,
-        help: "Largest READ and WRITE, 64KiB to 8MiB." },
-    OptionHelp { section: "server", key: "event_loops", value: "0", set: false,
-        help: "Threads that serve connections. 0: one per core." },
-    OptionHelp { section: "server", key: "workers", value: "16", set: false,
-        help: "Threads for file-system calls that block (open, stat, rename, listings ...)." },
-    OptionHelp { section: "server", key: "io_engine", value: "\"auto\"", set: false,
-        help: "\"io_uring\", \"readiness\" (epoll and threads), or \"auto\": io_uring where it is allowed." },
-    OptionHelp { section: "server", key: "drain_timeout_s", value: "30", set: false,
-        help: "Seconds that requests in flight have to finish after SIGTERM. A second SIGTERM ends at once." },
-    OptionHelp { section: "admin", key: "socket", value: "\"/run/forebay/admin.sock\"", set: false,
-        help: "Unix socket of the admin API (gRPC), mode 0600. Whoever may open it may do everything." },
-    OptionHelp { section: "http", key: "listen", value: "\"127.0.0.1:9445\"", set: false,
-        help: "Address of /metrics (Prometheus), /healthz and /readyz. \"\": none." },
-    OptionHelp { section: "log", key: "level", value: "\"info\"", set: false,
-        help: "\"error\", \"warn\", \"info\", \"debug\" or \"trace\", or directives as in \"info,forebay_server=debug\"." },
-    OptionHelp { section: "log", key: "format", value: "\"text\"", set: false,
-        help: "\"text\" or \"json\", one line per event, to standard error." },
-    OptionHelp { section: "[pool]", key: "name", value: "\"default\"", set: true,
-        help: "Name of the pool, 1 to 63 of a-z, 0-9 and '-'. A server has one pool or more; each is a [[pool]] section." },
-    OptionHelp { section: "[pool]", key: "path", value: "\"/var/lib/forebay\"", set: true,
-        help: "Directory that holds the pool's volumes and their records. It must exist, and belongs to one server at a time." },
-    OptionHelp { section: "[pool]", key: "quota", value: "\"project\"", set: true,
-        help: "\"project\": capacity is a hard limit by project quota (XFS or ext4 mounted with -o prjquota). \"none\": volumes without limit, which must be asked for." },
-    OptionHelp { section: "[pool]", key: "overcommit", value: "1.0", set: false,
-        help: "The volumes' capacities together may be so many times the pool's size." },
+    OptionHelp {
+        section: "server",
+        key: "listen",
+        value: "[\"[::]:445\"]",
+        set: false,
+        help: "Addresses of the SMB transport, \"ip:port\" each.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "advertise",
+        value: "[]",
+        set: false,
+        help: "Addresses that clients should mount, \"host:port\" or \"ip:port\", as told by the admin API. Empty: those it listens on.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "name",
+        value: "\"FOREBAY\"",
+        set: false,
+        help: "Name told to clients while they log in, 1 to 15 of A-Z, 0-9 and '-'.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "signing",
+        value: "\"optional\"",
+        set: false,
+        help: "\"optional\": sessions are signed where the client asks for it. \"required\": every session is signed or sealed.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "encryption",
+        value: "\"offered\"",
+        set: false,
+        help: "\"off\": not offered. \"offered\": used where the client or the volume asks for it. \"required\": sessions that cannot seal are refused. Where integrity is wanted, sealing costs a tenth of signing.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "max_io",
+        value: "\"8MiB\"",
+        set: false,
+        help: "Largest READ and WRITE, 64KiB to 8MiB.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "event_loops",
+        value: "0",
+        set: false,
+        help: "Threads that serve connections. 0: one per core.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "workers",
+        value: "16",
+        set: false,
+        help: "Threads for file-system calls that block (open, stat, rename, listings ...).",
+    },
+    OptionHelp {
+        section: "server",
+        key: "io_engine",
+        value: "\"auto\"",
+        set: false,
+        help: "\"io_uring\", \"readiness\" (epoll and threads), or \"auto\": io_uring where it is allowed.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "drain_timeout_s",
+        value: "30",
+        set: false,
+        help: "Seconds that requests in flight have to finish after SIGTERM. A second SIGTERM ends at once.",
+    },
+    OptionHelp {
+        section: "admin",
+        key: "socket",
+        value: "\"/run/forebay/admin.sock\"",
+        set: false,
+        help: "Unix socket of the admin API (gRPC), mode 0600. Whoever may open it may do everything.",
+    },
+    OptionHelp {
+        section: "http",
+        key: "listen",
+        value: "\"127.0.0.1:9445\"",
+        set: false,
+        help: "Address of /metrics (Prometheus), /healthz and /readyz. \"\": none.",
+    },
+    OptionHelp {
+        section: "log",
+        key: "level",
+        value: "\"info\"",
+        set: false,
+        help: "\"error\", \"warn\", \"info\", \"debug\" or \"trace\", or directives as in \"info,forebay_server=debug\".",
+    },
+    OptionHelp {
+        section: "log",
+        key: "format",
+        value: "\"text\"",
+        set: false,
+        help: "\"text\" or \"json\", one line per event, to standard error.",
+    },
+    OptionHelp {
+        section: "[pool]",
+        key: "name",
+        value: "\"default\"",
+        set: true,
+        help: "Name of the pool, 1 to 63 of a-z, 0-9 and '-'. A server has one pool or more; each is a [[pool]] section.",
+    },
+    OptionHelp {
+        section: "[pool]",
+        key: "path",
+        value: "\"/var/lib/forebay\"",
+        set: true,
+        help: "Directory that holds the pool's volumes and their records. It must exist, and belongs to one server at a time.",
+    },
+    OptionHelp {
+        section: "[pool]",
+        key: "quota",
+        value: "\"project\"",
+        set: true,
+        help: "\"project\": capacity is a hard limit by project quota (XFS or ext4 mounted with -o prjquota). \"none\": volumes without limit, which must be asked for.",
+    },
+    OptionHelp {
+        section: "[pool]",
+        key: "overcommit",
+        value: "1.0",
+        set: false,
+        help: "The volumes' capacities together may be so many times the pool's size.",
+    },
 ];
 
 /// What is wrong with a configuration, in one line that says where and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{path}: {error}: give the configuration with --config, or make one with `forebay-server sample-config > {path}`")]
+    #[error(
+        "{path}: {error}: give the configuration with --config, or make one with `forebay-server sample-config > {path}`"
+    )]
     Read {
         /// Of the file.
         path: String,
@@ -313,9 +405,14 @@ impl std::str::FromStr for Bytes {
             "M" | "Mi" | "MiB" => 20,
             "G" | "Gi" | "GiB" => 30,
             "T" | "Ti" | "TiB" => 40,
-            _ => return Err(format!("{text:?} is no size: use a number of bytes, or one with KiB, MiB, GiB or TiB")),
+            _ => {
+                return Err(format!(
+                    "{text:?} is no size: use a number of bytes, or one with KiB, MiB, GiB or TiB"
+                ));
+            }
         };
-        let number: u64 = number.parse().map_err(|_| format!("{text:?} is no size: it must begin with a number"))?;
+        let number: u64 =
+            number.parse().map_err(|_| format!("{text:?} is no size: it must begin with a number"))?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text:?} is too large"))
     }
 }
@@ -342,8 +439,8 @@ impl Config {
     /// What is wrong with it.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let shown = path.display().to_string();
-        let text =
-            std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: shown.clone(), error })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError::Read { path: shown.clone(), error })?;
         Self::parse(&shown, &text)
     }
 
@@ -380,7 +477,10 @@ impl Config {
             return server("max_io", "must be from 64KiB to 8MiB");
         }
         if s.event_loops > EVENT_LOOPS_MAX {
-            return server("event_loops", &format!("must be at most {EVENT_LOOPS_MAX}; 0 means one per core"));
+            return server(
+                "event_loops",
+                &format!("must be at most {EVENT_LOOPS_MAX}; 0 means one per core"),
+            );
         }
         if !(1..=WORKERS_MAX).contains(&s.workers) {
             return server("workers", &format!("must be from 1 to {WORKERS_MAX}"));
@@ -395,14 +495,22 @@ impl Config {
             return Err(("log", 0, "level", "must be error, warn, info, debug or trace".to_owned()));
         }
         if self.pool.is_empty() {
-            return Err(("[pool]", 0, "path", "no pool: add a [[pool]] section with name and path".to_owned()));
+            return Err((
+                "[pool]",
+                0,
+                "path",
+                "no pool: add a [[pool]] section with name and path".to_owned(),
+            ));
         }
         let mut names = HashSet::new();
         let mut paths = HashSet::new();
         for (nth, pool) in self.pool.iter().enumerate() {
             let bad = |key, message: &str| Err(("[pool]", nth, key, message.to_owned()));
             if !is_label(&pool.name) {
-                return bad("name", "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit");
+                return bad(
+                    "name",
+                    "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit",
+                );
             }
             if !names.insert(&pool.name) {
                 return bad("name", "another pool has this name: give each its own");
@@ -490,7 +598,13 @@ pub fn sample() -> String {
 pub fn help() -> String {
     let mut text = String::from("Options of the configuration file (TOML):\n");
     for option in OPTIONS {
-        let _ = write!(text, "\n  {}.{} = {}\n", option.section.trim_matches(['[', ']']), option.key, option.value);
+        let _ = write!(
+            text,
+            "\n  {}.{} = {}\n",
+            option.section.trim_matches(['[', ']']),
+            option.key,
+            option.value
+        );
         for line in wrap(option.help, 90) {
             let _ = writeln!(text, "      {line}");
         }
@@ -531,7 +645,9 @@ mod tests {
         let all: String = sample()
             .lines()
             .map(|line| match line.strip_prefix("# ") {
-                Some(option) if OPTIONS.iter().any(|o| option.starts_with(&format!("{} = ", o.key))) => option,
+                Some(option) if OPTIONS.iter().any(|o| option.starts_with(&format!("{} = ", o.key))) => {
+                    option
+                }
                 _ => line,
             })
             .fold(String::new(), |text, line| text + line + "\n");
@@ -543,8 +659,10 @@ mod tests {
     #[test]
     fn errors_say_file_line_option_and_what_to_do() {
         let pool = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
-        assert_eq!(error(&format!("{pool}\n[server]\nworkerz = 3\n")).split(", expected").next(),
-            Some("server.toml:6: unknown field `workerz`"));
+        assert_eq!(
+            error(&format!("{pool}\n[server]\nworkerz = 3\n")).split(", expected").next(),
+            Some("server.toml:6: unknown field `workerz`")
+        );
         assert!(error(&format!("{pool}[server]\nlisten = 5\n")).starts_with("server.toml:5: "));
         assert!(error("[server\n").starts_with("server.toml:1: "));
         assert_eq!(

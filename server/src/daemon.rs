@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -121,7 +121,8 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> DaemonError {
 pub fn run(config: &Config) -> Result<(), DaemonError> {
     raise_file_limit();
     let use_uring = choose_engine(config.server.io_engine)?;
-    let listeners = config.server.listen.iter().map(|a| bind("server.listen", *a)).collect::<Result<Vec<_>, _>>()?;
+    let listeners =
+        config.server.listen.iter().map(|a| bind("server.listen", *a)).collect::<Result<Vec<_>, _>>()?;
     let http = match config.http.listen.parse() {
         Ok(address) => Some(bind("http.listen", address)?),
         Err(_) => None,
@@ -304,7 +305,8 @@ impl Daemon {
         let mut terminate = signal(SignalKind::terminate()).map_err(system("handling SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("handling SIGINT"))?;
         let admin_listener = admin::listen(&self.socket)?;
-        let admin_service = AdminServer::new(self.service.clone()).max_decoding_message_size(ADMIN_REQUEST_BYTES_MAX);
+        let admin_service =
+            AdminServer::new(self.service.clone()).max_decoding_message_size(ADMIN_REQUEST_BYTES_MAX);
         let admin = tonic::transport::Server::builder()
             .add_service(admin_service)
             .serve_with_incoming(UnixListenerStream::new(admin_listener));

@@ -345,7 +345,9 @@ impl<E: Engine> EventLoop<E> {
             match client.receiver.next(client.protocol.frame_bytes_max(), &self.shared.buffers)? {
                 Received::Frame(frame) => self.frame(now, client, frame)?,
                 Received::More => {
-                    if let Some(operation) = client.receiver.operation(&client.socket, &self.shared.buffers)? {
+                    if let Some(operation) =
+                        client.receiver.operation(&client.socket, &self.shared.buffers)?
+                    {
                         self.engine.submit(client.token(Purpose::Receive), operation);
                     }
                     break;
@@ -466,7 +468,13 @@ impl<E: Engine> EventLoop<E> {
         });
     }
 
-    fn answer(&mut self, now: u64, client: &mut Client, op: OpId, result: FsResult) -> Result<(), Disconnect> {
+    fn answer(
+        &mut self,
+        now: u64,
+        client: &mut Client,
+        op: OpId,
+        result: FsResult,
+    ) -> Result<(), Disconnect> {
         client.protocol.complete(now, op, result)
     }
 
@@ -504,7 +512,9 @@ impl<E: Engine> EventLoop<E> {
         if !client.closing {
             client.closing = true;
             match reason {
-                "closed by the peer" | "connection reset" => debug!(peer = %client.peer, reason, "disconnecting"),
+                "closed by the peer" | "connection reset" => {
+                    debug!(peer = %client.peer, reason, "disconnecting")
+                }
                 reason => info!(peer = %client.peer, reason, "disconnecting"),
             }
             client.queue.clear();
@@ -587,7 +597,11 @@ fn file_result(client: &mut Client, operation: Operation, result: Result<(), Err
             client.write_bytes -= range.len() as u64;
             result.map_err(status)?;
             // The kernel writes less than asked for only where there is no place.
-            if written < range.len() { Err(NtStatus::DISK_FULL) } else { Ok(FsReply::Written(written as u32)) }
+            if written < range.len() {
+                Err(NtStatus::DISK_FULL)
+            } else {
+                Ok(FsReply::Written(written as u32))
+            }
         }
         Operation::Sync { file } => match result {
             Ok(()) => Ok(FsReply::Done),

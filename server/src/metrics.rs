@@ -19,9 +19,26 @@ use crate::limits::EVENT_LOOPS_MAX;
 
 /// Commands by their code ([MS-SMB2] 2.2.1.2); the last stands for all others.
 const COMMANDS: [&str; 20] = [
-    "negotiate", "session_setup", "logoff", "tree_connect", "tree_disconnect", "create", "close", "flush", "read",
-    "write", "lock", "ioctl", "cancel", "echo", "query_directory", "change_notify", "query_info", "set_info",
-    "oplock_break", "other",
+    "negotiate",
+    "session_setup",
+    "logoff",
+    "tree_connect",
+    "tree_disconnect",
+    "create",
+    "close",
+    "flush",
+    "read",
+    "write",
+    "lock",
+    "ioctl",
+    "cancel",
+    "echo",
+    "query_directory",
+    "change_notify",
+    "query_info",
+    "set_info",
+    "oplock_break",
+    "other",
 ];
 
 /// Classes of a status by its severity ([MS-ERREF] 2.3).
@@ -29,7 +46,19 @@ const CLASSES: [&str; 4] = ["success", "informational", "warning", "error"];
 
 /// Upper bounds of the latency histogram's buckets, in 100 ns.
 const LATENCY_BOUNDS: [u64; 14] = [
-    500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 5_000_000, 10_000_000,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    5_000_000,
+    10_000_000,
     100_000_000,
 ];
 
@@ -193,13 +222,23 @@ impl Collector for Metrics {
         let value = self.connections_unauthenticated.get() as f64;
         gauge(e, name, "Connections from which nobody has logged in yet", &[(&[], value)])?;
         let refused = self.connections_refused.get();
-        counter(e, "forebay_connections_refused", "Connections closed at accept: too many", &[(&[], refused)])?;
+        counter(
+            e,
+            "forebay_connections_refused",
+            "Connections closed at accept: too many",
+            &[(&[], refused)],
+        )?;
         gauge(e, "forebay_sessions", "SMB sessions", &[(&[], self.sessions.get() as f64)])?;
         let failures = self.authentication_failures.get();
         counter(e, "forebay_authentication_failures", "Logins that failed", &[(&[], failures)])?;
         let copied = [("path", "copied")];
         counter(e, "forebay_read_bytes", "Bytes read by clients", &[(&copied, self.read_bytes.get())])?;
-        counter(e, "forebay_written_bytes", "Bytes written by clients", &[(&copied, self.written_bytes.get())])?;
+        counter(
+            e,
+            "forebay_written_bytes",
+            "Bytes written by clients",
+            &[(&copied, self.written_bytes.get())],
+        )?;
         counter(e, "forebay_sent_bytes", "Bytes sent, with headers", &[(&[], self.bytes_sent.get())])?;
         let buffers: usize = self.buffers.iter().map(|b| b.load(Ordering::Relaxed)).sum();
         gauge(e, "forebay_buffer_bytes", "Payload buffers in use", &[(&[], buffers as f64)])?;
@@ -216,9 +255,13 @@ impl Metrics {
         let gauges: [(&str, &str, Get); 5] = [
             ("forebay_pool_size_bytes", "Size of the pool's file system", |p| p.total_bytes as f64),
             ("forebay_pool_free_bytes", "Free space of the pool's file system", |p| p.free_bytes as f64),
-            ("forebay_pool_provisioned_bytes", "Sum of the volumes' hard capacities", |p| p.provisioned_bytes as f64),
+            ("forebay_pool_provisioned_bytes", "Sum of the volumes' hard capacities", |p| {
+                p.provisioned_bytes as f64
+            }),
             ("forebay_pool_volumes", "Volumes being served", |p| p.volumes as f64),
-            ("forebay_pool_volumes_unserved", "Volumes that cannot be served; the log says why", |p| p.unserved as f64),
+            ("forebay_pool_volumes_unserved", "Volumes that cannot be served; the log says why", |p| {
+                p.unserved as f64
+            }),
         ];
         let pools = (self.pools)();
         for (name, help, get) in gauges {
@@ -232,8 +275,12 @@ impl Metrics {
 
     fn encode_commands(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counter_type = MetricType::Counter;
-        let mut family =
-            e.encode_descriptor("forebay_requests", "Requests by command and class of status", None, counter_type)?;
+        let mut family = e.encode_descriptor(
+            "forebay_requests",
+            "Requests by command and class of status",
+            None,
+            counter_type,
+        )?;
         for (stats, command) in self.commands.iter().zip(COMMANDS) {
             for (count, class) in stats.by_class.iter().zip(CLASSES) {
                 if count.get() > 0 {
@@ -254,7 +301,9 @@ impl Metrics {
                 let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
                 let sum = stats.latency_sum.get() as f64 / 1e7;
                 let labels = [("command", command)];
-                family.encode_family(&labels)?.encode_histogram::<[(&str, &str); 0]>(sum, total, &buckets, None)?;
+                family
+                    .encode_family(&labels)?
+                    .encode_histogram::<[(&str, &str); 0]>(sum, total, &buckets, None)?;
             }
         }
         Ok(())
@@ -274,7 +323,12 @@ fn gauge(e: &mut DescriptorEncoder<'_>, name: &str, help: &str, values: &[Labell
     Ok(())
 }
 
-fn counter(e: &mut DescriptorEncoder<'_>, name: &str, help: &str, values: &[Labelled<'_, u64>]) -> fmt::Result {
+fn counter(
+    e: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    values: &[Labelled<'_, u64>],
+) -> fmt::Result {
     let mut family = e.encode_descriptor(name, help, None, MetricType::Counter)?;
     for (labels, value) in values {
         if labels.is_empty() {

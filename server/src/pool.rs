@@ -26,7 +26,9 @@ use crate::volume::{Quota, Record, RecordError, replace, sync_directory};
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// Its directory is not there.
-    #[error("pool {pool}: {path} does not exist: make the directory (or mount what belongs there), or change pool.path")]
+    #[error(
+        "pool {pool}: {path} does not exist: make the directory (or mount what belongs there), or change pool.path"
+    )]
     Missing {
         /// Name.
         pool: String,
@@ -34,7 +36,9 @@ pub enum PoolError {
         path: PathBuf,
     },
     /// Another server uses it.
-    #[error("pool {pool}: another forebay-server uses {path}: stop it, or give this one a directory of its own")]
+    #[error(
+        "pool {pool}: another forebay-server uses {path}: stop it, or give this one a directory of its own"
+    )]
     Locked {
         /// Name.
         pool: String,
@@ -113,24 +117,33 @@ impl Pool {
     /// Why it cannot be used.
     pub fn open(section: &PoolSection) -> Result<(Self, Vec<Unserved>), PoolError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(&section.path, flags, Mode::empty()).map_err(|errno| match errno {
-            Errno::NOENT | Errno::NOTDIR => {
-                PoolError::Missing { pool: section.name.clone(), path: section.path.clone() }
-            }
-            errno => PoolError::Io {
-                pool: section.name.clone(),
-                what: format!("opening {}", section.path.display()),
-                error: errno.into(),
-            },
-        })?;
+        let directory =
+            rustix::fs::open(&section.path, flags, Mode::empty()).map_err(|errno| match errno {
+                Errno::NOENT | Errno::NOTDIR => {
+                    PoolError::Missing { pool: section.name.clone(), path: section.path.clone() }
+                }
+                errno => PoolError::Io {
+                    pool: section.name.clone(),
+                    what: format!("opening {}", section.path.display()),
+                    error: errno.into(),
+                },
+            })?;
         let io = |what: &'static str| {
-            move |error: std::io::Error| PoolError::Io { pool: section.name.clone(), what: what.to_owned(), error }
+            move |error: std::io::Error| PoolError::Io {
+                pool: section.name.clone(),
+                what: what.to_owned(),
+                error,
+            }
         };
         let private = section.path.join(".forebay");
-        for path in [&private, &private.join("volumes"), &private.join("trash"), &section.path.join("volumes")] {
+        for path in
+            [&private, &private.join("volumes"), &private.join("trash"), &section.path.join("volumes")]
+        {
             make_private_directory(path).map_err(io("making its directories"))?;
         }
-        sync_directory(&private).and_then(|()| sync_directory(&section.path)).map_err(io("making its directories"))?;
+        sync_directory(&private)
+            .and_then(|()| sync_directory(&section.path))
+            .map_err(io("making its directories"))?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = rustix::fs::open(private.join("lock"), flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| io("opening its lock")(errno.into()))?;
@@ -151,7 +164,8 @@ impl Pool {
 
     fn read_records(&mut self) -> Result<Vec<Unserved>, PoolError> {
         let mut unserved = Vec::new();
-        let entries = std::fs::read_dir(self.records_path()).map_err(|e| self.io("listing its records", e))?;
+        let entries =
+            std::fs::read_dir(self.records_path()).map_err(|e| self.io("listing its records", e))?;
         for entry in entries {
             let path = entry.map_err(|e| self.io("listing its records", e))?.path();
             if path.extension() != Some("json".as_ref()) {
@@ -167,7 +181,8 @@ impl Pool {
                 }),
             }
         }
-        let deleting: Vec<String> = self.records.values().filter(|r| r.deleting).map(|r| r.volume_id.clone()).collect();
+        let deleting: Vec<String> =
+            self.records.values().filter(|r| r.deleting).map(|r| r.volume_id.clone()).collect();
         for id in deleting {
             self.delete(&id)?;
         }
@@ -211,7 +226,8 @@ impl Pool {
     /// # Errors
     /// Those of the system call.
     pub fn space(&self) -> Result<(u64, u64), PoolError> {
-        let space = rustix::fs::fstatvfs(&self.directory).map_err(|e| self.io("asking for its space", e.into()))?;
+        let space =
+            rustix::fs::fstatvfs(&self.directory).map_err(|e| self.io("asking for its space", e.into()))?;
         Ok((space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize))
     }
 
@@ -254,9 +270,9 @@ impl Pool {
             Err(_) => return Err(PoolError::Orphan { pool: self.name.clone(), path }),
         }
         std::fs::create_dir(&path).map_err(|e| self.io("making the volume's directory", e))?;
-        let made = self.furnish(&path, &mut record).and_then(|()| {
-            record.write(&self.records_path()).map_err(|error| self.record_error(error))
-        });
+        let made = self
+            .furnish(&path, &mut record)
+            .and_then(|()| record.write(&self.records_path()).map_err(|error| self.record_error(error)));
         if let Err(error) = made {
             let _ = std::fs::remove_dir(&path);
             if let Some(project) = record.project {
@@ -269,7 +285,8 @@ impl Pool {
     }
 
     fn furnish(&self, path: &Path, record: &mut Record) -> Result<(), PoolError> {
-        let directory = std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
+        let directory =
+            std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
         // Everybody may do everything in it, as in the root of a fresh disk: the credentials are the guard, and above it
         // only the server's user gets through.
         let mode = Mode::from_raw_mode(0o777);
@@ -317,7 +334,8 @@ impl Pool {
                 return Err(self.no_quota());
             }
             let directory = std::fs::File::open(&path).map_err(|e| self.io(&what, e))?;
-            let assigned = quota::assigned(directory.as_fd()).map_err(|e| self.io("reading its project", e.into()))?;
+            let assigned =
+                quota::assigned(directory.as_fd()).map_err(|e| self.io("reading its project", e.into()))?;
             if assigned != Some(project) {
                 let error = std::io::Error::other(format!(
                     "its project is {assigned:?} and not {project}: set it with `xfs_quota -x -c 'project -s'` or chattr -p"
@@ -390,7 +408,8 @@ impl Pool {
             return Ok(guid);
         }
         let guid = uuid::Uuid::new_v4();
-        replace(&path, format!("{guid}\n").as_bytes()).map_err(|e| self.io("writing the server's GUID", e))?;
+        replace(&path, format!("{guid}\n").as_bytes())
+            .map_err(|e| self.io("writing the server's GUID", e))?;
         Ok(guid)
     }
 }

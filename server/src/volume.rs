@@ -168,7 +168,8 @@ impl Record {
             .accounts
             .into_iter()
             .map(|account| {
-                let hashes: Result<Vec<_>, _> = account.nt_hashes.iter().map(|hex| NtHash::from_hex(hex)).collect();
+                let hashes: Result<Vec<_>, _> =
+                    account.nt_hashes.iter().map(|hex| NtHash::from_hex(hex)).collect();
                 hashes.map(|hashes| Credential { username: account.username, hashes })
             })
             .collect::<Result<Vec<_>, _>>()

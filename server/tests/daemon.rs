@@ -85,7 +85,11 @@ fn what_was_flushed_and_the_volume_outlive_kill_9() {
         }
         daemon.kill();
         let mut daemon = place.start();
-        assert_eq!(daemon.create_volume("v").unwrap().volume_id, "v", "the same again is the one that is there");
+        assert_eq!(
+            daemon.create_volume("v").unwrap().volume_id,
+            "v",
+            "the same again is the one that is there"
+        );
         let mut client = daemon.mount("v", Dialect::SMB2_1);
         let file = client.open("kept", CreateDisposition::OPEN).unwrap();
         assert!(client.read(file, 0, 3 * MIB as u32).unwrap() == bytes);
@@ -188,10 +192,14 @@ fn a_volumes_credentials_open_that_volume_and_nothing_else() {
     let file = client.open("f", CreateDisposition::CREATE).unwrap();
     let set = |password: &str, keep_previous| api::SetCredentialsRequest {
         volume_id: "one".to_owned(),
-        credentials: Some(api::Credentials { username: "one-user".to_owned(), password: password.to_owned() }),
+        credentials: Some(api::Credentials {
+            username: "one-user".to_owned(),
+            password: password.to_owned(),
+        }),
         keep_previous,
     };
-    let log_on = |daemon: &support::Daemon, password| daemon.client(Dialect::SMB2_1).log_on("one-user", password);
+    let log_on =
+        |daemon: &support::Daemon, password| daemon.client(Dialect::SMB2_1).log_on("one-user", password);
     daemon.admin(async |a| a.set_credentials(set("another password", true)).await).unwrap();
     assert_eq!(log_on(&daemon, PASSWORD), NtStatus::SUCCESS);
     assert_eq!(log_on(&daemon, "another password"), NtStatus::SUCCESS);
@@ -220,15 +228,21 @@ fn the_admin_api_answers_with_the_right_codes() {
     assert!(exists.0 == Code::AlreadyExists && exists.1.contains("capacity_bytes"), "{exists:?}");
     type Change = &'static dyn Fn(&mut api::CreateVolumeRequest);
     let wrong: [(Code, &str, Change); 12] = [
-        (Code::AlreadyExists, "credentials", &|w| w.credentials.as_mut().unwrap().password = "12345678".to_owned()),
+        (Code::AlreadyExists, "credentials", &|w| {
+            w.credentials.as_mut().unwrap().password = "12345678".to_owned()
+        }),
         (Code::InvalidArgument, "volume_id", &|w| w.volume_id = "x".repeat(200)),
         (Code::InvalidArgument, "volume_id", &|w| w.volume_id = "../etc".to_owned()),
         (Code::InvalidArgument, "volume_id", &|w| w.volume_id = String::new()),
         (Code::InvalidArgument, "capacity_bytes", &|w| (w.volume_id, w.capacity_bytes) = ("w".to_owned(), 0)),
-        (Code::InvalidArgument, "no pool", &|w| *w = api::CreateVolumeRequest { pool: "q".to_owned(), ..request("w") }),
+        (Code::InvalidArgument, "no pool", &|w| {
+            *w = api::CreateVolumeRequest { pool: "q".to_owned(), ..request("w") }
+        }),
         (Code::InvalidArgument, "credentials", &|w| (w.volume_id, w.credentials) = ("w".to_owned(), None)),
         (Code::InvalidArgument, "another volume", &|w| w.volume_id = "w".to_owned()),
-        (Code::InvalidArgument, "password", &|w| w.credentials.as_mut().unwrap().password = "short".to_owned()),
+        (Code::InvalidArgument, "password", &|w| {
+            w.credentials.as_mut().unwrap().password = "short".to_owned()
+        }),
         (Code::InvalidArgument, "username", &|w| w.credentials.as_mut().unwrap().username = "a b".to_owned()),
         (Code::InvalidArgument, "protection", &|w| w.protection = 77),
         (Code::FailedPrecondition, "quota", &|w| {
@@ -245,21 +259,30 @@ fn the_admin_api_answers_with_the_right_codes() {
     for id in ["a", "z"] {
         daemon.create_volume(id).unwrap();
     }
-    let list = |page_size, page_token: &str| api::ListVolumesRequest { page_size, page_token: page_token.to_owned() };
+    let list = |page_size, page_token: &str| api::ListVolumesRequest {
+        page_size,
+        page_token: page_token.to_owned(),
+    };
     let first = daemon.admin(async |a| a.list_volumes(list(2, "")).await).unwrap().into_inner();
     let ids = |volumes: &[api::Volume]| volumes.iter().map(|v| v.volume_id.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&first.volumes), ["a", "v"]);
-    let second = daemon.admin(async |a| a.list_volumes(list(2, &first.next_page_token)).await).unwrap().into_inner();
+    let second =
+        daemon.admin(async |a| a.list_volumes(list(2, &first.next_page_token)).await).unwrap().into_inner();
     assert_eq!((ids(&second.volumes), second.next_page_token.as_str()), (vec!["z".to_owned()], ""));
     let status = daemon.admin(async |a| a.list_volumes(list(2, "No Such Token")).await).unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
 
     let stat = |id: &str| api::StatVolumeRequest { volume_id: id.to_owned() };
     assert_eq!(daemon.admin(async |a| a.stat_volume(stat("no")).await).unwrap_err().code(), Code::NotFound);
-    let expand = |id: &str, capacity_bytes| api::ExpandVolumeRequest { volume_id: id.to_owned(), capacity_bytes };
-    assert_eq!(daemon.admin(async |a| a.expand_volume(expand("no", 1)).await).unwrap_err().code(), Code::NotFound);
+    let expand =
+        |id: &str, capacity_bytes| api::ExpandVolumeRequest { volume_id: id.to_owned(), capacity_bytes };
+    assert_eq!(
+        daemon.admin(async |a| a.expand_volume(expand("no", 1)).await).unwrap_err().code(),
+        Code::NotFound
+    );
     assert!(daemon.admin(async |a| a.expand_volume(expand("a", 4 << 30)).await).is_ok());
-    let pools = daemon.admin(async |a| a.list_pools(api::ListPoolsRequest {}).await).unwrap().into_inner().pools;
+    let pools =
+        daemon.admin(async |a| a.list_pools(api::ListPoolsRequest {}).await).unwrap().into_inner().pools;
     assert!(pools.len() == 1 && pools[0].quota == "none" && pools[0].total_bytes > 0);
 }
 
@@ -271,11 +294,18 @@ fn sessions_and_open_files_are_listed_closed_and_guard_their_volume() {
     let mut client = daemon.mount("v", Dialect::SMB3_1_1);
     client.open("f", CreateDisposition::CREATE).unwrap();
     let sessions = |daemon: &mut support::Daemon| {
-        daemon.admin(async |a| a.list_sessions(api::ListSessionsRequest {}).await).unwrap().into_inner().sessions
+        daemon
+            .admin(async |a| a.list_sessions(api::ListSessionsRequest {}).await)
+            .unwrap()
+            .into_inner()
+            .sessions
     };
     let found = sessions(&mut daemon);
     assert_eq!(found.len(), 1);
-    assert_eq!((found[0].username.as_str(), found[0].dialect.as_str(), found[0].open_files), ("v-user", "3.1.1", 1));
+    assert_eq!(
+        (found[0].username.as_str(), found[0].dialect.as_str(), found[0].open_files),
+        ("v-user", "3.1.1", 1)
+    );
     assert_eq!(found[0].volume_ids, ["v"]);
     let files = api::ListOpenFilesRequest { volume_id: "v".to_owned() };
     let files = daemon.admin(async |a| a.list_open_files(files).await).unwrap().into_inner().open_files;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_smb::fs::{
-    BasicInfo, DirEntry, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest, Opened,
-    RelPath, Stat,
+    BasicInfo, DirEntry, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
+    Opened, RelPath, Stat,
 };
 use forebay_smb::status::NtStatus;
 use tempfile::TempDir;
@@ -276,7 +276,8 @@ fn holes_are_seen_and_made() {
     assert_eq!(ranges(0, 8 * mib, 10), (vec![(4 * mib, mib)], false));
     assert_eq!(ranges(0, 4 * mib, 10), (vec![], false));
     assert_eq!(ranges(4 * mib + 8192, 4096, 10), (vec![(4 * mib + 8192, 4096)], false));
-    f.done(FsOpKind::ZeroRange { handle: file.clone(), offset: 4 * mib + mib / 4, length: mib / 2 }).expect("zeroed");
+    f.done(FsOpKind::ZeroRange { handle: file.clone(), offset: 4 * mib + mib / 4, length: mib / 2 })
+        .expect("zeroed");
     assert_eq!(ranges(0, u64::MAX, 10), (vec![(4 * mib, mib / 4), (4 * mib + 3 * mib / 4, mib / 4)], false));
     assert_eq!(ranges(0, u64::MAX, 1), (vec![(4 * mib, mib / 4)], true));
     assert_eq!(f.read(&file, 4 * mib + mib / 4 - 1, 2).as_deref(), Ok(&[1, 0][..]));
@@ -501,9 +502,8 @@ fn attributes_and_times_are_kept() {
 #[test]
 fn reserving_for_a_new_file_does_not_change_its_size() {
     let f = Fixture::new();
-    let made = f
-        .open(OpenRequest { mode: OpenMode::New, allocation_size: 1 << 20, ..request("r") })
-        .expect("made");
+    let made =
+        f.open(OpenRequest { mode: OpenMode::New, allocation_size: 1 << 20, ..request("r") }).expect("made");
     assert_eq!(made.stat.end_of_file, 0);
     assert!(made.stat.allocation_size >= 1 << 20);
 }
@@ -524,14 +524,19 @@ fn symlinks_lead_nowhere() {
         assert_eq!(f.existing(&inner).err(), Some(NtStatus::ACCESS_DENIED), "{inner}");
         let new = f.open(OpenRequest { mode: OpenMode::Either, ..request(&format!("{path}/new")) });
         assert_eq!(new.err(), Some(NtStatus::ACCESS_DENIED), "{path}");
-        let dir = OpenRequest { mode: OpenMode::New, kind: ObjectKind::Directory, ..request(&format!("{path}/dir")) };
+        let dir = OpenRequest {
+            mode: OpenMode::New,
+            kind: ObjectKind::Directory,
+            ..request(&format!("{path}/dir"))
+        };
         assert_eq!(f.open(dir).err(), Some(NtStatus::ACCESS_DENIED), "{path}");
         let file = f.existing("inside").expect("inside");
         assert_eq!(f.rename(&file, &format!("{path}/moved"), true), Err(NtStatus::ACCESS_DENIED), "{path}");
         assert_eq!(f.link(&file, &format!("{path}/linked"), true), Err(NtStatus::ACCESS_DENIED), "{path}");
     }
     assert_eq!(f.names(""), ["inside"], "nor are they listed");
-    let outside: Vec<_> = std::fs::read_dir(&f.outside).expect("outside").map(|e| e.expect("entry").file_name()).collect();
+    let outside: Vec<_> =
+        std::fs::read_dir(&f.outside).expect("outside").map(|e| e.expect("entry").file_name()).collect();
     assert_eq!(outside, ["secret"]);
 }
 
@@ -565,7 +570,8 @@ fn a_symlink_swapped_in_meanwhile_leads_nowhere_either() {
         stop.store(true, Ordering::Relaxed);
         assert!(read > 0, "the directory was there at times");
     });
-    let outside: Vec<_> = std::fs::read_dir(&f.outside).expect("outside").map(|e| e.expect("entry").file_name()).collect();
+    let outside: Vec<_> =
+        std::fs::read_dir(&f.outside).expect("outside").map(|e| e.expect("entry").file_name()).collect();
     assert_eq!(outside, ["secret"], "nothing was made or moved there");
     assert_eq!(std::fs::read_to_string(f.outside.join("secret")).expect("secret"), "secret");
 }
@@ -584,7 +590,8 @@ fn a_handle_whose_file_was_moved_out_renames_and_unlinks_nothing() {
 fn pipes_and_sockets_are_not_served() {
     let f = Fixture::new();
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
-    rustix::fs::mknodat(rustix::fs::CWD, f.root.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, f.root.join("pipe"), rustix::fs::FileType::Fifo, mode, 0)
+        .expect("a pipe");
     let _socket = std::os::unix::net::UnixListener::bind(f.root.join("socket")).expect("a socket");
     for (read, write) in [(true, true), (true, false), (false, true), (false, false)] {
         for path in ["pipe", "socket"] {
@@ -599,13 +606,9 @@ fn pipes_and_sockets_are_not_served() {
 fn a_full_file_system_says_so_and_keeps_what_it_has() {
     let tiny = TempDir::new().expect("a mount point");
     let options = Some(c"size=1m");
-    if let Err(errno) = rustix::mount::mount(
-        c"tmpfs",
-        tiny.path(),
-        c"tmpfs",
-        rustix::mount::MountFlags::empty(),
-        options,
-    ) {
+    if let Err(errno) =
+        rustix::mount::mount(c"tmpfs", tiny.path(), c"tmpfs", rustix::mount::MountFlags::empty(), options)
+    {
         // Mounting is the one part of the suite that asks for a privilege; the lab has it always.
         assert_eq!(errno, rustix::io::Errno::PERM);
         return;

@@ -236,7 +236,8 @@ impl Message {
 
     /// Takes in the message that follows. False, and nothing done, where the send would have too many parts or bytes.
     pub fn gather(&mut self, next: &mut Message, bytes_max: usize) -> bool {
-        let fits = self.parts.len() + next.parts.len() <= SEND_PARTS_MAX && self.length + next.length <= bytes_max;
+        let fits =
+            self.parts.len() + next.parts.len() <= SEND_PARTS_MAX && self.length + next.length <= bytes_max;
         if fits {
             self.parts.append(&mut next.parts);
             self.length += next.length;
@@ -247,12 +248,15 @@ impl Message {
     /// What is left to send, at most [`SEND_PARTS_MAX`] pieces of it.
     fn rest(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let mut skip = self.sent;
-        self.parts.iter().filter_map(move |part| {
-            let bytes = part.bytes();
-            let rest = bytes.get(skip..).unwrap_or_default();
-            skip = skip.saturating_sub(bytes.len());
-            (!rest.is_empty()).then(|| IoSlice::new(rest))
-        }).take(SEND_PARTS_MAX)
+        self.parts
+            .iter()
+            .filter_map(move |part| {
+                let bytes = part.bytes();
+                let rest = bytes.get(skip..).unwrap_or_default();
+                skip = skip.saturating_sub(bytes.len());
+                (!rest.is_empty()).then(|| IoSlice::new(rest))
+            })
+            .take(SEND_PARTS_MAX)
     }
 }
 

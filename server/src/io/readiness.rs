@@ -95,7 +95,8 @@ impl Readiness {
         use epoll::EventFlags as F;
         let Some(waiting) = self.sockets.get_mut(&fd) else { return };
         let failed = flags.intersects(F::ERR | F::HUP);
-        let receive = (failed || flags.intersects(F::IN | F::RDHUP)).then(|| waiting.receive.take()).flatten();
+        let receive =
+            (failed || flags.intersects(F::IN | F::RDHUP)).then(|| waiting.receive.take()).flatten();
         let send = (failed || flags.contains(F::OUT)).then(|| waiting.send.take()).flatten();
         for (token, operation) in receive.into_iter().chain(send) {
             if let Some(again) = self.attempt(token, operation) {
@@ -125,7 +126,8 @@ impl Engine for Readiness {
     fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno> {
         rustix::io::ioctl_fionbio(&**socket, true)?;
         // Edge-triggered: an operation is tried first and waits only after EAGAIN, so no edge is missed.
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let flags =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let fd = socket.as_raw_fd();
         epoll::add(&self.epoll, &**socket, epoll::EventData::new_u64(fd.cast_unsigned().into()), flags)?;
         self.sockets.insert(fd, Waiting::default());
@@ -197,7 +199,8 @@ fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Er
                 rustix::io::preadv2(&**file, slices, *offset + *filled as u64, flags)
             }
             Operation::Write { file, frame, range, offset, written, durable } => {
-                let bytes = frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
+                let bytes =
+                    frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
                 let flags = if *durable { flags | ReadWriteFlags::DSYNC } else { flags };
                 rustix::io::pwritev2(&**file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
             }

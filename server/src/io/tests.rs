@@ -28,7 +28,9 @@ fn on_both(test: fn(&mut dyn Engine, &Waker)) {
             test(&mut Uring::new(waker.clone()).expect("a ring"), &waker);
         }
         // Where this machine forbids it, the daemon would fall back too.
-        Err(unavailable) => assert!(!matches!(unavailable, super::uring::Unavailable::Other(_)), "{unavailable}"),
+        Err(unavailable) => {
+            assert!(!matches!(unavailable, super::uring::Unavailable::Other(_)), "{unavailable}")
+        }
     }
 }
 
@@ -68,7 +70,8 @@ fn receives_what_is_there_and_waits_for_what_must_be() {
         let (server, mut client) = pair(engine);
         engine.submit(token(Purpose::Receive), receive(&server, &pool, 0, 1, 4096));
         client.write_all(b"few").expect("sent");
-        let Completion { operation: Operation::Receive { buffer, filled, .. }, result, .. } = next(engine) else {
+        let Completion { operation: Operation::Receive { buffer, filled, .. }, result, .. } = next(engine)
+        else {
             panic!("a receive")
         };
         assert_eq!((result, filled), (Ok(()), 3));
@@ -81,7 +84,8 @@ fn receives_what_is_there_and_waits_for_what_must_be() {
             client
         });
         engine.submit(token(Purpose::Receive), receive(&server, &pool, 5, 3_000_005, 3_000_005));
-        let Completion { operation: Operation::Receive { buffer, filled, .. }, result, .. } = next(engine) else {
+        let Completion { operation: Operation::Receive { buffer, filled, .. }, result, .. } = next(engine)
+        else {
             panic!("a receive")
         };
         assert_eq!((result, filled), (Ok(()), 3_000_005));
@@ -223,7 +227,9 @@ fn files_are_written_synced_and_read() {
             filled: 0,
         };
         engine.submit(token(Purpose::File(OpId(4))), read(400, 4 << 20));
-        let Completion { operation: Operation::Read { buffer, filled, .. }, result: Ok(()), .. } = next(engine) else {
+        let Completion { operation: Operation::Read { buffer, filled, .. }, result: Ok(()), .. } =
+            next(engine)
+        else {
             panic!("read")
         };
         assert_eq!(filled, 1_999_100, "up to the end");

@@ -23,7 +23,9 @@ const WAKER: u64 = u64::MAX;
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     /// A security policy, most often the default seccomp profile of a container runtime.
-    #[error("io_uring_setup is forbidden (EPERM): allow it in the seccomp profile or by kernel.io_uring_disabled=0")]
+    #[error(
+        "io_uring_setup is forbidden (EPERM): allow it in the seccomp profile or by kernel.io_uring_disabled=0"
+    )]
     Forbidden,
     /// No such system call.
     #[error("the kernel has no io_uring (ENOSYS): use Linux 5.15 or newer")]
@@ -114,7 +116,8 @@ impl Uring {
     }
 
     fn watch_waker(&mut self) {
-        let entry = opcode::PollAdd::new(Fd(self.waker.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKER);
+        let entry =
+            opcode::PollAdd::new(Fd(self.waker.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKER);
         // SAFETY: a poll points to no memory, and the waker keeps its descriptor open as long as the ring lives.
         unsafe { self.push(&entry) };
     }
@@ -143,7 +146,9 @@ impl Uring {
                 let range = *start + filled.cast_signed()..*start + most.cast_signed();
                 let bytes = buffer.bytes_mut(range);
                 let flags = if least == most { libc::MSG_WAITALL } else { 0 };
-                opcode::Recv::new(Fd(socket.as_raw_fd()), bytes.as_mut_ptr(), bytes.len() as u32).flags(flags).build()
+                opcode::Recv::new(Fd(socket.as_raw_fd()), bytes.as_mut_ptr(), bytes.len() as u32)
+                    .flags(flags)
+                    .build()
             }
             Operation::Send { socket, message } => {
                 slot.vectors.clear();
@@ -164,7 +169,8 @@ impl Uring {
                 opcode::Read::new(fd, bytes.as_mut_ptr(), bytes.len() as u32).offset(at).build()
             }
             Operation::Write { file, frame, range, offset, written, durable } => {
-                let bytes = frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
+                let bytes =
+                    frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
                 let fd = Fd(file.as_fd().as_raw_fd());
                 let at = *offset + *written as u64;
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };

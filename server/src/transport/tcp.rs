@@ -89,7 +89,14 @@ impl Receiver {
     }
 
     /// Takes back what [`Receiver::operation`] gave out. False where the peer has sent its last byte.
-    pub(crate) fn completed(&mut self, buffer: Buffer, start: isize, filled: usize, least: usize, most: usize) -> bool {
+    pub(crate) fn completed(
+        &mut self,
+        buffer: Buffer,
+        start: isize,
+        filled: usize,
+        least: usize,
+        most: usize,
+    ) -> bool {
         if filled < least {
             self.state = State::Empty;
             return false;
@@ -108,7 +115,11 @@ impl Receiver {
     }
 
     /// The next frame of what was received. `frame_bytes_max` is the longest that the peer may send now.
-    pub(crate) fn next(&mut self, frame_bytes_max: u32, buffers: &BufferPool) -> Result<Received, Disconnect> {
+    pub(crate) fn next(
+        &mut self,
+        frame_bytes_max: u32,
+        buffers: &BufferPool,
+    ) -> Result<Received, Disconnect> {
         match std::mem::replace(&mut self.state, State::Empty) {
             State::Whole(frame) => {
                 self.large = true;
@@ -168,7 +179,8 @@ impl Receiver {
     }
 }
 
-const OUT_OF_MEMORY: Disconnect = Disconnect("no buffer to be had: the server's memory for payload is used up");
+const OUT_OF_MEMORY: Disconnect =
+    Disconnect("no buffer to be had: the server's memory for payload is used up");
 
 /// The sending side of a connection: whole frames, in order.
 #[derive(Default)]
@@ -320,7 +332,8 @@ mod tests {
         let large: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
         let mut sealed = large.clone();
         sealed[..4].copy_from_slice(SEALED);
-        let sent: Vec<&[u8]> = vec![b"one", b"", b"three", &large, &sealed, b"six", &large[..20_000], b"eight"];
+        let sent: Vec<&[u8]> =
+            vec![b"one", b"", b"three", &large, &sealed, b"six", &large[..20_000], b"eight"];
         let wire: Vec<u8> = sent.iter().flat_map(|frame| framed(frame)).collect();
         for piece in [1, 3, 5, 100, 4096, 16_384, 1 << 20] {
             let found = frames(&wire, piece, 1 << 20).expect("well formed");

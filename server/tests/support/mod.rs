@@ -12,8 +12,8 @@ use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{self as api};
 use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
 use forebay_smb::crypto::{
-    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey, client_to_server_key,
-    server_to_client_key,
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey,
+    client_to_server_key, server_to_client_key,
 };
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -21,8 +21,8 @@ use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationL
 use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
 use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
 use forebay_smb::wire::{
-    AccessMask, Command as Smb, FileAttributes, FileTime, Header, Ids, ShareAccess, close, create, flush, read,
-    session_setup, tree_connect, write,
+    AccessMask, Command as Smb, FileAttributes, FileTime, Header, Ids, ShareAccess, close, create, flush,
+    read, session_setup, tree_connect, write,
 };
 use tempfile::TempDir;
 use tonic::transport::Channel;
@@ -101,10 +101,18 @@ impl Place {
         let mut daemon = Daemon { child, runtime, admin: None, address: None };
         let socket = self.socket();
         let mut client = until("the admin socket", || {
-            assert!(daemon.child.try_wait().unwrap().is_none(), "{}", std::fs::read_to_string(self.log()).unwrap());
+            assert!(
+                daemon.child.try_wait().unwrap().is_none(),
+                "{}",
+                std::fs::read_to_string(self.log()).unwrap()
+            );
             daemon.runtime.block_on(connect(&socket))
         });
-        let info = daemon.runtime.block_on(client.get_server_info(api::GetServerInfoRequest {})).unwrap().into_inner();
+        let info = daemon
+            .runtime
+            .block_on(client.get_server_info(api::GetServerInfoRequest {}))
+            .unwrap()
+            .into_inner();
         assert!(self.engine == "auto" || info.io_engine == self.engine);
         daemon.address = Some(info.listen_addresses[0].parse().unwrap());
         daemon.admin = Some(client);
@@ -275,7 +283,8 @@ impl Client {
         match self.stream.read_exact(&mut prefix) {
             Ok(()) => {}
             Err(error) => {
-                let timeout = matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
+                let timeout =
+                    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
                 assert!(!timeout, "the server does not answer");
                 return None;
             }
@@ -311,7 +320,10 @@ impl Client {
     fn negotiate(&mut self) {
         let contexts = if self.dialect == Dialect::SMB3_1_1 {
             vec![
-                NegotiateContext::PreauthIntegrity { hash_algorithms: vec![HashAlgorithm::SHA_512], salt: &[1; 32] },
+                NegotiateContext::PreauthIntegrity {
+                    hash_algorithms: vec![HashAlgorithm::SHA_512],
+                    salt: &[1; 32],
+                },
                 NegotiateContext::Encryption {
                     ciphers: vec![negotiate_context::Cipher(Cipher::Aes128Gcm.id())],
                 },

@@ -113,14 +113,19 @@ pub(super) fn stat_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Result<Option<Stat
 }
 
 /// Attributes of the entry `name` of a directory; `None` where it is neither a file nor a directory.
-pub(super) fn stat_entry(volume: &Volume, directory: BorrowedFd<'_>, name: &str) -> Result<Option<Stat>, Errno> {
+pub(super) fn stat_entry(
+    volume: &Volume,
+    directory: BorrowedFd<'_>,
+    name: &str,
+) -> Result<Option<Stat>, Errno> {
     let x = rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED)?;
     Ok(served(&x).then(|| build(&x, dos_of_entry(volume, directory, name))))
 }
 
 /// Identity of the entry `name` of a directory, whatever it is, and whether it is a directory.
 pub(super) fn key_of_entry(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(FileKey, bool), Errno> {
-    let x = rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE | StatxFlags::INO)?;
+    let x =
+        rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE | StatxFlags::INO)?;
     Ok((key(&x), file_type(&x) == FileType::Directory))
 }
 

@@ -68,7 +68,12 @@ pub(super) fn read(
     Ok(Box::new(ReadBuffer::new(buffer, filled)))
 }
 
-pub(super) fn write(file: &OpenFile, offset: u64, bytes: &[u8], write_through: bool) -> Result<u32, NtStatus> {
+pub(super) fn write(
+    file: &OpenFile,
+    offset: u64,
+    bytes: &[u8],
+    write_through: bool,
+) -> Result<u32, NtStatus> {
     regular(file)?;
     let append = offset == u64::MAX;
     if bytes.len() > IO_BYTES_MAX as usize || (!append && !in_range(offset, bytes.len() as u64)) {
@@ -155,12 +160,19 @@ pub(super) fn copy(
     Ok(copied)
 }
 
-fn copy_by_hand(source: &OpenFile, from: u64, target: &OpenFile, to: u64, length: u64) -> Result<u64, NtStatus> {
+fn copy_by_hand(
+    source: &OpenFile,
+    from: u64,
+    target: &OpenFile,
+    to: u64,
+    length: u64,
+) -> Result<u64, NtStatus> {
     let mut buffer = vec![0; length.min(1024 * 1024) as usize];
     let mut copied = 0;
     while copied < length {
         let step = (length - copied).min(buffer.len() as u64) as usize;
-        let n = retry(|| rustix::io::pread(&source.fd, &mut buffer[..step], from + copied)).map_err(status)?;
+        let n =
+            retry(|| rustix::io::pread(&source.fd, &mut buffer[..step], from + copied)).map_err(status)?;
         if n == 0 {
             break;
         }

@@ -154,7 +154,9 @@ pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             }
             Ok(last.map_or(FsReply::Done, FsReply::Stat))
         }
-        Op::Read { handle, offset, length } => data::read(&*file(&handle)?, offset, length, buffers).map(FsReply::Read),
+        Op::Read { handle, offset, length } => {
+            data::read(&*file(&handle)?, offset, length, buffers).map(FsReply::Read)
+        }
         Op::Write { handle, offset, frame, range, write_through } => {
             let bytes = frame.bytes().get(range).ok_or(NtStatus::INVALID_PARAMETER)?;
             data::write(&*file(&handle)?, offset, bytes, write_through).map(FsReply::Written)
@@ -168,13 +170,20 @@ pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
         Op::Lookup { handle, name } => dirs::lookup(&*file(&handle)?, &name).map(FsReply::Entries),
         Op::SetBasic { handle, info } => attrs::set(&*file(&handle)?, &info).map(|()| FsReply::Done),
         Op::SetEndOfFile { handle, size } => data::set_end(&*file(&handle)?, size).map(|()| FsReply::Done),
-        Op::SetAllocation { handle, size } => data::set_allocation(&*file(&handle)?, size).map(|()| FsReply::Done),
-        Op::Rename { handle, to, replace } => names::rename(&*file(&handle)?, &to, replace).map(|()| FsReply::Done),
-        Op::Link { handle, to, replace } => names::link(&*file(&handle)?, &to, replace).map(|()| FsReply::Done),
+        Op::SetAllocation { handle, size } => {
+            data::set_allocation(&*file(&handle)?, size).map(|()| FsReply::Done)
+        }
+        Op::Rename { handle, to, replace } => {
+            names::rename(&*file(&handle)?, &to, replace).map(|()| FsReply::Done)
+        }
+        Op::Link { handle, to, replace } => {
+            names::link(&*file(&handle)?, &to, replace).map(|()| FsReply::Done)
+        }
         Op::CheckEmpty { handle } => dirs::check_empty(&*file(&handle)?).map(|()| FsReply::Done),
         Op::StatPath { volume: at, path } => open::stat_path(&*volume(&at)?, &path).map(FsReply::Stat),
         Op::CopyRange { source, source_offset, target, target_offset, length } => {
-            data::copy(&*file(&source)?, source_offset, &*file(&target)?, target_offset, length).map(FsReply::Copied)
+            data::copy(&*file(&source)?, source_offset, &*file(&target)?, target_offset, length)
+                .map(FsReply::Copied)
         }
         Op::CloneRange { source, source_offset, target, target_offset, length } => {
             let (source, target) = (file(&source)?, file(&target)?);
@@ -189,7 +198,8 @@ pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             data::zero(&*file(&handle)?, offset, length).map(|()| FsReply::Done)
         }
         Op::AllocatedRanges { handle, offset, length, limit } => {
-            data::ranges(&*file(&handle)?, offset, length, limit).map(|(ranges, more)| FsReply::Ranges(ranges, more))
+            data::ranges(&*file(&handle)?, offset, length, limit)
+                .map(|(ranges, more)| FsReply::Ranges(ranges, more))
         }
     }
 }

@@ -20,7 +20,8 @@ fn locate(file: &OpenFile) -> Result<Option<Place>, NtStatus> {
     let candidates = [current(&file.volume, file.fd.as_fd()), Some(last.as_str().as_bytes().to_vec())];
     for path in candidates.into_iter().flatten().filter(|path| !path.is_empty()) {
         match place(&file.volume, &path) {
-            Ok(found) if matches!(attrs::key_of_entry(found.parent.as_fd(), &found.name), Ok((key, _)) if key == file.key) => {
+            Ok(found) if matches!(attrs::key_of_entry(found.parent.as_fd(), &found.name), Ok((key, _)) if key == file.key) =>
+            {
                 return Ok(Some(found));
             }
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => {}
@@ -77,9 +78,11 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
     match rustix::fs::renameat_with(&from.parent, from.name.as_slice(), &target, name, flags) {
         // A file system without NOREPLACE, whose target was just seen to be free; or a directory moved into itself.
         Err(Errno::INVAL) if !replace => {
-            rustix::fs::renameat(&from.parent, from.name.as_slice(), &target, name).map_err(|errno| match errno {
-                Errno::INVAL => NtStatus::ACCESS_DENIED,
-                errno => status(errno),
+            rustix::fs::renameat(&from.parent, from.name.as_slice(), &target, name).map_err(|errno| {
+                match errno {
+                    Errno::INVAL => NtStatus::ACCESS_DENIED,
+                    errno => status(errno),
+                }
             })?;
         }
         Err(Errno::INVAL) => return Err(NtStatus::ACCESS_DENIED),
@@ -114,7 +117,8 @@ pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), N
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(status(errno)),
     }
-    rustix::fs::linkat(&from.parent, from.name.as_slice(), &target, name, AtFlags::empty()).map_err(status)?;
+    rustix::fs::linkat(&from.parent, from.name.as_slice(), &target, name, AtFlags::empty())
+        .map_err(status)?;
     drop(from);
     let parent = open_directory(file, &to.parent())?;
     rustix::fs::fsync(parent).map_err(status)

@@ -114,7 +114,8 @@ fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
 }
 
 pub(super) fn stat_path(volume: &Volume, path: &RelPath) -> Result<Stat, NtStatus> {
-    let fd = path::open_below(volume, path.as_str().as_bytes(), OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
-        .map_err(|errno| path::error(volume, path, errno))?;
+    let fd =
+        path::open_below(volume, path.as_str().as_bytes(), OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
+            .map_err(|errno| path::error(volume, path, errno))?;
     attrs::stat_fd(volume, fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)
 }

@@ -25,7 +25,13 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
     let path = if path.is_empty() { b"." } else { path };
     let mut attempts = 0;
     loop {
-        match rustix::fs::openat2(&volume.root, OsStr::from_bytes(path), flags | OFlags::CLOEXEC, mode, BENEATH) {
+        match rustix::fs::openat2(
+            &volume.root,
+            OsStr::from_bytes(path),
+            flags | OFlags::CLOEXEC,
+            mode,
+            BENEATH,
+        ) {
             // RESOLVE_BENEATH answers so when a rename anywhere might have moved it out of the tree meanwhile.
             Err(Errno::AGAIN) if attempts < RACE_ATTEMPTS_MAX => attempts += 1,
             Err(Errno::INTR) => {}

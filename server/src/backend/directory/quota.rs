@@ -171,7 +171,12 @@ pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
 
 /// # Safety
 /// `argument` must point to the structure that `command` reads or writes.
-unsafe fn quotactl(fd: BorrowedFd<'_>, command: u32, id: u32, argument: *mut libc::c_void) -> Result<(), Errno> {
+unsafe fn quotactl(
+    fd: BorrowedFd<'_>,
+    command: u32,
+    id: u32,
+    argument: *mut libc::c_void,
+) -> Result<(), Errno> {
     let fd = fd.as_fd().as_raw_fd();
     let command = (command << 8) | PRJQUOTA;
     // SAFETY: the caller vouches for `argument`; the others are plain numbers.
