@@ -1,4 +1,4 @@
-//! Side-by-side runs of this server and Samba: same machine, same folder, same client, alternating.
+//! Side-by-side runs of this server and Samba: same machine, same file system, same client, alternating.
 
 mod bare;
 mod cpu;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Measures Forebay's server beside Samba, on the same machine, the same folder and with the same client.
+/// Measures Forebay's server beside Samba, on the same machine, the same file system and with the same client.
 ///
 /// The client is Samba's own smbtorture from the lab's cached root file system (`forebay-lab prepare` makes it), so
 /// this needs root, as the lab's root-exec does.
@@ -108,7 +108,7 @@ pub(crate) struct ReadArguments {
     /// The forebay-server binary; a release build.
     #[arg(long, value_name = "FILE", default_value_os_t = forebay::default_binary())]
     server: PathBuf,
-    /// TOML lines put at the top of forebay-server's configuration, to compare settings.
+    /// TOML lines for the `[server]` section of forebay-server's configuration, to compare settings.
     #[arg(long, value_name = "TOML", default_value = "")]
     server_option: String,
     /// Where the files that are read lie; they stay in the page cache.

@@ -27,7 +27,7 @@ pub(crate) const USER: &str = "bench";
 /// The name of the share, on every server.
 pub(crate) const SHARE: &str = "bench";
 
-/// `<dir>/forebay-bench-…`: logs, private folders, and below `pool/` the files that all servers serve.
+/// `<dir>/forebay-bench-…`: logs, private folders, and the files that are served, all on one file system.
 #[derive(Debug)]
 pub(crate) struct Place {
     folder: tempfile::TempDir,
@@ -49,8 +49,8 @@ impl Place {
             .map_err(|error| anyhow::anyhow!("get random bytes for a password: {error}"))?;
         let password = forebay_e2e::cache::hex(&random);
         let place = Self { folder, password };
-        fs::create_dir_all(place.share())?;
-        // Each server does file work as the user it likes.
+        fs::create_dir(place.share())?;
+        // Samba does its file work as the client's user.
         fs::set_permissions(place.share(), fs::Permissions::from_mode(0o777))?;
         place.write_secret("credentials", &format!("username = {USER}\npassword = {}\n", place.password))?;
         Ok(place)
@@ -61,19 +61,14 @@ impl Place {
         self.folder.path()
     }
 
-    /// The pool of forebay-server.
-    pub(crate) fn pool(&self) -> PathBuf {
-        self.path().join("pool")
-    }
-
-    /// The folder that every server shares: forebay-server keeps a volume's data there.
+    /// The folder that Samba shares and the bare loops read.
     pub(crate) fn share(&self) -> PathBuf {
-        self.pool().join("volumes").join(SHARE)
+        self.path().join("share")
     }
 
     /// The same, as it is called inside the lab's root.
-    pub(crate) fn share_in_root(&self) -> String {
-        format!("/work/pool/volumes/{SHARE}")
+    pub(crate) fn share_in_root(&self) -> &'static str {
+        "/work/share"
     }
 
     /// The client's password: new for each measurement.
@@ -145,10 +140,15 @@ impl Server {
 
     /// Waits until it accepts connections.
     pub(crate) fn wait_for_port(&mut self, port: u16) -> Result<()> {
-        let deadline = Instant::now() + START_DEADLINE;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        self.wait_until(|| TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok())
+    }
+
+    /// Waits until it serves, as `ready` says.
+    pub(crate) fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<()> {
+        let deadline = Instant::now() + START_DEADLINE;
         loop {
-            if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok() {
+            if ready() {
                 return Ok(());
             }
             if let Some(status) = self.child.try_wait()? {

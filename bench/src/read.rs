@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &ReadArguments) -> Result<ExitCode> {
         say(format!("make sure that {} is a release build", arguments.server.display()));
     }
     if arguments.nice != 0 {
-        rustix::process::setpriority_process(None, arguments.nice).context("set the priority (--nice)")?;
+        set_priority(arguments.nice)?;
     }
     let cache = Cache::open()?;
     let place = Place::create(&arguments.dir)?;
@@ -70,6 +70,24 @@ pub(crate) fn run(arguments: &ReadArguments) -> Result<ExitCode> {
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(if arguments.require_parity && !report.has_parity() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// For this process and what it starts.
+fn set_priority(nice: i32) -> Result<()> {
+    rustix::process::setpriority_process(None, nice).context("set the priority (--nice)")?;
+    // With autogroups, a process's own priority counts only within its session (sched(7)).
+    let grouped = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
+    if grouped.is_ok_and(|enabled| enabled.trim() == "1") {
+        let own = rustix::process::getpid();
+        if rustix::process::getsid(None)? == own {
+            std::fs::write("/proc/self/autogroup", nice.to_string()).context("set the session's priority")?;
+        } else {
+            say(
+                "--nice counts only within this session here (autogroups): start this with `setsid --wait` to be heard",
+            );
+        }
+    }
+    Ok(())
 }
 
 fn series(entrant: Entrant) -> Series {

@@ -25,7 +25,7 @@ pub(crate) fn start(cache: &Cache, place: &Place, name: &'static str, extra: &st
         fs::create_dir_all(home.join(folder))?;
     }
     place.write_secret(&format!("{name}/password"), &format!("{}\n", place.password()))?;
-    fs::write(home.join("smb.conf"), configuration(name, port, &place.share_in_root(), extra)?)?;
+    fs::write(home.join("smb.conf"), configuration(name, port, place.share_in_root(), extra)?)?;
     let argv = ["sh", "-euc", SCRIPT, "start-smbd", name, USER].map(str::to_owned);
     let command = native::command(cache, place.path(), &argv)?;
     let mut server = Server::start(place, name, &command, false)?;
