@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use super::locks::{LockList, LockRange};
 use super::open::Open;
 use super::server::{ConnectionId, Mail, Server};
-use crate::fs::{FileKey, RelPath};
+use crate::fs::{FileKey, RelPath, Stat};
 use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::create::CreateOptions;
@@ -27,6 +27,8 @@ pub(crate) struct FileState {
     key: FileKey,
     /// Whether `inner.locks` has any, so that READ and WRITE need not look.
     locks_present: AtomicBool,
+    /// Whether `inner.change_time` is there.
+    change_time_set: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -37,6 +39,8 @@ struct Inner {
     delete_pending: bool,
     /// Its last open is being closed and its name removed: nobody may open it any more.
     going: bool,
+    /// ChangeTime as the file system has it and as a client set it.
+    change_time: Option<(u64, u64)>,
     locks: LockList,
     waiters: Vec<Waiter>,
 }
@@ -90,7 +94,12 @@ impl FileTable {
     /// The state of a file, made where there is none; [`Self::register`] or [`Self::abandon`] must follow.
     pub(crate) fn state(&mut self, key: FileKey) -> Arc<FileState> {
         let file = self.files.entry(key).or_insert_with(|| {
-            Arc::new(FileState { key, locks_present: AtomicBool::new(false), inner: Mutex::default() })
+            Arc::new(FileState {
+                key,
+                locks_present: AtomicBool::new(false),
+                change_time_set: AtomicBool::new(false),
+                inner: Mutex::default(),
+            })
         });
         Arc::clone(file)
     }
@@ -195,6 +204,28 @@ impl Inner {
 impl FileState {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().expect(LOCK)
+    }
+
+    pub(crate) fn key(&self) -> FileKey {
+        self.key
+    }
+
+    /// Remembers the ChangeTime that a client set, which no file system keeps: it is told until the file changes again
+    /// or is closed by all. `real` is what the file system says after the change.
+    pub(crate) fn set_change_time(&self, real: u64, told: u64) {
+        self.inner().change_time = Some((real, told));
+        self.change_time_set.store(true, Ordering::Release);
+    }
+
+    /// `stat` with the ChangeTime that a client set.
+    pub(crate) fn told(&self, mut stat: Stat) -> Stat {
+        if self.change_time_set.load(Ordering::Acquire)
+            && let Some((real, told)) = self.inner().change_time
+            && real == stat.times.change
+        {
+            stat.times.change = told;
+        }
+        stat
     }
 
     /// [MS-FSCC] 2.4.45 DeletePending.

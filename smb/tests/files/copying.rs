@@ -3,13 +3,18 @@
 use forebay_smb::ids::FileId;
 use forebay_smb::limits;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::AccessMask;
+use forebay_smb::wire::fscc::FileInformationClass;
+use forebay_smb::wire::fscc::file_info::FileBasicInformation;
 use forebay_smb::wire::fscc::fsctl::{
     CopyChunk, CopyChunkRequest, CopyChunkResponse, DuplicateExtents, FileRange, FsctlCode,
     ResumeKeyResponse, ZeroData,
 };
 
-use crate::calls::{EXCLUSIVE, Lab, NOW_OR_NEVER, file, fsctl, lock, write};
+use forebay_smb::wire::{AccessMask, FileAttributes, FileTime};
+
+use crate::calls::{
+    EXCLUSIVE, Lab, NOW_OR_NEVER, basic, directory, file, fsctl, lock, query_file, set_file, write,
+};
 use crate::support::Client;
 
 fn key(c: &mut Client, id: FileId) -> [u8; 24] {
@@ -46,10 +51,10 @@ fn chunks_are_copied_on_the_server() {
     let code = FsctlCode::SRV_COPYCHUNK;
     assert_eq!(copy(&mut c, code, key, to, &[(0, 2, 3), (7, 0, 2)]), (NtStatus::SUCCESS, Some((2, 0, 5))));
     assert_eq!(lab.memory.contents("to").as_deref(), Some(&b"78012"[..]));
-    // A chunk that reaches beyond the source is copied as far as there is something, and told so.
+    // A chunk that reaches beyond the source is not copied, those before it are.
     assert_eq!(
         copy(&mut c, code, key, to, &[(0, 0, 1), (8, 1, 5)]),
-        (NtStatus::INVALID_VIEW_SIZE, Some((1, 2, 3)))
+        (NtStatus::INVALID_VIEW_SIZE, Some((1, 0, 1)))
     );
     assert_eq!(copy(&mut c, code, key, to, &[]), (NtStatus::SUCCESS, Some((0, 0, 0))));
 }
@@ -94,7 +99,7 @@ fn copies_need_rights_and_respect_locks() {
     let held = file("from").id(&mut other);
     lock(&mut other, held, &[(5, 5, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
     let conflict = copy(&mut c, FsctlCode::SRV_COPYCHUNK_WRITE, key, write_only, &[(4, 0, 2)]);
-    assert_eq!(conflict.0, NtStatus::FILE_LOCK_CONFLICT);
+    assert_eq!(conflict, (NtStatus::FILE_LOCK_CONFLICT, Some((0, 0, 0))));
 }
 
 #[test]
@@ -126,7 +131,6 @@ fn what_cannot_be_done_is_said() {
     let mut c = lab.client();
     let (f, g) = (file("f").id(&mut c), file("g").id(&mut c));
     let mut status = |code, input: &[u8]| fsctl(&mut c, f, code, input, 1024).0;
-    assert_eq!(status(FsctlCode::SET_SPARSE, &[]), NtStatus::SUCCESS);
     assert_eq!(status(FsctlCode::GET_REPARSE_POINT, &[]), NtStatus::NOT_A_REPARSE_POINT);
     assert_eq!(status(FsctlCode::SET_COMPRESSION, &[0, 0]), NtStatus::SUCCESS);
     assert_eq!(status(FsctlCode::SET_COMPRESSION, &[1, 0]), NtStatus::NOT_SUPPORTED);
@@ -137,4 +141,29 @@ fn what_cannot_be_done_is_said() {
         .encode(&mut input);
     assert_eq!(status(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, &input), NtStatus::NOT_SUPPORTED);
     assert_eq!(status(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, &input[..39]), NtStatus::INVALID_PARAMETER);
+}
+
+#[test]
+fn a_file_is_marked_sparse_until_it_is_said_not_to_be() {
+    let mut lab = Lab::new();
+    let mut c = lab.client();
+    let f = file("f").id(&mut c);
+    let sparse = |c: &mut Client| {
+        let basic = query_file(c, f, FileInformationClass::FILE_BASIC_INFORMATION, 40).unwrap();
+        FileBasicInformation::parse(&basic).unwrap().file_attributes.contains(FileAttributes::SPARSE_FILE)
+    };
+    assert!(!sparse(&mut c));
+    assert_eq!(fsctl(&mut c, f, FsctlCode::SET_SPARSE, &[], 0).0, NtStatus::SUCCESS);
+    assert!(sparse(&mut c));
+    set_file(&mut c, f, FileInformationClass::FILE_BASIC_INFORMATION, |b| {
+        basic(FileTime::UNCHANGED, FileAttributes::HIDDEN).encode(b);
+    })
+    .unwrap();
+    assert!(sparse(&mut c), "other attributes come and go");
+    assert_eq!(fsctl(&mut c, f, FsctlCode::SET_SPARSE, &[0], 0).0, NtStatus::SUCCESS);
+    assert!(!sparse(&mut c));
+    let reader = file("f").access(AccessMask::FILE_READ_DATA).id(&mut c);
+    assert_eq!(fsctl(&mut c, reader, FsctlCode::SET_SPARSE, &[], 0).0, NtStatus::ACCESS_DENIED);
+    let d = directory("d").id(&mut c);
+    assert_eq!(fsctl(&mut c, d, FsctlCode::SET_SPARSE, &[], 0).0, NtStatus::INVALID_PARAMETER);
 }

@@ -268,7 +268,8 @@ impl Inner {
                 times.creation = info.creation.unwrap_or(times.creation);
                 times.last_access = info.last_access.unwrap_or(times.last_access);
                 times.last_write = info.last_write.unwrap_or(times.last_write);
-                times.change = info.change.unwrap_or(times.change);
+                // As on real file systems, it is not for anyone to choose.
+                times.change += 1;
                 if let Some(attributes) = info.attributes {
                     node.attributes = attributes & !(NORMAL | DIRECTORY);
                 }
@@ -278,6 +279,7 @@ impl Inner {
                 self.log.push("truncate");
                 let node = self.nodes.get_mut(&ino(&h)).unwrap();
                 node.data.resize(size as usize, 0);
+                node.times.change += 1;
                 node.reserved = 0;
                 FsReply::Done
             }

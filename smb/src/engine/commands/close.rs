@@ -35,7 +35,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             }
             // The open is gone whatever became of the name: a directory that filled up in the meantime stays.
             let stat = match result {
-                Ok(FsReply::Stat(stat)) if query => Some(stat),
+                Ok(FsReply::Stat(stat)) if query => Some(open.file.told(stat)),
                 _ => None,
             };
             Step::Reply(Reply::ok(body(stat)))

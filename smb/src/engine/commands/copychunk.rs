@@ -33,6 +33,8 @@ struct Copy {
     target: Arc<Open>,
     /// In reverse order.
     chunks: Vec<CopyChunk>,
+    /// The source's size when the copy began.
+    source_end: u64,
     /// Of the chunk at the end of `chunks`.
     copied: u32,
     chunks_written: u32,
@@ -73,7 +75,20 @@ pub(super) fn handle(
     }
     let mut chunks = request.chunks;
     chunks.reverse();
-    Ok(next(Copy { code, source, target, chunks, copied: 0, chunks_written: 0, total: 0 }))
+    let mut copy =
+        Copy { code, source, target, chunks, source_end: 0, copied: 0, chunks_written: 0, total: 0 };
+    let stat = FsOpKind::Stat { handle: copy.source.handle.clone() };
+    Ok(Step::Fs(
+        stat,
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Stat(stat)) => {
+                copy.source_end = stat.end_of_file;
+                next(copy)
+            }
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
+        }),
+    ))
 }
 
 /// [MS-SMB2] 3.3.5.15.6: the target must be writable, and readable too unless COPYCHUNK_WRITE is used.
@@ -82,7 +97,8 @@ fn check_access(code: FsctlCode, source: &Open, target: &Open) -> Result<(), NtS
     let write = AccessMask::FILE_WRITE_DATA | AccessMask::FILE_APPEND_DATA;
     let allowed = AccessMask(source.access).intersects(read)
         && AccessMask(target.access).intersects(write)
-        && (code == FsctlCode::SRV_COPYCHUNK_WRITE || AccessMask(target.access).intersects(read));
+        && (code == FsctlCode::SRV_COPYCHUNK_WRITE
+            || AccessMask(target.access).contains(AccessMask::FILE_READ_DATA));
     if !allowed {
         return Err(NtStatus::ACCESS_DENIED);
     }
@@ -114,6 +130,12 @@ fn answer(code: FsctlCode, target: FileId, status: NtStatus, response: &CopyChun
 fn next(mut copy: Copy) -> Step {
     let Some(chunk) = copy.chunks.last().copied() else { return copy.finished(NtStatus::SUCCESS) };
     let (from, to) = (chunk.source_offset, chunk.target_offset);
+    // [MS-SMB2] 3.3.5.15.6: a chunk lies within the source, or nothing of it is copied. A source that is the target may
+    // have grown by the chunks before.
+    let in_itself = Arc::ptr_eq(&copy.source.file, &copy.target.file);
+    if from + u64::from(chunk.length) > copy.source_end && !in_itself {
+        return copy.finished(NtStatus::INVALID_VIEW_SIZE);
+    }
     if copy.copied == 0
         && (copy.source.file.forbids_read(copy.source.id, from, chunk.length.into())
             || copy.target.file.forbids_write(copy.target.id, to, chunk.length.into()))
@@ -130,7 +152,6 @@ fn next(mut copy: Copy) -> Step {
     Step::Fs(
         op,
         Box::new(move |_, result| match result {
-            // [MS-SMB2] 3.3.5.15.6: a chunk must lie within the source.
             Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
             Ok(FsReply::Copied(bytes)) => {
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(chunk.length - copy.copied);
@@ -150,11 +171,8 @@ fn next(mut copy: Copy) -> Step {
 }
 
 impl Copy {
-    /// What was copied, also where an error ended it before all was. An error without anything copied needs no counts.
+    /// What was copied, also where an error ended it before all was.
     fn finished(self, status: NtStatus) -> Step {
-        if status.is_error() && self.total == 0 {
-            return Step::Fail(status);
-        }
         let response = CopyChunkResponse {
             chunks_written: self.chunks_written,
             chunk_bytes_written: self.copied,

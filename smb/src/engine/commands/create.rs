@@ -101,6 +101,8 @@ fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
         return Err(NtStatus::BAD_IMPERSONATION_LEVEL);
     }
     let (options, disposition) = (request.create_options, request.create_disposition);
+    let maximal = AccessMask(tree.access);
+    let desired = access::desired(request.desired_access, maximal)?;
     check_options(request)?;
     if request.name.starts_with('\\') {
         return Err(NtStatus::INVALID_PARAMETER);
@@ -109,8 +111,6 @@ fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
     if name.directory && options.contains(CreateOptions::NON_DIRECTORY_FILE) {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
-    let maximal = AccessMask(tree.access);
-    let desired = access::desired(request.desired_access, maximal)?;
     if options.contains(CreateOptions::DELETE_ON_CLOSE) {
         // [MS-SMB2] 3.3.5.9
         if !desired.intersects(AccessMask::DELETE | AccessMask::MAXIMUM_ALLOWED) || volume.read_only {
@@ -370,7 +370,8 @@ fn stat_again(plan: Plan, mut pending: Pending) -> Step {
 }
 
 fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
-    let Pending { open, stat, created } = &pending;
+    let Pending { open, created, .. } = &pending;
+    let stat = open.file.told(pending.stat);
     if let Err(status) = ctx.session().add_open(Arc::clone(open)) {
         return give_up(ctx, &pending, status);
     }

@@ -8,15 +8,16 @@ use super::read::OFFSET_END;
 use crate::engine::access::{CHANGING, DATA_CHANGING};
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Step};
-use crate::fs::{FsOpKind, FsReply};
+use crate::fs::{BasicInfo, FsOpKind, FsReply};
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
-use crate::wire::AccessMask;
 use crate::wire::fscc::fsctl::{
-    CompressionState, DuplicateExtents, FileRange, FsctlCode, ResumeKeyResponse, SnapshotArray, ZeroData,
+    CompressionState, DuplicateExtents, FileRange, FsctlCode, ObjectIdBuffer, ResumeKeyResponse,
+    SnapshotArray, ZeroData, parse_set_sparse,
 };
 use crate::wire::ioctl::Request;
+use crate::wire::{AccessMask, FileAttributes};
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>, code: FsctlCode, request: &Request<'_>) -> Step {
     let open = match ctx.open(request.file_id) {
@@ -47,13 +48,16 @@ fn file(
             // [MS-SMB2] 3.3.5.15.1: there are none.
             output(code, id, room, 16, |out| SnapshotArray::complete(Vec::new()).encode(out))
         }
-        FsctlCode::SET_SPARSE => {
-            // [MS-FSA] 2.1.5.10.35: every file may have holes here, which needs no mark.
-            needs(&open, DATA_CHANGING | AccessMask::FILE_WRITE_ATTRIBUTES)?;
-            if open.directory {
-                return Err(NtStatus::INVALID_PARAMETER);
-            }
-            Ok(empty(code, id))
+        FsctlCode::SET_SPARSE => set_sparse(open, parse_set_sparse(input)),
+        FsctlCode::CREATE_OR_GET_OBJECT_ID => {
+            // [MS-FSA] 2.1.5.10.1: made of what identifies the file anyway, so it need not be kept.
+            let key = open.file.key();
+            let mut object_id = [0; 16];
+            object_id[..8].copy_from_slice(&key.dev.to_le_bytes());
+            object_id[8..].copy_from_slice(&key.ino.to_le_bytes());
+            output(code, id, room, ObjectIdBuffer::LEN, |out| {
+                ObjectIdBuffer { object_id, ..ObjectIdBuffer::default() }.encode(out);
+            })
         }
         FsctlCode::SET_ZERO_DATA => zero(open, input),
         FsctlCode::QUERY_ALLOCATED_RANGES => allocated_ranges(open, input, room),
@@ -104,6 +108,38 @@ fn needs(open: &Open, any: AccessMask) -> Result<(), NtStatus> {
     if AccessMask(open.access).intersects(any) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
 }
 
+/// [MS-FSA] 2.1.5.10.35: a mark that tells clients to look for holes; the file systems below need none.
+fn set_sparse(open: Arc<Open>, sparse: bool) -> Result<Step, NtStatus> {
+    needs(&open, DATA_CHANGING | AccessMask::FILE_WRITE_ATTRIBUTES)?;
+    if open.directory {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    let stat = FsOpKind::Stat { handle: open.handle.clone() };
+    Ok(Step::Fs(
+        stat,
+        Box::new(move |_, result| {
+            let stat = match result {
+                Ok(FsReply::Stat(stat)) => stat,
+                Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+                Err(status) => return Step::Fail(status),
+            };
+            let before = FileAttributes(stat.attributes);
+            let mut after = before;
+            if sparse {
+                after.insert(FileAttributes::SPARSE_FILE);
+            } else {
+                after.remove(FileAttributes::SPARSE_FILE);
+            }
+            if after == before {
+                return empty(FsctlCode::SET_SPARSE, open.id);
+            }
+            let info = BasicInfo { attributes: Some(after.0), ..BasicInfo::default() };
+            let op = FsOpKind::SetBasic { handle: open.handle.clone(), info };
+            done_after(FsctlCode::SET_SPARSE, open, op)
+        }),
+    ))
+}
+
 /// [MS-FSA] 2.1.5.10.38
 fn zero(open: Arc<Open>, input: &[u8]) -> Result<Step, NtStatus> {
     let range = ZeroData::parse(input).map_err(|_| NtStatus::INVALID_PARAMETER)?;
@@ -137,34 +173,55 @@ fn allocated_ranges(open: Arc<Open>, input: &[u8], room: usize) -> Result<Step, 
     if range.length == 0 {
         return Ok(empty(FsctlCode::QUERY_ALLOCATED_RANGES, open.id));
     }
+    let stat = FsOpKind::Stat { handle: open.handle.clone() };
+    Ok(Step::Fs(
+        stat,
+        Box::new(move |_, result| match result {
+            // All of a file that is not sparse counts as allocated.
+            Ok(FsReply::Stat(stat))
+                if !FileAttributes(stat.attributes).contains(FileAttributes::SPARSE_FILE) =>
+            {
+                let end = stat.end_of_file.min(range.file_offset + range.length);
+                let data = (range.file_offset < end).then(|| (range.file_offset, end - range.file_offset));
+                ranges(&open, &Vec::from_iter(data), false, limit)
+            }
+            Ok(FsReply::Stat(_)) => find_ranges(open, range, limit),
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
+        }),
+    ))
+}
+
+fn find_ranges(open: Arc<Open>, range: FileRange, limit: usize) -> Step {
     let op = FsOpKind::AllocatedRanges {
         handle: open.handle.clone(),
         offset: range.file_offset,
         length: range.length,
         limit: limit.max(1),
     };
-    Ok(Step::Fs(
+    Step::Fs(
         op,
-        Box::new(move |_, result| {
-            let (ranges, more) = match result {
-                Ok(FsReply::Ranges(ranges, more)) => (ranges, more),
-                Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
-                Err(status) => return Step::Fail(status),
-            };
-            if !ranges.is_empty() && limit == 0 {
-                return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
-            }
-            let mut out = Vec::with_capacity(ranges.len() * FileRange::LEN);
-            for (file_offset, length) in ranges {
-                FileRange { file_offset, length }.encode(&mut out);
-            }
-            let mut reply = ioctl_reply(FsctlCode::QUERY_ALLOCATED_RANGES, open.id, &out);
-            if more {
-                reply.status = NtStatus::BUFFER_OVERFLOW;
-            }
-            Step::Reply(reply)
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Ranges(found, more)) => ranges(&open, &found, more, limit),
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
         }),
-    ))
+    )
+}
+
+fn ranges(open: &Open, found: &[(u64, u64)], more: bool, limit: usize) -> Step {
+    if !found.is_empty() && limit == 0 {
+        return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
+    }
+    let mut out = Vec::with_capacity(found.len() * FileRange::LEN);
+    for &(file_offset, length) in found {
+        FileRange { file_offset, length }.encode(&mut out);
+    }
+    let mut reply = ioctl_reply(FsctlCode::QUERY_ALLOCATED_RANGES, open.id, &out);
+    if more {
+        reply.status = NtStatus::BUFFER_OVERFLOW;
+    }
+    Step::Reply(reply)
 }
 
 /// [MS-FSA] 2.1.5.10.4

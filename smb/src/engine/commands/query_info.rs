@@ -145,7 +145,7 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         | Class::FILE_ID_INFORMATION => Step::Fs(
             FsOpKind::Stat { handle: open.handle.clone() },
             Box::new(move |_, result| match result {
-                Ok(FsReply::Stat(stat)) => of_stat(&open, class, &stat, limit),
+                Ok(FsReply::Stat(stat)) => of_stat(&open, class, &open.file.told(stat), limit),
                 Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
                 Err(status) => Step::Fail(status),
             }),

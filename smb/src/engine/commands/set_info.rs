@@ -152,7 +152,7 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
 }
 
 /// [MS-FSA] 2.1.5.15.2
-fn basic(open: &Open, info: FileBasicInformation) -> Result<Step, NtStatus> {
+fn basic(open: &Arc<Open>, info: FileBasicInformation) -> Result<Step, NtStatus> {
     needs(open, AccessMask::FILE_WRITE_ATTRIBUTES)?;
     let attributes = info.file_attributes;
     if attributes.contains(FileAttributes::DIRECTORY) && !open.directory
@@ -180,7 +180,42 @@ fn basic(open: &Open, info: FileBasicInformation) -> Result<Step, NtStatus> {
     if info == BasicInfo::default() {
         return Ok(done());
     }
-    Ok(done_after(FsOpKind::SetBasic { handle: open.handle.clone(), info }))
+    let open = Arc::clone(open);
+    if info.attributes.is_none() {
+        return Ok(set_basic(open, info));
+    }
+    // What the file is, SPARSE, is not for this request to change.
+    let stat = FsOpKind::Stat { handle: open.handle.clone() };
+    Ok(Step::Fs(
+        stat,
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Stat(stat)) => {
+                let sparse = FileAttributes(stat.attributes) & FileAttributes::SPARSE_FILE;
+                let attributes = info.attributes.map(|a| (FileAttributes(a) | sparse).0);
+                set_basic(open, BasicInfo { attributes, ..info })
+            }
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
+        }),
+    ))
+}
+
+fn set_basic(open: Arc<Open>, info: BasicInfo) -> Step {
+    let set = FsOpKind::SetBasic { handle: open.handle.clone(), info };
+    let Some(told) = info.change else { return done_after(set) };
+    let then_stat = move |status: Result<(), NtStatus>| match status {
+        Err(status) => Step::Fail(status),
+        Ok(()) => Step::Fs(
+            FsOpKind::Stat { handle: open.handle.clone() },
+            Box::new(move |_, result| {
+                if let Ok(FsReply::Stat(stat)) = result {
+                    open.file.set_change_time(stat.times.change, told);
+                }
+                done()
+            }),
+        ),
+    };
+    Step::Fs(set, Box::new(move |_, result| then_stat(result.map(drop))))
 }
 
 /// [MS-FSA] 2.1.5.15.1, 2.1.5.15.4
