@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use forebay_proto::admin::admin_client::AdminClient;
@@ -40,6 +40,7 @@ pub(super) fn start(work: &Path, volume: Share, other: Share) -> Result<(Target,
     let child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])
         .arg(&binary)
+        .arg("run")
         .arg("--config")
         .arg(&config)
         .stdin(Stdio::null())
@@ -57,7 +58,15 @@ fn make_volumes(socket: &Path, shares: [&Share; 2]) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()))?.timeout(ADMIN_DEADLINE);
-        let channel = endpoint.connect().await.context("connect to the admin socket")?;
+        // The SMB port may be open a moment earlier than the admin socket.
+        let deadline = Instant::now() + ADMIN_DEADLINE;
+        let channel = loop {
+            match endpoint.connect().await {
+                Ok(channel) => break channel,
+                Err(_) if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(20)).await,
+                Err(error) => return Err(error).context("connect to the admin socket"),
+            }
+        };
         let mut admin = AdminClient::new(channel);
         for share in shares {
             let request = CreateVolumeRequest {
