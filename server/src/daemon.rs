@@ -17,6 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, About, AdminService, SocketError};
+use crate::backend::directory::quota;
 use crate::buffers::BufferPool;
 use crate::catalog::Catalog;
 use crate::clock;
@@ -120,6 +121,8 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> DaemonError {
 /// Why it did not start, or had to end.
 pub fn run(config: &Config) -> Result<(), DaemonError> {
     raise_file_limit();
+    // After the limit of open files, which it is needed for, and before any thread is started.
+    quota::obey_limits().map_err(|errno| system("giving up CAP_SYS_RESOURCE")(errno.into()))?;
     let use_uring = choose_engine(config.server.io_engine)?;
     let listeners =
         config.server.listen.iter().map(|a| bind("server.listen", *a)).collect::<Result<Vec<_>, _>>()?;

@@ -550,6 +550,7 @@ mod tests {
     fn a_hard_quota_holds_and_grows() {
         let base = std::env::var_os("FOREBAY_TEST_POOL").map_or_else(std::env::temp_dir, PathBuf::from);
         let scratch = tempfile::tempdir_in(base).expect("a directory");
+        quota::obey_limits().expect("as the daemon does");
         let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
         if !pool.enforces_quota() {
             assert!(matches!(pool.create(record("q", Quota::Hard)), Err(PoolError::NoQuota { .. })));
