@@ -35,6 +35,8 @@ pub(super) struct Related {
     pub(super) session_id: u64,
     pub(super) tree_id: u32,
     pub(super) file: Option<FileId>,
+    /// The one before it had no session, or nothing before it either: there is nothing to take over.
+    pub(super) broken: bool,
     /// A CREATE of this chain failed: there is no file for those that rely on it.
     pub(super) create_error: Option<NtStatus>,
 }

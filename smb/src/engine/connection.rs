@@ -541,7 +541,8 @@ impl Connection {
         let header = &mut request.header;
         // [MS-SMB2] 3.3.5.2.7.2
         if request.related {
-            if chain.next == 1 {
+            chain.related.broken |= chain.next == 1;
+            if chain.related.broken {
                 return fail(NtStatus::INVALID_PARAMETER);
             }
             header.session_id = chain.related.session_id;
@@ -549,6 +550,7 @@ impl Connection {
                 *tree_id = chain.related.tree_id;
             }
         } else {
+            chain.related.broken = false;
             chain.related.file = None;
             request.related_file = None;
             chain.related.create_error = None;
@@ -568,6 +570,7 @@ impl Connection {
         let tree_id = header.tree_id();
         let optional = matches!(command, Command::SESSION_SETUP | Command::ECHO);
         let Some(channel) = self.core.channels.get(&session_id) else {
+            chain.related.broken = !optional;
             return if optional { Ok(()) } else { fail(NtStatus::USER_SESSION_DELETED) };
         };
         let session = Arc::clone(&channel.session);

@@ -15,8 +15,8 @@ use forebay_smb::wire::fscc::{FileInformationClass, FsInformationClass};
 use forebay_smb::wire::lock::{LockElement, LockFlags};
 use forebay_smb::wire::query_info::InfoType;
 use forebay_smb::wire::{
-    AccessMask, Command, Dialect, FileAttributes, FileTime, HeaderFlags, ShareAccess, close, create, flush,
-    ioctl, lock, query_directory, query_info, read, set_info, write,
+    AccessMask, Command, Dialect, FileAttributes, FileTime, Header, HeaderFlags, ShareAccess, close, create,
+    flush, ioctl, lock, query_directory, query_info, read, set_info, write,
 };
 
 use crate::memory::Memory;
@@ -488,13 +488,24 @@ pub fn fsctl(
 
 /// Sends requests as one frame, all but the first related to the one before.
 pub fn compound(client: &mut Client, requests: &[(Command, Vec<u8>)]) -> Vec<Answer> {
+    compound_with(client, requests, |index, header| {
+        if index > 0 {
+            header.flags.insert(HeaderFlags::RELATED_OPERATIONS);
+        }
+    })
+}
+
+/// Sends requests as one frame, with headers as `change` makes them.
+pub fn compound_with(
+    client: &mut Client,
+    requests: &[(Command, Vec<u8>)],
+    change: impl Fn(usize, &mut Header),
+) -> Vec<Answer> {
     let mut frame = Vec::new();
     let last = requests.len() - 1;
     for (index, (command, body)) in requests.iter().enumerate() {
         let mut header = client.header(*command, 1);
-        if index > 0 {
-            header.flags.insert(HeaderFlags::RELATED_OPERATIONS);
-        }
+        change(index, &mut header);
         let mut message = client.message(header, body);
         if index < last {
             message.resize(message.len().next_multiple_of(8), 0);

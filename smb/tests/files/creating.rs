@@ -4,9 +4,11 @@ use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateAction, CreateDisposition, CreateOptions, ImpersonationLevel};
 use forebay_smb::wire::create_context::RequestContext;
-use forebay_smb::wire::{AccessMask, Command, Dialect, FileAttributes, FileTime, ShareAccess, close};
+use forebay_smb::wire::{
+    AccessMask, Command, Dialect, FileAttributes, FileTime, HeaderFlags, ShareAccess, close,
+};
 
-use crate::calls::{ALL, Lab, SHARE_ALL, close, compound, directory, file, write, write_body};
+use crate::calls::{ALL, Lab, SHARE_ALL, close, compound, compound_with, directory, file, write, write_body};
 
 #[test]
 fn dispositions_find_make_and_overwrite() {
@@ -259,4 +261,27 @@ fn a_compound_opens_uses_and_closes() {
         let statuses: Vec<NtStatus> = answers.iter().map(|a| a.status()).collect();
         assert_eq!(statuses, [NtStatus::OBJECT_NAME_NOT_FOUND; 2], "{dialect:?}");
     }
+}
+
+#[test]
+fn related_requests_need_something_to_relate_to() {
+    let mut lab = Lab::new();
+    let mut c = lab.client();
+    let id = file("f").id(&mut c);
+    let mut close_it = Vec::new();
+    close::Request { flags: close::Flags::empty(), file_id: id }.encode(&mut close_it);
+    let two = [(Command::CLOSE, close_it.clone()), (Command::CLOSE, close_it.clone())];
+    let statuses =
+        |answers: Vec<crate::support::Answer>| answers.iter().map(|a| a.status()).collect::<Vec<_>>();
+    let all_related = compound_with(&mut c, &two, |_, h| h.flags.insert(HeaderFlags::RELATED_OPERATIONS));
+    assert_eq!(statuses(all_related), [NtStatus::INVALID_PARAMETER; 2]);
+    let no_session = compound_with(&mut c, &two, |index, header| {
+        if index == 0 {
+            header.session_id = u64::MAX;
+        } else {
+            header.flags.insert(HeaderFlags::RELATED_OPERATIONS);
+        }
+    });
+    assert_eq!(statuses(no_session), [NtStatus::USER_SESSION_DELETED, NtStatus::INVALID_PARAMETER]);
+    assert!(close(&mut c, id).is_ok(), "nothing was closed");
 }
