@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -427,12 +428,11 @@ impl<E: Engine> EventLoop<E> {
                 }
                 _ => self.work(client, FsOp { id: op.id, kind: FsOpKind::Flush { handle } }),
             },
-            // Answered from memory by every local file system.
-            FsOpKind::Stat { .. } | FsOpKind::Space { .. } => {
-                let result = backend::execute(op.kind, &self.shared.buffers);
-                self.answer(now, client, op.id, result)?;
-            }
-            _ => self.work(client, op),
+            // What the kernel has in memory needs no other thread.
+            kind => match backend::execute_cached(kind) {
+                Ok(result) => self.answer(now, client, op.id, result)?,
+                Err(kind) => self.work(client, FsOp { id: op.id, kind }),
+            },
         }
         Ok(())
     }
@@ -463,7 +463,9 @@ impl<E: Engine> EventLoop<E> {
         client.ops += 1;
         let (id, inbox, buffers) = (client.id, self.inbox.clone(), self.shared.buffers.clone());
         self.shared.workers.submit(move || {
-            let result = backend::execute(op.kind, &buffers);
+            let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
+            // The request is answered whatever happens: a client that waits for ever is worse than an error.
+            let result = catch_unwind(execute).unwrap_or(Err(NtStatus::INTERNAL_ERROR));
             inbox.post(Note::Answered(id, op.id, result));
         });
     }

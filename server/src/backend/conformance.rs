@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_smb::fs::{
     BasicInfo, DirEntry, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
@@ -35,6 +35,7 @@ struct Fixture {
     root: PathBuf,
     volume: FsHandle,
     buffers: BufferPool,
+    count: AtomicUsize,
 }
 
 fn request(path: &str) -> OpenRequest {
@@ -66,11 +67,26 @@ impl Fixture {
         std::fs::create_dir(&outside).expect("an outside");
         std::fs::write(outside.join("secret"), "secret").expect("a secret");
         let volume = Volume::open(&root).expect("a volume").handle();
-        Self { _scratch: scratch, outside, root, volume, buffers: BufferPool::default() }
+        Self {
+            _scratch: scratch,
+            outside,
+            root,
+            volume,
+            buffers: BufferPool::default(),
+            count: AtomicUsize::new(0),
+        }
     }
 
+    /// As the event loop does: from memory where that is possible.
     fn run(&self, operation: FsOpKind) -> FsResult {
-        super::execute(operation, &self.buffers)
+        // Both ways are taken in turn, so that each test holds both to the same.
+        if self.count.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+            return super::execute(operation, &self.buffers);
+        }
+        match super::execute_cached(operation) {
+            Ok(result) => result,
+            Err(operation) => super::execute(operation, &self.buffers),
+        }
     }
 
     fn open(&self, request: OpenRequest) -> Result<Opened, NtStatus> {

@@ -20,3 +20,11 @@ use crate::buffers::BufferPool;
 pub fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     directory::execute(operation, buffers)
 }
+
+/// Carries `operation` out on a thread that must not block, where the kernel can answer it from memory.
+///
+/// # Errors
+/// The operation, to be carried out by [`execute`].
+pub fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> {
+    directory::execute_cached(operation)
+}

@@ -18,6 +18,25 @@ const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
 
 pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened, NtStatus> {
     let (fd, created) = find_or_make(volume, request)?;
+    finish(volume, request, fd, created)
+}
+
+/// Opens what exists and is in the kernel's caches; `None` where that takes more.
+pub(super) fn open_cached(volume: &Arc<Volume>, request: &OpenRequest) -> Option<Result<Opened, NtStatus>> {
+    if request.mode == OpenMode::New {
+        return None;
+    }
+    let kind = if request.kind == ObjectKind::Directory { OFlags::DIRECTORY } else { access(request) };
+    let fd = path::open_cached(volume, request.path.as_str().as_bytes(), FIND | kind)?;
+    Some(finish(volume, request, fd, false))
+}
+
+fn finish(
+    volume: &Arc<Volume>,
+    request: &OpenRequest,
+    fd: OwnedFd,
+    created: bool,
+) -> Result<Opened, NtStatus> {
     let stat = attrs::stat_fd(volume, fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)?;
     match request.kind {
         ObjectKind::File if stat.directory => return Err(NtStatus::FILE_IS_A_DIRECTORY),
@@ -85,9 +104,11 @@ fn access(request: &OpenRequest) -> OFlags {
     }
 }
 
+/// O_NONBLOCK: a pipe that somebody put there must not stop this thread before it is seen to be one.
+const FIND: OFlags = OFlags::NOCTTY.union(OFlags::NONBLOCK);
+
 fn find(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, Errno> {
-    // O_NONBLOCK: a pipe that somebody put there must not stop this thread before it is seen to be one.
-    let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
+    let flags = FIND;
     let name = request.path.as_str().as_bytes();
     match request.kind {
         ObjectKind::Directory => path::open_below(volume, name, flags | OFlags::DIRECTORY, Mode::empty()),
@@ -111,6 +132,13 @@ fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
     let parent = path::directory(volume, &request.path.parent())?;
     rustix::fs::mkdirat(&parent, request.path.name(), DIRECTORY_MODE).map_err(status)?;
     find(volume, request).map_err(|errno| path::error(volume, &request.path, errno))
+}
+
+/// As [`stat_path`], from the kernel's caches alone.
+pub(super) fn stat_path_cached(volume: &Volume, path: &RelPath) -> Option<Stat> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    let fd = path::open_cached(volume, path.as_str().as_bytes(), flags)?;
+    attrs::stat_fd(volume, fd.as_fd()).ok()?
 }
 
 pub(super) fn stat_path(volume: &Volume, path: &RelPath) -> Result<Stat, NtStatus> {

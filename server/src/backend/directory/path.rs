@@ -40,6 +40,14 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
     }
 }
 
+/// As [`open_below`], from the kernel's caches alone: `None` where anything would have to be waited for, or failed.
+pub(super) fn open_cached(volume: &Volume, path: &[u8], flags: OFlags) -> Option<OwnedFd> {
+    let path = if path.is_empty() { b"." } else { path };
+    let how = BENEATH | ResolveFlags::CACHED;
+    rustix::fs::openat2(&volume.root, OsStr::from_bytes(path), flags | OFlags::CLOEXEC, Mode::empty(), how)
+        .ok()
+}
+
 /// The directory at `path`, to look names up in.
 pub(super) fn directory(volume: &Volume, path: &RelPath) -> Result<OwnedFd, NtStatus> {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
