@@ -3,7 +3,7 @@
 //! It owns its connections outright: nothing on the way of a READ or WRITE is shared with another thread. What comes
 //! from elsewhere (new sockets, answers of worker threads, mail between connections) comes through the loop's inbox.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -107,8 +107,7 @@ impl Loops {
 
     /// Gives a connection to the loop that has the fewest. False, and the socket closed, where there are too many.
     pub fn accept(&self, socket: OwnedFd, peer: SocketAddr, metrics: &Metrics) -> bool {
-        let unauthenticated = metrics.connections_unauthenticated.get().max(0).cast_unsigned() as usize;
-        if self.connections() >= CONNECTIONS_MAX || unauthenticated >= CONNECTIONS_UNAUTHENTICATED_MAX {
+        if self.connections() >= CONNECTIONS_MAX {
             return false;
         }
         let fewest = self.0.iter().min_by_key(|inbox| inbox.connections.load(Ordering::Relaxed));
@@ -193,6 +192,8 @@ pub struct EventLoop<E> {
     index: usize,
     inbox: Inbox,
     clients: HashMap<u64, Box<Client>>,
+    /// Ids of those from which nobody has logged in, and so the oldest first.
+    unauthenticated: BTreeSet<u64>,
     next_id: u64,
     draining: Option<Instant>,
     last_tick: Instant,
@@ -210,6 +211,7 @@ impl<E: Engine> EventLoop<E> {
             index,
             inbox,
             clients: HashMap::new(),
+            unauthenticated: BTreeSet::new(),
             next_id: 0,
             draining: None,
             last_tick: Instant::now(),
@@ -293,7 +295,20 @@ impl<E: Engine> EventLoop<E> {
             closing: false,
         };
         self.clients.insert(id.0, Box::new(client));
+        self.unauthenticated.insert(id.0);
         self.with(now, id.0, |_, _| Ok(()));
+        self.make_room(now);
+    }
+
+    /// Too many that do not log in: the oldest goes, so that whoever holds connections open keeps nobody else out.
+    fn make_room(&mut self, now: u64) {
+        let max = CONNECTIONS_UNAUTHENTICATED_MAX.div_ceil(self.shared.loops.0.len());
+        if self.unauthenticated.len() > max
+            && let Some(oldest) = self.unauthenticated.pop_first()
+        {
+            self.shared.metrics.connections_refused.inc();
+            self.with(now, oldest, |_, _| Err(Disconnect("too many connections without a login")));
+        }
     }
 
     /// Does something with a client, and then all that follows from it.
@@ -327,6 +342,7 @@ impl<E: Engine> EventLoop<E> {
         self.engine.forget(&client.socket);
         self.inbox.connections.fetch_sub(1, Ordering::Relaxed);
         self.shared.metrics.connections.dec();
+        self.unauthenticated.remove(&client.id.0);
         if !client.authenticated {
             self.shared.metrics.connections_unauthenticated.dec();
         }
@@ -555,13 +571,14 @@ impl<E: Engine> EventLoop<E> {
         stalled.then_some("the peer takes no data")
     }
 
-    fn event(&self, now: u64, client: &mut Client, event: &Event) {
+    fn event(&mut self, now: u64, client: &mut Client, event: &Event) {
         let peer = client.peer;
         match event {
             Event::Negotiated { dialect } => debug!(%peer, dialect, "negotiated"),
             Event::SessionEstablished { session_id, username } => {
                 info!(%peer, session = session_id, user = username, "session established");
                 if !std::mem::replace(&mut client.authenticated, true) {
+                    self.unauthenticated.remove(&client.id.0);
                     self.shared.metrics.connections_unauthenticated.dec();
                 }
                 self.shared.metrics.sessions.inc();

@@ -139,7 +139,7 @@ pub struct Metrics {
     pub connections: Level,
     /// Of them, those from which nobody has logged in.
     pub connections_unauthenticated: Level,
-    /// Connections that were closed at accept because there were too many.
+    /// Connections that were closed because there were too many.
     pub connections_refused: Count,
     /// SMB sessions.
     pub sessions: Level,
@@ -225,7 +225,7 @@ impl Collector for Metrics {
         counter(
             e,
             "forebay_connections_refused",
-            "Connections closed at accept: too many",
+            "Connections closed because there were too many",
             &[(&[], refused)],
         )?;
         gauge(e, "forebay_sessions", "SMB sessions", &[(&[], self.sessions.get() as f64)])?;

@@ -175,6 +175,50 @@ fn nonsense_ends_its_own_connection_and_no_other() {
 }
 
 #[test]
+fn connections_that_never_log_in_keep_nobody_out() {
+    for engine in engines() {
+        let place = Place::new(engine);
+        let mut daemon = place.start();
+        daemon.create_volume("v").unwrap();
+        let mut client = daemon.mount("v", Dialect::SMB2_1);
+        let files = rustix::process::Resource::Nofile;
+        let limit = rustix::process::getrlimit(files);
+        let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+        rustix::process::setrlimit(files, raised).unwrap();
+        let flood = forebay_server::limits::CONNECTIONS_UNAUTHENTICATED_MAX + 100;
+        let mut idle: Vec<TcpStream> =
+            (0..flood).map(|_| TcpStream::connect(daemon.address()).unwrap()).collect();
+        daemon.mount("v", Dialect::SMB2_1);
+        client.open("f", CreateDisposition::CREATE).unwrap();
+        // The oldest of them had to go.
+        idle[0].set_read_timeout(Some(support::DEADLINE)).unwrap();
+        assert_eq!(idle[0].read(&mut [0]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn capacity_is_promised_once_and_only_where_it_can_be_enforced() {
+    let place = Place::new("auto");
+    let text = std::fs::read_to_string(place.config()).unwrap();
+    std::fs::write(place.config(), text.replace("quota = \"none\"", "quota = \"project\"")).unwrap();
+    let mut daemon = place.start();
+    let mut huge = request("huge");
+    huge.capacity_bytes = 1 << 60;
+    let status = daemon.create(huge).unwrap_err();
+    assert!(status.code() == Code::ResourceExhausted && status.message().contains("room"), "{status}");
+    // No machine that tests run on has project quota on its temporary directory; the lab's guests have it.
+    match daemon.create_volume("v") {
+        Ok(volume) => assert_eq!(volume.capacity_bytes, 1 << 30),
+        Err(status) => {
+            assert_eq!(status.code(), Code::FailedPrecondition);
+            assert!(
+                status.message().contains("-o prjquota") && status.message().contains("quota = \"none\"")
+            );
+        }
+    }
+}
+
+#[test]
 fn a_volumes_credentials_open_that_volume_and_nothing_else() {
     let place = Place::new("auto");
     let mut daemon = place.start();
