@@ -23,6 +23,7 @@ use crate::memory::Memory;
 use crate::support::{Answer, Client, config, volume};
 
 pub const ALL: AccessMask = AccessMask::FILE_ALL_ACCESS;
+pub const NEWEST: Dialect = Dialect::SMB3_1_1;
 pub const SHARE_ALL: ShareAccess = ShareAccess(7);
 
 /// A server of one volume in memory, and clients of it.
@@ -46,7 +47,7 @@ impl Lab {
     }
 
     pub fn client(&mut self) -> Client {
-        self.dialect(Dialect::SMB3_1_1)
+        self.dialect(NEWEST)
     }
 
     pub fn dialect(&mut self, dialect: Dialect) -> Client {

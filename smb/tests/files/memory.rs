@@ -16,6 +16,8 @@ const ARCHIVE: u32 = 0x20;
 const DIRECTORY: u32 = 0x10;
 const NORMAL: u32 = 0x80;
 const UNIT: u64 = 4096;
+/// The longest file.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone)]
 struct Node {
@@ -57,6 +59,16 @@ struct Inner {
     log: Vec<&'static str>,
 }
 
+/// The bytes of a range that are there.
+fn part(data: &[u8], offset: u64, length: u64) -> &[u8] {
+    let end = (data.len() as u64).min(offset.saturating_add(length));
+    if offset >= end { &[] } else { &data[offset as usize..end as usize] }
+}
+
+fn limit(offset: u64, length: u64) -> Result<(), NtStatus> {
+    if offset.saturating_add(length) > FILE_BYTES_MAX { Err(NtStatus::DISK_FULL) } else { Ok(()) }
+}
+
 impl Node {
     fn new(directory: bool) -> Self {
         let times = FileTimes { creation: NOW, last_access: NOW, last_write: NOW, change: NOW };
@@ -85,6 +97,12 @@ impl Memory {
     pub fn backend(&self) -> Backend {
         let memory = self.clone();
         Box::new(move |op| memory.0.lock().unwrap().execute(op))
+    }
+
+    /// Removes everything.
+    pub fn clear(&self) {
+        let mut inner = self.0.lock().unwrap();
+        inner.nodes = HashMap::from([(ROOT, Node::new(true))]);
     }
 
     /// Contents of the file at `path`.
@@ -133,7 +151,9 @@ impl Inner {
             key: FileKey { dev: 1, ino },
             directory: node.directory,
             end_of_file: node.data.len() as u64,
-            allocation_size: (node.data.len() as u64).max(node.reserved).next_multiple_of(UNIT),
+            allocation_size: (node.data.len() as u64)
+                .max(node.reserved.min(FILE_BYTES_MAX))
+                .next_multiple_of(UNIT),
             links: node.links,
             times: node.times,
             attributes: if attributes == 0 { NORMAL } else { attributes },
@@ -215,13 +235,14 @@ impl Inner {
             FsOpKind::Read { handle: h, offset, length } => {
                 self.log.push("read");
                 let data = &self.nodes[&ino(&h)].data;
-                let end = data.len().min(offset as usize + length as usize);
-                let bytes = data.get(offset as usize..end).filter(|b| !b.is_empty());
+                let bytes = part(data, offset, length.into());
+                let bytes = (!bytes.is_empty()).then_some(bytes);
                 FsReply::Read(Box::new(Data(bytes.ok_or(NtStatus::END_OF_FILE)?.to_vec())))
             }
             FsOpKind::Write { handle: h, offset, frame, range, .. } => {
                 self.log.push("write");
                 let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
+                limit(offset, range.len() as u64)?;
                 let end = offset as usize + range.len();
                 if data.len() < end {
                     data.resize(end, 0);
@@ -277,6 +298,7 @@ impl Inner {
             }
             FsOpKind::SetEndOfFile { handle: h, size } => {
                 self.log.push("truncate");
+                limit(size, 0)?;
                 let node = self.nodes.get_mut(&ino(&h)).unwrap();
                 node.data.resize(size as usize, 0);
                 node.times.change += 1;
@@ -284,6 +306,7 @@ impl Inner {
                 FsReply::Done
             }
             FsOpKind::SetAllocation { handle: h, size } => {
+                limit(size, 0)?;
                 let node = self.nodes.get_mut(&ino(&h)).unwrap();
                 node.data.truncate(size as usize);
                 node.reserved = size;
@@ -313,9 +336,8 @@ impl Inner {
                 }
             }
             FsOpKind::CopyRange { source, source_offset, target, target_offset, length } => {
-                let data = &self.nodes[&ino(&source)].data;
-                let end = data.len().min((source_offset + length) as usize);
-                let bytes = data.get(source_offset as usize..end).unwrap_or_default().to_vec();
+                limit(target_offset, length)?;
+                let bytes = part(&self.nodes[&ino(&source)].data, source_offset, length).to_vec();
                 let to = &mut self.nodes.get_mut(&ino(&target)).unwrap().data;
                 let end = target_offset as usize + bytes.len();
                 if to.len() < end {
@@ -327,9 +349,9 @@ impl Inner {
             FsOpKind::CloneRange { .. } => return Err(NtStatus::NOT_SUPPORTED),
             FsOpKind::ZeroRange { handle: h, offset, length } => {
                 let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
-                let end = data.len().min((offset + length) as usize);
-                if let Some(range) = data.get_mut(offset as usize..end) {
-                    range.fill(0);
+                let length = part(data, offset, length).len();
+                if length > 0 {
+                    data[offset as usize..][..length].fill(0);
                 }
                 FsReply::Done
             }
