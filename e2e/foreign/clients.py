@@ -37,7 +37,14 @@ class Smbclient:
     variants = {
         "3.1.1-plain": ["SMB3_11", "off"],
         "3.1.1-sign": ["SMB3_11", "sign"],
+        "3.1.1-sign-gmac": ["SMB3_11", "sign", "client smb3 signing algorithms=aes-128-gmac"],
+        "3.1.1-sign-cmac": ["SMB3_11", "sign", "client smb3 signing algorithms=aes-128-cmac"],
+        "3.1.1-sign-hmac": ["SMB3_11", "sign", "client smb3 signing algorithms=hmac-sha-256"],
         "3.1.1-encrypt": ["SMB3_11", "encrypt"],
+        "3.1.1-encrypt-128-gcm": ["SMB3_11", "encrypt", "client smb3 encryption algorithms=aes-128-gcm"],
+        "3.1.1-encrypt-128-ccm": ["SMB3_11", "encrypt", "client smb3 encryption algorithms=aes-128-ccm"],
+        "3.1.1-encrypt-256-gcm": ["SMB3_11", "encrypt", "client smb3 encryption algorithms=aes-256-gcm"],
+        "3.1.1-encrypt-256-ccm": ["SMB3_11", "encrypt", "client smb3 encryption algorithms=aes-256-ccm"],
         "3.0.2-encrypt": ["SMB3_02", "encrypt"],
         "3.0-sign": ["SMB3_00", "sign"],
         "2.1-sign": ["SMB2_10", "sign"],
@@ -45,7 +52,8 @@ class Smbclient:
     }
 
     def __init__(self, variant, volume, user, password):
-        self.protocol, self.protection = self.variants[variant]
+        self.protocol, self.protection, *options = self.variants[variant]
+        self.options = [f"--option={option}" for option in options]
         self.share = f"//{HOST}/{volume}"
         self.scratch = tempfile.TemporaryDirectory()
         self.auth = os.path.join(self.scratch.name, "auth")
@@ -59,7 +67,8 @@ class Smbclient:
         login = ["-A", self.auth] if self.user else ["-N", "-U", "%"]
         done = subprocess.run(
             ["smbclient", self.share, "-p", str(PORT), *login, "-m", self.protocol,
-             f"--client-protection={self.protection}", "--option=client min protocol=SMB2_02", "-c", command],
+             f"--client-protection={self.protection}", "--option=client min protocol=SMB2_02", *self.options,
+             "-c", command],
             capture_output=True, text=True, timeout=60,
         )
         # smbclient ends with 0 after some commands that failed: what it says counts, too.
