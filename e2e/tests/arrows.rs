@@ -10,6 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-server", &["forebay-proto", "forebay-smb"]),
     ("forebay-csi", &["forebay-proto"]),
     ("forebay-e2e", &["forebay-proto"]),
+    ("forebay-bench", &["forebay-e2e"]),
 ];
 
 fn workspace() -> BTreeMap<String, BTreeSet<String>> {
