@@ -28,7 +28,7 @@ use crate::io::Waker;
 use crate::io::readiness::Readiness;
 use crate::io::uring::{self, Unavailable, Uring};
 use crate::io::workers::Workers;
-use crate::limits::{ADMIN_REQUEST_BYTES_MAX, BUFFER_BYTES_MAX};
+use crate::limits::{ADMIN_REQUEST_BYTES_MAX, BUFFER_BYTES_MAX, LISTEN_BACKLOG};
 use crate::metrics::{Metrics, PoolSpace};
 use crate::pool::{Pool, PoolError};
 
@@ -230,6 +230,8 @@ fn loop_count(config: &Config) -> usize {
 fn bind(option: &'static str, address: SocketAddr) -> Result<TcpListener, DaemonError> {
     let listen = || {
         let listener = TcpListener::bind(address)?;
+        // As many as a burst of mounts makes; the standard library asks for 128, and a connection more waits a second.
+        rustix::net::listen(&listener, LISTEN_BACKLOG)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
     };

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Connections served at once over all event loops; the next one is closed at accept.
 pub const CONNECTIONS_MAX: usize = 16_384;
+/// Connections that wait to be accepted.
+pub const LISTEN_BACKLOG: i32 = 4096;
 /// Connections from which nobody has logged in yet, shared out between the event loops; beyond it the oldest is closed.
 pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
 /// Time a connection has to establish its first session.
