@@ -80,7 +80,7 @@ impl Fixture {
     /// As the event loop does: from memory where that is possible.
     fn run(&self, operation: FsOpKind) -> FsResult {
         // Both ways are taken in turn, so that each test holds both to the same.
-        if self.count.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+        if self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             return super::execute(operation, &self.buffers);
         }
         match super::execute_cached(operation) {
