@@ -173,6 +173,9 @@ struct Parked {
     resume: Resume,
 }
 
+/// Fills buffers with randomness fit for keys.
+pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
+
 /// What command handlers may touch of a connection.
 pub(crate) struct Core {
     pub(crate) id: ConnectionId,
@@ -183,7 +186,7 @@ pub(crate) struct Core {
     pub(crate) channels: HashMap<u64, Channel>,
     /// Sessions that are being authenticated.
     pub(crate) pending: HashMap<u64, PendingAuth>,
-    pub(crate) entropy: Box<dyn FnMut(&mut [u8]) + Send>,
+    pub(crate) entropy: Entropy,
     pub(crate) events: VecDeque<Event>,
     /// The key of a session that LOGOFF ended, for its answer.
     pub(crate) last_sealing: Option<(u64, Sealing)>,
@@ -256,12 +259,7 @@ impl Connection {
     /// A fresh connection. `peer` names the other end in logs and lists; `entropy` fills buffers with randomness fit for
     /// keys.
     #[must_use]
-    pub fn new(
-        server: Arc<Server>,
-        id: ConnectionId,
-        peer: String,
-        entropy: Box<dyn FnMut(&mut [u8]) + Send>,
-    ) -> Self {
+    pub fn new(server: Arc<Server>, id: ConnectionId, peer: String, entropy: Entropy) -> Self {
         Self {
             server,
             core: Core {

@@ -24,7 +24,7 @@ mod session;
 mod step;
 mod volume;
 
-pub use connection::{Connection, Disconnect, Event, Sealer, Segment, Transmit, Unsealed};
+pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
 pub use open::OpenInfo;
 pub use server::{
     ConnectionId, Encryption, InUse, Mail, NetworkInterface, Server, ServerConfig, SessionInfo,

@@ -69,16 +69,6 @@ impl Drop for Tree {
     }
 }
 
-impl Tree {
-    /// The volume; `STATUS_INVALID_DEVICE_REQUEST` on `IPC$`.
-    pub(crate) fn volume(&self) -> Result<&Arc<Volume>, NtStatus> {
-        match &self.share {
-            Share::Volume(volume) => Ok(volume),
-            Share::Ipc => Err(NtStatus::INVALID_DEVICE_REQUEST),
-        }
-    }
-}
-
 /// What a new session is made of.
 pub(crate) struct NewSession {
     pub(crate) id: u64,

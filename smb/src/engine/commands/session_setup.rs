@@ -111,7 +111,7 @@ fn begin(ctx: &mut Ctx<'_>) -> PendingAuth {
         dns_domain: String::new(),
         dns_computer: name.to_lowercase(),
     };
-    let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth.clone()).unwrap_or_default();
+    let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth).unwrap_or_default();
     PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now), preauth, rounds: 0 }
 }
 
