@@ -161,6 +161,25 @@ impl Cache {
         Ok(())
     }
 
+    /// Where sudo made the cache, gives its folders and locks (not what is in the entries, whose owners belong to the
+    /// guests) to the user who called sudo: what needs no root is made without it later.
+    pub fn hand_to_sudo_user(&self) -> Result<()> {
+        let id = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+        let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) else { return Ok(()) };
+        let give = |path: &Path| std::os::unix::fs::lchown(path, Some(user), Some(group));
+        give(&self.root)?;
+        for entry in fs::read_dir(&self.root)? {
+            let path = entry?.path();
+            give(&path)?;
+            if path.is_dir() {
+                for entry in fs::read_dir(&path)? {
+                    give(&entry?.path())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// All entries, the largest first.
     pub fn list(&self) -> Result<Vec<Listed>> {
         let mut out = Vec::new();

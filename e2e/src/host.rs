@@ -48,6 +48,9 @@ pub fn is_root() -> bool {
 
 /// Runs a command quietly; on failure its whole output is in the error.
 pub fn run(command: &mut Command) -> Result<String> {
+    // depmod and mkfs live where only root's path leads.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"));
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("start {}", shown(command)))?;
     if !output.status.success() {

@@ -126,7 +126,11 @@ pub fn up(name: &str, nodes: &str) -> Result<()> {
 
 /// The folder of the lab of this name, or of the only one that is up.
 pub fn find(name: Option<&str>) -> Result<PathBuf> {
-    let running = rundir::running()?;
+    let mut running = rundir::running()?;
+    if name.is_none() {
+        // A test's lab is nobody's to enter.
+        running.retain(|(_, folder)| folder.join(READY).exists());
+    }
     match name {
         Some(name) => running
             .into_iter()

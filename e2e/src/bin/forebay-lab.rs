@@ -155,6 +155,7 @@ fn run(command: Command) -> Result<u8> {
             if let Err(error) = clients::get(&cache) {
                 eprintln!("forebay-lab: smbprotocol is not available to root-exec: {error:#}");
             }
+            cache.hand_to_sudo_user()?;
         }
         Command::Up { nodes, name } => {
             specs(&nodes)?;
