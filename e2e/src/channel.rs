@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_megabyte_passes_through_standard_input_and_output() {
-        let bytes: Vec<u8> = (0..1_500_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..1_500_000u32).map(|i| (i.wrapping_mul(31) >> 3) as u8).collect();
         let output = agent().run(sh("cat"), &bytes, SOON).expect("it runs");
         assert!(output.stdout == bytes, "{} bytes came back", output.stdout.len());
     }

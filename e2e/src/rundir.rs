@@ -96,7 +96,7 @@ impl RunDir {
         let path = base.join(name);
         let lock = lock_of(&path)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!("a lab named {name} is already up; `forebay-lab down` ends it");
+            bail!("a lab named {name} is already up; `forebay-lab down --lab {name}` ends it");
         }
         if path.exists() {
             fs::remove_dir_all(&path)?;

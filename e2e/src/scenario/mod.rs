@@ -22,8 +22,11 @@ pub struct Scenario {
     pub name: String,
     /// Whether it needs our own server and driver.
     pub ours_only: bool,
-    run: Box<dyn Fn(&Site) -> Result<String>>,
+    run: Body,
 }
+
+/// What a scenario does: a note for its row, or why it failed.
+type Body = Box<dyn Fn(&Site) -> Result<String>>;
 
 /// The first client.
 const ONE: &str = "node1";

@@ -27,7 +27,7 @@ impl Noise {
     }
 
     /// The next number: SplitMix64.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,7 +38,7 @@ impl Noise {
     /// Fills a buffer.
     pub fn fill(&mut self, buffer: &mut [u8]) {
         for chunk in buffer.chunks_mut(8) {
-            let bytes = self.next().to_le_bytes();
+            let bytes = self.number().to_le_bytes();
             chunk.copy_from_slice(&bytes[..chunk.len()]);
         }
     }
@@ -166,7 +166,7 @@ pub fn make_tree(tree: Tree) -> Result<Vec<Sum>> {
     let make = |number: u32| -> Result<Sum> {
         let name = format!("class-{:03}/sample-{number:06}.bin", number / FILES_PER_FOLDER);
         let mut noise = Noise::new(tree.seed.wrapping_add(u64::from(number) << 20));
-        let size = noise.next() % tree.bytes_max + 1;
+        let size = noise.number() % tree.bytes_max + 1;
         let content = noise.bytes(size as usize);
         let path = tree.folder.join(&name);
         fs::write(&path, &content).with_context(|| path.display().to_string())?;

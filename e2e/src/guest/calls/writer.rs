@@ -17,7 +17,7 @@ fn name(number: u64) -> String {
 
 fn content(seed: u64, number: u64) -> Vec<u8> {
     let mut noise = Noise::new(seed ^ (number << 24));
-    let size = 1 + noise.next() as usize % (256 << 10);
+    let size = 1 + noise.number() as usize % (256 << 10);
     noise.bytes(size)
 }
 
