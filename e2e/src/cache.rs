@@ -324,10 +324,17 @@ mod tests {
         let make = |text: &str| cache.get("kind", &Recipe::default().with("x", text), |_| Ok(()));
         let held = make("held").expect("made");
         drop(make("idle").expect("made"));
-        let removed = cache.prune(|_| false).expect("pruned");
-        assert_eq!(removed.len(), 1);
+        // A program that another test starts at this moment holds copies of our locks until it has exec'ed.
+        let prune_one = || {
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while cache.prune(|_| false).expect("pruned").is_empty() {
+                assert!(std::time::Instant::now() < until, "an entry that nobody uses is kept");
+            }
+        };
+        prune_one();
         assert!(held.path().is_dir());
         drop(held);
-        assert_eq!(cache.prune(|_| false).expect("pruned").len(), 1);
+        prune_one();
+        assert!(cache.list().expect("a list").is_empty());
     }
 }
