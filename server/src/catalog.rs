@@ -11,7 +11,7 @@ use crate::clock;
 use crate::config::{PoolQuota, is_label};
 use crate::eventloop::Loops;
 use crate::limits::{
-    LABEL_BYTES_MAX, LABELS_MAX, PASSWORD_CHARS_MAX, PASSWORD_CHARS_MIN, USERNAME_CHARS_MAX,
+    LABEL_BYTES_MAX, LABELS_MAX, PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, USERNAME_CHARS_MAX,
     VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUMES_MAX,
 };
 use crate::metrics::PoolSpace;
@@ -118,9 +118,9 @@ pub fn credential(username: &str, password: &str) -> Result<Credential, CatalogE
             "credentials.username must be 1 to {USERNAME_CHARS_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'"
         )));
     }
-    if !(PASSWORD_CHARS_MIN..=PASSWORD_CHARS_MAX).contains(&password.chars().count()) {
+    if password.chars().count() < PASSWORD_CHARS_MIN || password.len() > PASSWORD_BYTES_MAX {
         return Err(CatalogError::Invalid(format!(
-            "credentials.password must have {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX} characters"
+            "credentials.password must have at least {PASSWORD_CHARS_MIN} characters and at most {PASSWORD_BYTES_MAX} bytes"
         )));
     }
     Ok(Credential { username: username.to_owned(), hashes: vec![NtHash::from_password(password)] })

@@ -24,6 +24,7 @@ use crate::clock;
 use crate::config::{Config, Encryption, IoEngine, Signing};
 use crate::eventloop::{EventLoop, Inbox, Loops, Shared};
 use crate::http;
+use crate::interfaces;
 use crate::io::Waker;
 use crate::io::readiness::Readiness;
 use crate::io::uring::{self, Unavailable, Uring};
@@ -31,6 +32,9 @@ use crate::io::workers::Workers;
 use crate::limits::{ADMIN_REQUEST_BYTES_MAX, BUFFER_BYTES_MAX, LISTEN_BACKLOG};
 use crate::metrics::{Metrics, PoolSpace};
 use crate::pool::{Pool, PoolError};
+
+/// How often the list of this machine's addresses is renewed.
+const INTERFACES_REFRESH: Duration = Duration::from_secs(30);
 
 /// What the process ends with. Documented in docs/server.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,6 +310,19 @@ struct Daemon {
 }
 
 impl Daemon {
+    /// Keeps the protocol's list of interfaces true: addresses come and go while a server runs.
+    fn announce_interfaces(&self) {
+        let server = Arc::clone(&self.service.server);
+        let listening: Vec<SocketAddr> = self.listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(INTERFACES_REFRESH);
+            loop {
+                tick.tick().await;
+                server.set_interfaces(interfaces::current(&listening));
+            }
+        });
+    }
+
     async fn serve(self, mut has_ended: mpsc::UnboundedReceiver<()>) -> Result<(), DaemonError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(system("handling SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("handling SIGINT"))?;
@@ -320,6 +337,7 @@ impl Daemon {
                 error!(%error, "the admin API ended");
             }
         });
+        self.announce_interfaces();
         let draining: Arc<AtomicBool> = Arc::clone(&self.service.draining);
         if let Some(listener) = self.http {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(system("http"))?;

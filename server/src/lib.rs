@@ -13,6 +13,7 @@ pub mod config;
 pub mod daemon;
 pub mod eventloop;
 pub mod http;
+pub mod interfaces;
 pub mod io;
 pub mod limits;
 pub mod log;

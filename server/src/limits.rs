@@ -59,8 +59,8 @@ pub const LABEL_BYTES_MAX: usize = 1024;
 pub const USERNAME_CHARS_MAX: usize = 64;
 /// Characters of a password, least.
 pub const PASSWORD_CHARS_MIN: usize = 8;
-/// Characters of a password, most.
-pub const PASSWORD_CHARS_MAX: usize = 256;
+/// Bytes of a password, most: what fsconfig(2) takes, so that every password can be mounted with.
+pub const PASSWORD_BYTES_MAX: usize = 255;
 /// Volumes on one page of a listing.
 pub const LIST_PAGE_MAX: usize = 1000;
 /// Bytes of a volume's record that are read at start.

@@ -259,6 +259,40 @@ fn rotation_lets_old_and_new_passwords_in() {
 }
 
 #[test]
+fn interfaces_are_told_as_they_are_now() {
+    use forebay_smb::engine::NetworkInterface;
+    use forebay_smb::ids::FileId;
+    use forebay_smb::wire::fscc::fsctl::{FsctlCode, NetworkInterfaceInfo};
+    use forebay_smb::wire::ioctl;
+    let server = server();
+    let mut client = Client::mount(&server, 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
+    let mut body = Vec::new();
+    ioctl::Request {
+        ctl_code: FsctlCode::QUERY_NETWORK_INTERFACE_INFO,
+        file_id: FileId::RELATED,
+        input: &[],
+        max_input_response: 0,
+        output: &[],
+        max_output_response: 4096,
+        flags: ioctl::Flags::IS_FSCTL,
+    }
+    .encode(&mut body);
+    assert_eq!(client.call(Command::IOCTL, &body).unwrap().status(), NtStatus::NOT_SUPPORTED);
+    server.set_interfaces(vec![NetworkInterface {
+        index: 3,
+        address: [192, 0, 2, 1].into(),
+        speed_bits_per_second: 100_000_000_000,
+        rss_capable: true,
+        rdma_capable: false,
+    }]);
+    let answer = client.call(Command::IOCTL, &body).unwrap();
+    assert_eq!(answer.status(), NtStatus::SUCCESS);
+    let output = ioctl::Response::parse(&answer.message).unwrap().output.to_vec();
+    let told = NetworkInterfaceInfo::parse_list(&output).unwrap();
+    assert_eq!((told.len(), told[0].if_index, told[0].link_speed_bps), (1, 3, 100_000_000_000));
+}
+
+#[test]
 fn garbage_ends_the_connection_or_gets_an_error_but_never_panics() {
     let mut state = 0x1234_5678_u32;
     let mut random = move || {

@@ -30,7 +30,7 @@ pub struct Credentials {
     /// SMB user name, 1..=64 of \[A-Za-z0-9.\_-\].
     #[prost(string, tag = "1")]
     pub username: ::prost::alloc::string::String,
-    /// 8..=256 characters.
+    /// At least 8 characters, at most 255 bytes of UTF-8.
     #[prost(string, tag = "2")]
     pub password: ::prost::alloc::string::String,
 }

@@ -1,0 +1,90 @@
+//! The addresses that clients may be told of ([MS-SMB2] 3.3.5.15.11).
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use forebay_smb::engine::NetworkInterface;
+use tracing::warn;
+
+/// What an interface without a speed of its own (bridges, veth) counts as, as Linux clients count it.
+const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
+
+/// This machine's addresses that `listening` reaches, as they are now. Loopback only where it is listened on by name;
+/// link-local ones never: a client on another machine cannot use them.
+#[must_use]
+pub fn current(listening: &[SocketAddr]) -> Vec<NetworkInterface> {
+    let found = if_addrs::get_if_addrs().unwrap_or_else(|error| {
+        warn!(%error, "listing network interfaces");
+        Vec::new()
+    });
+    found
+        .into_iter()
+        .filter(|interface| is_offered(interface.ip(), listening))
+        .map(|interface| describe(&interface.name, interface.index.unwrap_or(0), interface.ip()))
+        .collect()
+}
+
+fn is_offered(address: IpAddr, listening: &[SocketAddr]) -> bool {
+    let link_local = match address {
+        IpAddr::V4(a) => a.is_link_local(),
+        IpAddr::V6(a) => a.is_unicast_link_local(),
+    };
+    let by_name = listening.iter().any(|l| l.ip() == address);
+    let by_any = listening.iter().any(|l| match l.ip() {
+        IpAddr::V4(any) => any.is_unspecified() && address.is_ipv4(),
+        // Dual-stack: "[::]" takes IPv4 too.
+        IpAddr::V6(any) => any.is_unspecified(),
+    });
+    !link_local && (by_name || by_any && !address.is_loopback())
+}
+
+fn describe(name: &str, index: u32, address: IpAddr) -> NetworkInterface {
+    let class = Path::new("/sys/class/net").join(name);
+    let megabits =
+        std::fs::read_to_string(class.join("speed")).ok().and_then(|s| s.trim().parse::<i64>().ok());
+    let speed_bits_per_second = match megabits {
+        Some(speed) if speed > 0 => speed.cast_unsigned() * 1_000_000,
+        _ => SPEED_UNKNOWN_BITS_PER_SECOND,
+    };
+    let receive_queues = std::fs::read_dir(class.join("queues")).map_or(0, |entries| {
+        entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("rx-")).count()
+    });
+    NetworkInterface {
+        index,
+        address,
+        speed_bits_per_second,
+        rss_capable: receive_queues > 1,
+        rdma_capable: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offered(address: &str, listening: &[&str]) -> bool {
+        let listening: Vec<SocketAddr> = listening.iter().map(|l| l.parse().expect("an address")).collect();
+        is_offered(address.parse().expect("an address"), &listening)
+    }
+
+    #[test]
+    fn only_what_a_client_can_reach_is_offered() {
+        assert!(offered("192.0.2.1", &["[::]:445"]));
+        assert!(offered("192.0.2.1", &["0.0.0.0:445"]));
+        assert!(!offered("2001:db8::1", &["0.0.0.0:445"]));
+        assert!(offered("2001:db8::1", &["[::]:445"]));
+        assert!(!offered("fe80::1", &["[::]:445"]));
+        assert!(!offered("127.0.0.1", &["[::]:445"]));
+        assert!(offered("127.0.0.1", &["127.0.0.1:445"]));
+        assert!(offered("192.0.2.1", &["192.0.2.1:445"]));
+        assert!(!offered("192.0.2.2", &["192.0.2.1:445"]));
+    }
+
+    #[test]
+    fn this_machine_has_the_interface_it_listens_on() {
+        let found = current(&["127.0.0.1:445".parse().expect("an address")]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].address, IpAddr::from([127, 0, 0, 1]));
+        assert!(found[0].speed_bits_per_second > 0);
+    }
+}
