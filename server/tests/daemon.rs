@@ -219,6 +219,53 @@ fn capacity_is_promised_once_and_only_where_it_can_be_enforced() {
 }
 
 #[test]
+fn a_full_disk_is_said_and_loses_nothing() {
+    let place = Place::new("auto");
+    let tiny = place.scratch.path().join("tiny");
+    std::fs::create_dir(&tiny).unwrap();
+    let options = Some(c"size=4m");
+    if let Err(errno) =
+        rustix::mount::mount(c"tmpfs", &tiny, c"tmpfs", rustix::mount::MountFlags::empty(), options)
+    {
+        // Only root may mount.
+        assert_eq!(errno, rustix::io::Errno::PERM);
+        return;
+    }
+    struct Unmount(std::path::PathBuf);
+    impl Drop for Unmount {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+    let _unmount = Unmount(tiny.clone());
+    place.configure("127.0.0.1:0", &tiny);
+    let mut daemon = place.start();
+    daemon.create_volume("one").unwrap();
+    let mut client = daemon.mount("one", Dialect::SMB3_1_1);
+    let file = client.open("kept", CreateDisposition::CREATE).unwrap();
+    let kept = pattern(1, MIB);
+    assert_eq!(client.write(file, 0, &kept), NtStatus::SUCCESS);
+    let big = client.open("big", CreateDisposition::CREATE).unwrap();
+    let full = (0..64).map(|i| client.write(big, i * MIB / 8, &pattern(2, MIB / 8))).find(|s| s.is_error());
+    assert_eq!(full, Some(NtStatus::DISK_FULL));
+    // Page by page, until nothing at all is left.
+    assert!((0..1024).any(|i| client.write(big, 8 * MIB + i * 4096, &[7; 4096]) == NtStatus::DISK_FULL));
+
+    let status = daemon.create_volume("two").unwrap_err();
+    assert!(status.message().to_lowercase().contains("space"), "{status}");
+    assert_eq!(client.read(file, 0, MIB as u32).unwrap(), kept);
+
+    // The record of what was there is whole, and a restart on the full disk serves it.
+    daemon.kill();
+    let mut daemon = place.start();
+    let mut client = daemon.mount("one", Dialect::SMB3_1_1);
+    let file = client.open("kept", CreateDisposition::OPEN).unwrap();
+    assert_eq!(client.read(file, 0, MIB as u32).unwrap(), kept);
+    std::fs::remove_file(tiny.join("volumes/one/big")).unwrap();
+    daemon.create_volume("two").unwrap();
+}
+
+#[test]
 fn a_volumes_credentials_open_that_volume_and_nothing_else() {
     let place = Place::new("auto");
     let mut daemon = place.start();
