@@ -65,25 +65,28 @@ pub fn tell(keep: bool) -> Result<bool> {
         }
     }
     let result = finish(&table, started);
+    let lab = own_name();
     if keep {
         println!("The lab stays up. To look around:");
-        println!("  target/release/forebay-lab shell --lab {name} node1      the volume is at {POD}");
-        println!("  target/release/forebay-lab shell --lab {name} storage    try: forebay-server --help");
-        println!("  target/release/forebay-lab down --lab {name}             ends it");
+        println!("  {lab} shell --lab {name} node1      the volume is at {POD}");
+        println!("  {lab} shell --lab {name} storage    try: forebay-server sessions");
+        println!("  {lab} down --lab {name}             ends it");
     } else {
         println!("What to try next:");
-        println!(
-            "  ./quickstart --keep                       the same, and leaves the nodes and the volume up"
-        );
-        println!(
-            "  target/release/forebay-lab up             nodes of your own, then `forebay-lab shell node1`"
-        );
-        println!(
-            "  target/release/forebay-lab test --list    the scenarios; `forebay-lab test NAME` runs some"
-        );
-        println!("  ./test                                    all tests");
+        println!("  ./quickstart --keep                  the same, and leaves the nodes and the volume up");
+        println!("  {lab} test --list    shows the scenarios; `test NAME` runs those of that name");
+        println!("  {lab} up             boots nodes of your own, then `shell node1`, `down`");
+        println!("  ./test                               all tests");
     }
     result
+}
+
+/// This program as it can be called from the current folder.
+fn own_name() -> String {
+    let (Ok(own), Ok(here)) = (std::env::current_exe(), std::env::current_dir()) else {
+        return "forebay-lab".to_owned();
+    };
+    own.strip_prefix(here).unwrap_or(&own).display().to_string()
 }
 
 fn finish(table: &Table, started: Instant) -> Result<bool> {
