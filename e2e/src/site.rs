@@ -23,6 +23,8 @@ pub enum Kind {
 pub const STORAGE: &str = "storage";
 /// Where its disk is mounted.
 const POOL: &str = "/srv/pool";
+/// A second, smaller pool, on the other file system whose quotas we use: ext4, in a file on the first.
+const POOL_EXT4: &str = "/srv/pool-ext4";
 /// The server's admin socket.
 pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 /// The driver's socket, on every node.
@@ -62,6 +64,13 @@ impl Site {
         match kind {
             Kind::Samba => site.configure_samba()?,
             Kind::Forebay => {
+                storage
+                    .run(&format!(
+                        "modprobe -a loop ext4; truncate -s 256M {POOL}/ext4.img
+                         mkfs.ext4 -q -O quota,project -E quotatype=prjquota {POOL}/ext4.img
+                         mkdir -p {POOL_EXT4} && mount -o loop,prjquota {POOL}/ext4.img {POOL_EXT4}"
+                    ))
+                    .context("prepare the pool on ext4")?;
                 storage.put(
                     "/etc/forebay/server.toml",
                     forebay_config(storage.address()).as_bytes(),
@@ -190,6 +199,11 @@ impl Site {
 
     /// A new volume with its own credentials.
     pub fn volume(&self, bytes: u64) -> Result<Volume> {
+        self.volume_in("default", bytes)
+    }
+
+    /// Same, in this pool of our server: `default` (XFS) or `ext4`.
+    pub fn volume_in(&self, pool: &str, bytes: u64) -> Result<Volume> {
         let number = self.made.get() + 1;
         self.made.set(number);
         let id = format!("volume-{number}");
@@ -203,6 +217,7 @@ impl Site {
             Kind::Forebay => {
                 let request = AdminRequest::CreateVolume {
                     id: volume.id.clone(),
+                    pool: pool.to_owned(),
                     bytes,
                     username: volume.username.clone(),
                     password: volume.password.clone(),
@@ -362,7 +377,8 @@ fn forebay_config(address: &str) -> String {
     format!(
         "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\n\
          [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
-         [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\novercommit = 4.0\n"
+         [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\novercommit = 4.0\n\
+         [[pool]]\nname = \"ext4\"\npath = \"{POOL_EXT4}\"\nquota = \"project\"\novercommit = 4.0\n"
     )
 }
 

@@ -4,50 +4,50 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::{MIB, ONE, Scenario, TWO, scenario};
+use super::{MIB, ONE, Scenario, TWO, ours, scenario};
 use crate::guest::calls::space::{Fill, Filled};
 use crate::site::{Mounted, Site};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![scenario("quota: full, expanded, freed", full)]
+    vec![
+        scenario("quota: full, expanded, freed", |site| full(site, "default", 96 * MIB, 160 * MIB)),
+        ours("quota on ext4: full, expanded, freed", |site| full(site, "ext4", 48 * MIB, 96 * MIB)),
+    ]
 }
 
-const FIRST: u64 = 96 * MIB;
-const LATER: u64 = 160 * MIB;
-
-fn full(site: &Site) -> Result<String> {
-    let volume = site.volume(FIRST)?;
+fn full(site: &Site, pool: &str, first: u64, later: u64) -> Result<String> {
+    let volume = site.volume_in(pool, first)?;
     let one = site.mount(site.node(ONE), &volume, &[])?;
     let two = site.mount(site.node(TWO), &volume, &[])?;
-    is_total(&two, FIRST)?;
+    is_total(&two, first)?;
 
     let filled = fill(&one, "big", u64::MAX)?;
-    ensure!(filled.no_space, "{} bytes went into {FIRST}", filled.bytes);
+    ensure!(filled.no_space, "{} bytes went into {first}", filled.bytes);
     // As the other node sees it: the writer's own idea of the size includes what the server refused.
     let size = |name: &str| -> Result<u64> {
         Ok(two.node().run(&format!("stat -c %s {}", two.join(name)))?.parse()?)
     };
     let kept = size("big")?;
-    ensure!((FIRST / 10 * 9..=FIRST).contains(&kept), "full after {kept} bytes of {FIRST}");
+    ensure!((first / 10 * 9..=first).contains(&kept), "full after {kept} bytes of {first}");
     // Nor from the other node.
     let other = fill(&two, "other", u64::MAX)?;
     ensure!(other.no_space, "the other node wrote {} bytes more", other.bytes);
     two.node().run(&format!("rm -f {}", two.join("other")))?;
 
-    site.expand(&volume, LATER)?;
+    site.expand(&volume, later)?;
     one.node()
-        .wait_until("df shows the new size", Duration::from_secs(5), || Ok(is_total(&one, LATER).is_ok()))?;
+        .wait_until("df shows the new size", Duration::from_secs(5), || Ok(is_total(&one, later).is_ok()))?;
     let more = fill(&one, "more", 32 * MIB)?;
     ensure!(!more.no_space && size("more")? == 32 * MIB, "no room after the expansion: {more:?}");
 
     one.node().run(&format!("rm {} {}", one.join("big"), one.join("more")))?;
     two.node().wait_until("what is deleted is free", Duration::from_secs(10), || {
-        Ok(two.space()?.free_bytes >= LATER - 8 * MIB)
+        Ok(two.space()?.free_bytes >= later - 8 * MIB)
     })?;
     one.unmount()?;
     two.unmount()?;
     site.delete(&volume)?;
-    Ok(format!("full at {} of {} MiB", kept / MIB, FIRST / MIB))
+    Ok(format!("full at {} of {} MiB", kept / MIB, first / MIB))
 }
 
 fn is_total(mounted: &Mounted<'_>, bytes: u64) -> Result<()> {

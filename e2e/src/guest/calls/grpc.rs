@@ -248,7 +248,7 @@ pub struct AdminCall {
 #[allow(missing_docs, reason = "the names and fields are those of admin.proto")]
 pub enum AdminRequest {
     GetServerInfo,
-    CreateVolume { id: String, bytes: u64, username: String, password: String },
+    CreateVolume { id: String, pool: String, bytes: u64, username: String, password: String },
     DeleteVolume { id: String, force: bool },
     ExpandVolume { id: String, bytes: u64 },
     StatVolume { id: String },
@@ -269,9 +269,10 @@ async fn admin_call(channel: Channel, request: AdminRequest) -> Result<Answer, t
             let info = client.get_server_info(adm::GetServerInfoRequest {}).await?.into_inner();
             return Ok(Answer { names: vec![info.version, info.io_engine], ..Answer::default() });
         }
-        AdminRequest::CreateVolume { id, bytes, username, password } => {
+        AdminRequest::CreateVolume { id, pool, bytes, username, password } => {
             let request = adm::CreateVolumeRequest {
                 volume_id: id,
+                pool,
                 capacity_bytes: bytes,
                 credentials: Some(adm::Credentials { username, password }),
                 ..Default::default()
