@@ -68,7 +68,7 @@ impl Place {
 
     /// The same, as it is called inside the lab's root.
     pub(crate) fn share_in_root(&self) -> &'static str {
-        "/work/share"
+        "/scratch/share"
     }
 
     /// The client's password: new for each measurement.

@@ -11,7 +11,7 @@ use crate::place::{Place, SHARE, Server, USER, free_port};
 
 /// Makes the account in this run's own copy of the root and its own account database, then becomes smbd.
 const SCRIPT: &str = r#"
-home=/work/$1 user=$2
+home=/scratch/$1 user=$2
 printf '%s:x:4242:4242::/:/usr/sbin/nologin\n' "$user" >> /etc/passwd
 { cat "$home/password"; cat "$home/password"; } | smbpasswd -c "$home/smb.conf" -s -a "$user" > /dev/null
 exec smbd --foreground --no-process-group --debug-stdout --configfile="$home/smb.conf"
@@ -40,12 +40,12 @@ fn configuration(name: &str, port: u16, share: &str, extra: &str) -> Result<Stri
     for folder in ["private", "lock", "state", "cache", "pid"] {
         let option =
             if folder == "private" { "private dir".to_owned() } else { format!("{folder} directory") };
-        writeln!(text, "{option} = /work/{name}/{folder}")?;
+        writeln!(text, "{option} = /scratch/{name}/{folder}")?;
     }
     writeln!(
         text,
-        "ncalrpc dir = /work/{name}/ncalrpc
-passdb backend = tdbsam:/work/{name}/private/passdb.tdb
+        "ncalrpc dir = /scratch/{name}/ncalrpc
+passdb backend = tdbsam:/scratch/{name}/private/passdb.tdb
 log level = 0
 server role = standalone server
 smb ports = {port}
@@ -71,11 +71,11 @@ mod tests {
 
     #[test]
     fn two_sambas_share_nothing_but_the_files() {
-        let a = configuration("samba", 4001, "/work/pool", "").expect("text");
-        let b = configuration("samba-sendfile", 4002, "/work/pool", "use sendfile = yes\n").expect("text");
+        let a = configuration("samba", 4001, "/scratch/pool", "").expect("text");
+        let b = configuration("samba-sendfile", 4002, "/scratch/pool", "use sendfile = yes\n").expect("text");
         let places = |text: &str| -> Vec<String> {
             text.lines()
-                .filter(|line| line.contains("/work/") && !line.starts_with("path"))
+                .filter(|line| line.contains("/scratch/") && !line.starts_with("path"))
                 .map(str::to_owned)
                 .collect()
         };

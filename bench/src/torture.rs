@@ -30,7 +30,7 @@ pub(crate) fn read(cache: &Cache, place: &Place, port: u16, load: &Load) -> Resu
         "smbtorture".to_owned(),
         format!("//127.0.0.1/{SHARE}"),
         format!("--smb-ports={port}"),
-        "--authentication-file=/work/credentials".to_owned(),
+        "--authentication-file=/scratch/credentials".to_owned(),
         "--option=clientminprotocol=SMB3_11".to_owned(),
         "--option=clientmaxprotocol=SMB3_11".to_owned(),
         "--option=torture:progress=no".to_owned(),

@@ -21,15 +21,15 @@ mount -t overlay -o "lowerdir=$tree,upperdir=$base/upper,workdir=$base/work" ove
 root=$base/root
 for folder in proc sys dev tmp; do mount --rbind "/$folder" "$root/$folder"; done
 mount -t tmpfs -o mode=755 run "$root/run"
-mkdir -p "$root/$site_at" "$root/work"
+mkdir -p "$root/$site_at" "$root/scratch"
 mount --bind "$site" "$root/$site_at"
-mount --bind "$work" "$root/work"
+mount --bind "$work" "$root/scratch"
 for file in hosts resolv.conf; do [ -e "/etc/$file" ] && cat "/etc/$file" > "$root/etc/$file"; done
 exec chroot "$root" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
-    LC_ALL=C.UTF-8 TERM="${TERM:-dumb}" sh -c 'cd /work && exec "$@"' sh "$@"
+    LC_ALL=C.UTF-8 TERM="${TERM:-dumb}" sh -c 'cd /scratch && exec "$@"' sh "$@"
 "#;
 
-/// The command that runs `argv` in the root, with `work` as its `/work` and current folder. It shares the machine's
+/// The command that runs `argv` in the root, with `work` as its `/scratch` and current folder. It shares the machine's
 /// network, `/proc`, `/dev` and `/tmp`; what it writes elsewhere is gone when it ends. Needs root.
 pub fn command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
     if !host::is_root() {

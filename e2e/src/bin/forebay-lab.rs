@@ -90,9 +90,9 @@ enum Command {
         command: CacheCommand,
     },
     /// Run a command natively in the nodes' root file system: smbtorture, smbclient, smbd, python3 with impacket and
-    /// smbprotocol. It shares this machine's network; what it writes outside /work and /tmp is discarded.
+    /// smbprotocol. It shares this machine's network; what it writes outside /scratch and /tmp is discarded.
     RootExec {
-        /// The folder that is /work and its current folder.
+        /// The folder that is /scratch and its current folder.
         #[arg(long, default_value = ".")]
         work: PathBuf,
         /// Program and arguments.

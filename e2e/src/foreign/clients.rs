@@ -22,7 +22,7 @@ pub(super) fn run(
 ) -> Result<Vec<(String, Outcome)>> {
     fs::write(work.join("clients.py"), include_str!("../../foreign/clients.py"))?;
     target.write_json(&work.join("target.json"))?;
-    let done = room.run(&["python3", "/work/clients.py", "/work/target.json", filter], LIMIT)?;
+    let done = room.run(&["python3", "/scratch/clients.py", "/scratch/target.json", filter], LIMIT)?;
     let mut results = parse(&done.output);
     if !done.output.lines().any(|line| line == "done") {
         let tail: Vec<&str> = done.output.lines().rev().take(5).collect();

@@ -36,7 +36,7 @@ impl Done {
     }
 }
 
-/// The shell. Its folder is `/work` inside.
+/// The shell. Its folder is `/scratch` inside.
 #[derive(Debug)]
 pub(super) struct Room {
     work: PathBuf,
@@ -47,7 +47,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Enters the root with `work` as `/work`.
+    /// Enters the root with `work` as `/scratch`.
     pub(super) fn enter(cache: &Cache, work: &Path) -> Result<Self> {
         fs::create_dir_all(work.join("jobs"))?;
         let mut shell = native::command(cache, work, &["sh".into(), "-uc".into(), WORKER.into()])?

@@ -14,9 +14,9 @@ use crate::native;
 const START: &str = r#"
 while read -r user password; do
     useradd -M "$user"
-    printf '%s\n%s\n' "$password" "$password" | smbpasswd -c /work/samba/smb.conf -s -a "$user"
-done < /work/samba/users
-exec smbd --foreground --no-process-group -s /work/samba/smb.conf
+    printf '%s\n%s\n' "$password" "$password" | smbpasswd -c /scratch/samba/smb.conf -s -a "$user"
+done < /scratch/samba/users
+exec smbd --foreground --no-process-group -s /scratch/samba/smb.conf
 "#;
 
 /// Starts smbd with two shares below `work`.
@@ -28,9 +28,9 @@ pub(super) fn start(cache: &Cache, work: &Path, volume: Share, other: Share) -> 
     }
     let mut config = format!(
         "[global]\nserver role = standalone server\nworkgroup = FOREBAY\nsmb ports = {port}\ninterfaces = lo\n\
-         bind interfaces only = yes\nlock directory = /work/samba/lock\nstate directory = /work/samba/state\n\
-         cache directory = /work/samba/cache\nprivate dir = /work/samba/private\nncalrpc dir = /work/samba/ncalrpc\n\
-         pid directory = /work/samba/pid\nlog file = /work/samba/log\nmap to guest = never\nrestrict anonymous = 2\n\
+         bind interfaces only = yes\nlock directory = /scratch/samba/lock\nstate directory = /scratch/samba/state\n\
+         cache directory = /scratch/samba/cache\nprivate dir = /scratch/samba/private\nncalrpc dir = /scratch/samba/ncalrpc\n\
+         pid directory = /scratch/samba/pid\nlog file = /scratch/samba/log\nmap to guest = never\nrestrict anonymous = 2\n\
          server min protocol = SMB2_02\ndisable spoolss = yes\nload printers = no\nsmb3 unix extensions = no\n\
          ea support = yes\nstore dos attributes = yes\nvfs objects = streams_xattr\n",
         port = target.port
@@ -41,7 +41,7 @@ pub(super) fn start(cache: &Cache, work: &Path, volume: Share, other: Share) -> 
         fs::set_permissions(&path, Permissions::from_mode(0o777))?;
         let (share_name, user) = (&share.share, &share.user);
         config.push_str(&format!(
-            "[{share_name}]\npath = /work/samba/{name}\nread only = no\nvalid users = {user}\n"
+            "[{share_name}]\npath = /scratch/samba/{name}\nread only = no\nvalid users = {user}\n"
         ));
         users.push_str(&format!("{user} {}\n", share.password));
     }

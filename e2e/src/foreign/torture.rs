@@ -86,7 +86,7 @@ pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outco
     let limit = SLOW.iter().find(|(name, _)| *name == test).map_or(LIMIT, |(_, limit)| *limit);
     let share = format!("//{}/{}", target.host, target.volume.share);
     let port = target.port.to_string();
-    let argv = ["smbtorture", "--format=subunit", "-p", &port, &share, "-A", "/work/volume.auth", test];
+    let argv = ["smbtorture", "--format=subunit", "-p", &port, &share, "-A", "/scratch/volume.auth", test];
     let done = room.run(&argv, limit)?;
     Ok((outcome(&done, limit), done.output))
 }

@@ -46,7 +46,7 @@ const PACKAGES: &[&str] = &[
 const SETUP: &str = r#"mkdir -p "$1/usr/sbin"; printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d"; chmod +x "$1/usr/sbin/policy-rc.d""#;
 
 /// Mount points of the boot, and an empty machine-id so that no two guests share one.
-const CUSTOMIZE: &str = r#"mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/srv" "$1/work"; : > "$1/etc/machine-id"; rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*"#;
+const CUSTOMIZE: &str = r#"mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/srv" "$1/scratch"; : > "$1/etc/machine-id"; rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*"#;
 
 /// The entry: `tree/`, `root.erofs`, `packages.txt`.
 pub fn get(cache: &Cache) -> Result<Artefact> {
