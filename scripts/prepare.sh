@@ -59,7 +59,7 @@ prepare_binaries() {
     local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp old
     key=$({
         rustc --version
-        find Cargo.toml Cargo.lock proto smb server driver e2e bench -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+        find Cargo.toml Cargo.lock proto smb server driver e2e bench -type f ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     } | sha256sum | cut -c1-20)
     BINARIES=$cache/$key
     if [ -x "$BINARIES/forebay-lab" ]; then
