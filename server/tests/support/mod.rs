@@ -2,6 +2,9 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../../../smb/tests/support/requests.rs"]
+pub mod requests;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -10,19 +13,18 @@ use std::time::{Duration, Instant};
 
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{self as api};
-use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
+use forebay_smb::auth::ClientStep;
 use forebay_smb::crypto::{
-    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey,
-    client_to_server_key, server_to_client_key,
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, client_to_server_key,
+    server_to_client_key,
 };
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
-use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
-use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::negotiate::Dialect;
 use forebay_smb::wire::{
-    AccessMask, Command as Smb, FileAttributes, FileTime, Header, Ids, ShareAccess, close, create, flush,
-    read, session_setup, tree_connect, write,
+    AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, read,
+    session_setup, write,
 };
 use tempfile::TempDir;
 use tonic::transport::Channel;
@@ -254,11 +256,7 @@ impl Client {
     }
 
     fn message(&mut self, command: Smb, charge: u16, body: &[u8]) -> Vec<u8> {
-        let mut header = Header::request(command, self.message_id);
-        header.credit_charge = charge;
-        header.credits = 512;
-        header.session_id = self.session_id;
-        header.ids = Ids::Sync { process_id: 0xfeff, tree_id: self.tree_id };
+        let header = requests::header(command, self.message_id, charge, 512, self.session_id, self.tree_id);
         self.message_id += u64::from(charge.max(1));
         let mut message = Vec::new();
         header.encode(&mut message);
@@ -318,29 +316,7 @@ impl Client {
     }
 
     fn negotiate(&mut self) {
-        let contexts = if self.dialect == Dialect::SMB3_1_1 {
-            vec![
-                NegotiateContext::PreauthIntegrity {
-                    hash_algorithms: vec![HashAlgorithm::SHA_512],
-                    salt: &[1; 32],
-                },
-                NegotiateContext::Encryption {
-                    ciphers: vec![negotiate_context::Cipher(Cipher::Aes128Gcm.id())],
-                },
-            ]
-        } else {
-            Vec::new()
-        };
-        let mut body = Vec::new();
-        negotiate::Request {
-            security_mode: SecurityMode::SIGNING_ENABLED,
-            capabilities: Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU),
-            client_guid: [3; 16],
-            client_start_time: FileTime(0),
-            dialects: vec![self.dialect],
-            contexts,
-        }
-        .encode(&mut body);
+        let body = requests::negotiate(self.dialect, &[Cipher::Aes128Gcm], &[]);
         let message = self.message(Smb::NEGOTIATE, 1, &body);
         self.preauth.update(&message);
         self.send_message(message);
@@ -350,29 +326,12 @@ impl Client {
     }
 
     fn session_setup(&mut self, token: &[u8]) -> Vec<u8> {
-        let mut body = Vec::new();
-        session_setup::Request {
-            flags: session_setup::Flags::empty(),
-            security_mode: SecurityMode::SIGNING_ENABLED,
-            capabilities: Capabilities::empty(),
-            channel: 0,
-            previous_session_id: 0,
-            security_buffer: token,
-        }
-        .encode(&mut body);
+        let body = requests::session_setup(token, 0);
         self.message(Smb::SESSION_SETUP, 1, &body)
     }
 
     pub fn log_on(&mut self, user: &str, password: &str) -> NtStatus {
-        let mut initiator = Initiator::new(InitiatorConfig {
-            user: user.to_owned(),
-            domain: String::new(),
-            workstation: "TEST".to_owned(),
-            nt_hash: NtHash::from_password(password),
-            spnego: true,
-            challenge: [9; 8],
-            random_session_key: Some(SessionKey::new(&[5; 16])),
-        });
+        let mut initiator = requests::initiator(user, password);
         let mut preauth = self.preauth;
         let message = self.session_setup(&initiator.first());
         preauth.update(&message);
@@ -405,9 +364,7 @@ impl Client {
     }
 
     pub fn tree_connect(&mut self, share: &str) -> NtStatus {
-        let mut body = Vec::new();
-        tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
-            .encode(&mut body);
+        let body = requests::tree_connect(share);
         let answer = self.call(Smb::TREE_CONNECT, &body);
         if answer.status() == NtStatus::SUCCESS {
             self.tree_id = answer.header.tree_id();

@@ -2,13 +2,15 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub mod requests;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
+use forebay_smb::auth::{ClientStep, NtHash};
 use forebay_smb::crypto::{
-    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SessionKey,
-    SigningAlgorithm, SigningKey, client_to_server_key, server_to_client_key,
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SigningAlgorithm,
+    SigningKey, client_to_server_key, server_to_client_key,
 };
 use forebay_smb::engine::{
     Account, Connection, ConnectionId, Disconnect, Encryption, Event, Protection, Server, ServerConfig,
@@ -16,11 +18,9 @@ use forebay_smb::engine::{
 };
 use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsResult};
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
-use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
-use forebay_smb::wire::{
-    Command, FileTime, HEADER_LEN, Header, HeaderFlags, Ids, session_setup, tree_connect,
-};
+use forebay_smb::wire::negotiate::{self, Dialect};
+use forebay_smb::wire::negotiate_context::NegotiateContext;
+use forebay_smb::wire::{Command, HEADER_LEN, Header, HeaderFlags, session_setup};
 
 /// 2026-11-21, FILETIME.
 pub const NOW: u64 = 134_082_432_000_000_000;
@@ -152,11 +152,7 @@ impl Client {
 
     /// A header for the next request.
     pub fn header(&mut self, command: Command, charge: u16) -> Header {
-        let mut header = Header::request(command, self.message_id);
-        header.credit_charge = charge;
-        header.credits = 64;
-        header.session_id = self.session_id;
-        header.ids = Ids::Sync { process_id: 0xfeff, tree_id: self.tree_id };
+        let header = requests::header(command, self.message_id, charge, 64, self.session_id, self.tree_id);
         self.message_id += u64::from(charge.max(1));
         header
     }
@@ -256,36 +252,7 @@ impl Client {
     }
 
     pub fn negotiate(&mut self) -> Result<Answer, Disconnect> {
-        let contexts = if self.dialect == Dialect::SMB3_1_1 {
-            vec![
-                NegotiateContext::PreauthIntegrity {
-                    hash_algorithms: vec![HashAlgorithm::SHA_512],
-                    salt: &[1; 32],
-                },
-                NegotiateContext::Encryption {
-                    ciphers: self.ciphers.iter().map(|c| negotiate_context::Cipher(c.id())).collect(),
-                },
-                NegotiateContext::Signing {
-                    algorithms: self
-                        .signing_algorithms
-                        .iter()
-                        .map(|a| negotiate_context::SigningAlgorithm(a.id()))
-                        .collect(),
-                },
-            ]
-        } else {
-            Vec::new()
-        };
-        let mut body = Vec::new();
-        negotiate::Request {
-            security_mode: SecurityMode::SIGNING_ENABLED,
-            capabilities: Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU),
-            client_guid: [3; 16],
-            client_start_time: FileTime(0),
-            dialects: vec![self.dialect],
-            contexts,
-        }
-        .encode(&mut body);
+        let body = requests::negotiate(self.dialect, &self.ciphers, &self.signing_algorithms);
         let header = self.header(Command::NEGOTIATE, 1);
         let message = self.message(header, &body);
         self.preauth.update(&message);
@@ -314,31 +281,14 @@ impl Client {
     }
 
     fn session_setup_message(&mut self, token: &[u8], previous: u64) -> Vec<u8> {
-        let mut body = Vec::new();
-        session_setup::Request {
-            flags: session_setup::Flags::empty(),
-            security_mode: SecurityMode::SIGNING_ENABLED,
-            capabilities: Capabilities::empty(),
-            channel: 0,
-            previous_session_id: previous,
-            security_buffer: token,
-        }
-        .encode(&mut body);
+        let body = requests::session_setup(token, previous);
         let header = self.header(Command::SESSION_SETUP, 1);
         self.message(header, &body)
     }
 
     /// Logs on; the last answer.
     pub fn logon(&mut self, user: &str, password: &str, previous: u64) -> Result<Answer, Disconnect> {
-        let mut initiator = Initiator::new(InitiatorConfig {
-            user: user.to_owned(),
-            domain: String::new(),
-            workstation: "TEST".to_owned(),
-            nt_hash: NtHash::from_password(password),
-            spnego: true,
-            challenge: [9; 8],
-            random_session_key: Some(SessionKey::new(&[5; 16])),
-        });
+        let mut initiator = requests::initiator(user, password);
         let mut preauth = self.preauth;
         let message = self.session_setup_message(&initiator.first(), previous);
         preauth.update(&message);
@@ -385,9 +335,7 @@ impl Client {
     }
 
     pub fn tree_connect(&mut self, share: &str) -> Result<Answer, Disconnect> {
-        let mut body = Vec::new();
-        tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
-            .encode(&mut body);
+        let body = requests::tree_connect(share);
         let sign = self.sign;
         self.sign |= self.dialect == Dialect::SMB3_1_1;
         let answer = self.call(Command::TREE_CONNECT, &body);

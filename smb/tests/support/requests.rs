@@ -1,0 +1,90 @@
+//! How a test's client begins: the bodies of its first requests, and its side of the log-on. Shared with the server's tests.
+
+use forebay_smb::auth::{Initiator, InitiatorConfig, NtHash};
+use forebay_smb::crypto::{Cipher, SessionKey, SigningAlgorithm};
+use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
+use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::{Command, FileTime, Header, Ids, session_setup, tree_connect};
+
+/// A header for a request within a session and a tree.
+pub fn header(
+    command: Command,
+    message_id: u64,
+    charge: u16,
+    credits: u16,
+    session_id: u64,
+    tree_id: u32,
+) -> Header {
+    let mut header = Header::request(command, message_id);
+    header.credit_charge = charge;
+    header.credits = credits;
+    header.session_id = session_id;
+    header.ids = Ids::Sync { process_id: 0xfeff, tree_id };
+    header
+}
+
+/// NEGOTIATE for one dialect; no signing algorithms, no such context.
+pub fn negotiate(dialect: Dialect, ciphers: &[Cipher], signing: &[SigningAlgorithm]) -> Vec<u8> {
+    let mut contexts = Vec::new();
+    if dialect == Dialect::SMB3_1_1 {
+        contexts.push(NegotiateContext::PreauthIntegrity {
+            hash_algorithms: vec![HashAlgorithm::SHA_512],
+            salt: &[1; 32],
+        });
+        contexts.push(NegotiateContext::Encryption {
+            ciphers: ciphers.iter().map(|cipher| negotiate_context::Cipher(cipher.id())).collect(),
+        });
+        if !signing.is_empty() {
+            contexts.push(NegotiateContext::Signing {
+                algorithms: signing.iter().map(|a| negotiate_context::SigningAlgorithm(a.id())).collect(),
+            });
+        }
+    }
+    let mut body = Vec::new();
+    negotiate::Request {
+        security_mode: SecurityMode::SIGNING_ENABLED,
+        capabilities: Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU),
+        client_guid: [3; 16],
+        client_start_time: FileTime(0),
+        dialects: vec![dialect],
+        contexts,
+    }
+    .encode(&mut body);
+    body
+}
+
+/// The client's side of a log-on by NTLM.
+pub fn initiator(user: &str, password: &str) -> Initiator {
+    Initiator::new(InitiatorConfig {
+        user: user.to_owned(),
+        domain: String::new(),
+        workstation: "TEST".to_owned(),
+        nt_hash: NtHash::from_password(password),
+        spnego: true,
+        challenge: [9; 8],
+        random_session_key: Some(SessionKey::new(&[5; 16])),
+    })
+}
+
+/// One leg of it.
+pub fn session_setup(token: &[u8], previous_session_id: u64) -> Vec<u8> {
+    let mut body = Vec::new();
+    session_setup::Request {
+        flags: session_setup::Flags::empty(),
+        security_mode: SecurityMode::SIGNING_ENABLED,
+        capabilities: Capabilities::empty(),
+        channel: 0,
+        previous_session_id,
+        security_buffer: token,
+    }
+    .encode(&mut body);
+    body
+}
+
+/// TREE_CONNECT to a share.
+pub fn tree_connect(share: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
+        .encode(&mut body);
+    body
+}
