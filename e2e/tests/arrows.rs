@@ -8,7 +8,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-proto", &[]),
     ("forebay-smb", &[]),
     ("forebay-server", &["forebay-proto", "forebay-smb"]),
-    ("forebay-csi", &["forebay-proto"]),
+    ("forebay-api", &[]),
+    ("forebay-inventory", &[]),
+    ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-e2e"]),
+    ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-e2e"]),
+    ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
     ("forebay-e2e", &["forebay-proto"]),
     ("forebay-bench", &["forebay-e2e"]),
 ];

@@ -1,0 +1,646 @@
+//! `StorageCluster`: SMB servers on the nodes that fit, and the StorageClasses that use them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::node::LinkLayer;
+
+/// What is wanted.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "storage.forebay.io",
+    version = "v1alpha1",
+    kind = "StorageCluster",
+    namespaced,
+    shortname = "fbc",
+    category = "forebay",
+    status = "StorageClusterStatus",
+    derive = "PartialEq",
+    doc = "Forebay's SMB servers: how many, on which nodes, with which backends, and the StorageClasses that provision volumes on them.",
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Instances", type_ = "string", json_path = ".status.summary.instances", description = "Ready of wanted"),
+    printcolumn(name = "Transport", type_ = "string", json_path = ".status.summary.transport"),
+    printcolumn(name = "Volumes", type_ = "integer", json_path = ".status.summary.volumes"),
+    printcolumn(name = "Capacity", type_ = "string", json_path = ".status.summary.capacity", description = "Free of total"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
+    printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    validation = Rule::new("size(self.metadata.name) <= 40").message("the name may have 40 characters at most: instances, Services and Secrets are named after it"),
+    validation = Rule::new("!self.metadata.name.contains('.')").message("the name must not contain dots: Services are named after it")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.network.transport != 'RDMA' || self.placement.rdma.requirement == 'Required'")
+        .message("network.transport RDMA needs placement.rdma.requirement Required, else instances may land where there is no RDMA"),
+    validation = Rule::new("self.network.transport != 'TCP' || self.placement.rdma.requirement != 'Required'")
+        .message("placement.rdma.requirement Required contradicts network.transport TCP: use transport Auto or RDMA, or requirement Preferred or None"),
+    validation = Rule::new("self.network.hostNetwork || self.network.transport != 'RDMA' || has(self.network.attachment)")
+        .message("network.transport RDMA needs hostNetwork or a network.attachment with the RDMA device"),
+    validation = Rule::new("self.storageClasses.filter(c, c.default).size() <= 1")
+        .message("at most one of storageClasses may be the default")
+)]
+pub struct StorageClusterSpec {
+    /// Image of the servers. Default: the one the operator runs from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub image: Option<String>,
+    /// When the image is pulled.
+    #[serde(default)]
+    pub image_pull_policy: PullPolicy,
+    /// Secrets for pulling the image.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+    /// Number of servers. Each runs on a node of its own and owns its pools; more of them give more throughput. It cannot
+    /// be lowered while the instances to be removed hold volumes.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 64))]
+    pub instances: u32,
+    /// Which nodes may run instances.
+    #[serde(default)]
+    pub placement: Placement,
+    /// How clients reach the instances.
+    #[serde(default)]
+    pub network: Network,
+    /// Where the instances keep volumes. Every instance has one pool per entry.
+    #[schemars(length(min = 1, max = 8))]
+    #[x_kube(validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))").message("two backends have the same name"))]
+    pub backends: Vec<Backend>,
+    /// Protection on the wire, and certificates.
+    #[serde(default)]
+    pub security: Security,
+    /// What a server may use.
+    #[serde(default)]
+    pub limits: Limits,
+    /// StorageClasses to make and keep. They are removed with the cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))").message("two storageClasses have the same name"))]
+    pub storage_classes: Vec<StorageClassTemplate>,
+    /// How a new image or configuration is rolled out.
+    #[serde(default)]
+    pub upgrade: Upgrade,
+    /// Stops the operator from changing anything of this cluster. Servers go on.
+    #[serde(default)]
+    pub paused: bool,
+    /// What becomes of volumes when the cluster is deleted.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// As in a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PullPolicy {
+    /// At every start.
+    Always,
+    /// Where the node does not have it.
+    #[default]
+    IfNotPresent,
+    /// The node must have it.
+    Never,
+}
+
+/// What becomes of volumes when the cluster is deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DeletionPolicy {
+    /// The deletion waits until no volume is left.
+    #[default]
+    Protect,
+    /// The servers go, the volumes' data stay where they are: a cluster of the same name on the same nodes finds them.
+    Retain,
+    /// The volumes and all their data are destroyed.
+    Destroy,
+}
+
+/// Which nodes may run instances. All that is said must hold.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Placement {
+    /// What the node's RDMA ports must be like.
+    pub rdma: RdmaPlacement,
+    /// Labels that the node must have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints of the node that are tolerated.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+    /// How instances are spread over failure domains. Two instances never share a node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
+}
+
+/// What a node's RDMA ports must be like: one port at least that is usable and meets all of this.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.requirement != 'None' || (!has(self.linkLayer) && self.minRateGbps == 0 && !has(self.devices) && !has(self.netdevs))")
+        .message("with requirement None there is nothing that linkLayer, minRateGbps, devices or netdevs could select")
+)]
+pub struct RdmaPlacement {
+    /// Whether RDMA is needed.
+    #[serde(default)]
+    pub requirement: RdmaRequirement,
+    /// Link layer that the port must have. Default: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_layer: Option<RequiredLinkLayer>,
+    /// Least rate of the port, Gb/s.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 10000))]
+    pub min_rate_gbps: u32,
+    /// Names of RDMA devices, `*` and `?` allowed, such as `mlx5_*`. Default: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_.*?-]+$")))]
+    pub devices: Vec<String>,
+    /// Names of network devices, `*` and `?` allowed, such as `ens*np0`. Default: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        inner(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_.:@*?-]+$"))
+    )]
+    pub netdevs: Vec<String>,
+}
+
+/// Whether RDMA is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RdmaRequirement {
+    /// Instances run only on nodes with a fitting port.
+    Required,
+    /// Nodes with a fitting port come first.
+    #[default]
+    Preferred,
+    /// RDMA plays no part.
+    None,
+}
+
+/// A link layer that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RequiredLinkLayer {
+    /// RoCE or iWARP.
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+}
+
+impl RequiredLinkLayer {
+    /// Whether a port's link layer is this one.
+    #[must_use]
+    pub fn is(self, found: LinkLayer) -> bool {
+        matches!(
+            (self, found),
+            (Self::Ethernet, LinkLayer::Ethernet) | (Self::InfiniBand, LinkLayer::InfiniBand)
+        )
+    }
+}
+
+/// How instances are spread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Spread {
+    /// Node label whose values are the failure domains.
+    #[serde(default = "zone")]
+    #[schemars(length(min = 1, max = 317))]
+    pub topology_key: String,
+    /// How many instances one domain may have more than another.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub max_skew: u32,
+    /// Whether an instance stays away rather than break the rule.
+    #[serde(default)]
+    pub when_unsatisfiable: WhenUnsatisfiable,
+}
+
+fn zone() -> String {
+    "topology.kubernetes.io/zone".to_owned()
+}
+
+/// What happens where the spread cannot be kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum WhenUnsatisfiable {
+    /// The instance is not placed.
+    DoNotSchedule,
+    /// It is placed as well as can be.
+    #[default]
+    ScheduleAnyway,
+}
+
+/// How clients reach the instances.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!(self.hostNetwork && has(self.attachment))").message("attachment needs hostNetwork false: a pod on the host's network has no attachments"),
+    validation = Rule::new("!self.hostNetwork || self.ports.smb != self.ports.admin && self.ports.smb != self.ports.metrics && self.ports.admin != self.ports.metrics && self.ports.smbDirect != self.ports.admin && self.ports.smbDirect != self.ports.metrics")
+        .message("two of ports are the same")
+)]
+pub struct Network {
+    /// What clients use.
+    #[serde(default)]
+    pub transport: Transport,
+    /// Run on the host's network. RDMA wants this, or an attachment.
+    #[serde(default = "yes")]
+    pub host_network: bool,
+    /// NetworkAttachmentDefinition, `name` or `namespace/name`, whose network carries the storage traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 317),
+        regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub attachment: Option<String>,
+    /// Ports of the instances.
+    #[serde(default)]
+    pub ports: Ports,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { transport: Transport::Auto, host_network: true, attachment: None, ports: Ports::default() }
+    }
+}
+
+/// What clients use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Transport {
+    /// RDMA where both ends have it, else TCP.
+    #[default]
+    Auto,
+    /// RDMA only.
+    RDMA,
+    /// TCP only.
+    TCP,
+}
+
+/// Ports of the instances.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Ports {
+    /// SMB over TCP, and SMB Direct over RoCE and InfiniBand.
+    #[schemars(range(min = 1, max = 65535))]
+    pub smb: u16,
+    /// SMB Direct over iWARP.
+    #[schemars(range(min = 1, max = 65535))]
+    pub smb_direct: u16,
+    /// Admin API, mutual TLS.
+    #[schemars(range(min = 1, max = 65535))]
+    pub admin: u16,
+    /// Metrics and health.
+    #[schemars(range(min = 1, max = 65535))]
+    pub metrics: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self { smb: 445, smb_direct: 5445, admin: 9444, metrics: 9445 }
+    }
+}
+
+/// One backend. `kind` says which of the other fields is set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.kind != 'Directory' || has(self.directory)").message("kind Directory needs the field directory"))]
+pub struct Backend {
+    /// Name of the pool that it makes on every instance.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: String,
+    /// What it is.
+    pub kind: BackendKind,
+    /// A directory of the node, for kind Directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<DirectoryBackend>,
+}
+
+/// Kinds of backends. Namespaces over fabrics (`NVMeoF`, `Target`) join later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum BackendKind {
+    /// A directory of the node that an instance runs on: the instance stays on that node.
+    #[default]
+    Directory,
+}
+
+/// A directory of the node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DirectoryBackend {
+    /// Absolute path on the node. An instance keeps its pool in the folder `<path>/<instance>`.
+    #[schemars(length(min = 2, max = 1024))]
+    #[x_kube(
+        validation = Rule::new("self.startsWith('/') && !self.contains('..') && !self.contains('//') && !self.endsWith('/')").message("path must be absolute, without '..', '//' or a '/' at its end"),
+        validation = Rule::new("!(self in ['/bin','/boot','/dev','/etc','/home','/lib','/opt','/proc','/root','/run','/sbin','/srv','/sys','/tmp','/usr','/var','/var/lib','/var/lib/kubelet']) && !self.startsWith('/proc/') && !self.startsWith('/sys/') && !self.startsWith('/dev/') && !self.startsWith('/etc/') && !self.startsWith('/var/lib/kubelet/')").message("path must be a directory of its own, not one of the system's")
+    )]
+    pub path: String,
+    /// Make the directory where it is missing. Otherwise a node without it does not fit.
+    #[serde(default)]
+    pub create: bool,
+    /// How capacity is enforced.
+    #[serde(default)]
+    pub quota: QuotaKind,
+    /// The volumes' capacities together may be so many percent of the pool's size.
+    #[serde(default = "hundred")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub overcommit_percent: u32,
+}
+
+fn hundred() -> u32 {
+    100
+}
+
+/// How capacity is enforced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum QuotaKind {
+    /// Project quota of XFS or ext4 (mounted with prjquota): volumes have hard limits.
+    #[default]
+    Project,
+    /// No limits; volumes can fill the file system.
+    None,
+}
+
+/// Protection on the wire, and certificates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Security {
+    /// Encryption of SMB traffic.
+    pub sealing: Sealing,
+    /// Signing of SMB traffic.
+    pub signing: Signing,
+    /// Certificates of the admin API.
+    pub certificates: Certificates,
+}
+
+/// Encryption of SMB traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Sealing {
+    /// Not offered.
+    Disabled,
+    /// Used where a volume or client asks for it.
+    #[default]
+    Offered,
+    /// Every session is sealed.
+    Required,
+}
+
+/// Signing of SMB traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Signing {
+    /// Where a volume or client asks for it.
+    #[default]
+    Optional,
+    /// Every session is signed or sealed.
+    Required,
+}
+
+/// Certificates of the admin API, made by the cluster's own authority.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.renewBeforeHours < self.validityHours").message("renewBeforeHours must be less than validityHours"))]
+pub struct Certificates {
+    /// How long a certificate is valid, hours.
+    #[serde(default = "ninety_days")]
+    #[schemars(range(min = 1, max = 87600))]
+    pub validity_hours: u32,
+    /// How long before its end it is replaced, hours. Servers and drivers take the new one without a restart.
+    #[serde(default = "thirty_days")]
+    #[schemars(range(min = 0, max = 87599))]
+    pub renew_before_hours: u32,
+}
+
+fn ninety_days() -> u32 {
+    90 * 24
+}
+
+fn thirty_days() -> u32 {
+    30 * 24
+}
+
+impl Default for Certificates {
+    fn default() -> Self {
+        Self { validity_hours: ninety_days(), renew_before_hours: thirty_days() }
+    }
+}
+
+/// What a server may use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// CPU and memory of each server's container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourceRequirements>,
+    /// Threads that serve connections. Default: one per core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256))]
+    pub event_loops: Option<u32>,
+    /// Threads for file-system calls that block. Default: the server's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub workers: Option<u32>,
+    /// Largest READ and WRITE, KiB. Default: 8192.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 64, max = 8192))]
+    pub max_io_kib: Option<u32>,
+}
+
+/// A StorageClass to make.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageClassTemplate {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub name: String,
+    /// Whether PersistentVolumeClaims without a class get this one.
+    #[serde(default)]
+    pub default: bool,
+    /// What becomes of a volume whose claim is deleted.
+    #[serde(default)]
+    pub reclaim_policy: ReclaimPolicy,
+    /// Backend whose pools hold the volumes. Default: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub backend: Option<String>,
+    /// Protection of the volumes' traffic. Default: the cluster's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protection: Option<VolumeProtection>,
+    /// Options for the mounts on the nodes, such as `rsize=4194304`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub mount_options: Vec<String>,
+    /// Further parameters for the CSI driver.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// What becomes of a volume whose claim is deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ReclaimPolicy {
+    /// It is destroyed.
+    #[default]
+    Delete,
+    /// It stays until an administrator deletes it.
+    Retain,
+}
+
+/// Protection of a volume's traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum VolumeProtection {
+    /// The client decides.
+    Optional,
+    /// Every request is signed or sealed.
+    Sign,
+    /// Every request is sealed.
+    Seal,
+}
+
+/// How a new image or configuration is rolled out: one instance at a time, the next when all are healthy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Upgrade {
+    /// How.
+    pub strategy: UpgradeStrategy,
+    /// Seconds that an instance has to finish requests in flight before it ends.
+    #[schemars(range(min = 1, max = 3600))]
+    pub drain_timeout_seconds: u32,
+    /// Seconds that a restarted instance must have been healthy before the next one is touched.
+    #[schemars(range(min = 0, max = 3600))]
+    pub min_ready_seconds: u32,
+}
+
+impl Default for Upgrade {
+    fn default() -> Self {
+        Self { strategy: UpgradeStrategy::RollingUpdate, drain_timeout_seconds: 60, min_ready_seconds: 10 }
+    }
+}
+
+/// How a new image or configuration is rolled out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpgradeStrategy {
+    /// The operator restarts one instance after another.
+    #[default]
+    RollingUpdate,
+    /// An instance takes it when somebody deletes its pod.
+    OnDelete,
+}
+
+/// What is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StorageClusterStatus {
+    /// The generation of the spec that the rest speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, and while it is being deleted
+    /// `Deletable`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The rest in a few words, for people.
+    pub summary: ClusterSummary,
+    /// Image that is rolled out.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub image: String,
+    /// The instances, in order of their ordinal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub instances: Vec<InstanceStatus>,
+    /// Every node that was considered and whether it fits, in order of their name; 200 at most, those that do not fit first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub nodes: Vec<NodeVerdict>,
+}
+
+/// The cluster in a few words.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterSummary {
+    /// Such as "2/3".
+    pub instances: String,
+    /// Such as "TCP" or "RDMA, TCP".
+    pub transport: String,
+    /// Number of volumes.
+    pub volumes: u32,
+    /// Such as "1.2Ti free of 3.4Ti".
+    pub capacity: String,
+}
+
+/// One instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct InstanceStatus {
+    /// Its name, `<cluster>-<ordinal>`, for as long as the cluster exists.
+    pub name: String,
+    /// Where it is in its life.
+    pub phase: InstancePhase,
+    /// Node that it belongs to; empty until it has been placed. For kind Directory it never changes.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub node: String,
+    /// Address that clients mount, an IP address without port; empty until it is known. It outlives restarts.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub address: String,
+    /// Port of SMB at that address.
+    pub port: u16,
+    /// Endpoint of the admin API, `ip:port`, mutual TLS; empty until it is known.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub admin_endpoint: String,
+    /// Transports that it serves now: "TCP", "RDMA".
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub transports: Vec<String>,
+    /// Image that its pod runs.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub image: String,
+    /// Version that the server tells.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// Sum of its pools, bytes.
+    pub capacity_bytes: i64,
+    /// Free in its pools, bytes: what can still be provisioned.
+    pub free_bytes: i64,
+    /// Number of its volumes.
+    pub volumes: u32,
+    /// SMB sessions in being.
+    pub sessions: u32,
+    /// How often it has been started on another node; raised by takeovers. Starts at 1.
+    pub epoch: u64,
+    /// Why it is not ready, and what to do; empty where it is.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// Where an instance is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum InstancePhase {
+    /// No node fits yet.
+    #[default]
+    Pending,
+    /// Its pod is being started.
+    Starting,
+    /// It serves.
+    Ready,
+    /// It finishes what is in flight before it ends.
+    Draining,
+    /// It should serve, and does not.
+    NotReady,
+    /// It is being removed.
+    Removing,
+}
+
+/// Whether a node can run an instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeVerdict {
+    /// Name of the node.
+    pub name: String,
+    /// Whether it fits.
+    pub fits: bool,
+    /// Why not, in CamelCase; `Fits` where it does.
+    pub reason: String,
+    /// The reason in a sentence, with what would mend it.
+    pub message: String,
+}

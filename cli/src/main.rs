@@ -1,0 +1,3 @@
+//! `kubectl forebay`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! What a host has: RDMA devices and ports, NVMe drives, kernel facts.

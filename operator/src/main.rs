@@ -1,0 +1,3 @@
+//! The operator of Forebay.
+
+fn main() {}
