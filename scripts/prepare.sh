@@ -56,10 +56,12 @@ prepare_cargo_deny() {
 # Sets BINARIES to a folder with the release binaries of these very sources: from the cache where they were built before, by
 # another clone for example; else cargo builds them and they are put there.
 prepare_binaries() {
-    local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp old
+    local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp old name members
+    members=$(awk '/^members = \[/ { on = 1 } on { print } on && /\]/ { exit }' Cargo.toml | grep -o '"[^"]*"' | tr -d '"')
     key=$({
         rustc --version
-        find Cargo.toml Cargo.lock proto smb server driver e2e bench -type f ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+        # shellcheck disable=SC2086 # one folder a word
+        find Cargo.toml Cargo.lock $members -type f ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     } | sha256sum | cut -c1-20)
     BINARIES=$cache/$key
     if [ -x "$BINARIES/forebay-lab" ]; then
@@ -70,7 +72,10 @@ prepare_binaries() {
     cargo build --release --workspace --bins
     tmp=$cache/$key.$$.tmp
     mkdir -p "$tmp"
-    cp "${CARGO_TARGET_DIR:-target}"/release/forebay-{lab,guest,server,csi,bench} "$tmp/"
+    # What the image holds, and what only the lab uses.
+    for name in $(grep -v '^#' image/binaries) forebay-bench forebay-guest forebay-lab; do
+        cp "${CARGO_TARGET_DIR:-target}/release/$name" "$tmp/"
+    done
     # Where another clone was faster, its folder stays.
     mv -T "$tmp" "$BINARIES" 2>/dev/null || rm -rf "$tmp"
     # Enough for a few clones and branches.
