@@ -19,6 +19,7 @@ const NODE_ID_BYTES_MAX: usize = 256;
 #[command(after_help = "Examples:
   forebay-csi --mode controller --endpoint unix:///csi/csi.sock --admin-endpoint unix:///run/forebay/admin.sock
   forebay-csi --mode node --endpoint unix:///csi/csi.sock --node-id worker-1
+  forebay-csi --mode controller --kubernetes --namespace forebay-system
   forebay-csi completions bash > /etc/bash_completion.d/forebay-csi
 
 Signals: SIGTERM and SIGINT end the driver when the calls under way have ended.")]
@@ -54,9 +55,20 @@ pub(crate) struct Config {
         long,
         env = "FOREBAY_ADMIN_ENDPOINT",
         value_parser = unix_socket,
-        default_value = "unix:///run/forebay/admin.sock"
+        default_value = "unix:///run/forebay/admin.sock",
+        conflicts_with = "kubernetes"
     )]
     pub(crate) admin_endpoint: PathBuf,
+
+    /// Work in a Kubernetes cluster: servers are the instances of StorageClusters, the controller places volumes on
+    /// them and keeps their credentials as Secrets, the node looks up where they are. Without it there is one
+    /// server, at --admin-endpoint. Finds the API server as kubectl does, or by the pod's service account.
+    #[arg(long, env = "FOREBAY_KUBERNETES")]
+    pub(crate) kubernetes: bool,
+
+    /// The namespace of the StorageClusters and of the volumes' Secrets: the one that Forebay runs in.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
+    pub(crate) namespace: String,
 
     /// The node's name as the orchestrator knows it. Needed by the node.
     #[arg(long, env = "FOREBAY_NODE_ID", value_parser = node_id)]
