@@ -1,0 +1,48 @@
+//! Order of device names: `mlx5_2` comes before `mlx5_10`.
+
+use std::cmp::Ordering;
+
+/// Compares runs of digits by their value and everything else by its bytes.
+pub(crate) fn compare(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a, b);
+    loop {
+        let (x, y) = (take(&mut left), take(&mut right));
+        let order = match (number(x), number(y)) {
+            (Some(m), Some(n)) => m.len().cmp(&n.len()).then_with(|| m.cmp(n)),
+            _ => x.cmp(y),
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+        if x.is_empty() {
+            // `01` and `1` are equal by value; the texts decide.
+            return a.cmp(b);
+        }
+    }
+}
+
+/// The run of digits, or of anything else, that `rest` begins with.
+fn take<'a>(rest: &mut &'a str) -> &'a str {
+    let digits = rest.starts_with(|c: char| c.is_ascii_digit());
+    let end = rest.find(|c: char| c.is_ascii_digit() != digits).unwrap_or(rest.len());
+    let (run, after) = rest.split_at(end);
+    *rest = after;
+    run
+}
+
+/// The digits of a run without leading zeros, so that longer means larger.
+fn number(run: &str) -> Option<&str> {
+    run.starts_with(|c: char| c.is_ascii_digit()).then(|| run.trim_start_matches('0'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_count_by_value() {
+        let mut names = ["mlx5_10", "mlx5_2", "mlx5_1", "bnxt_re0", "mlx5_bond_0", "mlx5_02", "mlx5", ""];
+        names.sort_by(|a, b| compare(a, b));
+        assert_eq!(names, ["", "bnxt_re0", "mlx5", "mlx5_1", "mlx5_02", "mlx5_2", "mlx5_10", "mlx5_bond_0"]);
+    }
+}
