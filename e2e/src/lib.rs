@@ -10,6 +10,7 @@ pub mod foreign;
 pub mod guest;
 pub mod host;
 pub mod images;
+pub mod kubernetes;
 pub mod lab;
 pub mod limits;
 pub mod machine;

@@ -14,6 +14,10 @@ pub const SWITCH_QUEUE_WAIT: Duration = Duration::from_millis(200);
 pub const BOOT_DEADLINE: Duration = Duration::from_secs(20);
 /// Default deadline of one command in a guest, on hardware.
 pub const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
+/// Start of etcd and the API server to `/readyz`, on a busy machine.
+pub const API_SERVER_DEADLINE: Duration = Duration::from_secs(120);
+/// Default deadline of one kubectl or helm command, on a busy machine.
+pub const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
 /// What emulation multiplies every deadline by.
 pub const EMULATION_FACTOR: u32 = 8;
 /// A trial boot that takes longer than this does not count as working acceleration.

@@ -2,12 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
 use forebay_e2e::images::{Images, clients};
+use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_e2e::kubernetes::tools::{self, Tools};
 use forebay_e2e::lab::{NodeSpec, client, storage};
 use forebay_e2e::{foreign, native, rundir, scenario, site, story, supervise, terminal};
 
@@ -88,6 +91,18 @@ enum Command {
     Cache {
         #[command(subcommand)]
         command: CacheCommand,
+    },
+    /// Build upstream's Kubernetes programs into the cache and show their paths.
+    Tools {
+        /// Only these.
+        names: Vec<String>,
+    },
+    /// Run an API server (and etcd) of one's own on loopback: no nodes, no root. Prints the path of a kubeconfig; ends
+    /// with a signal.
+    ApiServer {
+        /// Run the controller manager, too.
+        #[arg(long)]
+        controllers: bool,
     },
     /// Run a command natively in the nodes' root file system: smbtorture, smbclient, smbd, python3 with impacket and
     /// smbprotocol. It shares this machine's network; what it writes outside /scratch and /tmp is discarded.
@@ -199,6 +214,26 @@ fn run(command: Command) -> Result<u8> {
         }
         Command::Down { lab } => supervise::down(lab.as_deref())?,
         Command::Cache { command } => cache(command)?,
+        Command::Tools { names } => {
+            let tools = if names.is_empty() {
+                Tools::prepare(&Cache::open()?, tools::ALL)?
+            } else {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                Tools::prepare(&Cache::open()?, &[&names])?
+            };
+            for (_, path) in tools.paths() {
+                println!("{}", path.display());
+            }
+        }
+        Command::ApiServer { controllers } => {
+            rundir::clean_up_on_signals()?;
+            let mut server = LocalApiServer::start(controllers)?;
+            println!("{}", server.kubeconfig().display());
+            loop {
+                server.check()?;
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        }
         Command::RootExec { work, command } => {
             let work = work.canonicalize().with_context(|| format!("--work {}", work.display()))?;
             let status =

@@ -1,0 +1,123 @@
+//! kubectl and helm as a user runs them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::limits::KUBECTL_DEADLINE;
+
+/// Runs kubectl with a kubeconfig.
+#[derive(Debug, Clone)]
+pub struct Kubectl {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Kubectl {
+    /// With this program and this configuration.
+    pub fn new(program: PathBuf, kubeconfig: PathBuf) -> Self {
+        Self { program, kubeconfig }
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The configuration.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Another program (helm, kubectl-forebay) with the same configuration, and kubectl in its path.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        let own = self.program.parent().unwrap_or(Path::new("/")).display().to_string();
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("KUBECONFIG", &self.kubeconfig).env("PATH", format!("{own}:{path}"));
+        command
+    }
+
+    /// Runs it; its standard output, or an error with what it complained about.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        self.run_with(arguments, b"")
+    }
+
+    /// Same, with this standard input.
+    pub fn run_with(&self, arguments: &[&str], input: &[u8]) -> Result<String> {
+        let mut command = self.command(&self.program);
+        // A server that hangs must not hang its caller; 0 would wait for ever.
+        command.arg(format!("--request-timeout={}s", KUBECTL_DEADLINE.as_secs())).args(arguments);
+        output_of(command, input).with_context(|| format!("kubectl {}", arguments.join(" ")))
+    }
+
+    /// Applies manifests, server-side.
+    pub fn apply(&self, manifests: &str) -> Result<String> {
+        self.run_with(
+            &["apply", "--server-side", "--force-conflicts", "--field-manager=forebay-lab", "-f", "-"],
+            manifests.as_bytes(),
+        )
+    }
+
+    /// An object or a list as JSON.
+    pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.run(&[&["get"], arguments, &["-o", "json"]].concat())?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Same; nothing where it does not exist.
+    pub fn find(&self, arguments: &[&str]) -> Result<Option<Value>> {
+        let text = self.run(&[&["get"], arguments, &["--ignore-not-found", "-o", "json"]].concat())?;
+        if text.trim().is_empty() { Ok(None) } else { Ok(Some(serde_json::from_str(&text)?)) }
+    }
+
+    /// Asks until the condition holds; on failure the error says what `describe` finds.
+    pub fn wait_until(
+        &self,
+        what: &str,
+        deadline: Duration,
+        mut holds: impl FnMut() -> Result<bool>,
+        describe: impl FnOnce() -> String,
+    ) -> Result<()> {
+        let until = Instant::now() + deadline;
+        let mut last = None;
+        while Instant::now() < until {
+            match holds() {
+                Ok(true) => return Ok(()),
+                Ok(false) => last = None,
+                Err(error) => last = Some(error),
+            }
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        let reason = last.map(|error| format!(": {error:#}")).unwrap_or_default();
+        bail!("{what}: not within {} s{reason}\n{}", deadline.as_secs(), describe())
+    }
+}
+
+/// Runs a command to its end.
+pub fn output_of(mut command: Command, input: &[u8]) -> Result<String> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("start {:?}", command.get_program()))?;
+    let stdin = child.stdin.take();
+    let output = std::thread::scope(|scope| {
+        if let Some(mut stdin) = stdin {
+            // It may end without reading: then its own complaint says why.
+            scope.spawn(move || stdin.write_all(input));
+        }
+        child.wait_with_output()
+    })?;
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "{}: {}{}",
+            output.status,
+            complaint.trim_end(),
+            String::from_utf8_lossy(&output.stdout).trim_end()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,12 @@
+//! A real Kubernetes: upstream's own binaries, built from pinned Go modules, no registry and no container engine.
+//!
+//! The control plane runs as plain processes on this machine: alone on loopback, which is all that a test of a
+//! reconciler needs, or joined to the lab's network where guests are its nodes.
+
+pub mod control_plane;
+pub mod kubectl;
+pub mod pki;
+pub mod service;
+pub mod tools;
+
+pub use control_plane::{ControlPlane, LocalApiServer};
