@@ -1,0 +1,50 @@
+//! The CustomResourceDefinitions as files.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+
+/// File name of a definition in the chart.
+#[must_use]
+pub fn file_name(crd: &CustomResourceDefinition) -> String {
+    format!("{}.yaml", crd.spec.names.plural)
+}
+
+/// A definition as YAML.
+///
+/// # Errors
+///
+/// Where it cannot be written as YAML, which no definition made from types causes.
+pub fn yaml(crd: &CustomResourceDefinition) -> anyhow::Result<String> {
+    // By way of JSON: keys come out in one order, and empty fields of the Rust type do not come out at all.
+    let mut value = serde_json::to_value(crd)?;
+    sort(&mut value);
+    Ok(format!("# Generated from api/ by `forebay-operator crds`. Do not edit.\n{}", serde_saphyr::to_string(&value)?))
+}
+
+/// All definitions as one stream of YAML documents.
+///
+/// # Errors
+///
+/// As [`yaml`].
+pub fn stream() -> anyhow::Result<String> {
+    let documents: Vec<String> = forebay_api::definitions().iter().map(yaml).collect::<anyhow::Result<_>>()?;
+    Ok(documents.join("---\n"))
+}
+
+fn sort(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(map) => {
+            let mut entries: Vec<_> = std::mem::take(map).into_iter().collect();
+            entries.sort_by(|a, b| a.0.cmp(&b.0));
+            for (key, mut inner) in entries {
+                sort(&mut inner);
+                // The API server knows no unsigned formats and says so at every apply; the bounds say the same.
+                if key == "format" && inner.as_str().is_some_and(|f| f.starts_with("uint")) {
+                    inner = "int64".into();
+                }
+                map.insert(key, inner);
+            }
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(sort),
+        _ => {}
+    }
+}

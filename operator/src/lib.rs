@@ -1,0 +1,3 @@
+//! The operator of Forebay: makes StorageClusters run.
+
+pub mod crds;
