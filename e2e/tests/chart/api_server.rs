@@ -1,0 +1,245 @@
+//! What a real API server says of the chart: every object taken, Pod Security kept, rights as few as promised. There are
+//! no nodes, and nothing is ever started.
+
+use std::fs;
+use std::time::Duration;
+
+use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_e2e::kubernetes::kubectl::Kubectl;
+use serde_json::{Value, json};
+
+use crate::helm::{NAMESPACE, identity, objects, root, template, template_with};
+use crate::rendered::VALUES;
+
+/// Until a controller of the API server has seen what was applied.
+const SEEN_WITHIN: Duration = Duration::from_secs(60);
+
+/// Takes any object of the kinds that the Prometheus operator would define.
+const MONITORING: &str = r"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: PLURAL.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  scope: Namespaced
+  names: {kind: KIND, plural: PLURAL}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema:
+        openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}
+";
+
+#[test]
+fn a_real_api_server_takes_the_chart_and_keeps_its_promises() {
+    let server = LocalApiServer::start(false).expect("an API server");
+    let kubectl = server.kubectl();
+    definitions_are_established(&kubectl);
+    the_manifests_are_taken(&kubectl);
+    every_set_of_values_is_taken(&kubectl);
+    the_examples_are_taken(&kubectl);
+    pod_security_is_kept_where_it_can_be(&kubectl);
+    accounts_may_do_what_they_must_and_no_more(&kubectl);
+    a_node_agent_writes_its_own_storage_node_only(&kubectl);
+}
+
+fn definitions_are_established(kubectl: &Kubectl) {
+    let kinds = [("servicemonitors", "ServiceMonitor"), ("prometheusrules", "PrometheusRule")];
+    for (plural, kind) in kinds {
+        kubectl.apply(&MONITORING.replace("PLURAL", plural).replace("KIND", kind)).expect("a stand-in");
+    }
+    let crds = root().join("manifests/crds.yaml");
+    kubectl.apply(&fs::read_to_string(crds).expect("the definitions")).expect("the definitions are taken");
+    kubectl
+        .run(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"])
+        .expect("established");
+}
+
+/// Strict: a field that the API does not know is an error, not a warning.
+fn take(kubectl: &Kubectl, yaml: &str, what: &str, further: &[&str]) {
+    let flags = ["apply", "--server-side", "--validate=strict", "--field-manager=chart-test", "-f", "-"];
+    let answer = kubectl.run_with(&[&flags, further].concat(), yaml.as_bytes());
+    let answer = answer.unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    let (taken, wanted) = (answer.lines().count(), objects(yaml).len());
+    assert_eq!(taken, wanted, "{what}: {answer}");
+}
+
+fn the_manifests_are_taken(kubectl: &Kubectl) {
+    take(
+        kubectl,
+        &fs::read_to_string(root().join("manifests/forebay.yaml")).expect("the manifests"),
+        "manifests",
+        &[],
+    );
+}
+
+fn every_set_of_values_is_taken(kubectl: &Kubectl) {
+    // The test's pod is refused where its account, which it comes with, is not there yet.
+    let all = objects(&template(&[]).expect("the chart renders"));
+    for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
+        kubectl.apply(&account.to_string()).expect("an account");
+    }
+    for values in VALUES {
+        take(kubectl, &template_with(values), values, &["--dry-run=server", "--force-conflicts"]);
+    }
+}
+
+fn the_examples_are_taken(kubectl: &Kubectl) {
+    let mut examples = 0;
+    for entry in fs::read_dir(root().join("manifests/examples")).expect("examples") {
+        let path = entry.expect("a file").path();
+        let yaml = fs::read_to_string(&path).expect("an example");
+        take(kubectl, &yaml, &path.display().to_string(), &["--dry-run=server"]);
+        examples += 1;
+    }
+    assert!(examples >= 7, "{examples} examples");
+    // What the notes after an installation tell people to apply.
+    let notes = fs::read_to_string(root().join("charts/forebay/templates/NOTES.txt")).expect("the notes");
+    let cluster =
+        notes.split("<<EOF\n").nth(1).and_then(|text| text.split("EOF").next()).expect("a here-document");
+    let cluster = cluster.replace("{{ .Release.Namespace }}", NAMESPACE);
+    let cluster: Vec<_> = cluster.lines().map(|line| line.strip_prefix("     ").unwrap_or(line)).collect();
+    take(kubectl, &cluster.join("\n"), "the notes' StorageCluster", &["--dry-run=server"]);
+}
+
+/// The pods that the chart's workloads would make, in another namespace.
+fn pods(namespace: &str) -> Vec<(String, Value)> {
+    let rendered = objects(&template(&[]).expect("the chart renders"));
+    let specs = rendered.iter().filter_map(|object| {
+        let spec =
+            if object["kind"] == "Pod" { object.get("spec") } else { object.pointer("/spec/template/spec") };
+        Some((object["metadata"]["name"].as_str()?.to_owned(), spec?.clone()))
+    });
+    specs
+        .map(|(name, spec)| {
+            let metadata = json!({"name": name, "namespace": namespace});
+            let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec});
+            (name, pod)
+        })
+        .collect()
+}
+
+fn pod_security_is_kept_where_it_can_be(kubectl: &Kubectl) {
+    let namespace = "restricted";
+    let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    let object =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}});
+    kubectl.apply(&object.to_string()).expect("a namespace");
+    let mut refused = Vec::new();
+    for (name, pod) in pods(namespace) {
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": pod["spec"]["serviceAccountName"], "namespace": namespace}});
+        kubectl.apply(&account.to_string()).expect("an account");
+        match kubectl.run_with(&["create", "--dry-run=server", "-f", "-"], pod.to_string().as_bytes()) {
+            Ok(_) => {}
+            Err(error) if format!("{error:#}").contains("violates PodSecurity") => refused.push(name),
+            Err(error) => panic!("{name}: {error:#}"),
+        }
+    }
+    assert_eq!(refused, ["forebay-csi-node"], "only mounting needs more than `restricted`");
+}
+
+fn account(name: &str) -> String {
+    format!("--as=system:serviceaccount:{NAMESPACE}:{name}")
+}
+
+fn may(kubectl: &Kubectl, who: &str, verb: &str, what: &str, namespace: &str) -> bool {
+    // Its exit status is the answer too, so errors must be told from a no.
+    let mut command = kubectl.command(kubectl.program());
+    command.args(["auth", "can-i", verb, what, "-n", namespace, &account(who)]);
+    let output = command.output().expect("kubectl runs");
+    match String::from_utf8_lossy(&output.stdout).trim() {
+        "yes" => true,
+        "no" => false,
+        other => panic!("can-i {verb} {what}: {other} {}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
+fn accounts_may_do_what_they_must_and_no_more(kubectl: &Kubectl) {
+    let seen = || Ok(may(kubectl, "forebay-operator", "create", "statefulsets.apps", NAMESPACE));
+    kubectl.wait_until("the rights are seen", SEEN_WITHIN, seen, String::new).expect("the operator's rights");
+    const OURS: &str = NAMESPACE;
+    const OTHERS: &str = "default";
+    let operator = "forebay-operator";
+    let controller = "forebay-csi-controller";
+    let node = "forebay-csi-node";
+    let server = "forebay-server";
+    for (who, verb, what, namespace, expected) in [
+        (operator, "patch", "storageclusters.storage.forebay.io/status", OURS, true),
+        (operator, "patch", "storageclusters.storage.forebay.io", OTHERS, false),
+        (operator, "create", "secrets", OURS, true),
+        (operator, "get", "secrets", OTHERS, false),
+        (operator, "create", "statefulsets.apps", OTHERS, false),
+        (operator, "delete", "pods", OTHERS, false),
+        (operator, "create", "pods", OURS, false),
+        (operator, "patch", "nodes", OURS, false),
+        (operator, "patch", "storageclasses.storage.k8s.io", OURS, true),
+        (operator, "create", "clusterroles.rbac.authorization.k8s.io", OURS, false),
+        (operator, "create", "roles.rbac.authorization.k8s.io", OURS, false),
+        (operator, "update", "leases.coordination.k8s.io/forebay-operator", OURS, true),
+        (operator, "update", "leases.coordination.k8s.io/csi-forebay-io", OURS, false),
+        (controller, "create", "persistentvolumes", OURS, true),
+        (controller, "create", "secrets", OURS, true),
+        (controller, "get", "secrets", OTHERS, false),
+        (controller, "get", "secrets", "kube-system", false),
+        (controller, "update", "secrets", OURS, false),
+        (controller, "patch", "storageclusters.storage.forebay.io", OURS, false),
+        (controller, "update", "leases.coordination.k8s.io/csi-forebay-io", OURS, true),
+        (controller, "update", "leases.coordination.k8s.io/external-resizer-csi-forebay-io", OURS, true),
+        (controller, "update", "leases.coordination.k8s.io/forebay-operator", OURS, false),
+        (controller, "create", "pods", OURS, false),
+        (node, "get", "storageclusters.storage.forebay.io", OURS, true),
+        (node, "patch", "storagenodes.storage.forebay.io/status", OURS, true),
+        (node, "get", "secrets", OURS, false),
+        (node, "get", "secrets", OTHERS, false),
+        (node, "patch", "nodes", OURS, false),
+        (node, "list", "pods", OTHERS, false),
+        (server, "get", "secrets", OURS, false),
+        (server, "get", "storageclusters.storage.forebay.io", OURS, false),
+        (server, "get", "nodes", OURS, false),
+    ] {
+        assert_eq!(may(kubectl, who, verb, what, namespace), expected, "{who} {verb} {what} in {namespace}");
+    }
+}
+
+fn a_node_agent_writes_its_own_storage_node_only(kubectl: &Kubectl) {
+    let storage_node = |name: &str| {
+        let metadata = json!({"name": name});
+        json!({"apiVersion": "storage.forebay.io/v1alpha1", "kind": "StorageNode", "metadata": metadata, "spec": {}})
+    };
+    let agent_of = |node: &str, object: &Value| {
+        let extra = format!("--as-user-extra=authentication.kubernetes.io/node-name={node}");
+        let mut arguments = vec![
+            "apply",
+            "--server-side",
+            "--field-manager=forebay-node-agent",
+            "--validate=ignore",
+            "-f",
+            "-",
+        ];
+        let who = account("forebay-csi-node");
+        arguments.push(&who);
+        if !node.is_empty() {
+            arguments.push(&extra);
+        }
+        kubectl.run_with(&arguments, object.to_string().as_bytes())
+    };
+    // The policy is in force once the API server has compiled it.
+    let refused = || {
+        let answer = agent_of("worker-1", &storage_node("worker-2"));
+        Ok(answer.is_err_and(|error| format!("{error:#}").contains("may not write StorageNode 'worker-2'")))
+    };
+    let explain = || kubectl.run(&["get", "validatingadmissionpolicies", "-o", "yaml"]).unwrap_or_default();
+    kubectl.wait_until("the policy is in force", SEEN_WITHIN, refused, explain).expect("the policy");
+
+    agent_of("worker-1", &storage_node("worker-1")).expect("its own");
+    let anonymous = agent_of("", &storage_node("worker-1")).expect_err("a token that names no node");
+    assert!(format!("{anonymous:#}").contains("may not write StorageNode"), "{anonymous:#}");
+
+    // An administrator is not the policy's business.
+    let own = identity(&storage_node("worker-1"));
+    let spec = r#"{"spec":{"unschedulable":true}}"#;
+    kubectl.run(&["patch", "storagenode", "worker-1", "--type=merge", "-p", spec]).expect(&own);
+    kubectl.apply(&storage_node("worker-3").to_string()).expect("an administrator's");
+}
