@@ -1,10 +1,9 @@
-//! The admin API: gRPC on a unix socket that only the server's user may open.
+//! The admin API: gRPC on a unix socket that only the server's user may open, and over mutual TLS.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_proto::admin::admin_server::Admin;
 use forebay_proto::admin::{self as api};
@@ -14,9 +13,12 @@ use tonic::{Request, Response, Status};
 
 use crate::catalog::{Catalog, CatalogError, Found, Wish, credential};
 use crate::clock;
-use crate::config::PoolQuota;
+use crate::config::{InstanceSection, PoolQuota};
 use crate::eventloop::Loops;
+use crate::health::Health;
+use crate::life::Life;
 use crate::limits::LIST_PAGE_MAX;
+use crate::tls::AdminClientName;
 use crate::volume::{Credential, Protection, Quota};
 
 /// The daemon, as the admin API sees it.
@@ -28,10 +30,21 @@ pub struct AdminService {
     pub server: Arc<Server>,
     /// Event loops.
     pub loops: Loops,
-    /// Set once the server is ending.
-    pub draining: Arc<AtomicBool>,
+    /// Serving, draining, drained.
+    pub life: Arc<Life>,
+    /// What is wrong, and where it is reached.
+    pub health: Arc<Health>,
     /// What does not change.
     pub about: Arc<About>,
+}
+
+/// The transport that there is.
+const TRANSPORT: &str = "tcp";
+
+/// Who asks: the client's name by its certificate, or whoever may open the socket.
+fn caller<T>(request: &Request<T>) -> Arc<str> {
+    let name = request.extensions().get::<AdminClientName>();
+    name.map_or_else(|| "the admin socket".into(), |AdminClientName(name)| Arc::clone(name))
 }
 
 /// What does not change while the server runs.
@@ -45,8 +58,8 @@ pub struct About {
     pub io_engine: &'static str,
     /// Where it listens.
     pub listen: Vec<String>,
-    /// What clients should mount.
-    pub advertise: Vec<String>,
+    /// Name and epoch of the instance.
+    pub instance: InstanceSection,
 }
 
 impl From<CatalogError> for Status {
@@ -143,22 +156,41 @@ impl Admin for AdminService {
         &self,
         _: Request<api::GetServerInfoRequest>,
     ) -> Result<Response<api::GetServerInfoResponse>, Status> {
-        Ok(Response::new(api::GetServerInfoResponse {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            server_guid: self.about.guid.to_string(),
-            started: Some(timestamp(self.about.started)),
-            io_engine: self.about.io_engine.to_owned(),
-            listen_addresses: self.about.listen.clone(),
-            draining: self.draining.load(Ordering::Relaxed),
-            advertised_addresses: self.about.advertise.clone(),
-        }))
+        self.blocking(|this| {
+            let spaces = this.catalog.pools().unwrap_or_default();
+            let volumes = spaces.iter().map(|pool| pool.space.volumes).sum::<usize>();
+            Ok(api::GetServerInfoResponse {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                server_guid: this.about.guid.to_string(),
+                started: Some(timestamp(this.about.started)),
+                io_engine: this.about.io_engine.to_owned(),
+                listen_addresses: this.about.listen.clone(),
+                draining: this.life.is_draining(),
+                advertised_addresses: this.health.advertised(),
+                instance_name: this.about.instance.name.clone(),
+                instance_epoch: this.about.instance.epoch,
+                transports: vec![TRANSPORT.to_owned()],
+                connections: this.loops.connections() as u32,
+                sessions: this.server.session_infos().len() as u32,
+                volumes: volumes as u32,
+                volumes_unserved: this.catalog.unserved().len() as u32,
+                problems: this.health.problems(),
+                drained: this.life.is_drained(),
+            })
+        })
+        .await
     }
 
     async fn create_volume(
         &self,
         request: Request<api::CreateVolumeRequest>,
     ) -> Result<Response<api::CreateVolumeResponse>, Status> {
+        let by = caller(&request);
         let request = request.into_inner();
+        if self.life.is_draining() {
+            return Err(Status::unavailable("the server is draining: try again"));
+        }
+        tracing::debug!(%by, volume = request.volume_id, "asked to make a volume");
         self.blocking(move |this| {
             let wish = Wish {
                 credential: credential_of(request.credentials.as_ref())?,
@@ -179,7 +211,9 @@ impl Admin for AdminService {
         &self,
         request: Request<api::DeleteVolumeRequest>,
     ) -> Result<Response<api::DeleteVolumeResponse>, Status> {
+        let by = caller(&request);
         let request = request.into_inner();
+        tracing::debug!(%by, volume = request.volume_id, force = request.force, "asked to delete a volume");
         self.blocking(move |this| {
             this.catalog.delete(&request.volume_id, request.force)?;
             Ok(api::DeleteVolumeResponse {})
@@ -240,7 +274,9 @@ impl Admin for AdminService {
         &self,
         request: Request<api::SetCredentialsRequest>,
     ) -> Result<Response<api::SetCredentialsResponse>, Status> {
+        let by = caller(&request);
         let request = request.into_inner();
+        tracing::debug!(%by, volume = request.volume_id, "asked to replace credentials");
         self.blocking(move |this| {
             let new = credential_of(request.credentials.as_ref())?;
             this.catalog.set_credentials(&request.volume_id, new, request.keep_previous)?;
@@ -285,6 +321,7 @@ impl Admin for AdminService {
             established: Some(timestamp(info.established)),
             volume_ids: info.volume_ids,
             open_files: info.open_files,
+            transport: TRANSPORT.to_owned(),
         });
         Ok(Response::new(api::ListSessionsResponse { sessions: sessions.collect() }))
     }
@@ -316,6 +353,17 @@ impl Admin for AdminService {
         }
         self.loops.route(&self.server);
         Ok(Response::new(api::CloseSessionResponse {}))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<api::DrainRequest>,
+    ) -> Result<Response<api::DrainResponse>, Status> {
+        let by = caller(&request);
+        let exit = request.into_inner().exit;
+        tracing::info!(%by, exit, "draining is asked for");
+        self.life.drain(exit);
+        Ok(Response::new(api::DrainResponse {}))
     }
 }
 

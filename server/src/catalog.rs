@@ -417,6 +417,13 @@ impl Catalog {
         (all.into_iter().take(limit).map(|(pool, record)| found(pool, record)).collect(), more)
     }
 
+    /// Volumes that are there and cannot be served, each with its pool.
+    #[must_use]
+    pub fn unserved(&self) -> Vec<(String, String)> {
+        let state = self.lock();
+        state.unserved.iter().map(|(pool, unserved)| (pool.clone(), unserved.name.clone())).collect()
+    }
+
     /// All pools.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+pub use crate::advertise::Advertised;
 use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
 
 /// Where the daemon looks for its configuration when it is not told.
@@ -31,6 +32,20 @@ pub struct OptionHelp {
 /// Every option.
 pub const OPTIONS: &[OptionHelp] = &[
     OptionHelp {
+        section: "instance",
+        key: "name",
+        value: "\"\"",
+        set: false,
+        help: "Name of this instance, 1 to 63 of a-z, 0-9 and '-', as told by the admin API. An operator sets it; \"\": none.",
+    },
+    OptionHelp {
+        section: "instance",
+        key: "epoch",
+        value: "0",
+        set: false,
+        help: "A number that grows whenever the instance is started anew somewhere, as told by the admin API.",
+    },
+    OptionHelp {
         section: "server",
         key: "listen",
         value: "[\"[::]:445\"]",
@@ -42,7 +57,7 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "advertise",
         value: "[]",
         set: false,
-        help: "Addresses that clients should mount, \"host:port\" or \"ip:port\", as told by the admin API. Empty: those it listens on.",
+        help: "Addresses that clients should mount, as told by the admin API: \"host:port\" or \"ip:port\"; \"10.1.0.0/16\" for this machine's addresses in that network, \"interface:eth1\" for those of an interface, each with the port it listens on. Where there is a network or an interface, clients are told of no other addresses for multichannel. Empty: those it listens on. `--advertise` and FOREBAY_ADVERTISE override it.",
     },
     OptionHelp {
         section: "server",
@@ -108,6 +123,41 @@ pub const OPTIONS: &[OptionHelp] = &[
         help: "Unix socket of the admin API (gRPC), mode 0600. Whoever may open it may do everything.",
     },
     OptionHelp {
+        section: "admin",
+        key: "listen",
+        value: "\"\"",
+        set: false,
+        help: "Address of the admin API over mutual TLS 1.3, \"ip:port\"; \"\": the socket alone. Needs certificate, key and client_ca.",
+    },
+    OptionHelp {
+        section: "admin",
+        key: "certificate",
+        value: "\"\"",
+        set: false,
+        help: "PEM file with the server's certificate and what it was signed with. It, key and client_ca are looked at every few seconds: a change counts for the next connection, without a restart.",
+    },
+    OptionHelp {
+        section: "admin",
+        key: "key",
+        value: "\"\"",
+        set: false,
+        help: "PEM file with the certificate's private key.",
+    },
+    OptionHelp {
+        section: "admin",
+        key: "client_ca",
+        value: "\"\"",
+        set: false,
+        help: "PEM file with the authorities that sign clients' certificates.",
+    },
+    OptionHelp {
+        section: "admin",
+        key: "allowed_clients",
+        value: "[\"forebay-operator\", \"forebay-csi\"]",
+        set: false,
+        help: "Who may use the admin API over TLS: a DNS or URI name of the client's certificate, or its common name.",
+    },
+    OptionHelp {
         section: "http",
         key: "listen",
         value: "\"127.0.0.1:9445\"",
@@ -140,7 +190,14 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "path",
         value: "\"/var/lib/forebay\"",
         set: true,
-        help: "Directory that holds the pool's volumes and their records. It must exist, and belongs to one server at a time.",
+        help: "Directory that holds the pool's volumes and their records. It must exist (or see create), and belongs to one server at a time.",
+    },
+    OptionHelp {
+        section: "[pool]",
+        key: "create",
+        value: "false",
+        set: false,
+        help: "Make the directory, mode 0700, where it does not exist. The directory above it must.",
     },
     OptionHelp {
         section: "[pool]",
@@ -199,6 +256,8 @@ pub enum ConfigError {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// `[instance]`
+    pub instance: InstanceSection,
     /// `[server]`
     pub server: ServerSection,
     /// `[admin]`
@@ -211,6 +270,16 @@ pub struct Config {
     pub pool: Vec<PoolSection>,
 }
 
+/// `[instance]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InstanceSection {
+    /// Name of this instance; empty for none.
+    pub name: String,
+    /// Grows with each start somewhere.
+    pub epoch: u64,
+}
+
 /// `[server]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -218,7 +287,7 @@ pub struct ServerSection {
     /// Addresses of the SMB transport.
     pub listen: Vec<SocketAddr>,
     /// Addresses that clients should mount.
-    pub advertise: Vec<String>,
+    pub advertise: Vec<Advertised>,
     /// Name in NTLM target information.
     pub name: String,
     /// Whether sessions must be signed.
@@ -268,14 +337,34 @@ impl ServerSection {
 pub struct AdminSection {
     /// Path of the unix socket.
     pub socket: PathBuf,
+    /// Address for mutual TLS, or empty for none.
+    pub listen: String,
+    /// PEM file of the certificate and its chain.
+    pub certificate: PathBuf,
+    /// PEM file of its key.
+    pub key: PathBuf,
+    /// PEM file of the authorities of clients.
+    pub client_ca: PathBuf,
+    /// Names of clients.
+    pub allowed_clients: Vec<String>,
 }
 
 /// Where the admin socket is unless the configuration says otherwise.
 pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 
+/// Who may use the admin API over TLS unless the configuration says otherwise.
+pub const ADMIN_CLIENTS: [&str; 2] = ["forebay-operator", "forebay-csi"];
+
 impl Default for AdminSection {
     fn default() -> Self {
-        Self { socket: PathBuf::from(ADMIN_SOCKET) }
+        Self {
+            socket: PathBuf::from(ADMIN_SOCKET),
+            listen: String::new(),
+            certificate: PathBuf::new(),
+            key: PathBuf::new(),
+            client_ca: PathBuf::new(),
+            allowed_clients: ADMIN_CLIENTS.map(str::to_owned).to_vec(),
+        }
     }
 }
 
@@ -317,6 +406,9 @@ pub struct PoolSection {
     pub name: String,
     /// Directory.
     pub path: PathBuf,
+    /// Make it where it is not there.
+    #[serde(default)]
+    pub create: bool,
     /// How capacity is enforced.
     #[serde(default)]
     pub quota: PoolQuota,
@@ -485,8 +577,14 @@ impl Config {
         if !(1..=WORKERS_MAX).contains(&s.workers) {
             return server("workers", &format!("must be from 1 to {WORKERS_MAX}"));
         }
-        if !self.admin.socket.is_absolute() {
-            return Err(("admin", 0, "socket", "must be an absolute path".to_owned()));
+        self.check_admin()?;
+        if !self.instance.name.is_empty() && !is_label(&self.instance.name) {
+            return Err((
+                "instance",
+                0,
+                "name",
+                "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit".to_owned(),
+            ));
         }
         if !self.http.listen.is_empty() && self.http.listen.parse::<SocketAddr>().is_err() {
             return Err(("http", 0, "listen", "must be \"ip:port\", or \"\" for none".to_owned()));
@@ -524,6 +622,36 @@ impl Config {
             if !(pool.overcommit.is_finite() && (0.0..=1000.0).contains(&pool.overcommit)) {
                 return bad("overcommit", "must be a number from 0 to 1000");
             }
+        }
+        Ok(())
+    }
+
+    fn check_admin(&self) -> Result<(), (&'static str, usize, &'static str, String)> {
+        let wrong = |key, message: &str| Err(("admin", 0, key, message.to_owned()));
+        let a = &self.admin;
+        if !a.socket.is_absolute() {
+            return wrong("socket", "must be an absolute path");
+        }
+        if a.listen.is_empty() {
+            return Ok(());
+        }
+        if a.listen.parse::<SocketAddr>().is_err() {
+            return wrong("listen", "must be \"ip:port\", or \"\" for none");
+        }
+        // Whoever reaches the admin API may delete every volume: over a network there is no way to it without TLS.
+        for (key, path) in [("certificate", &a.certificate), ("key", &a.key), ("client_ca", &a.client_ca)] {
+            if path.as_os_str().is_empty() {
+                return wrong(
+                    key,
+                    "admin.listen is served over mutual TLS alone: name the PEM file, or take admin.listen away",
+                );
+            }
+            if !path.is_absolute() {
+                return wrong(key, "must be an absolute path");
+            }
+        }
+        if a.allowed_clients.is_empty() || a.allowed_clients.iter().any(String::is_empty) {
+            return wrong("allowed_clients", "name at least one client, and none by an empty name");
         }
         Ok(())
     }
@@ -679,6 +807,21 @@ mod tests {
         assert!(error(&format!("{pool}quota = \"soft\"\n")).contains("server.toml:4: "));
         let missing = Config::read(Path::new("/nowhere/server.toml")).expect_err("not there").to_string();
         assert!(missing.contains("/nowhere/server.toml") && missing.contains("sample-config"), "{missing}");
+    }
+
+    #[test]
+    fn the_admin_api_is_not_served_over_a_network_without_tls() {
+        let pool = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
+        let admin = |lines: &str| error(&format!("{pool}[admin]\nlisten = \"0.0.0.0:9444\"\n{lines}"));
+        assert!(admin("").contains("admin.certificate: admin.listen is served over mutual TLS alone"));
+        let two = "certificate = \"/c\"\nkey = \"/k\"\n";
+        assert!(admin(two).contains("admin.client_ca: "));
+        assert!(admin(&format!("{two}client_ca = \"ca\"\n")).contains("must be an absolute path"));
+        let nobody = format!("{two}client_ca = \"/ca\"\nallowed_clients = []\n");
+        assert!(admin(&nobody).contains("server.toml:9: admin.allowed_clients"), "{}", admin(&nobody));
+        let right = format!("{pool}[admin]\nlisten = \"0.0.0.0:9444\"\n{two}client_ca = \"/ca\"\n");
+        let config = Config::parse("server.toml", &right).expect("all is named");
+        assert_eq!(config.admin.allowed_clients, ADMIN_CLIENTS);
     }
 
     #[test]

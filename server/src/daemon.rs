@@ -4,16 +4,17 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_proto::admin::admin_server::AdminServer;
 use forebay_smb::engine::{Encryption as WireEncryption, Server, ServerConfig};
 use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::transport::server::Connected;
 use tracing::{debug, error, info, warn};
 
 use crate::admin::{self, About, AdminService, SocketError};
@@ -23,15 +24,20 @@ use crate::catalog::Catalog;
 use crate::clock;
 use crate::config::{Config, Encryption, IoEngine, Signing};
 use crate::eventloop::{EventLoop, Inbox, Loops, Shared};
+use crate::health::Health;
 use crate::http;
 use crate::interfaces;
 use crate::io::Waker;
 use crate::io::readiness::Readiness;
 use crate::io::uring::{self, Unavailable, Uring};
 use crate::io::workers::Workers;
-use crate::limits::{ADMIN_REQUEST_BYTES_MAX, BUFFER_BYTES_MAX, LISTEN_BACKLOG};
+use crate::life::Life;
+use crate::limits::{
+    ADMIN_KEEPALIVE_INTERVAL, ADMIN_REQUEST_BYTES_MAX, ADMIN_STREAMS_MAX, BUFFER_BYTES_MAX, LISTEN_BACKLOG,
+};
 use crate::metrics::{Metrics, PoolSpace};
 use crate::pool::{Pool, PoolError};
+use crate::tls::{self, Certificates, TlsError};
 
 /// How often the list of this machine's addresses is renewed.
 const INTERFACES_REFRESH: Duration = Duration::from_secs(30);
@@ -68,6 +74,9 @@ pub enum DaemonError {
     /// A pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// Certificates of the admin API.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The admin socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -107,6 +116,7 @@ impl DaemonError {
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
+            Self::Tls(_) => Exit::Config,
             Self::Pool(_) => Exit::Pool,
             Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
             Self::Engine(_) => Exit::Engine,
@@ -132,6 +142,13 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         config.server.listen.iter().map(|a| bind("server.listen", *a)).collect::<Result<Vec<_>, _>>()?;
     let http = match config.http.listen.parse() {
         Ok(address) => Some(bind("http.listen", address)?),
+        Err(_) => None,
+    };
+    let admin_tls = match config.admin.listen.parse() {
+        Ok(address) => {
+            let certificates = Arc::new(Certificates::load(&config.admin)?);
+            Some((bind("admin.listen", address)?, certificates))
+        }
         Err(_) => None,
     };
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
@@ -168,20 +185,26 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     let (ended, has_ended) = mpsc::unbounded_channel();
     let threads = start_loops(&shared, &inboxes, use_uring, &ended)?;
     drop(ended);
-    let addresses: Vec<String> =
-        listeners.iter().filter_map(|l| l.local_addr().ok()).map(|address| address.to_string()).collect();
-    let advertise =
-        if config.server.advertise.is_empty() { addresses.clone() } else { config.server.advertise.clone() };
+    let listening: Vec<SocketAddr> = listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
+    let listen = listening.iter().map(ToString::to_string).collect();
+    let health = Arc::new(Health {
+        catalog: Arc::clone(&catalog),
+        certificates: admin_tls.as_ref().map(|(_, certificates)| Arc::clone(certificates)),
+        advertise: config.server.advertise.clone(),
+        listening,
+    });
     let service = AdminService {
         catalog,
         server,
         loops: loops.clone(),
-        draining: Arc::default(),
-        about: Arc::new(About { guid, started, io_engine, listen: addresses, advertise }),
+        life: Arc::default(),
+        health,
+        about: Arc::new(About { guid, started, io_engine, listen, instance: config.instance.clone() }),
     };
     let daemon = Daemon {
         socket: config.admin.socket.clone(),
         drain_time_max: config.server.drain_time_max(),
+        admin_tls,
         service,
         metrics,
         listeners,
@@ -302,6 +325,7 @@ fn start_loops(
 struct Daemon {
     socket: PathBuf,
     drain_time_max: Duration,
+    admin_tls: Option<(TcpListener, Arc<Certificates>)>,
     service: AdminService,
     metrics: Arc<Metrics>,
     listeners: Vec<TcpListener>,
@@ -313,35 +337,35 @@ impl Daemon {
     /// Keeps the protocol's list of interfaces true: addresses come and go while a server runs.
     fn announce_interfaces(&self) {
         let server = Arc::clone(&self.service.server);
-        let listening: Vec<SocketAddr> = self.listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
+        let health = Arc::clone(&self.service.health);
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(INTERFACES_REFRESH);
             loop {
                 tick.tick().await;
-                server.set_interfaces(interfaces::current(&listening));
+                server.set_interfaces(interfaces::current(&health.listening, &health.advertise));
             }
         });
     }
 
-    async fn serve(self, mut has_ended: mpsc::UnboundedReceiver<()>) -> Result<(), DaemonError> {
+    async fn serve(mut self, mut has_ended: mpsc::UnboundedReceiver<()>) -> Result<(), DaemonError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(system("handling SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("handling SIGINT"))?;
         let admin_listener = admin::listen(&self.socket)?;
-        let admin_service =
-            AdminServer::new(self.service.clone()).max_decoding_message_size(ADMIN_REQUEST_BYTES_MAX);
-        let admin = tonic::transport::Server::builder()
-            .add_service(admin_service)
-            .serve_with_incoming(UnixListenerStream::new(admin_listener));
-        tokio::spawn(async move {
-            if let Err(error) = admin.await {
-                error!(%error, "the admin API ended");
-            }
-        });
+        serve_admin(self.service.clone(), UnixListenerStream::new(admin_listener));
+        let mut admin_address = None;
+        if let Some((listener, certificates)) = self.admin_tls.take() {
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(system("admin.listen"))?;
+            admin_address = listener.local_addr().ok();
+            let incoming = tls::accept(listener, Arc::clone(&certificates));
+            serve_admin(self.service.clone(), ReceiverStream::new(incoming));
+            tokio::spawn(certificates.keep_fresh());
+        }
         self.announce_interfaces();
-        let draining: Arc<AtomicBool> = Arc::clone(&self.service.draining);
+        let life: Arc<Life> = Arc::clone(&self.service.life);
         if let Some(listener) = self.http {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(system("http"))?;
-            let router = http::router(Arc::clone(&self.metrics), Arc::clone(&draining));
+            let health = Arc::clone(&self.service.health);
+            let router = http::router(Arc::clone(&self.metrics), Arc::clone(&life), health);
             tokio::spawn(async move {
                 if let Err(error) = axum::serve(listener, router).await {
                     error!(%error, "the HTTP endpoints ended");
@@ -357,28 +381,65 @@ impl Daemon {
         let about = &self.service.about;
         info!(
             version = env!("CARGO_PKG_VERSION"), listen = ?about.listen, admin = %self.socket.display(),
-            io_engine = about.io_engine, guid = %about.guid, "serving"
+            admin_tls = ?admin_address, io_engine = about.io_engine, guid = %about.guid, "serving"
         );
+        let mut signalled = false;
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = has_ended.recv() => {}
+            () = either(&mut terminate, &mut interrupt) => signalled = true,
+            _ = has_ended.recv() => life.drain(true),
+            () = life.drain_asked() => {}
         }
-        draining.store(true, Ordering::Relaxed);
+        life.begin_draining();
         info!(seconds_max = self.drain_time_max.as_secs(), "draining");
         for acceptor in acceptors {
             acceptor.abort();
         }
         self.service.loops.drain(Instant::now() + self.drain_time_max);
-        let result = tokio::select! {
-            result = join(self.threads) => result,
-            () = either(&mut terminate, &mut interrupt) => Err(DaemonError::Impatient),
+        let mut joined = std::pin::pin!(join(self.threads));
+        let result = loop {
+            tokio::select! {
+                result = &mut joined => break result,
+                () = either(&mut terminate, &mut interrupt) => {
+                    // The first one, where an administrator has asked for draining, asks for the end.
+                    if std::mem::replace(&mut signalled, true) {
+                        break Err(DaemonError::Impatient);
+                    }
+                }
+            }
         };
+        life.set_drained();
+        if result.is_ok() && !signalled {
+            info!("drained");
+            tokio::select! {
+                () = life.exit_asked() => {}
+                () = either(&mut terminate, &mut interrupt) => {}
+            }
+        }
         // Gone, or another server's by now: either way nobody is harmed.
         let _ = std::fs::remove_file(&self.socket);
         info!("ended");
         result
     }
+}
+
+/// Serves the admin API to those who come, until the runtime ends.
+fn serve_admin<S, I>(service: AdminService, incoming: S)
+where
+    S: tokio_stream::Stream<Item = std::io::Result<I>> + Send + 'static,
+    I: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let service = AdminServer::new(service).max_decoding_message_size(ADMIN_REQUEST_BYTES_MAX);
+    let admin = tonic::transport::Server::builder()
+        .max_concurrent_streams(ADMIN_STREAMS_MAX)
+        .http2_keepalive_interval(Some(ADMIN_KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(ADMIN_KEEPALIVE_INTERVAL))
+        .add_service(service)
+        .serve_with_incoming(incoming);
+    tokio::spawn(async move {
+        if let Err(error) = admin.await {
+            error!(%error, "the admin API ended");
+        }
+    });
 }
 
 async fn either(terminate: &mut Signal, interrupt: &mut Signal) {

@@ -6,36 +6,49 @@ use std::path::Path;
 use forebay_smb::engine::NetworkInterface;
 use tracing::warn;
 
+use crate::advertise::{Advertised, Local, is_link_local};
+
 /// What an interface without a speed of its own (bridges, veth) counts as, as Linux clients count it.
 const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
 
 /// This machine's addresses that `listening` reaches, as they are now. Loopback only where it is listened on by name;
-/// link-local ones never: a client on another machine cannot use them.
+/// link-local ones never: a client on another machine cannot use them. Where `advertise` chooses among them, only those
+/// that it takes: a node has addresses that no client reaches, those of bridges of its pods for example.
 #[must_use]
-pub fn current(listening: &[SocketAddr]) -> Vec<NetworkInterface> {
-    let found = if_addrs::get_if_addrs().unwrap_or_else(|error| {
-        warn!(%error, "listing network interfaces");
-        Vec::new()
-    });
-    found
+pub fn current(listening: &[SocketAddr], advertise: &[Advertised]) -> Vec<NetworkInterface> {
+    let chooses = advertise.iter().any(Advertised::chooses);
+    let is_taken = |interface: &if_addrs::Interface| {
+        let local = Local { interface: interface.name.clone(), address: interface.ip() };
+        !chooses || advertise.iter().any(|entry| entry.takes(&local))
+    };
+    found()
         .into_iter()
-        .filter(|interface| is_offered(interface.ip(), listening))
+        .filter(|interface| is_offered(interface.ip(), listening) && is_taken(interface))
         .map(|interface| describe(&interface.name, interface.index.unwrap_or(0), interface.ip()))
         .collect()
 }
 
+/// All addresses of this machine.
+#[must_use]
+pub fn locals() -> Vec<Local> {
+    found().into_iter().map(|i| Local { address: i.ip(), interface: i.name }).collect()
+}
+
+fn found() -> Vec<if_addrs::Interface> {
+    if_addrs::get_if_addrs().unwrap_or_else(|error| {
+        warn!(%error, "listing network interfaces");
+        Vec::new()
+    })
+}
+
 fn is_offered(address: IpAddr, listening: &[SocketAddr]) -> bool {
-    let link_local = match address {
-        IpAddr::V4(a) => a.is_link_local(),
-        IpAddr::V6(a) => a.is_unicast_link_local(),
-    };
     let by_name = listening.iter().any(|l| l.ip() == address);
     let by_any = listening.iter().any(|l| match l.ip() {
         IpAddr::V4(any) => any.is_unspecified() && address.is_ipv4(),
         // Dual-stack: "[::]" takes IPv4 too.
         IpAddr::V6(any) => any.is_unspecified(),
     });
-    !link_local && (by_name || by_any && !address.is_loopback())
+    !is_link_local(address) && (by_name || by_any && !address.is_loopback())
 }
 
 fn describe(name: &str, index: u32, address: IpAddr) -> NetworkInterface {
@@ -82,9 +95,14 @@ mod tests {
 
     #[test]
     fn this_machine_has_the_interface_it_listens_on() {
-        let found = current(&["127.0.0.1:445".parse().expect("an address")]);
+        let listening = ["127.0.0.1:445".parse().expect("an address")];
+        let found = current(&listening, &[]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].address, IpAddr::from([127, 0, 0, 1]));
         assert!(found[0].speed_bits_per_second > 0);
+        let entry = |text: &str| vec![text.parse::<Advertised>().expect("an entry")];
+        assert_eq!(current(&listening, &entry("interface:lo")).len(), 1);
+        assert_eq!(current(&listening, &entry("storage.example:445")).len(), 1);
+        assert_eq!(current(&listening, &entry("192.0.2.0/24")).len(), 0);
     }
 }

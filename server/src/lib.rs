@@ -4,6 +4,7 @@
 //! systems behind its volumes, their records and quotas, and the daemon's configuration, administration and metrics.
 
 pub mod admin;
+pub mod advertise;
 pub mod backend;
 pub mod buffers;
 pub mod catalog;
@@ -12,12 +13,15 @@ pub mod clock;
 pub mod config;
 pub mod daemon;
 pub mod eventloop;
+pub mod health;
 pub mod http;
 pub mod interfaces;
 pub mod io;
+pub mod life;
 pub mod limits;
 pub mod log;
 pub mod metrics;
 pub mod pool;
+pub mod tls;
 pub mod transport;
 pub mod volume;

@@ -69,6 +69,20 @@ pub const RECORD_BYTES_MAX: u64 = 1024 * 1024;
 pub const PROJECT_ID_FIRST: u32 = 0x0F0B_0000;
 /// Bytes of one request to the admin API.
 pub const ADMIN_REQUEST_BYTES_MAX: usize = 256 * 1024;
+/// Connections to the admin API over TLS; further ones wait to be accepted.
+pub const ADMIN_CONNECTIONS_MAX: usize = 256;
+/// Time for a TLS handshake.
+pub const ADMIN_HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Requests of one connection to the admin API at once.
+pub const ADMIN_STREAMS_MAX: u32 = 64;
+/// Silence of a connection to the admin API after which it is asked whether it is alive, and time to answer that.
+pub const ADMIN_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// How often the files of the admin API's certificates are looked at.
+pub const CERTIFICATES_REFRESH: Duration = Duration::from_secs(3);
+/// Bytes of a file of certificates.
+pub const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
+/// The port of SMB over TCP.
+pub const SMB_PORT: u16 = 445;
 /// Attempts at an operation that another one keeps getting in the way of.
 pub const RACE_ATTEMPTS_MAX: usize = 16;
 /// Bytes fetched by one getdents call.

@@ -116,6 +116,20 @@ impl Pool {
     /// # Errors
     /// Why it cannot be used.
     pub fn open(section: &PoolSection) -> Result<(Self, Vec<Unserved>), PoolError> {
+        if section.create && !section.path.is_dir() {
+            make_private_directory(&section.path).map_err(|error| PoolError::Io {
+                pool: section.name.clone(),
+                what: format!("making {}", section.path.display()),
+                error,
+            })?;
+            if let Some(above) = section.path.parent() {
+                sync_directory(above).map_err(|error| PoolError::Io {
+                    pool: section.name.clone(),
+                    what: format!("syncing {}", above.display()),
+                    error,
+                })?;
+            }
+        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory =
             rustix::fs::open(&section.path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -444,7 +458,13 @@ mod tests {
     use crate::volume::Protection;
 
     fn section(path: &Path) -> PoolSection {
-        PoolSection { name: "p".to_owned(), path: path.to_owned(), quota: PoolQuota::None, overcommit: 1.0 }
+        PoolSection {
+            name: "p".to_owned(),
+            path: path.to_owned(),
+            create: false,
+            quota: PoolQuota::None,
+            overcommit: 1.0,
+        }
     }
 
     fn record(id: &str, quota: Quota) -> Record {

@@ -22,6 +22,30 @@ pub struct GetServerInfoResponse {
     /// as configured; the listen addresses where none are configured.
     #[prost(string, repeated, tag = "7")]
     pub advertised_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of the configuration; empty and 0 where it names none.
+    #[prost(string, tag = "8")]
+    pub instance_name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "9")]
+    pub instance_epoch: u64,
+    /// SMB transports in use: "tcp".
+    #[prost(string, repeated, tag = "10")]
+    pub transports: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Connections of the SMB transports, and sessions on them.
+    #[prost(uint32, tag = "11")]
+    pub connections: u32,
+    #[prost(uint32, tag = "12")]
+    pub sessions: u32,
+    /// Volumes served, and those that are there and could not be.
+    #[prost(uint32, tag = "13")]
+    pub volumes: u32,
+    #[prost(uint32, tag = "14")]
+    pub volumes_unserved: u32,
+    /// What is wrong though it serves, one sentence each; empty when all is well.
+    #[prost(string, repeated, tag = "15")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Draining is over: no connection is left.
+    #[prost(bool, tag = "16")]
+    pub drained: bool,
 }
 /// What a volume's clients must log in with. Never logged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -204,6 +228,9 @@ pub struct Session {
     pub volume_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "9")]
     pub open_files: u32,
+    /// "tcp".
+    #[prost(string, tag = "10")]
+    pub transport: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSessionsRequest {}
@@ -247,6 +274,15 @@ pub struct CloseSessionRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CloseSessionResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRequest {
+    /// End the process with 0 afterwards, as SIGTERM does; else it stays, drained,
+    /// and answers the admin API.
+    #[prost(bool, tag = "1")]
+    pub exit: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainResponse {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Quota {
@@ -690,6 +726,31 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "CloseSession"));
             self.inner.unary(req, path, codec).await
         }
+        /// Takes no more connections and requests, finishes those in flight, and ends
+        /// the connections; clients connect again and repeat what was not answered.
+        /// Answers at once: GetServerInfo says how far it is. Cannot be taken back;
+        /// draining again changes nothing but may add exit.
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/Drain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("forebay.admin.v1.Admin", "Drain"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -801,6 +862,14 @@ pub mod admin_server {
             tonic::Response<super::CloseSessionResponse>,
             tonic::Status,
         >;
+        /// Takes no more connections and requests, finishes those in flight, and ends
+        /// the connections; clients connect again and repeat what was not answered.
+        /// Answers at once: GetServerInfo says how far it is. Cannot be taken back;
+        /// draining again changes nothing but may add exit.
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct AdminServer<T> {
@@ -1352,6 +1421,49 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CloseSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::DrainRequest>
+                    for DrainSvc<T> {
+                        type Response = super::DrainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

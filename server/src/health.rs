@@ -1,0 +1,51 @@
+//! What is wrong though the server serves, and where it is to be reached.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::advertise::{self, Advertised};
+use crate::catalog::Catalog;
+use crate::interfaces;
+use crate::tls::Certificates;
+
+/// Looks at what may be wrong, each time it is asked.
+pub struct Health {
+    /// Volumes.
+    pub catalog: Arc<Catalog>,
+    /// Of the admin API over TLS.
+    pub certificates: Option<Arc<Certificates>>,
+    /// As configured.
+    pub advertise: Vec<Advertised>,
+    /// Where SMB listens.
+    pub listening: Vec<SocketAddr>,
+}
+
+impl Health {
+    /// The addresses that clients should mount.
+    #[must_use]
+    pub fn advertised(&self) -> Vec<String> {
+        advertise::resolve(&self.advertise, &self.locals(), &self.listening).0
+    }
+
+    fn locals(&self) -> Vec<advertise::Local> {
+        if self.advertise.iter().any(Advertised::chooses) { interfaces::locals() } else { Vec::new() }
+    }
+
+    /// One sentence for each thing that is wrong. It may ask file systems: not for threads that must not wait.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (pool, name) in self.catalog.unserved() {
+            problems.push(format!("volume {name} of pool {pool} is not served: the log says why"));
+        }
+        if let Err(error) = self.catalog.pools() {
+            problems.push(error.to_string());
+        }
+        let locals = self.locals();
+        for entry in advertise::resolve(&self.advertise, &locals, &self.listening).1 {
+            problems.push(format!("server.advertise: {entry} is no address of this machine"));
+        }
+        problems.extend(self.certificates.as_ref().and_then(|certificates| certificates.problem()));
+        problems
+    }
+}

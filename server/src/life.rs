@@ -1,0 +1,92 @@
+//! How far the server's life is: serving, draining, drained.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tokio::sync::watch;
+
+const SERVING: u8 = 0;
+const DRAINING: u8 = 1;
+const DRAINED: u8 = 2;
+
+/// What an administrator asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Wish {
+    drain: bool,
+    exit: bool,
+}
+
+/// The state of the server's life, shared by all who ask or decide.
+#[derive(Debug)]
+pub struct Life {
+    phase: AtomicU8,
+    wish: watch::Sender<Wish>,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self { phase: AtomicU8::new(SERVING), wish: watch::Sender::default() }
+    }
+}
+
+impl Life {
+    /// Whether it takes no more connections and requests.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) >= DRAINING
+    }
+
+    /// Whether no connection is left either.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == DRAINED
+    }
+
+    pub(crate) fn begin_draining(&self) {
+        self.phase.fetch_max(DRAINING, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_drained(&self) {
+        self.phase.fetch_max(DRAINED, Ordering::Relaxed);
+    }
+
+    /// Asks for draining, and with `exit` for the end after it. What was asked for before stays asked for.
+    pub fn drain(&self, exit: bool) {
+        self.begin_draining();
+        self.wish.send_modify(|wish| *wish = Wish { drain: true, exit: wish.exit || exit });
+    }
+
+    /// Returns once draining was asked for.
+    pub(crate) async fn drain_asked(&self) {
+        self.asked(|wish| wish.drain).await;
+    }
+
+    /// Returns once the end was asked for.
+    pub(crate) async fn exit_asked(&self) {
+        self.asked(|wish| wish.exit).await;
+    }
+
+    async fn asked(&self, of: impl Fn(&Wish) -> bool) {
+        // The sender lives as long as this does.
+        let _ = self.wish.subscribe().wait_for(|wish| of(wish)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_wish_is_kept_and_can_only_grow() {
+        let life = Life::default();
+        assert!(!life.is_draining());
+        life.drain(false);
+        assert!(life.is_draining() && !life.is_drained());
+        life.drain_asked().await;
+        life.drain(true);
+        life.drain(false);
+        life.exit_asked().await;
+        life.set_drained();
+        life.begin_draining();
+        assert!(life.is_drained());
+    }
+}
