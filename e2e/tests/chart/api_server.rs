@@ -8,7 +8,7 @@ use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::kubectl::Kubectl;
 use serde_json::{Value, json};
 
-use crate::helm::{NAMESPACE, identity, objects, root, template, template_with};
+use crate::helm::{self, NAMESPACE, identity, objects, root, template, template_with};
 use crate::rendered::VALUES;
 
 /// Until a controller of the API server has seen what was applied.
@@ -35,6 +35,7 @@ spec:
 fn a_real_api_server_takes_the_chart_and_keeps_its_promises() {
     let server = LocalApiServer::start(false).expect("an API server");
     let kubectl = server.kubectl();
+    helm_installs_upgrades_and_leaves_only_the_definitions(&kubectl);
     definitions_are_established(&kubectl);
     the_manifests_are_taken(&kubectl);
     every_set_of_values_is_taken(&kubectl);
@@ -42,6 +43,40 @@ fn a_real_api_server_takes_the_chart_and_keeps_its_promises() {
     pod_security_is_kept_where_it_can_be(&kubectl);
     accounts_may_do_what_they_must_and_no_more(&kubectl);
     a_node_agent_writes_its_own_storage_node_only(&kubectl);
+}
+
+fn helm(kubectl: &Kubectl, arguments: &[&str]) -> String {
+    let run = helm::run_at(Some(kubectl.kubeconfig()), arguments);
+    run.unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// As a user does it; without nodes, so nothing is waited for.
+fn helm_installs_upgrades_and_leaves_only_the_definitions(kubectl: &Kubectl) {
+    let ours = || {
+        let everything = [
+            "deployments,daemonsets,services,serviceaccounts,configmaps,roles,rolebindings,poddisruptionbudgets",
+            "networkpolicies,pods,secrets,clusterroles,clusterrolebindings,csidrivers",
+            "validatingadmissionpolicies,validatingadmissionpolicybindings",
+        ];
+        let list = kubectl
+            .get(&["-A", "-l", "app.kubernetes.io/part-of=forebay", &everything.join(",")])
+            .expect("a list");
+        list["items"].as_array().expect("items").iter().map(identity).collect::<Vec<_>>()
+    };
+    let release = ["forebay", "charts/forebay", "--namespace", NAMESPACE];
+    let notes = helm(kubectl, &[&["install"], &release[..], &["--create-namespace"]].concat());
+    assert!(notes.contains("kind: StorageCluster"), "{notes}");
+    let rendered = objects(&template(&["--set", "test.enabled=false"]).expect("the chart renders")).len();
+    assert_eq!(ours().len(), rendered, "{:?}", ours());
+
+    let fewer = helm::file("values/minimal.yaml");
+    helm(kubectl, &[&["upgrade"], &release[..], &["--values", fewer.to_str().expect("UTF-8")]].concat());
+    assert!(ours().iter().all(|name| !name.contains("NetworkPolicy")), "{:?}", ours());
+
+    helm(kubectl, &["uninstall", "forebay", "--namespace", NAMESPACE]);
+    assert_eq!(ours(), Vec::<String>::new());
+    let definitions = kubectl.run(&["get", "crd", "-o", "name"]).expect("a list");
+    assert!(definitions.contains("storageclusters.storage.forebay.io"), "{definitions}");
 }
 
 fn definitions_are_established(kubectl: &Kubectl) {

@@ -28,20 +28,22 @@ pub(crate) fn file(name: &str) -> PathBuf {
     root().join("e2e/tests/chart").join(name)
 }
 
-fn command(arguments: &[&str]) -> Command {
+/// Runs it; its standard output, or what it complained about.
+pub(crate) fn run(arguments: &[&str]) -> Result<String> {
+    run_at(None, arguments)
+}
+
+/// Same, against a cluster.
+pub(crate) fn run_at(kubeconfig: Option<&Path>, arguments: &[&str]) -> Result<String> {
     let mut helm = Command::new(HELM.path("helm"));
     // The user's own plugins, repositories and clusters play no part.
-    let nowhere = std::env::temp_dir().join("forebay-no-helm");
+    let nowhere = Path::new(env!("CARGO_TARGET_TMPDIR")).join("helm");
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         helm.env(variable, &nowhere);
     }
-    helm.env_remove("KUBECONFIG").current_dir(root()).args(arguments);
-    helm
-}
-
-/// Runs it; its standard output, or what it complained about.
-pub(crate) fn run(arguments: &[&str]) -> Result<String> {
-    output_of(command(arguments), b"").with_context(|| format!("helm {}", arguments.join(" ")))
+    helm.env("KUBECONFIG", kubeconfig.unwrap_or(Path::new("/nonexistent")));
+    helm.current_dir(root()).args(arguments);
+    output_of(helm, b"").with_context(|| format!("helm {}", arguments.join(" ")))
 }
 
 /// The rendered chart, hooks included.
