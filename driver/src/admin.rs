@@ -1,6 +1,7 @@
-//! The server as the driver sees it: its admin API over a unix socket.
+//! A server as the driver sees it: its admin API.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_proto::admin::admin_client::AdminClient;
@@ -9,7 +10,7 @@ use forebay_proto::admin::{
     ListVolumesRequest, ListVolumesResponse, Pool, StatVolumeRequest, Volume,
 };
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request};
+use tonic::{Code, Request, Status};
 use tracing::warn;
 
 use crate::address::ServerAddress;
@@ -19,14 +20,23 @@ use crate::names::VolumeId;
 
 /// A client that connects when it is first used, and again after the server restarted.
 #[derive(Clone, Debug)]
-pub(crate) struct Admin(AdminClient<Channel>);
+pub(crate) struct Admin {
+    client: AdminClient<Channel>,
+    /// Whose it is, for messages.
+    who: Arc<str>,
+}
 
 impl Admin {
+    pub(crate) fn over(channel: Channel, who: String) -> Self {
+        Self { client: AdminClient::new(channel), who: who.into() }
+    }
+
+    /// The one server on this machine.
     pub(crate) fn new(socket: &Path) -> anyhow::Result<Self> {
         let socket =
             socket.to_str().ok_or_else(|| anyhow::anyhow!("the admin socket's path is not UTF-8"))?;
         let endpoint = Endpoint::from_shared(format!("unix://{socket}"))?.connect_timeout(PROBE_DEADLINE);
-        Ok(Self(AdminClient::new(endpoint.connect_lazy())))
+        Ok(Self::over(endpoint.connect_lazy(), "server".to_owned()))
     }
 
     fn request<T>(message: T, deadline: Duration) -> Request<T> {
@@ -35,16 +45,31 @@ impl Admin {
         request
     }
 
+    fn error(&self, status: Status) -> Error {
+        Error::Admin { who: self.who.clone(), status: Box::new(status) }
+    }
+
+    /// A response without its volume is a broken server, not a missing volume.
+    fn present(&self, volume: Option<Volume>) -> Result<Volume, Error> {
+        volume.ok_or_else(|| self.error(Status::internal("the response holds no volume")))
+    }
+
     /// Whether the server answers.
     pub(crate) async fn probe(&self) -> Result<(), Error> {
         let request = Self::request(GetServerInfoRequest {}, PROBE_DEADLINE);
-        self.0.clone().get_server_info(request).await.map(drop).map_err(Error::Admin)
+        self.client.clone().get_server_info(request).await.map(drop).map_err(|status| self.error(status))
     }
 
     /// The addresses that nodes shall mount; one at least.
     pub(crate) async fn addresses(&self) -> Result<Vec<ServerAddress>, Error> {
         let request = Self::request(GetServerInfoRequest {}, ADMIN_DEADLINE);
-        let info = self.0.clone().get_server_info(request).await.map_err(Error::Admin)?.into_inner();
+        let info = self
+            .client
+            .clone()
+            .get_server_info(request)
+            .await
+            .map_err(|status| self.error(status))?
+            .into_inner();
         let texts = if info.advertised_addresses.is_empty() {
             info.listen_addresses
         } else {
@@ -64,23 +89,31 @@ impl Admin {
     /// The volume, or `None` where there is none.
     pub(crate) async fn stat(&self, volume_id: &VolumeId) -> Result<Option<Volume>, Error> {
         let request = Self::request(StatVolumeRequest { volume_id: volume_id.to_string() }, ADMIN_DEADLINE);
-        match self.0.clone().stat_volume(request).await {
-            Ok(response) => present(response.into_inner().volume).map(Some),
+        match self.client.clone().stat_volume(request).await {
+            Ok(response) => self.present(response.into_inner().volume).map(Some),
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(Error::Admin(status)),
+            Err(status) => Err(self.error(status)),
         }
     }
 
     pub(crate) async fn create(&self, request: CreateVolumeRequest) -> Result<Volume, Error> {
         let request = Self::request(request, ADMIN_DEADLINE);
-        present(self.0.clone().create_volume(request).await.map_err(Error::Admin)?.into_inner().volume)
+        self.present(
+            self.client
+                .clone()
+                .create_volume(request)
+                .await
+                .map_err(|status| self.error(status))?
+                .into_inner()
+                .volume,
+        )
     }
 
     pub(crate) async fn delete(&self, volume_id: &VolumeId) -> Result<(), Error> {
         let request = DeleteVolumeRequest { volume_id: volume_id.to_string(), force: false };
         let request = Self::request(request, ADMIN_DEADLINE);
-        match self.0.clone().delete_volume(request).await {
-            Err(status) if status.code() != Code::NotFound => Err(Error::Admin(status)),
+        match self.client.clone().delete_volume(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(self.error(status)),
             _ => Ok(()),
         }
     }
@@ -88,7 +121,15 @@ impl Admin {
     pub(crate) async fn expand(&self, volume_id: &VolumeId, capacity_bytes: u64) -> Result<Volume, Error> {
         let request = ExpandVolumeRequest { volume_id: volume_id.to_string(), capacity_bytes };
         let request = Self::request(request, ADMIN_DEADLINE);
-        present(self.0.clone().expand_volume(request).await.map_err(Error::Admin)?.into_inner().volume)
+        self.present(
+            self.client
+                .clone()
+                .expand_volume(request)
+                .await
+                .map_err(|status| self.error(status))?
+                .into_inner()
+                .volume,
+        )
     }
 
     pub(crate) async fn list(
@@ -97,16 +138,18 @@ impl Admin {
         page_token: String,
     ) -> Result<ListVolumesResponse, Error> {
         let request = Self::request(ListVolumesRequest { page_size, page_token }, ADMIN_DEADLINE);
-        Ok(self.0.clone().list_volumes(request).await.map_err(Error::Admin)?.into_inner())
+        Ok(self.client.clone().list_volumes(request).await.map_err(|status| self.error(status))?.into_inner())
     }
 
-    pub(crate) async fn pools(&self) -> Result<Vec<Pool>, Error> {
-        let request = Self::request(ListPoolsRequest {}, ADMIN_DEADLINE);
-        Ok(self.0.clone().list_pools(request).await.map_err(Error::Admin)?.into_inner().pools)
+    pub(crate) async fn pools(&self, deadline: Duration) -> Result<Vec<Pool>, Error> {
+        let request = Self::request(ListPoolsRequest {}, deadline);
+        Ok(self
+            .client
+            .clone()
+            .list_pools(request)
+            .await
+            .map_err(|status| self.error(status))?
+            .into_inner()
+            .pools)
     }
-}
-
-/// A response without its volume is a broken server, not a missing volume.
-fn present(volume: Option<Volume>) -> Result<Volume, Error> {
-    volume.ok_or_else(|| Error::Admin(tonic::Status::internal("the response holds no volume")))
 }

@@ -2,58 +2,91 @@
 
 use std::collections::HashMap;
 
+use forebay_api::names;
 use forebay_proto::admin::Protection;
 
 use crate::address::{self, ServerAddress};
+use crate::cluster::handle::InstanceName;
 use crate::error::Error;
 use crate::names::VolumeId;
 use crate::options::DIALECT_DEFAULT;
 use crate::parameters::{check_size, protection_from, protection_word};
 
 const SERVER: &str = "server";
+const CLUSTER: &str = names::PARAMETER_CLUSTER;
+const CLUSTER_NAMESPACE: &str = names::PARAMETER_CLUSTER_NAMESPACE;
+const INSTANCE: &str = "instance";
 const SHARE: &str = "share";
 const DIALECT: &str = "dialect";
 const PROTECTION: &str = "protection";
 
+/// Where a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// At one of these addresses, one at least; tried in this order.
+    Servers(Vec<ServerAddress>),
+    /// On an instance of a StorageCluster. Its address is looked up at each mount, for it may have changed.
+    Instance { namespace: String, name: InstanceName },
+}
+
 /// Where and how to mount a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeContext {
-    /// One at least; tried in this order.
-    pub(crate) servers: Vec<ServerAddress>,
+    pub(crate) location: Location,
     pub(crate) share: VolumeId,
     pub(crate) dialect: String,
     pub(crate) protection: Protection,
 }
 
 impl VolumeContext {
-    pub(crate) fn new(servers: Vec<ServerAddress>, share: VolumeId, protection: Protection) -> Self {
-        Self { servers, share, dialect: DIALECT_DEFAULT.to_owned(), protection }
+    pub(crate) fn new(location: Location, share: VolumeId, protection: Protection) -> Self {
+        Self { location, share, dialect: DIALECT_DEFAULT.to_owned(), protection }
     }
 
     pub(crate) fn to_map(&self) -> HashMap<String, String> {
-        HashMap::from([
-            (SERVER.to_owned(), address::format_list(&self.servers)),
+        let mut map = HashMap::from([
             (SHARE.to_owned(), self.share.to_string()),
             (DIALECT.to_owned(), self.dialect.clone()),
             (PROTECTION.to_owned(), protection_word(self.protection).to_owned()),
-        ])
+        ]);
+        match &self.location {
+            Location::Servers(servers) => {
+                map.insert(SERVER.to_owned(), address::format_list(servers));
+            }
+            Location::Instance { namespace, name } => {
+                map.insert(CLUSTER.to_owned(), name.cluster().to_owned());
+                map.insert(CLUSTER_NAMESPACE.to_owned(), namespace.clone());
+                map.insert(INSTANCE.to_owned(), name.to_string());
+            }
+        }
+        map
     }
 
     /// Reads it back. Other keys are the orchestrator's (csi.storage.k8s.io/…) and left alone.
     pub(crate) fn parse(map: &HashMap<String, String>) -> Result<Self, Error> {
         check_size("volume_context", map)?;
         let get = |key| map.get(key).map(String::as_str);
-        let servers = address::parse_list(
-            "volume_context.server",
-            get(SERVER).ok_or(Error::Missing("volume_context.server"))?,
-        )?;
+        let location = match (get(INSTANCE), get(SERVER)) {
+            (Some(name), None) => Location::Instance {
+                namespace: get(CLUSTER_NAMESPACE)
+                    .ok_or(Error::Missing("volume_context.clusterNamespace"))?
+                    .to_owned(),
+                name: InstanceName::parse(name)
+                    .ok_or_else(|| Error::invalid("volume_context.instance", "is no name of an instance"))?,
+            },
+            (None, Some(list)) => Location::Servers(address::parse_list("volume_context.server", list)?),
+            (None, None) => return Err(Error::Missing("volume_context.instance or volume_context.server")),
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid("volume_context", "has both an instance and a server"));
+            }
+        };
         let share = get(SHARE).ok_or(Error::Missing("volume_context.share"))?;
         let share = VolumeId::parse(share)
             .ok_or_else(|| Error::invalid("volume_context.share", "is no name of a share"))?;
         let protection = protection_from(get(PROTECTION).unwrap_or("optional"))
             .ok_or_else(|| Error::invalid("volume_context.protection", "none of optional, sign and seal"))?;
         let dialect = get(DIALECT).unwrap_or(DIALECT_DEFAULT).to_owned();
-        Ok(Self { servers, share, dialect, protection })
+        Ok(Self { location, share, dialect, protection })
     }
 }
 
@@ -65,10 +98,25 @@ mod tests {
     fn the_node_reads_what_the_controller_wrote() {
         let servers = address::parse_list("server", "10.0.0.1,[fd00::1]:1445").expect("addresses");
         let share = VolumeId::from_name("pvc-1").expect("a name");
-        let context = VolumeContext::new(servers, share, Protection::Seal);
+        let context = VolumeContext::new(Location::Servers(servers), share, Protection::Seal);
         let mut map = context.to_map();
         assert_eq!(map["server"], "10.0.0.1:445,[fd00::1]:1445");
         map.insert("csi.storage.k8s.io/pod.name".into(), "p".into());
+        assert_eq!(VolumeContext::parse(&map).expect("its own"), context);
+    }
+
+    #[test]
+    fn a_volume_of_an_instance_names_it_and_no_address() {
+        let share = VolumeId::from_name("pvc-1").expect("a name");
+        let name = InstanceName::parse("c-1").expect("a name");
+        let location = Location::Instance { namespace: "ns".into(), name };
+        let context = VolumeContext::new(location, share, Protection::Sign);
+        let map = context.to_map();
+        let get = |key: &str| map.get(key).map(String::as_str);
+        assert_eq!(
+            [get("cluster"), get("clusterNamespace"), get("instance"), get("share"), get("server")],
+            [Some("c"), Some("ns"), Some("c-1"), Some("pvc-1"), None]
+        );
         assert_eq!(VolumeContext::parse(&map).expect("its own"), context);
     }
 
@@ -81,6 +129,11 @@ mod tests {
         assert!(context(&good).is_ok());
         assert!(context(&good[..1]).is_err());
         assert!(context(&good[1..]).is_err());
+        let instance = [("instance", "c-0"), ("share", "s"), ("clusterNamespace", "ns")];
+        assert!(context(&instance).is_ok());
+        assert!(context(&instance[..2]).is_err());
+        assert!(context(&[instance[0], instance[1], instance[2], ("server", "h")]).is_err());
+        assert!(context(&[("instance", "c"), instance[1], instance[2]]).is_err());
         assert!(context(&[("server", "h"), ("share", "../s")]).is_err());
         assert!(context(&[("server", "h/x"), ("share", "s")]).is_err());
         assert!(context(&[("server", "h"), ("share", "s"), ("protection", "x")]).is_err());

@@ -1,8 +1,12 @@
 //! What can go wrong in a call, and which gRPC code the CSI specification wants for it.
 
+use std::fmt::Write;
+use std::sync::Arc;
+
 use tonic::{Code, Status};
 
 use crate::mount::MountError;
+use crate::placement::Refusal;
 
 /// Why a CSI call failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +55,22 @@ pub(crate) enum Error {
     Mount(#[from] MountError),
     #[error("{what} {path}: {source}")]
     Io { what: &'static str, path: String, source: std::io::Error },
-    #[error("server: {}", .0.message())]
-    Admin(Status),
+    #[error("{who}: {}", describe_status(.status))]
+    Admin { who: Arc<str>, status: Box<Status> },
+    #[error("{what}: {}", describe_kubernetes(.source))]
+    Kubernetes { what: &'static str, source: Box<kube::Error> },
+    /// Nothing is wrong with the request; it can work later.
+    #[error("{0}")]
+    NotNow(String),
+    /// It cannot work before somebody does something.
+    #[error("{0}")]
+    Refused(String),
+    #[error("StorageCluster {cluster}: {refusal}")]
+    Placement { cluster: String, refusal: Refusal },
+    #[error("a call for volume {0} elsewhere was quicker; start again")]
+    Overtaken(String),
+    #[error("the system gives no random bytes")]
+    NoRandomness,
     #[error("the server tells no address that a node could mount; set its advertised addresses")]
     NoAddress,
     #[error("{0} is not offered")]
@@ -62,6 +80,14 @@ pub(crate) enum Error {
 impl Error {
     pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { field, reason: reason.into() }
+    }
+
+    /// Whether the same call would fail again however often it is made, as things are.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(
+            self.code(),
+            Code::InvalidArgument | Code::ResourceExhausted | Code::FailedPrecondition | Code::OutOfRange
+        )
     }
 
     fn code(&self) -> Code {
@@ -75,16 +101,32 @@ impl Error {
             Self::VolumeExists { .. } | Self::PathTaken { .. } => Code::AlreadyExists,
             Self::NoVolume(_) | Self::NotMounted(_) => Code::NotFound,
             // CSI "Error Scheme": an operation is pending for the volume; ListVolumes: the token is invalid.
-            Self::InFlight(_) | Self::UnknownToken => Code::Aborted,
+            Self::InFlight(_) | Self::UnknownToken | Self::Overtaken(_) => Code::Aborted,
             Self::TooManyInFlight => Code::ResourceExhausted,
             Self::Deadline { .. } => Code::DeadlineExceeded,
-            Self::Thread(_) | Self::Io { .. } => Code::Internal,
+            Self::Thread(_) | Self::Io { .. } | Self::NoRandomness => Code::Internal,
             Self::NotStaged { .. }
             | Self::Busy { .. }
             | Self::PublishedElsewhere { .. }
-            | Self::NoAddress => Code::FailedPrecondition,
+            | Self::NoAddress
+            | Self::Refused(_) => Code::FailedPrecondition,
             Self::Mount(e) => e.code(),
-            Self::Admin(status) => match status.code() {
+            Self::NotNow(_) => Code::Unavailable,
+            Self::Kubernetes { source, .. } => match &**source {
+                // Somebody else changed the object.
+                kube::Error::Api(status) if status.is_conflict() => Code::Aborted,
+                // Too many requests, or a timeout.
+                kube::Error::Api(status) if matches!(status.code, 408 | 429 | 500..) => Code::Unavailable,
+                // A right that is missing, or an object that the API does not take.
+                kube::Error::Api(_) => Code::Internal,
+                _ => Code::Unavailable,
+            },
+            Self::Placement { refusal, .. } => match refusal {
+                Refusal::NoInstance | Refusal::NotReady { .. } => Code::Unavailable,
+                Refusal::Full { .. } => Code::ResourceExhausted,
+                Refusal::NoBackend { .. } | Refusal::NoQuota(_) => Code::InvalidArgument,
+            },
+            Self::Admin { status, .. } => match status.code() {
                 code @ (Code::InvalidArgument
                 | Code::NotFound
                 | Code::AlreadyExists
@@ -101,6 +143,37 @@ impl Error {
             Self::NotOffered(_) => Code::Unimplemented,
         }
     }
+}
+
+/// The message, and what lies below it: "transport error" alone says nothing of an expired certificate.
+fn describe_status(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    if let Some(source) = std::error::Error::source(status) {
+        let _ = write!(text, ": {}", with_sources(source));
+    }
+    text
+}
+
+/// The API server's own words; its Display prints everything twice.
+fn describe_kubernetes(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("the Kubernetes API says {}: {}", status.code, status.message),
+        other => format!("the Kubernetes API cannot be asked: {}", with_sources(other)),
+    }
+}
+
+/// An error and its causes, those left out whose text is in the one before.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let cause = source.to_string();
+        if !text.contains(&cause) {
+            let _ = write!(text, ": {cause}");
+        }
+        next = source.source();
+    }
+    text
 }
 
 impl From<Error> for Status {

@@ -11,7 +11,7 @@ use forebay_proto::csi::{
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
-use crate::admin::Admin;
+use crate::controller::Servers;
 use crate::deadline::run_until;
 use crate::error::Error;
 use crate::in_flight::InFlight;
@@ -25,13 +25,13 @@ pub(crate) const DRIVER_NAME: &str = "csi.forebay.io";
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityService {
     /// Where this is a controller.
-    pub(crate) admin: Option<Admin>,
+    pub(crate) servers: Option<Servers>,
     pub(crate) is_node: bool,
     pub(crate) probes: InFlight,
 }
 
 impl IdentityService {
-    /// A controller can work when its server answers, a node when its kernel has the SMB client.
+    /// A controller can work when its server or the Kubernetes API answers, a node when its kernel has the SMB client.
     pub(crate) async fn is_ready(&self) -> bool {
         match self.check().await {
             Ok(()) => true,
@@ -43,8 +43,8 @@ impl IdentityService {
     }
 
     async fn check(&self) -> Result<(), Error> {
-        if let Some(admin) = &self.admin {
-            admin.probe().await?;
+        if let Some(servers) = &self.servers {
+            servers.probe().await?;
         }
         if self.is_node {
             let claim = self.probes.claim("cifs")?;

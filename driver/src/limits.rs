@@ -54,8 +54,43 @@ pub(crate) const ADMIN_DEADLINE: Duration = Duration::from_secs(30);
 /// One call to the admin API where only reachability is asked.
 pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 
+/// One call to the Kubernetes API.
+pub(crate) const KUBERNETES_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Objects in one page of a list from the Kubernetes API.
+pub(crate) const KUBERNETES_PAGE_MAX: u32 = 100;
+
+/// A client certificate is read again when it is older than this.
+pub(crate) const CERTIFICATE_FRESH: Duration = Duration::from_secs(30);
+
+/// Channels to instances that are kept; past it all are opened anew.
+pub(crate) const CHANNELS_MAX: usize = 256;
+
+/// An idle channel asks whether its server is there so often, and waits so long for the answer: a node that vanished
+/// sends no RST.
+pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Placements that are remembered beside the instances' own numbers.
+pub(crate) const LEDGER_ENTRIES_MAX: usize = 2048;
+
+/// A placement without quota is remembered so long: until the StorageCluster's status counts it.
+pub(crate) const PLACEMENT_REMEMBERED: Duration = Duration::from_secs(60);
+
+/// Longest name of an instance, which is `<cluster>-<ordinal>`: that of a DNS label.
+pub(crate) const INSTANCE_BYTES_MAX: usize = 63;
+
+/// Random bytes in a password that the driver makes.
+pub(crate) const PASSWORD_RANDOM_BYTES: usize = 32;
+
+/// Volumes in one page of a list over all instances where the caller sets no limit.
+pub(crate) const LIST_ENTRIES_MAX: usize = 1000;
+
 /// Messages read from one file system context after a failed mount.
 pub(crate) const MOUNT_MESSAGES_MAX: usize = 16;
 
 const _: () = assert!(VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
+const _: () = assert!(INSTANCE_BYTES_MAX + 1 + VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
+const _: () = assert!(PASSWORD_RANDOM_BYTES * 2 <= PASSWORD_BYTES_MAX);
+const _: () = assert!(IN_FLIGHT_MAX <= LEDGER_ENTRIES_MAX);
 const _: () = assert!(CAPACITY_DEFAULT_BYTES.is_multiple_of(CAPACITY_UNIT_BYTES));

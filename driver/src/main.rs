@@ -5,6 +5,7 @@ mod address;
 mod admin;
 mod capability;
 mod capacity;
+mod cluster;
 mod config;
 mod context;
 mod controller;
@@ -13,6 +14,7 @@ mod error;
 mod health;
 mod identity;
 mod in_flight;
+mod ledger;
 mod limits;
 mod mount;
 mod mountinfo;
@@ -21,6 +23,7 @@ mod node;
 mod observe;
 mod options;
 mod parameters;
+mod placement;
 mod secrets;
 mod socket;
 
@@ -41,8 +44,9 @@ use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::admin::Admin;
+use crate::cluster::{Clusters, Kubernetes};
 use crate::config::{Cli, Command, Config, LogFormat};
-use crate::controller::ControllerService;
+use crate::controller::{ControllerService, Servers};
 use crate::identity::IdentityService;
 use crate::in_flight::InFlight;
 use crate::limits::CONCURRENT_CALLS_MAX;
@@ -85,9 +89,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
 
-    let admin = match config.mode.is_controller() {
-        true => Some(Admin::new(&config.admin_endpoint).context("--admin-endpoint")?),
+    let clusters = match config.kubernetes {
+        true => Some(Clusters::new(Kubernetes::new(&config.namespace).await.context("--kubernetes")?)),
         false => None,
+    };
+    let servers = match (config.mode.is_controller(), &clusters) {
+        (false, _) => None,
+        (true, Some(clusters)) => Some(Servers::Kubernetes(clusters.clone())),
+        (true, None) => Some(Servers::One(Admin::new(&config.admin_endpoint).context("--admin-endpoint")?)),
     };
     let node = match (&config.node_id, config.mode.is_node()) {
         (Some(node_id), true) => Some(NodeService::new(
@@ -97,12 +106,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
                 unmount: config.unmount_deadline,
                 stats: config.stats_deadline,
             },
+            clusters,
         )),
         (None, true) => bail!("a node needs --node-id"),
         (_, false) => None,
     };
     let identity =
-        IdentityService { admin: admin.clone(), is_node: node.is_some(), probes: InFlight::default() };
+        IdentityService { servers: servers.clone(), is_node: node.is_some(), probes: InFlight::default() };
 
     let listener = socket::listen_at(&config.endpoint)?;
     if let Some(address) = config.health_address {
@@ -111,7 +121,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let router = Server::builder()
         .concurrency_limit_per_connection(CONCURRENT_CALLS_MAX)
         .add_service(IdentityServer::new(identity))
-        .add_optional_service(admin.map(|admin| ControllerServer::new(ControllerService::new(admin))))
+        .add_optional_service(servers.map(|servers| ControllerServer::new(ControllerService::new(servers))))
         .add_optional_service(node.map(NodeServer::new));
 
     let (stop, stopping) = watch::channel(false);

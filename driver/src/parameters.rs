@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use forebay_api::names;
 use forebay_proto::admin::{Protection, Quota};
 
 use crate::address::{self, ServerAddress};
@@ -13,10 +14,25 @@ const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 const KNOWN: &str =
     "pool, quota (hard or none), protection (optional, sign or seal), server, csi.storage.k8s.io/*";
+const KNOWN_IN_CLUSTER: &str = "cluster, clusterNamespace, backend, quota (hard or none), \
+                                protection (optional, sign or seal), csi.storage.k8s.io/*";
+
+/// Who provisions: some parameters make sense for one of them only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// One server, known by its admin API.
+    OneServer,
+    /// The instances of StorageClusters.
+    Kubernetes,
+}
 
 /// Checked parameters; `None` and `Unspecified` leave the choice to the server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Parameters {
+    /// The StorageCluster whose instances hold the volume.
+    pub(crate) cluster: Option<String>,
+    pub(crate) cluster_namespace: Option<String>,
+    /// In a cluster the backend: every instance has a pool of its name.
     pub(crate) pool: Option<String>,
     pub(crate) quota: Quota,
     pub(crate) protection: Protection,
@@ -26,34 +42,44 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    pub(crate) fn parse(map: &HashMap<String, String>) -> Result<Self, Error> {
+    pub(crate) fn parse(map: &HashMap<String, String>, setting: Setting) -> Result<Self, Error> {
+        use Setting::{Kubernetes, OneServer};
         check_size("parameters", map)?;
         let mut parameters = Self::default();
         for (key, value) in map {
-            match key.as_str() {
-                "pool" => {
-                    if value.is_empty() {
-                        return Err(Error::invalid("parameter pool", "is empty"));
-                    }
-                    parameters.pool = Some(value.clone());
+            let filled = |field| match value.as_str() {
+                "" => Err(Error::invalid(field, "is empty")),
+                _ => Ok(Some(value.clone())),
+            };
+            match (key.as_str(), setting) {
+                (names::PARAMETER_CLUSTER, Kubernetes) => parameters.cluster = filled("parameter cluster")?,
+                (names::PARAMETER_CLUSTER_NAMESPACE, Kubernetes) => {
+                    parameters.cluster_namespace = filled("parameter clusterNamespace")?;
                 }
-                "quota" => {
+                ("backend", Kubernetes) => parameters.pool = filled("parameter backend")?,
+                ("pool", OneServer) => parameters.pool = filled("parameter pool")?,
+                ("quota", _) => {
                     parameters.quota = match value.as_str() {
                         "hard" => Quota::Hard,
                         "none" => Quota::None,
                         _ => return Err(Error::invalid("parameter quota", "neither hard nor none")),
                     }
                 }
-                "protection" => {
+                ("protection", _) => {
                     parameters.protection = protection_from(value).ok_or_else(|| {
                         Error::invalid("parameter protection", "none of optional, sign and seal")
                     })?;
                 }
-                "server" => parameters.server = Some(address::parse_list("parameter server", value)?),
-                _ if key.starts_with(METADATA_PREFIX) => {
+                ("server", OneServer) => {
+                    parameters.server = Some(address::parse_list("parameter server", value)?);
+                }
+                (_, _) if key.starts_with(METADATA_PREFIX) => {
                     parameters.labels.insert(key.clone(), value.clone());
                 }
-                _ => return Err(Error::UnknownParameter { key: key.clone(), known: KNOWN }),
+                (_, setting) => {
+                    let known = if setting == OneServer { KNOWN } else { KNOWN_IN_CLUSTER };
+                    return Err(Error::UnknownParameter { key: key.clone(), known });
+                }
             }
         }
         Ok(parameters)
@@ -93,7 +119,33 @@ mod tests {
     use super::*;
 
     fn parse(pairs: &[(&str, &str)]) -> Result<Parameters, Error> {
-        Parameters::parse(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+        parse_in(Setting::OneServer, pairs)
+    }
+
+    fn parse_in(setting: Setting, pairs: &[(&str, &str)]) -> Result<Parameters, Error> {
+        let map = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Parameters::parse(&map, setting)
+    }
+
+    #[test]
+    fn a_cluster_has_parameters_of_its_own() {
+        let pairs =
+            [("cluster", "c"), ("clusterNamespace", "ns"), ("backend", "fast"), ("protection", "sign")];
+        let parameters = parse_in(Setting::Kubernetes, &pairs).expect("known");
+        assert_eq!(parameters.cluster.as_deref(), Some("c"));
+        assert_eq!(parameters.cluster_namespace.as_deref(), Some("ns"));
+        assert_eq!(parameters.pool.as_deref(), Some("fast"));
+        for (setting, pair) in [
+            (Setting::Kubernetes, ("pool", "p")),
+            (Setting::Kubernetes, ("server", "h")),
+            (Setting::Kubernetes, ("cluster", "")),
+            (Setting::Kubernetes, ("backend", "")),
+            (Setting::OneServer, ("cluster", "c")),
+            (Setting::OneServer, ("backend", "fast")),
+        ] {
+            let status = tonic::Status::from(parse_in(setting, &[pair]).expect_err(pair.0));
+            assert_eq!(status.code(), tonic::Code::InvalidArgument, "{pair:?}");
+        }
     }
 
     #[test]

@@ -7,15 +7,17 @@ use forebay_proto::admin;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::error::Error;
-use crate::limits::{PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, USERNAME_BYTES_MAX, VOLUME_ID_BYTES_MAX};
+use crate::limits::{
+    PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, PASSWORD_RANDOM_BYTES, USERNAME_BYTES_MAX, VOLUME_ID_BYTES_MAX,
+};
 use crate::names::VolumeId;
 
 const _: () = assert!(VOLUME_ID_BYTES_MAX <= USERNAME_BYTES_MAX);
 
 /// The key of the user name in a Secret.
-const USERNAME: &str = "username";
+pub(crate) const USERNAME: &str = "username";
 /// The key of the password in a Secret.
-const PASSWORD: &str = "password";
+pub(crate) const PASSWORD: &str = "password";
 
 /// What a call's secrets held: a password, and a user name where one is given.
 pub(crate) struct Given {
@@ -68,6 +70,20 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
+    /// Those of a new volume: its id is the user name.
+    pub(crate) fn random(volume_id: &VolumeId) -> Result<Self, Error> {
+        let mut bytes = Zeroizing::new([0; PASSWORD_RANDOM_BYTES]);
+        getrandom::fill(&mut *bytes).map_err(|_| Error::NoRandomness)?;
+        // Its full length at once: a string that grows leaves copies behind.
+        let mut password = Zeroizing::new(String::with_capacity(PASSWORD_RANDOM_BYTES * 2));
+        for byte in bytes.iter() {
+            for digit in [byte >> 4, byte & 0xf] {
+                password.push(char::from_digit(digit.into(), 16).expect("four bits"));
+            }
+        }
+        Ok(Self { username: volume_id.to_string(), password })
+    }
+
     /// For the one place that needs it.
     pub(crate) fn expose_password(&self) -> &str {
         &self.password
@@ -105,6 +121,16 @@ mod tests {
         assert_eq!(credentials.expose_password(), "correct horse");
         assert_eq!(format!("{credentials:?}"), r#"Credentials { username: "vol-1", password: *** }"#);
         assert_eq!(take(&[("password", "correct horse")]).expect("usable").username, "pvc-1");
+    }
+
+    #[test]
+    fn passwords_that_the_driver_makes_can_be_used_and_differ() {
+        let volume_id = VolumeId::from_name("pvc-1").expect("a name");
+        let made = || Credentials::random(&volume_id).expect("random bytes");
+        let (first, second) = (made(), made());
+        assert_ne!(first.expose_password(), second.expose_password());
+        let again = take(&[("username", "pvc-1"), ("password", first.expose_password())]).expect("usable");
+        assert_eq!((again.username, first.expose_password().len()), (first.username.clone(), 64));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
+use crate::cluster::Clusters;
 use crate::deadline::run_until;
 use crate::error::Error;
 use crate::in_flight::InFlight;
@@ -44,6 +45,8 @@ pub(crate) struct Deadlines {
 pub(crate) struct NodeService {
     node_id: Arc<str>,
     deadlines: Deadlines,
+    /// Where instances are looked up, in Kubernetes.
+    clusters: Option<Clusters>,
     /// Calls that change what is mounted.
     in_flight: InFlight,
     /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
@@ -51,10 +54,11 @@ pub(crate) struct NodeService {
 }
 
 impl NodeService {
-    pub(crate) fn new(node_id: &str, deadlines: Deadlines) -> Self {
+    pub(crate) fn new(node_id: &str, deadlines: Deadlines, clusters: Option<Clusters>) -> Self {
         Self {
             node_id: node_id.into(),
             deadlines,
+            clusters,
             in_flight: InFlight::default(),
             measuring: InFlight::default(),
         }

@@ -12,11 +12,13 @@ use tracing::warn;
 use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
 use crate::address::ServerAddress;
 use crate::capability::Capability;
-use crate::context::VolumeContext;
+use crate::cluster::handle::InstanceName;
+use crate::context::{Location, VolumeContext};
 use crate::deadline::run_until;
 use crate::error::Error;
 use crate::mount::{self, MountError, Setting, Step};
 use crate::mountinfo::{MountEntry, resolve};
+use crate::names::VolumeId;
 use crate::options::MountOptions;
 use crate::secrets::{Credentials, Given};
 
@@ -36,17 +38,35 @@ impl NodeService {
         let given = given?;
         let context = VolumeContext::parse(&request.volume_context)?;
         let credentials = given.for_volume(&context.share);
+        let (servers, is_instance) = match &context.location {
+            Location::Servers(servers) => (Ok(servers.clone()), false),
+            Location::Instance { namespace, name } => (self.locate(namespace, name).await, true),
+        };
         let flags = &capability.mount.mount_flags;
         let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
 
         let claim = self.in_flight.claim(&request.volume_id)?;
-        let volume = Staging { context, credentials, options };
+        let volume = Staging { servers, is_instance, share: context.share, credentials, options };
         run_until("mount", self.deadlines.mount, move || {
             let _claim = claim;
             volume.stage(&staging)
         })
         .await??;
         Ok(NodeStageVolumeResponse {})
+    }
+
+    /// Where the instance is now.
+    async fn locate(&self, namespace: &str, name: &InstanceName) -> Result<Vec<ServerAddress>, Error> {
+        let Some(clusters) = &self.clusters else {
+            let message = format!("instance {name} cannot be looked up: this node runs without --kubernetes");
+            return Err(Error::Refused(message));
+        };
+        let own = clusters.kubernetes().namespace();
+        if namespace != own {
+            let message = format!("instance {name} is in namespace {namespace}, this driver works in {own}");
+            return Err(Error::Refused(message));
+        }
+        Ok(vec![clusters.address_of(name).await?])
     }
 
     /// CSI NodeUnstageVolume. The staging directory stays: it is the orchestrator's.
@@ -63,14 +83,18 @@ impl NodeService {
 
 /// All that a mount needs.
 struct Staging {
-    context: VolumeContext,
+    /// What is there already needs no address, so not to know it is an error only where it comes to mounting.
+    servers: Result<Vec<ServerAddress>, Error>,
+    /// The address is not a part of what the volume is: it was another one, maybe, when it was mounted.
+    is_instance: bool,
+    share: VolumeId,
     credentials: Credentials,
     options: MountOptions,
 }
 
 impl Staging {
     /// On a thread of its own: everything here may block.
-    fn stage(&self, staging: &Path) -> Result<(), Error> {
+    fn stage(mut self, staging: &Path) -> Result<(), Error> {
         // Looked up before anything touches the path, which may be a mount that hangs.
         let resolved = resolve(staging).map_err(|e| io_error("resolve", staging, e))?;
         if let Some(resolved) = resolved
@@ -78,9 +102,10 @@ impl Staging {
         {
             return self.check_staged(staging, entry);
         }
+        let servers = std::mem::replace(&mut self.servers, Ok(Vec::new()))?;
         let target = make_target(staging)?;
         let mut last = None;
-        for server in &self.context.servers {
+        for server in &servers {
             for ip in addresses_of(server)? {
                 match self.mount(server, ip, &target) {
                     Err(error) if error.is_unreachable() => {
@@ -111,13 +136,20 @@ impl Staging {
 
     /// As the kernel shows it in its table of mounts.
     fn source(&self, server: &ServerAddress) -> String {
-        format!("//{}/{}", server.host, self.context.share)
+        format!("//{}/{}", server.host, self.share)
     }
 
     /// CSI: the same volume is staged already (fine) or something else is (not fine).
     fn check_staged(&self, staging: &Path, entry: &MountEntry) -> Result<(), Error> {
         let taken = |found: String| Err(Error::PathTaken { path: staging.display().to_string(), found });
-        let same = self.context.servers.iter().any(|s| entry.source.to_str() == Some(&*self.source(s)));
+        let source = entry.source.to_str();
+        let same = match (self.is_instance, &self.servers) {
+            (true, _) => source
+                .and_then(|source| source.strip_prefix("//")?.split_once('/'))
+                .is_some_and(|(_, share)| share == self.share.as_str()),
+            (false, Ok(servers)) => servers.iter().any(|s| source == Some(&*self.source(s))),
+            (false, Err(_)) => false,
+        };
         if !entry.is_smb() || !same {
             return taken(entry.describe());
         }
@@ -164,8 +196,6 @@ fn addresses_of(server: &ServerAddress) -> Result<Vec<IpAddr>, Error> {
 mod tests {
     use std::collections::HashMap;
 
-    use forebay_proto::admin::Protection;
-
     use super::*;
     use crate::options::DIALECT_DEFAULT;
 
@@ -184,7 +214,8 @@ mod tests {
             ("password".to_owned(), "12345678".to_owned()),
         ]);
         let credentials = Given::take(&mut secrets).expect("credentials").for_volume(&context.share);
-        Staging { context, credentials, options }
+        let Location::Servers(servers) = context.location else { unreachable!("it has a server") };
+        Staging { servers: Ok(servers), is_instance: false, share: context.share, credentials, options }
     }
 
     fn entry(fs_type: &str, source: &str, options: &str, super_options: &str) -> MountEntry {
@@ -212,9 +243,24 @@ mod tests {
         assert!(!check(&plain, entry("cifs", "//h/pvc-1", "rw", "rw,username=u2")));
         assert!(!check(&plain, entry("cifs", "//h/pvc-1", "ro", "rw,username=u1")));
         let sealed = staging("h", "seal", &["ro"]);
-        assert_eq!(sealed.context.protection, Protection::Seal);
+        assert!(sealed.options.is_sealed());
         assert!(check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw,seal")));
         assert!(!check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw")));
+    }
+
+    #[test]
+    fn a_volume_of_an_instance_is_recognised_whatever_its_address_was() {
+        let mut volume = staging("h", "optional", &[]);
+        volume.is_instance = true;
+        volume.servers = Err(Error::NotNow("the instance has no address yet".into()));
+        let check = |source: &str| {
+            volume.check_staged(Path::new("/s"), &entry("cifs", source, "rw", "rw,username=u1")).is_ok()
+        };
+        assert!(check("//10.0.0.1/pvc-1"));
+        assert!(check("//10.0.0.2/pvc-1"));
+        for other in ["//10.0.0.1/pvc-2", "//10.0.0.1/x/pvc-1", "/pvc-1", "pvc-1"] {
+            assert!(!check(other), "{other}");
+        }
     }
 
     #[test]

@@ -1,0 +1,105 @@
+//! What a volume and its instance are called.
+
+use std::fmt;
+
+use crate::limits::INSTANCE_BYTES_MAX;
+use crate::names::VolumeId;
+
+/// The name of an instance: `<cluster>-<ordinal>`, a DNS label.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct InstanceName(String);
+
+impl InstanceName {
+    /// `None`: no instance is called so.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let (cluster, ordinal) = name.rsplit_once('-')?;
+        let usable = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        let is_number = !ordinal.is_empty() && ordinal.bytes().all(|b| b.is_ascii_digit());
+        let is_name = !cluster.is_empty()
+            && !cluster.starts_with('-')
+            && !cluster.ends_with('-')
+            && cluster.bytes().all(usable);
+        (is_number && is_name && name.len() <= INSTANCE_BYTES_MAX && ordinal.parse::<u32>().is_ok())
+            .then(|| Self(name.to_owned()))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The StorageCluster that it belongs to.
+    pub(crate) fn cluster(&self) -> &str {
+        self.0.rsplit_once('-').expect("parse looked for it").0
+    }
+
+    pub(crate) fn ordinal(&self) -> u32 {
+        let (_, ordinal) = self.0.rsplit_once('-').expect("parse looked for it");
+        ordinal.parse().expect("parse looked at it")
+    }
+}
+
+impl fmt::Display for InstanceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A volume's id as the orchestrator keeps it: `<instance>/<share>`. A volume never changes its instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    pub(crate) instance: InstanceName,
+    pub(crate) share: VolumeId,
+}
+
+impl Handle {
+    /// `None`: no volume can have this id.
+    pub(crate) fn parse(id: &str) -> Option<Self> {
+        let (instance, share) = id.split_once('/')?;
+        Some(Self { instance: InstanceName::parse(instance)?, share: VolumeId::parse(share)? })
+    }
+}
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.instance, self.share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_read_and_written() {
+        let handle = Handle::parse("my-cluster-12/pvc-1").expect("a handle");
+        assert_eq!((handle.instance.cluster(), handle.instance.ordinal()), ("my-cluster", 12));
+        assert_eq!((handle.share.as_str(), &*handle.to_string()), ("pvc-1", "my-cluster-12/pvc-1"));
+    }
+
+    #[test]
+    fn what_is_none_is_known() {
+        let long = format!("{}-0/v", "c".repeat(62));
+        for id in [
+            "",
+            "pvc-1",
+            "c-0",
+            "c-0/",
+            "/v",
+            "c/v",
+            "-0/v",
+            "c-/v",
+            "c-x/v",
+            "c--0/v",
+            "C-0/v",
+            "c.d-0/v",
+            "c-0/v/w",
+            "c-0/../v",
+            "c-0/-",
+            "c-4294967296/v",
+            "c-+1/v",
+            &long,
+        ] {
+            assert_eq!(Handle::parse(id), None, "{id}");
+        }
+    }
+}

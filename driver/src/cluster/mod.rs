@@ -1,0 +1,330 @@
+//! StorageClusters and what is kept for volumes beside them, in the Kubernetes API.
+//!
+//! Everything is read when it is needed and nothing is watched: calls are rare, an address or a phase that is a watch
+//! behind would be a wrong one, and a watch of every node would send each change of a status to all of them.
+
+mod channels;
+pub(crate) mod handle;
+pub(crate) mod record;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_api::StorageCluster;
+use forebay_api::cluster::{InstancePhase, InstanceStatus};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ListParams};
+use kube::{Client, Config, ResourceExt};
+use tokio::time::timeout;
+
+use self::channels::Channels;
+use self::handle::InstanceName;
+use crate::address::ServerAddress;
+use crate::admin::Admin;
+use crate::error::Error;
+use crate::limits::{KUBERNETES_DEADLINE, KUBERNETES_PAGE_MAX, PROBE_DEADLINE};
+use crate::placement::{Candidate, Pool};
+
+/// The Kubernetes API, in one namespace.
+#[derive(Clone)]
+pub(crate) struct Kubernetes {
+    client: Client,
+    namespace: Arc<str>,
+}
+
+impl fmt::Debug for Kubernetes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kubernetes").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+impl Kubernetes {
+    /// Finds the API server as kubectl does, or by the pod's service account. Connects at the first call.
+    pub(crate) async fn new(namespace: &str) -> anyhow::Result<Self> {
+        let mut config = Config::infer().await?;
+        config.connect_timeout = Some(PROBE_DEADLINE);
+        config.read_timeout = Some(KUBERNETES_DEADLINE);
+        config.write_timeout = Some(KUBERNETES_DEADLINE);
+        Ok(Self { client: Client::try_from(config)?, namespace: namespace.into() })
+    }
+
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn clusters(&self) -> Api<StorageCluster> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn secret(&self, name: &str) -> Result<Option<Secret>, Error> {
+        ask("read a Secret", KUBERNETES_DEADLINE, self.secrets().get_opt(name)).await
+    }
+
+    /// Whether the API answers, and lets this driver read what it needs.
+    pub(crate) async fn probe(&self) -> Result<(), Error> {
+        let one = ListParams::default().limit(1);
+        ask("list StorageClusters", PROBE_DEADLINE, self.clusters().list_metadata(&one)).await.map(drop)
+    }
+}
+
+/// Waits for the API's answer, and not for ever.
+async fn ask<T>(
+    what: &'static str,
+    deadline: Duration,
+    request: impl Future<Output = Result<T, kube::Error>> + Send,
+) -> Result<T, Error> {
+    match timeout(deadline, request).await {
+        Ok(result) => result.map_err(|source| Error::Kubernetes { what, source: Box::new(source) }),
+        Err(_) => Err(Error::NotNow(format!(
+            "the Kubernetes API did not answer within {} s: {what}",
+            deadline.as_secs()
+        ))),
+    }
+}
+
+/// The StorageClusters of the driver's namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Clusters {
+    kubernetes: Kubernetes,
+    channels: Channels,
+}
+
+impl Clusters {
+    pub(crate) fn new(kubernetes: Kubernetes) -> Self {
+        Self { kubernetes, channels: Channels::default() }
+    }
+
+    pub(crate) fn kubernetes(&self) -> &Kubernetes {
+        &self.kubernetes
+    }
+
+    /// The StorageCluster of this name.
+    pub(crate) async fn find(&self, name: &str) -> Result<Option<StorageCluster>, Error> {
+        ask("read the StorageCluster", KUBERNETES_DEADLINE, self.kubernetes.clusters().get_opt(name)).await
+    }
+
+    /// All of them, in order of their name.
+    pub(crate) async fn list(&self) -> Result<Vec<StorageCluster>, Error> {
+        let mut clusters = Vec::new();
+        let mut page = ListParams::default().limit(KUBERNETES_PAGE_MAX);
+        loop {
+            let list =
+                ask("list StorageClusters", KUBERNETES_DEADLINE, self.kubernetes.clusters().list(&page))
+                    .await?;
+            clusters.extend(list.items);
+            match list.metadata.continue_ {
+                Some(token) if !token.is_empty() => page.continue_token = Some(token),
+                _ => break,
+            }
+        }
+        clusters.sort_by_key(ResourceExt::name_any);
+        Ok(clusters)
+    }
+
+    /// The admin API of an instance. Its phase is not asked for: the call itself tells better whether it serves.
+    pub(crate) async fn connect(
+        &self,
+        cluster: &StorageCluster,
+        instance: &InstanceName,
+    ) -> Result<Admin, Error> {
+        let status = status_of(cluster, instance)?;
+        if status.admin_endpoint.is_empty() {
+            return Err(not_yet(status, "no admin API"));
+        }
+        self.channels.to(&self.kubernetes, instance, &status.admin_endpoint).await
+    }
+
+    /// The instances of a cluster with their pools, for placement: all but those that are about to go, or `only` one.
+    pub(crate) async fn survey(
+        &self,
+        cluster: &StorageCluster,
+        only: Option<&InstanceName>,
+    ) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        for (name, status) in instances(cluster) {
+            let is_asked = match only {
+                Some(only) => name == *only,
+                None => name.ordinal() < cluster.spec.instances,
+            };
+            if is_asked {
+                candidates.push(self.candidate(cluster, name, status));
+            }
+        }
+        join_all(candidates).await
+    }
+
+    async fn candidate(
+        &self,
+        cluster: &StorageCluster,
+        name: InstanceName,
+        status: &InstanceStatus,
+    ) -> Candidate {
+        Candidate {
+            ordinal: name.ordinal(),
+            volumes: status.volumes,
+            pools: self.pools(cluster, &name, status).await,
+            name: name.to_string(),
+        }
+    }
+
+    /// The pools of one instance, or why it cannot be asked.
+    async fn pools(
+        &self,
+        cluster: &StorageCluster,
+        name: &InstanceName,
+        status: &InstanceStatus,
+    ) -> Result<Vec<Pool>, String> {
+        if status.phase != InstancePhase::Ready {
+            return Err(describe(status));
+        }
+        let admin = self.connect(cluster, name).await.map_err(|error| error.to_string())?;
+        let pools = admin.pools(PROBE_DEADLINE).await.map_err(|error| error.to_string())?;
+        let percent = |pool: &str| {
+            let backend = cluster.spec.backends.iter().find(|backend| backend.name == pool);
+            backend.and_then(|backend| backend.directory.as_ref()).map_or(100, |d| d.overcommit_percent)
+        };
+        Ok(pools.iter().map(|pool| Pool::of(pool, percent(&pool.name))).collect())
+    }
+
+    /// Where clients mount the volumes of an instance.
+    pub(crate) async fn address_of(&self, instance: &InstanceName) -> Result<ServerAddress, Error> {
+        let cluster = self.find(instance.cluster()).await?.ok_or_else(|| {
+            let namespace = self.kubernetes.namespace();
+            Error::NotNow(format!(
+                "StorageCluster {} is not in namespace {namespace}; make it again with the same backends",
+                instance.cluster()
+            ))
+        })?;
+        address(&cluster, instance)
+    }
+}
+
+/// The instances that a status tells of.
+pub(crate) fn instances(cluster: &StorageCluster) -> impl Iterator<Item = (InstanceName, &InstanceStatus)> {
+    let name = cluster.name_any();
+    let statuses = cluster.status.iter().flat_map(|status| &status.instances);
+    statuses.filter_map(move |status| {
+        let instance = InstanceName::parse(&status.name)?;
+        (instance.cluster() == name).then_some((instance, status))
+    })
+}
+
+/// Whether the instance was taken away on purpose, which the operator does only when it holds no volumes.
+pub(crate) fn is_removed(cluster: &StorageCluster, instance: &InstanceName) -> bool {
+    let is_settled = cluster
+        .status
+        .as_ref()
+        .is_some_and(|status| status.observed_generation == cluster.metadata.generation);
+    is_settled
+        && instance.ordinal() >= cluster.spec.instances
+        && !instances(cluster).any(|(name, _)| name == *instance)
+}
+
+fn status_of<'a>(cluster: &'a StorageCluster, instance: &InstanceName) -> Result<&'a InstanceStatus, Error> {
+    let found = instances(cluster).find(|(name, _)| name == instance);
+    found.map(|(_, status)| status).ok_or_else(|| {
+        Error::NotNow(format!(
+            "StorageCluster {} has no instance {instance} yet; see its conditions",
+            cluster.name_any()
+        ))
+    })
+}
+
+fn address(cluster: &StorageCluster, instance: &InstanceName) -> Result<ServerAddress, Error> {
+    let status = status_of(cluster, instance)?;
+    if status.address.is_empty() || status.port == 0 {
+        return Err(not_yet(status, "no address"));
+    }
+    let text = match status.address.contains(':') {
+        true => format!("[{}]:{}", status.address, status.port),
+        false => format!("{}:{}", status.address, status.port),
+    };
+    text.parse().map_err(|reason| Error::NotNow(format!("the address of instance {instance}: {reason}")))
+}
+
+fn not_yet(status: &InstanceStatus, what: &str) -> Error {
+    Error::NotNow(format!("instance {} has {what} yet: {}", status.name, describe(status)))
+}
+
+/// Why an instance does not serve, as its status has it.
+fn describe(status: &InstanceStatus) -> String {
+    match status.message.as_str() {
+        "" => format!("{:?}", status.phase),
+        message => format!("{:?}: {message}", status.phase),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_api::{StorageClusterSpec, StorageClusterStatus};
+
+    use super::*;
+
+    fn cluster(instances: u32, statuses: &[InstanceStatus]) -> StorageCluster {
+        let mut cluster = StorageCluster::new("c", StorageClusterSpec { instances, ..Default::default() });
+        cluster.metadata.generation = Some(3);
+        cluster.status = Some(StorageClusterStatus {
+            observed_generation: Some(3),
+            instances: statuses.to_vec(),
+            ..Default::default()
+        });
+        cluster
+    }
+
+    fn instance(name: &str, address: &str) -> InstanceStatus {
+        InstanceStatus { name: name.into(), address: address.into(), port: 445, ..Default::default() }
+    }
+
+    fn name(text: &str) -> InstanceName {
+        InstanceName::parse(text).expect("a name")
+    }
+
+    #[test]
+    fn the_address_is_what_the_status_says_now() {
+        let of = |statuses: &[InstanceStatus]| address(&cluster(2, statuses), &name("c-1"));
+        let text = |statuses: &[InstanceStatus]| of(statuses).expect("an address").to_string();
+        assert_eq!(text(&[instance("c-0", "10.0.0.1"), instance("c-1", "10.0.0.2")]), "10.0.0.2:445");
+        assert_eq!(text(&[instance("c-1", "fd00::2")]), "[fd00::2]:445");
+        let message = "no node has a RoCE port; plug one in".to_owned();
+        let waiting = InstanceStatus { message, ..instance("c-1", "") };
+        for (statuses, part) in [
+            (vec![], "no instance c-1"),
+            (vec![instance("c-0", "10.0.0.1")], "no instance c-1"),
+            (vec![waiting], "no address yet: Pending: no node has a RoCE port"),
+            (vec![InstanceStatus { port: 0, ..instance("c-1", "10.0.0.2") }], "no address yet"),
+            (vec![instance("c-1", "10.0.0.2/..")], "neither a host name nor an IP address"),
+        ] {
+            let status = tonic::Status::from(of(&statuses).expect_err(part));
+            assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+            assert!(status.message().contains(part), "{status}");
+        }
+    }
+
+    #[test]
+    fn an_instance_is_gone_only_when_the_operator_says_so() {
+        let two = [instance("c-0", ""), instance("c-1", "")];
+        assert!(!is_removed(&cluster(2, &two), &name("c-1")));
+        assert!(!is_removed(&cluster(1, &two), &name("c-1")), "it is still being removed");
+        assert!(is_removed(&cluster(1, &two[..1]), &name("c-1")));
+        assert!(!is_removed(&cluster(2, &two[..1]), &name("c-1")), "it comes");
+        let mut stale = cluster(1, &two[..1]);
+        stale.metadata.generation = Some(4);
+        assert!(!is_removed(&stale, &name("c-1")), "the operator has not seen it");
+        stale.status = None;
+        assert!(!is_removed(&stale, &name("c-1")));
+    }
+
+    #[test]
+    fn a_status_with_odd_names_is_read_as_far_as_it_makes_sense() {
+        let odd = ["", "c", "other-0", "c-0", "c-x", "../c-1"].map(|n| instance(n, ""));
+        let cluster = cluster(1, &odd);
+        let names: Vec<String> = instances(&cluster).map(|(n, _)| n.to_string()).collect();
+        assert_eq!(names, ["c-0"]);
+    }
+}

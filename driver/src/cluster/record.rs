@@ -1,0 +1,210 @@
+//! A volume's Secret: its credentials, and the record of where it is meant to be.
+//!
+//! It is written before the volume is made. Whoever is asked for the volume again, after a crash or beside somebody
+//! else, finds the instance and the password there, so a volume is never made twice.
+
+use std::collections::{BTreeMap, HashMap};
+
+use forebay_api::names;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
+use kube::core::Status;
+use zeroize::Zeroize;
+
+use super::handle::InstanceName;
+use super::{Kubernetes, ask};
+use crate::error::Error;
+use crate::limits::KUBERNETES_DEADLINE;
+use crate::names::VolumeId;
+use crate::secrets::{Credentials, Given, PASSWORD, USERNAME};
+
+/// One volume's Secret.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) share: VolumeId,
+    pub(crate) instance: InstanceName,
+    pub(crate) credentials: Credentials,
+    uid: String,
+    resource_version: String,
+}
+
+impl Record {
+    /// Name of the Secret.
+    pub(crate) fn name_of(share: &VolumeId) -> String {
+        // A PersistentVolume's name is the name that the volume was asked for by, and so its share.
+        names::volume_secret(share.as_str())
+    }
+
+    pub(crate) async fn find(kubernetes: &Kubernetes, share: &VolumeId) -> Result<Option<Self>, Error> {
+        match kubernetes.secret(&Self::name_of(share)).await? {
+            Some(secret) => Self::read(share, secret).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Writes it, with a password that nobody has seen. `None`: it is there already, so somebody else was quicker.
+    pub(crate) async fn make(
+        kubernetes: &Kubernetes,
+        share: &VolumeId,
+        instance: &InstanceName,
+    ) -> Result<Option<Self>, Error> {
+        let credentials = Credentials::random(share)?;
+        let secret = Self::write(kubernetes.namespace(), share, instance, &credentials);
+        let parameters = PostParams::default();
+        let api = kubernetes.secrets();
+        match ask("create the volume's Secret", KUBERNETES_DEADLINE, api.create(&parameters, &secret)).await {
+            Ok(secret) => Self::read(share, secret).map(Some),
+            Err(Error::Kubernetes { source, .. }) if is(&source, Status::is_already_exists) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it is still there, unchanged by anyone else.
+    pub(crate) async fn still_stands(&self, kubernetes: &Kubernetes) -> Result<bool, Error> {
+        let secret = kubernetes.secret(&Self::name_of(&self.share)).await?;
+        Ok(secret.is_some_and(|secret| secret.metadata.uid.as_deref() == Some(&*self.uid)))
+    }
+
+    /// Removes just this one: not what somebody else made of it in the meantime.
+    pub(crate) async fn remove(self, kubernetes: &Kubernetes) -> Result<(), Error> {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(self.uid.clone()),
+                resource_version: Some(self.resource_version.clone()),
+            }),
+            ..Default::default()
+        };
+        let name = Self::name_of(&self.share);
+        let api = kubernetes.secrets();
+        match ask("delete the volume's Secret", KUBERNETES_DEADLINE, api.delete(&name, &parameters)).await {
+            Err(Error::Kubernetes { source, .. }) if is(&source, Status::is_not_found) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    fn write(
+        namespace: &str,
+        share: &VolumeId,
+        instance: &InstanceName,
+        credentials: &Credentials,
+    ) -> Secret {
+        let labels = [
+            (names::LABEL_MANAGED_BY, names::MANAGED_BY_DRIVER),
+            (names::LABEL_CLUSTER, instance.cluster()),
+            (names::LABEL_INSTANCE, instance.as_str()),
+            (names::LABEL_VOLUME, share.as_str()),
+        ];
+        let data = [(USERNAME, &*credentials.username), (PASSWORD, credentials.expose_password())];
+        Secret {
+            metadata: ObjectMeta {
+                name: Some(Self::name_of(share)),
+                namespace: Some(namespace.to_owned()),
+                labels: Some(labels.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect()),
+                ..Default::default()
+            },
+            type_: Some("kubernetes.io/basic-auth".to_owned()),
+            data: Some(
+                data.into_iter().map(|(k, v)| (k.to_owned(), ByteString(v.as_bytes().to_vec()))).collect(),
+            ),
+            ..Default::default()
+        }
+    }
+
+    /// Reads what [`Self::write`] wrote; anything else of that name is somebody else's.
+    fn read(share: &VolumeId, secret: Secret) -> Result<Self, Error> {
+        let foreign = |what: &str| {
+            let name = Self::name_of(share);
+            Error::Refused(format!(
+                "Secret {name} {what}: it is not the one that the driver made for this volume; restore or remove it"
+            ))
+        };
+        let labels: BTreeMap<String, String> = secret.metadata.labels.unwrap_or_default();
+        let label = |key: &str| labels.get(key).map(String::as_str);
+        if label(names::LABEL_MANAGED_BY) != Some(names::MANAGED_BY_DRIVER) {
+            return Err(foreign("has not the driver's label"));
+        }
+        if label(names::LABEL_VOLUME) != Some(share.as_str()) {
+            return Err(foreign("names another volume"));
+        }
+        let instance = label(names::LABEL_INSTANCE)
+            .and_then(InstanceName::parse)
+            .ok_or_else(|| foreign("names no instance"))?;
+        let mut given = HashMap::new();
+        for (key, mut value) in secret.data.unwrap_or_default() {
+            if let Ok(text) = std::str::from_utf8(&value.0) {
+                given.insert(key, text.to_owned());
+            }
+            value.0.zeroize();
+        }
+        let credentials =
+            Given::take(&mut given).map_err(|_| foreign("holds no usable credentials"))?.for_volume(share);
+        Ok(Self {
+            share: share.clone(),
+            instance,
+            credentials,
+            uid: secret.metadata.uid.unwrap_or_default(),
+            resource_version: secret.metadata.resource_version.unwrap_or_default(),
+        })
+    }
+}
+
+fn is(error: &kube::Error, what: impl Fn(&Status) -> bool) -> bool {
+    matches!(error, kube::Error::Api(status) if what(status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written() -> (VolumeId, Secret, Credentials) {
+        let share = VolumeId::parse("pvc-1").expect("an id");
+        let instance = InstanceName::parse("c-1").expect("a name");
+        let credentials = Credentials::random(&share).expect("random bytes");
+        (share.clone(), Record::write("ns", &share, &instance, &credentials), credentials)
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let (share, secret, credentials) = written();
+        assert_eq!(secret.metadata.name.as_deref(), Some("forebay-pvc-1"));
+        let record = Record::read(&share, secret).expect("its own");
+        assert_eq!(record.instance.as_str(), "c-1");
+        assert_eq!(record.credentials.username, "pvc-1");
+        assert_eq!(record.credentials.expose_password(), credentials.expose_password());
+        assert!(!format!("{record:?}").contains(credentials.expose_password()));
+    }
+
+    #[test]
+    fn what_the_driver_did_not_write_is_refused() {
+        type Change = fn(&mut Secret);
+        let changes: [(&str, Change); 6] = [
+            ("label", |s| s.metadata.labels = None),
+            ("another volume", |s| {
+                let labels = s.metadata.labels.as_mut().expect("labels");
+                labels.insert(names::LABEL_VOLUME.into(), "pvc-2".into());
+            }),
+            ("no instance", |s| {
+                let labels = s.metadata.labels.as_mut().expect("labels");
+                labels.insert(names::LABEL_INSTANCE.into(), "c".into());
+            }),
+            ("credentials", |s| s.data = None),
+            ("credentials", |s| {
+                s.data.as_mut().expect("data").remove("password");
+            }),
+            ("credentials", |s| {
+                s.data.as_mut().expect("data").insert("password".into(), ByteString(vec![0xff; 12]));
+            }),
+        ];
+        for (what, change) in changes {
+            let (share, mut secret, _) = written();
+            change(&mut secret);
+            let status = tonic::Status::from(Record::read(&share, secret).expect_err(what));
+            assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{what}");
+            assert!(
+                status.message().contains(what) && status.message().contains("forebay-pvc-1"),
+                "{status}"
+            );
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The servers that hold volumes, and what they are called in a volume's id and context.
+
+use std::sync::Arc;
+
+use forebay_api::StorageCluster;
+use forebay_proto::admin::Volume;
+use forebay_proto::csi;
+
+use super::volume::{LABEL_SERVER, size_bytes};
+use crate::address::{self, ServerAddress};
+use crate::admin::Admin;
+use crate::capacity::to_csi;
+use crate::cluster::handle::{Handle, InstanceName};
+use crate::cluster::{Clusters, is_removed};
+use crate::context::{Location, VolumeContext};
+use crate::error::Error;
+use crate::names::VolumeId;
+use crate::parameters::{Parameters, Setting};
+
+/// Where volumes can be.
+#[derive(Clone, Debug)]
+pub(crate) enum Servers {
+    /// On one server; a volume's id is its share.
+    One(Admin),
+    /// On the instances of StorageClusters; a volume's id is `<instance>/<share>`.
+    Kubernetes(Clusters),
+}
+
+impl Servers {
+    pub(crate) fn setting(&self) -> Setting {
+        match self {
+            Self::One(_) => Setting::OneServer,
+            Self::Kubernetes(_) => Setting::Kubernetes,
+        }
+    }
+
+    /// Whether work can be done. One instance that is away keeps nobody from the others.
+    pub(crate) async fn probe(&self) -> Result<(), Error> {
+        match self {
+            Self::One(admin) => admin.probe().await,
+            Self::Kubernetes(clusters) => clusters.kubernetes().probe().await,
+        }
+    }
+
+    /// The share of the volume with this id, where a volume can have it at all.
+    pub(super) fn share_of(&self, volume_id: &str) -> Result<VolumeId, Error> {
+        match self {
+            Self::One(_) => VolumeId::parse(volume_id),
+            Self::Kubernetes(_) => Handle::parse(volume_id).map(|handle| handle.share),
+        }
+        .ok_or_else(|| Error::NoVolume(volume_id.to_owned()))
+    }
+
+    /// The server that the volume's id names.
+    pub(super) async fn home_of(&self, volume_id: &str) -> Result<Home, Error> {
+        match self {
+            Self::One(admin) => Ok(Home { admin: admin.clone(), seat: None }),
+            Self::Kubernetes(clusters) => {
+                let none = || Error::NoVolume(volume_id.to_owned());
+                let handle = Handle::parse(volume_id).ok_or_else(none)?;
+                let cluster = clusters.find(handle.instance.cluster()).await?.ok_or_else(none)?;
+                if is_removed(&cluster, &handle.instance) {
+                    return Err(none());
+                }
+                Home::on(clusters, &cluster, &handle.instance).await
+            }
+        }
+    }
+}
+
+/// One server.
+#[derive(Clone, Debug)]
+pub(super) struct Home {
+    pub(super) admin: Admin,
+    /// Which instance it is, where there are several.
+    seat: Option<Seat>,
+}
+
+#[derive(Clone, Debug)]
+struct Seat {
+    namespace: Arc<str>,
+    instance: InstanceName,
+}
+
+impl Home {
+    /// The only one there is.
+    pub(super) fn only(admin: &Admin) -> Self {
+        Self { admin: admin.clone(), seat: None }
+    }
+
+    pub(super) async fn on(
+        clusters: &Clusters,
+        cluster: &StorageCluster,
+        instance: &InstanceName,
+    ) -> Result<Self, Error> {
+        let admin = clusters.connect(cluster, instance).await?;
+        let namespace = clusters.kubernetes().namespace().into();
+        Ok(Self { admin, seat: Some(Seat { namespace, instance: instance.clone() }) })
+    }
+
+    /// The id of a volume that is served here under this name.
+    pub(super) fn volume_id(&self, share: &str) -> String {
+        match &self.seat {
+            None => share.to_owned(),
+            Some(seat) => format!("{}/{share}", seat.instance),
+        }
+    }
+
+    /// The server's addresses, asked for only where a volume's context has them and the volume has none of its own.
+    pub(super) async fn advertised(&self, volumes: &[Volume]) -> Result<Vec<ServerAddress>, Error> {
+        if self.seat.is_some() || volumes.iter().all(|v| v.labels.contains_key(LABEL_SERVER)) {
+            return Ok(Vec::new());
+        }
+        self.admin.addresses().await
+    }
+
+    /// The volume as CSI has it.
+    pub(super) fn to_csi(&self, volume: &Volume, advertised: &[ServerAddress]) -> csi::Volume {
+        let location = match &self.seat {
+            Some(seat) => {
+                Location::Instance { namespace: seat.namespace.to_string(), name: seat.instance.clone() }
+            }
+            None => {
+                let own = volume.labels.get(LABEL_SERVER);
+                let own = own.and_then(|list| address::parse_list("server", list).ok());
+                Location::Servers(own.unwrap_or_else(|| advertised.to_vec()))
+            }
+        };
+        let volume_context = VolumeId::parse(&volume.volume_id)
+            .map(|share| VolumeContext::new(location, share, volume.protection()).to_map())
+            .unwrap_or_default();
+        csi::Volume {
+            capacity_bytes: to_csi(size_bytes(volume)),
+            volume_id: self.volume_id(&volume.volume_id),
+            volume_context,
+            content_source: None,
+            // Every node reaches every server.
+            accessible_topology: Vec::new(),
+        }
+    }
+
+    /// Whether a volume that is here can have been made with these parameters.
+    pub(super) fn check_parameters(&self, volume: &Volume, parameters: &Parameters) -> Result<(), Error> {
+        let Some(seat) = &self.seat else { return Ok(()) };
+        let volume_id = || self.volume_id(&volume.volume_id);
+        if parameters.cluster.as_ref().is_some_and(|name| name != seat.instance.cluster()) {
+            return Err(Error::VolumeExists { volume_id: volume_id(), what: "cluster" });
+        }
+        if parameters.cluster_namespace.as_ref().is_some_and(|name| **name != *seat.namespace) {
+            return Err(Error::VolumeExists { volume_id: volume_id(), what: "clusterNamespace" });
+        }
+        Ok(())
+    }
+
+    /// Whether a context leads here.
+    pub(super) fn check_location(&self, location: &Location) -> Result<(), Error> {
+        let leads_here = match (&self.seat, location) {
+            (None, Location::Servers(_)) => true,
+            (Some(seat), Location::Instance { namespace, name }) => {
+                **namespace == *seat.namespace && *name == seat.instance
+            }
+            _ => false,
+        };
+        match leads_here {
+            true => Ok(()),
+            false => Err(Error::invalid("volume_context", "is not this volume's")),
+        }
+    }
+}

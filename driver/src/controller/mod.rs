@@ -1,0 +1,382 @@
+//! The CSI Controller service: volumes are made, changed and removed through the admin API of the servers that hold them.
+
+mod home;
+mod listing;
+mod provision;
+mod volume;
+
+use std::collections::HashMap;
+
+use forebay_proto::admin::{Quota, Volume};
+use forebay_proto::csi::controller_server::Controller;
+use forebay_proto::csi::controller_service_capability::{self as capability, rpc};
+use forebay_proto::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
+    ControllerModifyVolumeRequest, ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
+    ControllerPublishVolumeResponse, ControllerServiceCapability, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest,
+    CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest,
+    DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse,
+    ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, controller_get_volume_response,
+    validate_volume_capabilities_response,
+};
+use tonic::{Request, Response, Status};
+
+use self::home::Home;
+pub(crate) use self::home::Servers;
+use self::volume::{check_context, check_mount_flags, check_parameters, size_bytes};
+use crate::capability::Capability;
+use crate::capacity::{Capacity, to_csi};
+use crate::cluster::handle::Handle;
+use crate::cluster::record::Record;
+use crate::cluster::{Clusters, is_removed};
+use crate::error::Error;
+use crate::in_flight::InFlight;
+use crate::ledger::Ledger;
+use crate::limits::{ADMIN_DEADLINE, CAPACITY_UNIT_BYTES};
+use crate::names::VolumeId;
+use crate::observe::observe;
+use crate::parameters::Parameters;
+use crate::placement::Pool;
+
+/// Makes, changes and removes volumes.
+#[derive(Clone, Debug)]
+pub(crate) struct ControllerService {
+    servers: Servers,
+    /// By share, which is the same for the name that a volume is made by and for its id.
+    in_flight: InFlight,
+    ledger: Ledger,
+}
+
+impl ControllerService {
+    pub(crate) fn new(servers: Servers) -> Self {
+        Self { servers, in_flight: InFlight::default(), ledger: Ledger::default() }
+    }
+
+    /// CSI DeleteVolume. A volume that is not there is deleted.
+    async fn delete(&self, request: DeleteVolumeRequest) -> Result<DeleteVolumeResponse, Error> {
+        if request.volume_id.is_empty() {
+            return Err(Error::Missing("volume_id"));
+        }
+        match &self.servers {
+            Servers::One(admin) => {
+                if let Some(share) = VolumeId::parse(&request.volume_id) {
+                    let _claim = self.in_flight.claim(share.as_str())?;
+                    admin.delete(&share).await?;
+                }
+            }
+            Servers::Kubernetes(clusters) => {
+                if let Some(handle) = Handle::parse(&request.volume_id) {
+                    let _claim = self.in_flight.claim(handle.share.as_str())?;
+                    Self::delete_in_cluster(clusters, &handle).await?;
+                }
+            }
+        }
+        Ok(DeleteVolumeResponse {})
+    }
+
+    /// First the volume, then its record: as long as there is a volume, it is known where.
+    async fn delete_in_cluster(clusters: &Clusters, handle: &Handle) -> Result<(), Error> {
+        let kubernetes = clusters.kubernetes();
+        // A volume of this name may live elsewhere by now; its record is none of this one's.
+        let record = Record::find(kubernetes, &handle.share).await?;
+        let record = record.filter(|record| record.instance == handle.instance);
+        match clusters.find(handle.instance.cluster()).await? {
+            None if record.is_some() => {
+                return Err(Error::Refused(format!(
+                    "StorageCluster {} is gone and has left the volume's data where they were: make it again to \
+                     delete them, or delete Secret {} to give them up",
+                    handle.instance.cluster(),
+                    Record::name_of(&handle.share)
+                )));
+            }
+            None => return Ok(()),
+            Some(cluster) if is_removed(&cluster, &handle.instance) => {}
+            Some(cluster) => {
+                clusters.connect(&cluster, &handle.instance).await?.delete(&handle.share).await?
+            }
+        }
+        match record {
+            Some(record) => record.remove(kubernetes).await,
+            None => Ok(()),
+        }
+    }
+
+    /// CSI ControllerExpandVolume: a change of quota, which mounted nodes see by themselves.
+    async fn expand(
+        &self,
+        request: ControllerExpandVolumeRequest,
+    ) -> Result<ControllerExpandVolumeResponse, Error> {
+        if request.volume_id.is_empty() {
+            return Err(Error::Missing("volume_id"));
+        }
+        if request.capacity_range.is_none() {
+            return Err(Error::Missing("capacity_range"));
+        }
+        if request.volume_capability.is_some() {
+            Capability::parse(request.volume_capability.as_ref())?;
+        }
+        let capacity = Capacity::parse(request.capacity_range.as_ref())?;
+        let share = self.servers.share_of(&request.volume_id)?;
+        let _claim = self.in_flight.claim(share.as_str())?;
+        let home = self.servers.home_of(&request.volume_id).await?;
+        let existing = existing(&home, &share).await?;
+        let present_bytes = size_bytes(&existing);
+        let capacity_bytes = if capacity.admits(present_bytes) && existing.quota() != Quota::None {
+            present_bytes
+        } else if present_bytes > capacity.limit_bytes() {
+            return Err(Error::Capacity(format!("the volume has {present_bytes} bytes and never shrinks")));
+        } else {
+            let wanted = capacity.size_bytes()?.max(present_bytes);
+            match existing.quota() {
+                // Nothing limits it, so there is nothing to change.
+                Quota::None => wanted,
+                _ => home.admin.expand(&share, wanted).await?.capacity_bytes,
+            }
+        };
+        Ok(ControllerExpandVolumeResponse {
+            capacity_bytes: to_csi(capacity_bytes),
+            node_expansion_required: false,
+        })
+    }
+
+    /// CSI ValidateVolumeCapabilities.
+    async fn validate(
+        &self,
+        request: ValidateVolumeCapabilitiesRequest,
+    ) -> Result<ValidateVolumeCapabilitiesResponse, Error> {
+        if request.volume_id.is_empty() {
+            return Err(Error::Missing("volume_id"));
+        }
+        if request.volume_capabilities.is_empty() {
+            return Err(Error::Missing("volume_capabilities"));
+        }
+        let share = self.servers.share_of(&request.volume_id)?;
+        let home = self.servers.home_of(&request.volume_id).await?;
+        let existing = existing(&home, &share).await?;
+        let verdict = Capability::parse_all(&request.volume_capabilities)
+            .and_then(|_| check_mount_flags(&request.volume_capabilities, existing.protection()))
+            .and_then(|()| Parameters::parse(&request.parameters, self.servers.setting()))
+            .and_then(|parameters| {
+                home.check_parameters(&existing, &parameters)?;
+                check_parameters(&existing, &parameters)
+            })
+            .and_then(|()| check_context(&home, &existing, &request.volume_context));
+        Ok(match verdict {
+            Ok(()) => ValidateVolumeCapabilitiesResponse {
+                confirmed: Some(validate_volume_capabilities_response::Confirmed {
+                    volume_context: request.volume_context,
+                    volume_capabilities: request.volume_capabilities,
+                    parameters: request.parameters,
+                    mutable_parameters: HashMap::new(),
+                }),
+                message: String::new(),
+            },
+            Err(error) => ValidateVolumeCapabilitiesResponse { confirmed: None, message: error.to_string() },
+        })
+    }
+
+    /// CSI GetCapacity: what can still be promised, over all pools or in those that are asked for. Volumes are reached
+    /// from everywhere, so a topology that is asked for changes nothing.
+    async fn capacity(&self, request: GetCapacityRequest) -> Result<GetCapacityResponse, Error> {
+        let parameters = Parameters::parse(&request.parameters, self.servers.setting())?;
+        let (pools, names) = match &self.servers {
+            Servers::One(admin) => {
+                let pools = admin.pools(ADMIN_DEADLINE).await?;
+                let pools: Vec<Pool> = pools.iter().map(|pool| Pool::of(pool, 100)).collect();
+                let names = pools.iter().map(|pool| pool.name.clone()).collect();
+                (pools, names)
+            }
+            Servers::Kubernetes(clusters) => self.pools_of(clusters, &parameters).await?,
+        };
+        if let Some(pool) = &parameters.pool
+            && !names.contains(pool)
+        {
+            return Err(Error::invalid("parameter pool", format!("there is no pool {pool:?}")));
+        }
+        let possible = request.volume_capabilities.is_empty()
+            || Capability::parse_all(&request.volume_capabilities).is_ok();
+        let (available, largest) = pools
+            .iter()
+            .filter(|p| possible && parameters.pool.as_ref().is_none_or(|name| p.name == *name))
+            .map(|p| p.available_bytes(parameters.quota))
+            .fold((0u64, 0u64), |(sum, max), bytes| (sum.saturating_add(bytes), max.max(bytes)));
+        Ok(GetCapacityResponse {
+            available_capacity: to_csi(available),
+            maximum_volume_size: Some(to_csi(largest)),
+            minimum_volume_size: Some(to_csi(CAPACITY_UNIT_BYTES)),
+        })
+    }
+
+    /// The pools of the cluster that is asked for, else of all, and the names of all backends. Instances that cannot be
+    /// asked have no room now.
+    async fn pools_of(
+        &self,
+        clusters: &Clusters,
+        parameters: &Parameters,
+    ) -> Result<(Vec<Pool>, Vec<String>), Error> {
+        let asked = match &parameters.cluster {
+            Some(_) => vec![provision::cluster_of(clusters, parameters).await?],
+            None => clusters.list().await?,
+        };
+        let names =
+            asked.iter().flat_map(|cluster| &cluster.spec.backends).map(|backend| backend.name.clone());
+        let names = names.collect();
+        let mut pools = Vec::new();
+        for cluster in &asked {
+            let candidates = clusters.survey(cluster, None).await;
+            pools.extend(candidates.into_iter().flat_map(|candidate| candidate.pools).flatten());
+        }
+        Ok((pools, names))
+    }
+
+    /// CSI ControllerGetVolume.
+    async fn get(&self, request: ControllerGetVolumeRequest) -> Result<ControllerGetVolumeResponse, Error> {
+        if request.volume_id.is_empty() {
+            return Err(Error::Missing("volume_id"));
+        }
+        let share = self.servers.share_of(&request.volume_id)?;
+        let home = self.servers.home_of(&request.volume_id).await?;
+        let existing = existing(&home, &share).await?;
+        let advertised = home.advertised(std::slice::from_ref(&existing)).await?;
+        Ok(ControllerGetVolumeResponse {
+            volume: Some(home.to_csi(&existing, &advertised)),
+            status: Some(controller_get_volume_response::VolumeStatus::default()),
+        })
+    }
+}
+
+async fn existing(home: &Home, share: &VolumeId) -> Result<Volume, Error> {
+    home.admin.stat(share).await?.ok_or_else(|| Error::NoVolume(home.volume_id(share.as_str())))
+}
+
+#[tonic::async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Result<Response<CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let name = request.name.clone();
+        observe("CreateVolume", &name, self.create(request)).await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Result<Response<DeleteVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("DeleteVolume", &volume_id, self.delete(request)).await
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Result<Response<ControllerExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("ControllerExpandVolume", &volume_id, self.expand(request)).await
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("ValidateVolumeCapabilities", &volume_id, self.validate(request)).await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<ListVolumesResponse>, Status> {
+        observe("ListVolumes", "", self.list(request.into_inner())).await
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> Result<Response<GetCapacityResponse>, Status> {
+        observe("GetCapacity", "", self.capacity(request.into_inner())).await
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> Result<Response<ControllerGetVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("ControllerGetVolume", &volume_id, self.get(request)).await
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<ControllerGetCapabilitiesResponse>, Status> {
+        let types = [
+            rpc::Type::CreateDeleteVolume,
+            rpc::Type::ExpandVolume,
+            rpc::Type::ListVolumes,
+            rpc::Type::GetVolume,
+            rpc::Type::GetCapacity,
+            rpc::Type::SingleNodeMultiWriter,
+        ];
+        let capabilities = types.into_iter().map(|t| ControllerServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: t.into() })),
+        });
+        Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities: capabilities.collect() }))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        _: Request<ControllerPublishVolumeRequest>,
+    ) -> Result<Response<ControllerPublishVolumeResponse>, Status> {
+        Err(Error::NotOffered("ControllerPublishVolume").into())
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _: Request<ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<ControllerUnpublishVolumeResponse>, Status> {
+        Err(Error::NotOffered("ControllerUnpublishVolume").into())
+    }
+
+    async fn create_snapshot(
+        &self,
+        _: Request<CreateSnapshotRequest>,
+    ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        Err(Error::NotOffered("CreateSnapshot").into())
+    }
+
+    async fn delete_snapshot(
+        &self,
+        _: Request<DeleteSnapshotRequest>,
+    ) -> Result<Response<DeleteSnapshotResponse>, Status> {
+        Err(Error::NotOffered("DeleteSnapshot").into())
+    }
+
+    async fn list_snapshots(
+        &self,
+        _: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<ListSnapshotsResponse>, Status> {
+        Err(Error::NotOffered("ListSnapshots").into())
+    }
+
+    async fn get_snapshot(
+        &self,
+        _: Request<GetSnapshotRequest>,
+    ) -> Result<Response<GetSnapshotResponse>, Status> {
+        Err(Error::NotOffered("GetSnapshot").into())
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _: Request<ControllerModifyVolumeRequest>,
+    ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
+        Err(Error::NotOffered("ControllerModifyVolume").into())
+    }
+}

@@ -1,0 +1,301 @@
+//! CreateVolume: where a volume goes, and how it comes to be there exactly once.
+
+use std::collections::HashMap;
+
+use forebay_api::StorageCluster;
+use forebay_proto::admin::{self, Volume};
+use forebay_proto::csi::{CreateVolumeRequest, CreateVolumeResponse};
+use kube::ResourceExt;
+use tonic::Code;
+use tracing::{info, warn};
+
+use super::home::{Home, Servers};
+use super::volume::{
+    LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, check_compatible, check_mount_flags, size_bytes,
+};
+use super::{ControllerService, Record};
+use crate::address;
+use crate::capability::Capability;
+use crate::capacity::Capacity;
+use crate::cluster::handle::InstanceName;
+use crate::cluster::{Clusters, is_removed};
+use crate::error::Error;
+use crate::ledger::Placement;
+use crate::names::VolumeId;
+use crate::parameters::Parameters;
+use crate::placement::Wanted;
+use crate::secrets::{Credentials, Given};
+
+/// The name of the PersistentVolume, which csi-provisioner tells with --extra-create-metadata.
+const PARAMETER_PV_NAME: &str = "csi.storage.k8s.io/pv/name";
+
+/// A checked request.
+struct Order {
+    name: String,
+    share: VolumeId,
+    capacity: Capacity,
+    parameters: Parameters,
+}
+
+impl ControllerService {
+    /// CSI CreateVolume. The same name gives the same volume, as long as it is what was asked for.
+    pub(super) async fn create(
+        &self,
+        mut request: CreateVolumeRequest,
+    ) -> Result<CreateVolumeResponse, Error> {
+        let has_secrets = !request.secrets.is_empty();
+        // Wiped in any case.
+        let given = Given::take(&mut request.secrets);
+        let share = VolumeId::from_name(&request.name)?;
+        Capability::parse_all(&request.volume_capabilities)?;
+        let parameters = Parameters::parse(&request.parameters, self.servers.setting())?;
+        if !request.mutable_parameters.is_empty() {
+            return Err(Error::invalid("mutable_parameters", "there are none"));
+        }
+        let capacity = Capacity::parse(request.capacity_range.as_ref())?;
+        if request.volume_content_source.is_some() {
+            return Err(Error::invalid("volume_content_source", "snapshots and clones are not offered"));
+        }
+        // Refused now and not when the first pod starts.
+        check_mount_flags(&request.volume_capabilities, parameters.protection)?;
+        let order = Order { name: request.name, share, capacity, parameters };
+        match &self.servers {
+            Servers::One(admin) => {
+                let credentials = given?.for_volume(&order.share);
+                let _claim = self.in_flight.claim(order.share.as_str())?;
+                let home = Home::only(admin);
+                let existing = home.admin.stat(&order.share).await?;
+                // Before anything is made: a volume that nobody can mount is of no use.
+                let advertised = match &order.parameters.server {
+                    Some(_) => Vec::new(),
+                    None => home.admin.addresses().await?,
+                };
+                let pool = order.parameters.pool.clone().unwrap_or_default();
+                let volume = order.make(&home, existing, pool, &credentials).await?;
+                Ok(CreateVolumeResponse { volume: Some(home.to_csi(&volume, &advertised)) })
+            }
+            Servers::Kubernetes(clusters) => {
+                if has_secrets {
+                    return Err(Error::invalid(
+                        "secrets",
+                        "the driver makes the credentials of each volume; name no provisioner-secret",
+                    ));
+                }
+                order.check_name()?;
+                let _claim = self.in_flight.claim(order.share.as_str())?;
+                let (home, volume) = self.create_in_cluster(clusters, &order).await?;
+                Ok(CreateVolumeResponse { volume: Some(home.to_csi(&volume, &[])) })
+            }
+        }
+    }
+
+    /// The record first, then the volume where the record says: whoever is asked again finds the record and goes on
+    /// from there, so there is never a second volume elsewhere.
+    async fn create_in_cluster(&self, clusters: &Clusters, order: &Order) -> Result<(Home, Volume), Error> {
+        let cluster = cluster_of(clusters, &order.parameters).await?;
+        let (record, placement) = self.intend(clusters, &cluster, order).await?;
+        if record.instance.cluster() != cluster.name_any() {
+            return Err(order.exists_with_another("cluster"));
+        }
+        if is_removed(&cluster, &record.instance) {
+            // It held no volumes when it was removed, so not this one either.
+            let message = format!(
+                "instance {} was removed before it made the volume; the next try places it anew",
+                record.instance
+            );
+            record.remove(clusters.kubernetes()).await?;
+            return Err(Error::NotNow(message));
+        }
+        let home = Home::on(clusters, &cluster, &record.instance).await?;
+        let existing = home.admin.stat(&order.share).await?;
+        let is_there = existing.is_some();
+        let made = match &existing {
+            Some(volume) => {
+                order.make(&home, existing.clone(), volume.pool.clone(), &record.credentials).await
+            }
+            None => {
+                let placement = match placement {
+                    Some(placement) => Ok(placement),
+                    None => self.place(clusters, &cluster, order, Some(&record.instance)).await,
+                };
+                match placement {
+                    // Held until the volume is made: it is on the ledger as long.
+                    Ok(placement) => {
+                        let pool = placement.place.pool.clone();
+                        order.make(&home, None, pool, &record.credentials).await
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match made {
+            Ok(volume) if is_there || record.still_stands(clusters.kubernetes()).await? => Ok((home, volume)),
+            Ok(_) => {
+                // Another controller, whose lead had ended, gave this place up in the meantime.
+                warn!(share = %order.share, instance = %record.instance, "the volume's Secret is gone, undoing");
+                home.admin.delete(&order.share).await?;
+                Err(Error::Overtaken(order.share.to_string()))
+            }
+            Err(error) => {
+                if !is_there && error.is_final() {
+                    self.give_up(clusters, &home, record).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The volume's record, as it is or new.
+    async fn intend(
+        &self,
+        clusters: &Clusters,
+        cluster: &StorageCluster,
+        order: &Order,
+    ) -> Result<(Record, Option<Placement>), Error> {
+        let kubernetes = clusters.kubernetes();
+        if let Some(record) = Record::find(kubernetes, &order.share).await? {
+            return Ok((record, None));
+        }
+        if cluster.metadata.deletion_timestamp.is_some() {
+            return Err(Error::Refused(format!("StorageCluster {} is being deleted", cluster.name_any())));
+        }
+        let placement = self.place(clusters, cluster, order, None).await?;
+        let instance = &placement.place.instance;
+        let instance = InstanceName::parse(instance).expect("it comes from a name that was parsed");
+        match Record::make(kubernetes, &order.share, &instance).await? {
+            Some(record) => {
+                info!(share = %order.share, %instance, pool = placement.place.pool, "the volume is placed");
+                Ok((record, Some(placement)))
+            }
+            None => match Record::find(kubernetes, &order.share).await? {
+                Some(record) => Ok((record, None)),
+                None => Err(Error::Overtaken(order.share.to_string())),
+            },
+        }
+    }
+
+    async fn place(
+        &self,
+        clusters: &Clusters,
+        cluster: &StorageCluster,
+        order: &Order,
+        instance: Option<&InstanceName>,
+    ) -> Result<Placement, Error> {
+        let candidates = clusters.survey(cluster, instance).await;
+        let wanted = Wanted {
+            size_bytes: order.capacity.size_bytes()?,
+            backend: order.parameters.pool.as_deref(),
+            quota: order.parameters.quota,
+            instance: instance.map(InstanceName::as_str),
+        };
+        self.ledger
+            .place(candidates, wanted)
+            .map_err(|refusal| Error::Placement { cluster: cluster.name_any(), refusal })
+    }
+
+    /// The server refused for good, so another instance may be tried: the record goes, once it is certain that there is
+    /// no volume.
+    async fn give_up(&self, clusters: &Clusters, home: &Home, record: Record) {
+        let (share, instance) = (record.share.clone(), record.instance.clone());
+        let removed = match home.admin.stat(&share).await {
+            Ok(None) => record.remove(clusters.kubernetes()).await,
+            Ok(Some(_)) => return,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            warn!(%share, %instance, error = error.to_string(), "the volume's Secret stays; the next try finds it");
+        }
+    }
+}
+
+impl Order {
+    /// Makes the volume at `home`, or compares it with the one that is there.
+    async fn make(
+        &self,
+        home: &Home,
+        existing: Option<Volume>,
+        pool: String,
+        credentials: &Credentials,
+    ) -> Result<Volume, Error> {
+        let is_there = existing.is_some();
+        let desired = match existing {
+            Some(existing) => {
+                home.check_parameters(&existing, &self.parameters)?;
+                check_compatible(&existing, &self.name, self.capacity, &self.parameters, credentials)?;
+                // Once more as it is: the server compares the password, which nobody else can.
+                admin::CreateVolumeRequest {
+                    volume_id: self.share.to_string(),
+                    pool: existing.pool.clone(),
+                    capacity_bytes: size_bytes(&existing),
+                    quota: existing.quota,
+                    protection: existing.protection,
+                    credentials: Some(credentials.to_admin()),
+                    labels: existing.labels,
+                }
+            }
+            None => {
+                let size_bytes = self.capacity.size_bytes()?;
+                let mut labels: HashMap<String, String> =
+                    self.parameters.labels.clone().into_iter().collect();
+                labels.insert(LABEL_NAME.into(), self.name.clone());
+                labels.insert(LABEL_REQUESTED_BYTES.into(), size_bytes.to_string());
+                if let Some(servers) = &self.parameters.server {
+                    labels.insert(LABEL_SERVER.into(), address::format_list(servers));
+                }
+                admin::CreateVolumeRequest {
+                    volume_id: self.share.to_string(),
+                    pool,
+                    capacity_bytes: size_bytes,
+                    quota: self.parameters.quota.into(),
+                    protection: self.parameters.protection.into(),
+                    credentials: Some(credentials.to_admin()),
+                    labels,
+                }
+            }
+        };
+        match home.admin.create(desired).await {
+            // All else was compared above.
+            Err(Error::Admin { status, .. }) if is_there && status.code() == Code::AlreadyExists => {
+                Err(self.exists_with_another("password"))
+            }
+            other => other,
+        }
+    }
+
+    fn exists_with_another(&self, what: &'static str) -> Error {
+        Error::VolumeExists { volume_id: self.share.to_string(), what }
+    }
+
+    /// The Secret is found by the share's name here, and by the PersistentVolume's when it is mounted.
+    fn check_name(&self) -> Result<(), Error> {
+        match self.parameters.labels.get(PARAMETER_PV_NAME) {
+            Some(name) if name != self.share.as_str() => Err(Error::invalid(
+                "name",
+                format!(
+                    "a PersistentVolume called {name:?} would not find its Secret; use csi-provisioner's default \
+                     --volume-name-prefix"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The StorageCluster that the parameters name.
+pub(super) async fn cluster_of(
+    clusters: &Clusters,
+    parameters: &Parameters,
+) -> Result<StorageCluster, Error> {
+    let name = parameters.cluster.as_deref().ok_or(Error::Missing("parameter cluster"))?;
+    let namespace = clusters.kubernetes().namespace();
+    if let Some(other) = parameters.cluster_namespace.as_deref().filter(|other| *other != namespace) {
+        return Err(Error::invalid(
+            "parameter clusterNamespace",
+            format!("this driver and its operator work in namespace {namespace}, not in {other}"),
+        ));
+    }
+    clusters.find(name).await?.ok_or_else(|| {
+        let reason = format!("there is no StorageCluster {name} in namespace {namespace}");
+        Error::invalid("parameter cluster", reason)
+    })
+}

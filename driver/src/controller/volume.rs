@@ -1,0 +1,100 @@
+//! What a volume that is there must be like to be the one that is asked for.
+
+use std::collections::HashMap;
+
+use forebay_proto::admin::{Protection, Quota, Volume};
+use forebay_proto::csi;
+
+use super::home::Home;
+use crate::address;
+use crate::capability::Capability;
+use crate::capacity::Capacity;
+use crate::context::VolumeContext;
+use crate::error::Error;
+use crate::options::MountOptions;
+use crate::parameters::Parameters;
+use crate::secrets::Credentials;
+
+/// Labels that the driver keeps with a volume, beside the orchestrator's.
+pub(super) const LABEL_NAME: &str = "csi.forebay.io/name";
+pub(super) const LABEL_SERVER: &str = "csi.forebay.io/server";
+/// What was asked for, which the server does not keep where there is no quota.
+pub(super) const LABEL_REQUESTED_BYTES: &str = "csi.forebay.io/requested-bytes";
+
+/// The hard limit, or what was asked for where there is none.
+pub(super) fn size_bytes(volume: &Volume) -> u64 {
+    match volume.capacity_bytes {
+        0 => volume.labels.get(LABEL_REQUESTED_BYTES).and_then(|text| text.parse().ok()).unwrap_or(0),
+        bytes => bytes,
+    }
+}
+
+/// CSI CreateVolume: a volume of this name that is not what is asked for is ALREADY_EXISTS.
+pub(super) fn check_compatible(
+    existing: &Volume,
+    name: &str,
+    capacity: Capacity,
+    parameters: &Parameters,
+    credentials: &Credentials,
+) -> Result<(), Error> {
+    let exists = |what| Err(Error::VolumeExists { volume_id: existing.volume_id.clone(), what });
+    if existing.labels.get(LABEL_NAME).is_some_and(|n| n != name) {
+        return exists("name");
+    }
+    if !capacity.admits(size_bytes(existing)) {
+        return exists("capacity");
+    }
+    check_parameters(existing, parameters)?;
+    if existing.username != credentials.username {
+        return exists("username");
+    }
+    Ok(())
+}
+
+/// What a StorageClass leaves open fits every volume.
+pub(super) fn check_parameters(existing: &Volume, parameters: &Parameters) -> Result<(), Error> {
+    let exists = |what| Err(Error::VolumeExists { volume_id: existing.volume_id.clone(), what });
+    if parameters.pool.as_ref().is_some_and(|p| *p != existing.pool) {
+        return exists("pool");
+    }
+    if parameters.quota != Quota::Unspecified && parameters.quota != existing.quota() {
+        return exists("quota");
+    }
+    if parameters.protection != Protection::Unspecified && parameters.protection != existing.protection() {
+        return exists("protection");
+    }
+    let servers = parameters.server.as_deref().map(address::format_list);
+    if servers.is_some() && servers.as_ref() != existing.labels.get(LABEL_SERVER) {
+        return exists("server");
+    }
+    Ok(())
+}
+
+/// A context that is given must be this volume's.
+pub(super) fn check_context(
+    home: &Home,
+    existing: &Volume,
+    map: &HashMap<String, String>,
+) -> Result<(), Error> {
+    if map.is_empty() {
+        return Ok(());
+    }
+    let context = VolumeContext::parse(map)?;
+    if context.share.as_str() != existing.volume_id {
+        return Err(Error::invalid("volume_context.share", "is not this volume's"));
+    }
+    home.check_location(&context.location)
+}
+
+/// Whether a node would take the mount flags.
+pub(super) fn check_mount_flags(
+    capabilities: &[csi::VolumeCapability],
+    protection: Protection,
+) -> Result<(), Error> {
+    for capability in capabilities {
+        let capability = Capability::parse(Some(capability))?;
+        let flags = &capability.mount.mount_flags;
+        MountOptions::build(crate::options::DIALECT_DEFAULT, protection, capability.group()?, flags)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Placements that the instances' numbers do not show yet, so that volumes that are made at the same time do not all
+//! land on the instance that was the emptiest a moment ago.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::limits::{LEDGER_ENTRIES_MAX, PLACEMENT_REMEMBERED};
+use crate::placement::{Candidate, Place, Refusal, Wanted, choose};
+
+/// All placements under way, and for a while those without quota.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ledger(Arc<Mutex<Entries>>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    next: u64,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    place: Place,
+    size_bytes: u64,
+    /// Then the instances' own numbers have it. `None`: as long as its call is under way.
+    until: Option<Instant>,
+}
+
+/// A placement whose call is under way.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    pub(crate) place: Place,
+    id: u64,
+    of: Ledger,
+}
+
+impl Ledger {
+    /// Chooses, and remembers what was chosen, in one step.
+    pub(crate) fn place(
+        &self,
+        mut candidates: Vec<Candidate>,
+        wanted: Wanted<'_>,
+    ) -> Result<Placement, Refusal> {
+        let now = Instant::now();
+        let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        book.entries.retain(|entry| entry.until.is_none_or(|until| now < until));
+        for entry in &book.entries {
+            for candidate in candidates.iter_mut().filter(|c| c.name == entry.place.instance) {
+                candidate.volumes = candidate.volumes.saturating_add(1);
+                let pools = candidate.pools.iter_mut().flatten();
+                for pool in pools.filter(|p| p.has_quota && p.name == entry.place.pool) {
+                    pool.provisioned_bytes = pool.provisioned_bytes.saturating_add(entry.size_bytes);
+                }
+            }
+        }
+        let place = choose(&candidates, wanted)?;
+        // Past this the choice is as good as the instances' numbers are.
+        if book.entries.len() >= LEDGER_ENTRIES_MAX {
+            book.entries.remove(0);
+        }
+        let id = book.next;
+        book.next += 1;
+        book.entries.push(Entry { id, place: place.clone(), size_bytes: wanted.size_bytes, until: None });
+        Ok(Placement { place, id, of: self.clone() })
+    }
+}
+
+impl Drop for Placement {
+    fn drop(&mut self) {
+        let mut book = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.place.has_quota {
+            // The pool has it on its account now, or it was not made.
+            book.entries.retain(|entry| entry.id != self.id);
+        } else if let Some(entry) = book.entries.iter_mut().find(|entry| entry.id == self.id) {
+            // The number of volumes comes by the StorageCluster's status, later.
+            entry.until = Some(Instant::now() + PLACEMENT_REMEMBERED);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Pool;
+    use crate::placement::tests::{pool, ready, wanted};
+
+    #[test]
+    fn volumes_made_at_once_are_spread() {
+        let ledger = Ledger::default();
+        let candidates = || vec![ready(0, 0, &[pool("a", 11, 0)]), ready(1, 0, &[pool("a", 10, 0)])];
+        let placements: Vec<Placement> =
+            (0..20).map(|_| ledger.place(candidates(), wanted(1)).expect("room")).collect();
+        let on_first = placements.iter().filter(|p| p.place.instance == "c-0").count();
+        assert_eq!(on_first, 11 - 1, "10 on each, and the last GiB is left on the first");
+        let last = ledger.place(candidates(), wanted(1)).expect("room");
+        assert_eq!(last.place.instance, "c-0");
+        assert!(ledger.place(candidates(), wanted(1)).is_err(), "all is promised");
+        drop(placements);
+        assert!(ledger.place(candidates(), wanted(9)).is_ok(), "calls that ended are in the pools' numbers");
+    }
+
+    #[test]
+    fn volumes_without_quota_are_spread_one_after_the_other() {
+        let ledger = Ledger::default();
+        let unlimited = |gib| Pool { has_quota: false, ..pool("a", gib, 0) };
+        let candidates = || vec![ready(0, 0, &[unlimited(11)]), ready(1, 0, &[unlimited(10)])];
+        let instances: Vec<String> = (0..4)
+            .map(|_| ledger.place(candidates(), wanted(1)).expect("room").place.instance.clone())
+            .collect();
+        assert_eq!(instances, ["c-0", "c-1", "c-0", "c-1"]);
+    }
+
+    #[test]
+    fn the_ledger_is_bounded() {
+        let ledger = Ledger::default();
+        let unlimited = Pool { has_quota: false, ..pool("a", 1, 0) };
+        for _ in 0..=LEDGER_ENTRIES_MAX {
+            drop(
+                ledger.place(vec![ready(0, 0, &[unlimited.clone()])], Wanted { size_bytes: 0, ..wanted(0) }),
+            );
+        }
+        let length = ledger.0.lock().expect("no panic").entries.len();
+        assert_eq!(length, LEDGER_ENTRIES_MAX);
+    }
+}
