@@ -224,4 +224,8 @@ impl Admin for Peer {
     ) -> Result<Response<CloseSessionResponse>, Status> {
         Err(Status::unimplemented("the driver does not call it"))
     }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
+        Err(Status::unimplemented("the driver does not call it"))
+    }
 }
