@@ -20,6 +20,7 @@ const NODE_ID_BYTES_MAX: usize = 256;
   forebay-csi --mode controller --endpoint unix:///csi/csi.sock --admin-endpoint unix:///run/forebay/admin.sock
   forebay-csi --mode node --endpoint unix:///csi/csi.sock --node-id worker-1
   forebay-csi --mode controller --kubernetes --namespace forebay-system
+  forebay-csi --mode node --kubernetes --node-id worker-1 --endpoint /var/lib/kubelet/plugins/csi.forebay.io/csi.sock
   forebay-csi completions bash > /etc/bash_completion.d/forebay-csi
 
 Signals: SIGTERM and SIGINT end the driver when the calls under way have ended.")]
@@ -74,6 +75,20 @@ pub(crate) struct Config {
     #[arg(long, env = "FOREBAY_NODE_ID", value_parser = node_id)]
     pub(crate) node_id: Option<String>,
 
+    /// The kubelet's folder for sockets of plugins that want to be registered, which a node does with --kubernetes.
+    #[arg(
+        long,
+        env = "FOREBAY_PLUGINS_REGISTRY",
+        default_value = "/var/lib/kubelet/plugins_registry",
+        value_name = "FOLDER"
+    )]
+    pub(crate) plugins_registry: PathBuf,
+
+    /// Where the host's /sys, /proc, /lib/modules and /etc/os-release are, from which a node with --kubernetes publishes
+    /// what it has. They are only read.
+    #[arg(long, env = "FOREBAY_HOST_ROOT", default_value = "/", value_name = "FOLDER")]
+    pub(crate) host_root: PathBuf,
+
     /// Seconds after which a mount that hangs is DEADLINE_EXCEEDED. It goes on, and the volume's next calls
     /// are ABORTED until it ends. Below the caller's own limit (kubelet: 120).
     #[arg(long, env = "FOREBAY_MOUNT_DEADLINE", value_parser = seconds, default_value = "60", value_name = "SECONDS")]
@@ -103,6 +118,13 @@ pub(crate) struct Config {
     /// What to log: error, warn, info, debug or trace, or a filter such as forebay_csi=debug.
     #[arg(long, env = "FOREBAY_LOG", default_value = "info", value_name = "FILTER")]
     pub(crate) log: String,
+}
+
+impl Config {
+    /// Whether this is to be registered by a kubelet and to publish its node.
+    pub(crate) fn is_kubernetes_node(&self) -> bool {
+        self.kubernetes && self.mode.is_node()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -89,6 +89,12 @@ pub(crate) const LIST_ENTRIES_MAX: usize = 1000;
 /// Messages read from one file system context after a failed mount.
 pub(crate) const MOUNT_MESSAGES_MAX: usize = 16;
 
+/// Reading a node's sysfs; after it a driver is said to hang.
+pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Entries in each list of a StorageNode's status, which must stay far below etcd's 1.5 MiB.
+pub(crate) const STATUS_ENTRIES_MAX: usize = 64;
+
 const _: () = assert!(VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
 const _: () = assert!(INSTANCE_BYTES_MAX + 1 + VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
 const _: () = assert!(PASSWORD_RANDOM_BYTES * 2 <= PASSWORD_BYTES_MAX);

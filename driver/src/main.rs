@@ -3,6 +3,7 @@
 
 mod address;
 mod admin;
+mod agent;
 mod capability;
 mod capacity;
 mod cluster;
@@ -24,6 +25,7 @@ mod observe;
 mod options;
 mod parameters;
 mod placement;
+mod registration;
 mod secrets;
 mod socket;
 
@@ -32,6 +34,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{CommandFactory, Parser};
+use forebay_inventory::Host;
 use forebay_proto::csi::controller_server::ControllerServer;
 use forebay_proto::csi::identity_server::IdentityServer;
 use forebay_proto::csi::node_server::NodeServer;
@@ -44,6 +47,7 @@ use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::admin::Admin;
+use crate::agent::Agent;
 use crate::cluster::{Clusters, Kubernetes};
 use crate::config::{Cli, Command, Config, LogFormat};
 use crate::controller::{ControllerService, Servers};
@@ -51,6 +55,7 @@ use crate::identity::IdentityService;
 use crate::in_flight::InFlight;
 use crate::limits::CONCURRENT_CALLS_MAX;
 use crate::node::{Deadlines, NodeService};
+use crate::registration::Outcome;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -114,9 +119,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let identity =
         IdentityService { servers: servers.clone(), is_node: node.is_some(), probes: InFlight::default() };
 
+    let (registration, _) = watch::channel(Outcome::default());
     let listener = socket::listen_at(&config.endpoint)?;
     if let Some(address) = config.health_address {
-        health::serve(address, identity.clone()).await.context("--health-address")?;
+        let registration = config.is_kubernetes_node().then(|| registration.subscribe());
+        health::serve(address, identity.clone(), registration).await.context("--health-address")?;
     }
     let router = Server::builder()
         .concurrency_limit_per_connection(CONCURRENT_CALLS_MAX)
@@ -129,6 +136,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         // An error means that the sender is gone, which ends the server as well.
         let _ = stopping.wait_for(|stop| *stop).await;
     };
+    let joining = join_cluster(&config, registration, stopping.clone());
+    tokio::pin!(joining);
     let shutdown = stopped(stopping.clone());
     let serving = router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown);
     tokio::pin!(serving);
@@ -143,13 +152,20 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             result.context("serve CSI")?;
             bail!("the CSI socket was closed");
         }
+        result = &mut joining => {
+            result?;
+            bail!("the registration with the kubelet was closed");
+        }
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
     };
     info!(signal = name, "ending when the calls under way have ended");
     stop.send_replace(true);
-    match timeout(config.drain_deadline, serving).await {
-        Ok(result) => result.context("serve CSI")?,
+    match timeout(config.drain_deadline, async { tokio::join!(serving, joining) }).await {
+        Ok((served, left)) => {
+            left?;
+            served.context("serve CSI")?;
+        }
         Err(_) => {
             warn!(seconds = config.drain_deadline.as_secs(), "calls are still under way, ending anyway")
         }
@@ -158,4 +174,22 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let _ = std::fs::remove_file(&config.endpoint);
     info!("ended");
     Ok(())
+}
+
+/// What a node of a Kubernetes cluster does beside serving CSI, until `stop`: it has itself registered by the kubelet and
+/// publishes what it has. An error means that no kubelet would call the driver.
+async fn join_cluster(
+    config: &Config,
+    registration: watch::Sender<Outcome>,
+    mut stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let (true, Some(node)) = (config.is_kubernetes_node(), &config.node_id) else {
+        let _ = stop.wait_for(|stop| *stop).await;
+        return Ok(());
+    };
+    let client = kube::Client::try_default().await.context("find the Kubernetes API server")?;
+    let agent = Agent::new(client, node, Host::at(&config.host_root));
+    let agent = tokio::spawn(agent.run(stop.clone()));
+    registration::run(config.plugins_registry.clone(), config.endpoint.clone(), registration, stop).await?;
+    agent.await.context("the node agent")
 }

@@ -1,9 +1,9 @@
 //! The gRPC interfaces of Forebay.
 //!
 //! [`csi`] is the Container Storage Interface between Kubernetes and the driver, [`admin`] the administration
-//! interface between the driver and a server. Both are generated from `proto/*.proto` and committed;
-//! `tests/generated.rs` regenerates them and fails where they drift. Where each .proto file comes from is
-//! said in `PROVENANCE.md`.
+//! interface between the driver and a server, [`registration`] the kubelet's plugin registration. All are
+//! generated from `proto/*.proto` and committed; `tests/generated.rs` regenerates them and fails where they
+//! drift. Where each .proto file comes from is said in `PROVENANCE.md`.
 //!
 //! Messages that carry secrets print [`Redacted`] in their place.
 
@@ -20,6 +20,12 @@ pub mod csi;
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, rustdoc::all)]
 #[path = "gen/forebay.admin.v1.rs"]
 pub mod admin;
+
+/// `pluginregistration`, version 1: how the driver makes itself known to the kubelet.
+#[rustfmt::skip]
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, rustdoc::all)]
+#[path = "gen/pluginregistration.rs"]
+pub mod registration;
 
 /// What a secret looks like in a Debug output.
 pub struct Redacted;

@@ -1,0 +1,191 @@
+//! The node agent: publishes what this node has as its StorageNode, and keeps that true.
+//!
+//! The node is looked at every few seconds, and the status is written when it differs, so that a cluster of a thousand
+//! quiet nodes costs the API server next to nothing. Everything is applied on the server's side under one field manager:
+//! what others set (`spec.unschedulable`, labels) is never touched.
+
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_api::node::StorageNodeStatus;
+use forebay_api::{GROUP, StorageNode, VERSION, names};
+use forebay_inventory::{Addresses, Host};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tracing::{debug, info, warn};
+
+use crate::agent::status::Findings;
+use crate::deadline::run_until;
+use crate::error::Error;
+use crate::in_flight::InFlight;
+use crate::limits::{INVENTORY_DEADLINE, KUBERNETES_DEADLINE};
+
+/// Under this name the agent's fields are known to the API server.
+const FIELD_MANAGER: &str = "forebay-node-agent";
+
+/// How often the node is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often the object itself is applied anew, so that it comes back when somebody deletes it or its Node is another
+/// one, and follows its generation.
+const APPLY_INTERVAL: Duration = Duration::from_secs(120);
+
+/// Looks at one node and publishes it.
+pub(crate) struct Agent {
+    client: Client,
+    node: String,
+    host: Arc<Host>,
+    reading: InFlight,
+}
+
+/// What the API server has.
+struct Published {
+    status: StorageNodeStatus,
+    generation: Option<i64>,
+    applied: Instant,
+}
+
+impl Agent {
+    pub(crate) fn new(client: Client, node: &str, host: Host) -> Self {
+        Self { client, node: node.to_owned(), host: Arc::new(host), reading: InFlight::default() }
+    }
+
+    /// Publishes until `stop`. What fails is tried again at the next look: a node serves its pods without its agent.
+    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut ticks = interval(LOOK_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut published = None;
+        let mut failing = false;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            match self.look(&mut published).await {
+                Ok(()) => {
+                    if failing {
+                        info!(node = self.node, "the StorageNode is published again");
+                    }
+                    failing = false;
+                }
+                Err(error) => {
+                    // Once per outage; the rest is for those who look closer.
+                    let error = format!("{error:#}");
+                    if failing {
+                        debug!(node = self.node, error, "cannot publish the StorageNode");
+                    } else {
+                        warn!(node = self.node, error, "cannot publish the StorageNode, trying again");
+                    }
+                    failing = true;
+                    published = None;
+                }
+            }
+        }
+    }
+
+    async fn look(&self, published: &mut Option<Published>) -> anyhow::Result<()> {
+        let current = match published.take() {
+            Some(published) if published.applied.elapsed() < APPLY_INTERVAL => published,
+            _ => timeout(KUBERNETES_DEADLINE, self.apply()).await??,
+        };
+        let now = Time(k8s_openapi::jiff::Timestamp::now());
+        // The API server keeps whole seconds.
+        let now = Time(k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0));
+        let status = match self.findings().await {
+            Ok(findings) => status::status(&findings, &current.status, current.generation, &now),
+            Err(Error::Deadline { .. } | Error::InFlight(_)) => {
+                status::hanging(INVENTORY_DEADLINE.as_secs(), &current.status, current.generation, &now)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if status != current.status {
+            timeout(KUBERNETES_DEADLINE, self.apply_status(&status)).await??;
+            info!(
+                node = self.node,
+                rdma = status.summary.rdma,
+                nvme = status.summary.nvme,
+                "published the node"
+            );
+        }
+        *published = Some(Published { status, ..current });
+        Ok(())
+    }
+
+    /// Looks at the node on a thread of its own: a driver that hangs lets no read of its files end.
+    async fn findings(&self) -> Result<Findings, Error> {
+        let claim = self.reading.claim(&self.node)?;
+        let host = Arc::clone(&self.host);
+        run_until("inventory", INVENTORY_DEADLINE, move || {
+            let _claim = claim;
+            Findings {
+                inventory: host.read(),
+                addresses: addresses(),
+                architecture: rustix::system::uname().machine().to_string_lossy().into_owned(),
+            }
+        })
+        .await
+    }
+
+    /// Makes the StorageNode where it is missing. The Node owns it, so that it goes when the Node goes.
+    async fn apply(&self) -> kube::Result<Published> {
+        let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
+        let object = json!({
+            "apiVersion": format!("{GROUP}/{VERSION}"),
+            "kind": "StorageNode",
+            "metadata": {
+                "name": self.node,
+                "labels": { names::LABEL_MANAGED_BY: names::MANAGED_BY_DRIVER },
+                "ownerReferences": [{
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "name": self.node,
+                    "uid": node.uid().unwrap_or_default(),
+                }],
+            },
+            "spec": {},
+        });
+        let applied = self.api().patch(&self.node, &parameters(), &Patch::Apply(object)).await?;
+        Ok(Published {
+            generation: applied.metadata.generation,
+            status: applied.status.unwrap_or_default(),
+            applied: Instant::now(),
+        })
+    }
+
+    async fn apply_status(&self, status: &StorageNodeStatus) -> kube::Result<()> {
+        let object = json!({
+            "apiVersion": format!("{GROUP}/{VERSION}"),
+            "kind": "StorageNode",
+            "metadata": { "name": self.node },
+            "status": status,
+        });
+        self.api().patch_status(&self.node, &parameters(), &Patch::Apply(object)).await?;
+        Ok(())
+    }
+
+    fn api(&self) -> Api<StorageNode> {
+        Api::all(self.client.clone())
+    }
+}
+
+fn parameters() -> PatchParams {
+    // What is measured here nobody else can know better.
+    PatchParams::apply(FIELD_MANAGER).force()
+}
+
+/// The addresses of this network namespace, which must be the host's.
+fn addresses() -> Addresses {
+    let mut addresses = Addresses::new();
+    for interface in if_addrs::get_if_addrs().unwrap_or_default() {
+        let ip = interface.ip();
+        addresses.entry(interface.name).or_default().push(ip);
+    }
+    addresses
+}

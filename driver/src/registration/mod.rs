@@ -1,0 +1,297 @@
+//! Registration with the kubelet (pluginregistration v1), in place of a sidecar.
+//!
+//! The kubelet watches a folder for sockets and asks whoever listens there which plugin it is. It does so again when it
+//! is restarted, as long as the socket is there. Where something empties the folder, the kubelet takes the driver for
+//! gone: so the socket is made anew.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use forebay_proto::registration::registration_server::{Registration, RegistrationServer};
+use forebay_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+use tracing::{info, warn};
+
+use crate::identity::DRIVER_NAME;
+use crate::socket;
+
+/// Kind of plugin, as the kubelet knows it.
+const PLUGIN_TYPE: &str = "CSIPlugin";
+
+/// Versions of CSI. The kubelet only looks at the first number.
+const CSI_VERSIONS: [&str; 1] = ["1.0.0"];
+
+/// How often is looked whether the socket is still there.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What the kubelet said last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Nothing yet.
+    #[default]
+    Waiting,
+    /// The driver is registered.
+    Registered,
+    /// It is not, for this reason.
+    Refused(String),
+}
+
+#[derive(Clone, Debug)]
+struct Service {
+    csi_socket: String,
+    outcome: watch::Sender<Outcome>,
+}
+
+/// Keeps the driver registered until `stop`; the CSI socket must be listening already, since the kubelet calls it before
+/// it says anything. An error means that the driver cannot be registered and nobody would call it.
+pub(crate) async fn run(
+    registry: PathBuf,
+    csi_socket: PathBuf,
+    outcome: watch::Sender<Outcome>,
+    mut stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    if !registry.is_dir() {
+        bail!(
+            "{} is no directory: it is the kubelet's, and this container must have it mounted (--plugins-registry)",
+            registry.display()
+        );
+    }
+    let csi_socket = csi_socket.to_str().context("the path of the CSI socket is not UTF-8")?.to_owned();
+    let path = registry.join(format!("{DRIVER_NAME}-reg.sock"));
+    loop {
+        let (ended, served) = tokio::select! {
+            served = serve(&path, &csi_socket, &outcome) => (false, served),
+            // An error means that the sender is gone, which ends the driver as well.
+            _ = stop.wait_for(|stop| *stop) => (true, Ok(())),
+        };
+        if ended {
+            // The kubelet then takes the driver for gone, as it is.
+            let _ = fs::remove_file(&path);
+            return Ok(());
+        }
+        served?;
+        warn!(path = %path.display(), "the registration socket has vanished, making it anew");
+        outcome.send_replace(Outcome::Waiting);
+        wait_for(&registry, &mut stop).await;
+    }
+}
+
+/// Serves one socket for as long as it is the one at `path`.
+async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) -> anyhow::Result<()> {
+    let listener = socket::listen_at(path).context("register with the kubelet")?;
+    let own = inode(path).with_context(|| format!("look at {}", path.display()))?;
+    info!(path = %path.display(), csi_socket, "waiting for the kubelet to register the driver");
+    let service = Service { csi_socket: csi_socket.to_owned(), outcome: outcome.clone() };
+    let mut outcomes = outcome.subscribe();
+    let serving = Server::builder()
+        .add_service(RegistrationServer::new(service))
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    tokio::select! {
+        served = serving => served.context("serve the registration socket"),
+        () = vanished(path, own) => Ok(()),
+        refused = refused(&mut outcomes) => bail!("the kubelet refused to register the driver: {refused}"),
+    }
+}
+
+/// Ends when the socket is not the one that was made.
+async fn vanished(path: &Path, own: u64) {
+    let mut ticks = interval(WATCH_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        match inode(path) {
+            Ok(found) if found == own => {}
+            Ok(_) => return,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => {
+                warn!(path = %path.display(), error = error.to_string(), "cannot look at the socket")
+            }
+        }
+    }
+}
+
+fn inode(path: &Path) -> io::Result<u64> {
+    fs::symlink_metadata(path).map(|found| found.ino())
+}
+
+async fn refused(outcomes: &mut watch::Receiver<Outcome>) -> String {
+    loop {
+        if let Outcome::Refused(reason) = &*outcomes.borrow_and_update() {
+            return reason.clone();
+        }
+        if outcomes.changed().await.is_err() {
+            // The sender lives as long as the server does, which then ends the waiting.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Waits until the kubelet has its folder again; it makes it when it starts.
+async fn wait_for(registry: &Path, stop: &mut watch::Receiver<bool>) {
+    let mut ticks = interval(WATCH_INTERVAL);
+    while !registry.is_dir() {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Registration for Service {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: PLUGIN_TYPE.into(),
+            name: DRIVER_NAME.into(),
+            endpoint: self.csi_socket.clone(),
+            supported_versions: CSI_VERSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
+        let outcome = if status.plugin_registered {
+            info!("the kubelet has registered the driver");
+            Outcome::Registered
+        } else {
+            Outcome::Refused(status.error)
+        };
+        self.outcome.send_replace(outcome);
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use forebay_proto::registration::registration_client::RegistrationClient;
+    use tempfile::TempDir;
+    use tokio::task::JoinHandle;
+    use tonic::transport::{Channel, Endpoint};
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    /// A driver that wants to be registered; the test plays the kubelet.
+    struct Driver {
+        dir: TempDir,
+        outcome: watch::Receiver<Outcome>,
+        stop: watch::Sender<bool>,
+        running: JoinHandle<anyhow::Result<()>>,
+    }
+
+    impl Driver {
+        fn start() -> Self {
+            let dir = tempfile::tempdir().expect("a directory");
+            let (outcome, outcomes) = watch::channel(Outcome::default());
+            let (stop, stopping) = watch::channel(false);
+            let registry = dir.path().to_owned();
+            let csi = PathBuf::from("/var/lib/kubelet/plugins/csi.forebay.io/csi.sock");
+            let running = tokio::spawn(run(registry, csi, outcome, stopping));
+            Self { dir, outcome: outcomes, stop, running }
+        }
+
+        fn socket(&self) -> PathBuf {
+            self.dir.path().join("csi.forebay.io-reg.sock")
+        }
+
+        async fn connect(&self) -> RegistrationClient<Channel> {
+            let endpoint =
+                Endpoint::from_shared(format!("unix://{}", self.socket().display())).expect("an endpoint");
+            let started = Instant::now();
+            loop {
+                match endpoint.connect().await {
+                    Ok(channel) => return RegistrationClient::new(channel),
+                    Err(error) => assert!(started.elapsed() < DEADLINE, "{error}"),
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+
+        async fn until(&mut self, wanted: Outcome) {
+            let waiting = self.outcome.wait_for(|outcome| *outcome == wanted);
+            tokio::time::timeout(DEADLINE, waiting).await.expect("in time").expect("it runs");
+        }
+
+        async fn end(self) -> anyhow::Result<()> {
+            tokio::time::timeout(DEADLINE, self.running).await.expect("in time").expect("no panic")
+        }
+    }
+
+    async fn registered(client: &mut RegistrationClient<Channel>) {
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        client.notify_registration_status(status).await.expect("taken");
+    }
+
+    #[tokio::test]
+    async fn the_kubelet_is_told_who_the_driver_is() {
+        let mut driver = Driver::start();
+        let mut kubelet = driver.connect().await;
+        let info = kubelet.get_info(InfoRequest {}).await.expect("told").into_inner();
+        assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "csi.forebay.io"));
+        assert_eq!(info.endpoint, "/var/lib/kubelet/plugins/csi.forebay.io/csi.sock");
+        assert_eq!(info.supported_versions, ["1.0.0"]);
+        registered(&mut kubelet).await;
+        driver.until(Outcome::Registered).await;
+
+        // A kubelet that is restarted asks again.
+        let mut again = driver.connect().await;
+        again.get_info(InfoRequest {}).await.expect("told again");
+
+        driver.stop.send_replace(true);
+        let socket = driver.socket();
+        driver.end().await.expect("ends well");
+        assert!(!socket.exists());
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_is_removed_is_made_anew() {
+        let mut driver = Driver::start();
+        registered(&mut driver.connect().await).await;
+        driver.until(Outcome::Registered).await;
+        fs::remove_file(driver.socket()).expect("there");
+        driver.until(Outcome::Waiting).await;
+        registered(&mut driver.connect().await).await;
+        driver.until(Outcome::Registered).await;
+
+        // The whole folder, as when a node's kubelet is installed anew.
+        fs::remove_dir_all(driver.dir.path()).expect("there");
+        driver.until(Outcome::Waiting).await;
+        fs::create_dir(driver.dir.path()).expect("free");
+        registered(&mut driver.connect().await).await;
+        driver.until(Outcome::Registered).await;
+    }
+
+    #[tokio::test]
+    async fn a_refusal_ends_the_driver_with_the_kubelets_words() {
+        let driver = Driver::start();
+        let mut kubelet = driver.connect().await;
+        let status = RegistrationStatus { plugin_registered: false, error: "name taken".into() };
+        // The driver may be gone before the answer is.
+        let _ = kubelet.notify_registration_status(status).await;
+        let error = driver.end().await.expect_err("an end").to_string();
+        assert_eq!(error, "the kubelet refused to register the driver: name taken");
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_without_its_folder_is_an_error() {
+        let (outcome, _) = watch::channel(Outcome::default());
+        let (_stop, stopping) = watch::channel(false);
+        let error =
+            run("/nonexistent".into(), "/csi.sock".into(), outcome, stopping).await.expect_err("no folder");
+        assert!(error.to_string().contains("--plugins-registry"), "{error}");
+    }
+}
