@@ -3,11 +3,11 @@
 //!
 //! The CustomResourceDefinitions are generated from these types ([`definitions`]) into `charts/forebay/crds`.
 
-// The schema derive repeats each type inside a function.
-#[allow(unreachable_pub)]
+// The schema derive repeats each type inside a function; columns of one type are no duplicates.
+#[allow(unreachable_pub, clippy::duplicated_attributes)]
 pub mod cluster;
 pub mod names;
-#[allow(unreachable_pub)]
+#[allow(unreachable_pub, clippy::duplicated_attributes)]
 pub mod node;
 
 pub use cluster::{StorageCluster, StorageClusterSpec, StorageClusterStatus};

@@ -2,6 +2,8 @@
 
 /// Label on everything made for a StorageCluster: its name.
 pub const LABEL_CLUSTER: &str = "storage.forebay.io/cluster";
+/// Label on cluster-scoped objects made for a StorageCluster: its namespace.
+pub const LABEL_CLUSTER_NAMESPACE: &str = "storage.forebay.io/cluster-namespace";
 /// Label on everything made for one instance: its name.
 pub const LABEL_INSTANCE: &str = "storage.forebay.io/instance";
 /// Label on a volume's Secret: the volume's id.

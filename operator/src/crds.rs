@@ -17,7 +17,10 @@ pub fn yaml(crd: &CustomResourceDefinition) -> anyhow::Result<String> {
     // By way of JSON: keys come out in one order, and empty fields of the Rust type do not come out at all.
     let mut value = serde_json::to_value(crd)?;
     sort(&mut value);
-    Ok(format!("# Generated from api/ by `forebay-operator crds`. Do not edit.\n{}", serde_saphyr::to_string(&value)?))
+    Ok(format!(
+        "# Generated from api/ by `forebay-operator crds`. Do not edit.\n{}",
+        serde_saphyr::to_string(&value)?
+    ))
 }
 
 /// All definitions as one stream of YAML documents.
@@ -26,7 +29,8 @@ pub fn yaml(crd: &CustomResourceDefinition) -> anyhow::Result<String> {
 ///
 /// As [`yaml`].
 pub fn stream() -> anyhow::Result<String> {
-    let documents: Vec<String> = forebay_api::definitions().iter().map(yaml).collect::<anyhow::Result<_>>()?;
+    let documents: Vec<String> =
+        forebay_api::definitions().iter().map(yaml).collect::<anyhow::Result<_>>()?;
     Ok(documents.join("---\n"))
 }
 

@@ -1,9 +1,21 @@
 //! The operator of Forebay.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use forebay_operator::desired::Settings;
+use forebay_operator::http::{self, Health};
+use forebay_operator::leader::{Candidate, Timing};
+use forebay_operator::limits::SHUTDOWN_TIME_MAX;
+use forebay_operator::metrics::Metrics;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 /// Makes StorageClusters run: servers on the nodes that fit, their certificates, StorageClasses and upgrades.
 #[derive(Debug, Parser)]
@@ -15,11 +27,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Work, for as long as the Lease of this namespace is held; wait for it otherwise.
+    Run(Run),
     /// Print the CustomResourceDefinitions as YAML.
     Crds {
         /// Write one file per definition into this directory instead.
         #[arg(long, value_name = "DIRECTORY")]
-        output: Option<std::path::PathBuf>,
+        output: Option<PathBuf>,
     },
     /// Print the completions for a shell.
     Completions {
@@ -28,8 +42,46 @@ enum Command {
     },
 }
 
-fn main() -> anyhow::Result<()> {
+#[derive(Debug, Args)]
+struct Run {
+    /// Namespace whose StorageClusters are looked after, and in which everything is made.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
+    namespace: String,
+    /// Name of this process in the Lease; nobody else may have it.
+    #[arg(long, env = "POD_NAME")]
+    identity: String,
+    /// Image of servers whose StorageCluster names none.
+    #[arg(long, env = "FOREBAY_IMAGE", default_value = concat!("docker.io/forebay/forebay:", env!("CARGO_PKG_VERSION")))]
+    image: String,
+    /// Localhost seccomp profile of the servers, a file below the kubelet's folder for them. Without it they get
+    /// RuntimeDefault, which forbids io_uring.
+    #[arg(long, env = "FOREBAY_SECCOMP_PROFILE", default_value = "")]
+    seccomp_profile: String,
+    /// Priority class of the servers; empty for none.
+    #[arg(long, env = "FOREBAY_SERVER_PRIORITY_CLASS", default_value = "system-cluster-critical")]
+    server_priority_class: String,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, env = "FOREBAY_HTTP_LISTEN", default_value = "[::]:8080")]
+    http_listen: SocketAddr,
+    /// What is logged: error, warn, info, debug, trace, or directives as in "info,forebay_operator=debug".
+    #[arg(long, env = "FOREBAY_LOG", default_value = "info")]
+    log: String,
+    /// Shape of a line of the log.
+    #[arg(long, env = "FOREBAY_LOG_FORMAT", default_value = "text")]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
+        Command::Run(options) => return run(options),
         Command::Crds { output: None } => {
             std::io::stdout().write_all(forebay_operator::crds::stream()?.as_bytes())?;
         }
@@ -44,5 +96,78 @@ fn main() -> anyhow::Result<()> {
             clap_complete::generate(shell, &mut Cli::command(), "forebay-operator", &mut std::io::stdout());
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+#[tokio::main]
+async fn run(options: Run) -> anyhow::Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&options.log).context("--log makes no sense")?;
+    let lines =
+        tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).with_writer(std::io::stderr);
+    match options.log_format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().init(),
+    }
+    let metrics = Arc::new(Metrics::default());
+    let health = Arc::new(Health::default());
+    let listening = tokio::spawn(http::serve(options.http_listen, Arc::clone(&metrics), Arc::clone(&health)));
+    let client = kube::Client::try_default().await.context("no Kubernetes cluster is configured")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let ended = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tokio::pin!(ended);
+    let version = client.apiserver_version().await.context("the API server does not answer")?;
+    tracing::info!(kubernetes = version.git_version, namespace = options.namespace, "started");
+    health.ready.store(true, Ordering::Relaxed);
+    let candidate =
+        Candidate::new(client.clone(), &options.namespace, options.identity.clone(), Timing::default());
+    tokio::select! {
+        () = candidate.acquire() => {}
+        () = &mut ended => return Ok(ExitCode::SUCCESS),
+        served = listening => {
+            served?.with_context(|| format!("{} cannot be listened on", options.http_listen))?;
+            anyhow::bail!("the listener has ended");
+        }
+    }
+    tracing::info!(identity = options.identity, "holds the Lease");
+    metrics.leader.set(1.0);
+    let settings = Settings {
+        namespace: options.namespace,
+        image: options.image,
+        seccomp_profile: if options.seccomp_profile.is_empty() {
+            "RuntimeDefault".to_owned()
+        } else {
+            format!("localhost/{}", options.seccomp_profile)
+        },
+        priority_class: options.server_priority_class,
+    };
+    let (end, ending) = watch::channel(false);
+    let mut work =
+        tokio::spawn(forebay_operator::run::operate(client, settings, Arc::clone(&metrics), ending));
+    tokio::select! {
+        () = candidate.hold() => {
+            // Another may work by now: not a moment longer, whatever is in hand.
+            tracing::error!("lost the Lease");
+            return Ok(ExitCode::FAILURE);
+        }
+        result = &mut work => {
+            result.context("the controller broke")?;
+            anyhow::bail!("the controller has ended");
+        }
+        () = &mut ended => {}
+    }
+    health.ending.store(true, Ordering::Relaxed);
+    end.send_replace(true);
+    if tokio::time::timeout(SHUTDOWN_TIME_MAX, work).await.is_err() {
+        tracing::warn!("what was in hand did not end in time");
+    }
+    metrics.leader.set(0.0);
+    candidate.release().await;
+    tracing::info!("ended");
+    Ok(ExitCode::SUCCESS)
 }

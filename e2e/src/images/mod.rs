@@ -3,8 +3,6 @@
 pub mod clients;
 pub mod initrd;
 pub mod kernel;
-pub mod node;
-pub mod preloaded;
 pub mod product;
 pub mod qemu;
 pub mod root;
@@ -56,15 +54,9 @@ impl Images {
 pub struct Versions(BTreeMap<String, String>);
 
 impl Versions {
-    /// Those of an earlier run, or the newest in the archive.
-    pub fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
-        let node: Vec<String> =
-            node::PACKAGES.iter().map(|(name, release)| format!("{name}/{release}")).collect();
-        let wanted = Recipe::default()
-            .with("qemu", qemu::PACKAGES.join(" "))
-            .with("kernel", kernel::SERIES)
-            .with("node", node.join(" "))
-            .key();
+    fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
+        let wanted =
+            Recipe::default().with("qemu", qemu::PACKAGES.join(" ")).with("kernel", kernel::SERIES).key();
         let path = cache.root().join(format!("versions-{wanted}.json"));
         if !refresh && let Some(found) = Self::load(&path) {
             return Ok(found);
@@ -78,8 +70,7 @@ impl Versions {
         say("looking up package versions in the Debian archive");
         let archive = Archive::open(&cache.root().join("apt"), true)?;
         let mut found = BTreeMap::new();
-        let qemu = qemu::PACKAGES.iter().map(|name| (*name, qemu::release_of(name)));
-        for (package, release) in qemu.chain(node::PACKAGES.iter().copied()) {
+        for (package, release) in qemu::PACKAGES.iter().map(|name| (*name, qemu::release_of(name))) {
             found.insert(package.to_owned(), archive.version(package, release)?);
         }
         let abi = kernel::newest_abi(&archive)?;

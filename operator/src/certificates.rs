@@ -1,0 +1,420 @@
+//! The certificates of the admin API: a cluster's own authority, its servers, the operator and the CSI driver.
+//!
+//! What is due is decided purely from the present and the certificates that are there. An authority is replaced in steps,
+//! so that nobody ever meets a certificate that they do not know yet: the next one is made known; then it signs; then the
+//! former one is forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use forebay_api::names::tls;
+use k8s_openapi::ByteString;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+/// Key in the authority's Secret: the certificate that is going to sign.
+const NEXT_CERTIFICATE: &str = "next.crt";
+/// Key in the authority's Secret: its private key.
+const NEXT_KEY: &str = "next.key";
+/// Certificates are valid from a little before they are made: clocks differ.
+const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
+/// How long everybody has to take a new bundle of authorities. A kubelet brings a changed Secret into its pods within two
+/// minutes.
+pub const SETTLE: SignedDuration = SignedDuration::from_hours(1);
+/// Least validity of an authority.
+const AUTHORITY_VALIDITY_MIN: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
+
+/// Why a certificate cannot be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// It cannot be made.
+    #[error("the certificate cannot be made")]
+    Make(#[from] rcgen::Error),
+    /// A moment beyond what certificates can tell.
+    #[error("the certificate's end lies too far ahead")]
+    Time,
+}
+
+/// How long certificates are good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Their validity.
+    pub validity: SignedDuration,
+    /// How long before their end they are replaced.
+    pub renew_before: SignedDuration,
+}
+
+impl Rule {
+    /// From a cluster's spec.
+    #[must_use]
+    pub fn new(spec: &forebay_api::cluster::Certificates) -> Self {
+        let validity = SignedDuration::from_hours(spec.validity_hours.max(1).into());
+        // Never none at all, and never so much that a new one would be due at once.
+        let renew_before = SignedDuration::from_hours(spec.renew_before_hours.into())
+            .clamp(validity / 10, validity - validity / 10);
+        Self { validity, renew_before }
+    }
+
+    fn authority_validity(self) -> SignedDuration {
+        AUTHORITY_VALIDITY_MIN.max(self.validity * 2)
+    }
+
+    /// Early enough that what it signs never outlives it.
+    fn authority_renew_before(self) -> SignedDuration {
+        self.validity + SETTLE * 2
+    }
+}
+
+/// A certificate and its key, PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Pair {
+    /// Certificate.
+    pub certificate: String,
+    /// Private key.
+    pub key: String,
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pair").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+/// What a certificate says, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Parsed {
+    not_before: Timestamp,
+    not_after: Timestamp,
+    dns: BTreeSet<String>,
+    ips: BTreeSet<IpAddr>,
+}
+
+fn parse(pem: &str) -> Option<Parsed> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+    let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+    let mut dns = BTreeSet::new();
+    let mut ips = BTreeSet::new();
+    let names = certificate.subject_alternative_name().ok()?;
+    for name in names.iter().flat_map(|n| &n.value.general_names) {
+        match name {
+            GeneralName::DNSName(name) => {
+                dns.insert((*name).to_owned());
+            }
+            GeneralName::IPAddress(bytes) => {
+                let ip = <[u8; 4]>::try_from(*bytes)
+                    .map(IpAddr::from)
+                    .or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from));
+                ips.insert(ip.ok()?);
+            }
+            _ => {}
+        }
+    }
+    Some(Parsed {
+        not_before: Timestamp::from_second(certificate.validity().not_before.timestamp()).ok()?,
+        not_after: Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()?,
+        dns,
+        ips,
+    })
+}
+
+fn signed_by(pem: &str, authority: &str) -> bool {
+    let ders = [pem, authority].map(|p| CertificateDer::from_pem_slice(p.as_bytes()));
+    let [Ok(leaf), Ok(authority)] = ders else { return false };
+    let (Ok((_, leaf)), Ok((_, authority))) =
+        (X509Certificate::from_der(&leaf), X509Certificate::from_der(&authority))
+    else {
+        return false;
+    };
+    leaf.verify_signature(Some(authority.public_key())).is_ok()
+}
+
+/// A cluster's authority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// Signs.
+    pub current: Pair,
+    /// Is known already, and going to sign.
+    pub next: Option<Pair>,
+    /// Still known: what signed before.
+    pub former: Vec<String>,
+}
+
+/// What is due for an authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthorityStep {
+    /// Nothing.
+    Keep,
+    /// A first one; or a wholly new one, because what is there cannot be used.
+    Create,
+    /// Make the next one known.
+    AddNext,
+    /// The next one signs from now on.
+    Promote,
+    /// Forget former ones.
+    Forget,
+}
+
+type Data = BTreeMap<String, ByteString>;
+
+fn text(data: &Data, key: &str) -> Option<String> {
+    String::from_utf8(data.get(key)?.0.clone()).ok().filter(|t| !t.is_empty())
+}
+
+/// The PEM certificates of a bundle, one by one.
+fn split(bundle: &str) -> Vec<String> {
+    const END: &str = "-----END CERTIFICATE-----";
+    bundle.split_inclusive(END).filter(|p| p.contains(END)).map(|p| format!("{}\n", p.trim())).collect()
+}
+
+impl Authority {
+    /// From the data of its Secret; `None` where it cannot be used.
+    #[must_use]
+    pub fn read(data: &Data) -> Option<Self> {
+        let pair = |certificate: &str, key: &str| {
+            let pair = Pair { certificate: text(data, certificate)?, key: text(data, key)? };
+            let usable = parse(&pair.certificate).is_some() && KeyPair::from_pem(&pair.key).is_ok();
+            usable.then_some(pair)
+        };
+        let current = pair(tls::CERTIFICATE, tls::KEY)?;
+        let next = pair(NEXT_CERTIFICATE, NEXT_KEY);
+        let known = |pem: &String| {
+            pem.trim() == current.certificate.trim()
+                || next.as_ref().is_some_and(|n| n.certificate.trim() == pem.trim())
+        };
+        let mut former = split(&text(data, tls::AUTHORITY).unwrap_or_default());
+        former.retain(|pem| !known(pem) && parse(pem).is_some());
+        Some(Self { current, next, former })
+    }
+
+    /// The data of its Secret.
+    #[must_use]
+    pub fn write(&self) -> Data {
+        let mut data = Data::new();
+        let mut put =
+            |key: &str, text: &str| data.insert(key.to_owned(), ByteString(text.as_bytes().to_vec()));
+        put(tls::CERTIFICATE, &self.current.certificate);
+        put(tls::KEY, &self.current.key);
+        put(tls::AUTHORITY, &self.bundle());
+        if let Some(next) = &self.next {
+            put(NEXT_CERTIFICATE, &next.certificate);
+            put(NEXT_KEY, &next.key);
+        }
+        data
+    }
+
+    /// Every certificate that is to be trusted, PEM.
+    #[must_use]
+    pub fn bundle(&self) -> String {
+        let next = self.next.iter().map(|n| &n.certificate);
+        let all = [&self.current.certificate].into_iter().chain(next).chain(&self.former);
+        all.map(|pem| format!("{}\n", pem.trim())).collect()
+    }
+
+    /// A first one.
+    ///
+    /// # Errors
+    ///
+    /// Where certificates cannot be made.
+    pub fn create(cluster: &str, now: Timestamp, rule: Rule) -> Result<Self, CertificateError> {
+        Ok(Self { current: make_authority(cluster, now, rule)?, next: None, former: Vec::new() })
+    }
+
+    /// After a step.
+    ///
+    /// # Errors
+    ///
+    /// Where certificates cannot be made.
+    pub fn after(
+        self,
+        step: AuthorityStep,
+        cluster: &str,
+        now: Timestamp,
+        rule: Rule,
+    ) -> Result<Self, CertificateError> {
+        Ok(match step {
+            AuthorityStep::Keep => self,
+            AuthorityStep::Create => Self::create(cluster, now, rule)?,
+            AuthorityStep::AddNext => Self { next: Some(make_authority(cluster, now, rule)?), ..self },
+            AuthorityStep::Promote => match self.next {
+                Some(next) => {
+                    let former = [vec![self.current.certificate], self.former].concat();
+                    Self { current: next, next: None, former }
+                }
+                None => self,
+            },
+            AuthorityStep::Forget => Self { former: Vec::new(), ..self },
+        })
+    }
+
+    /// Makes a certificate.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be made.
+    pub fn issue(&self, leaf: &Leaf, now: Timestamp, rule: Rule) -> Result<Pair, CertificateError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        let mut name = DistinguishedName::new();
+        name.push(DnType::CommonName, leaf.name.clone());
+        params.distinguished_name = name;
+        for dns in &leaf.dns {
+            params.subject_alt_names.push(SanType::DnsName(dns.clone().try_into()?));
+        }
+        params.subject_alt_names.extend(leaf.ips.iter().map(|ip| SanType::IpAddress(*ip)));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![if leaf.server {
+            ExtendedKeyUsagePurpose::ServerAuth
+        } else {
+            ExtendedKeyUsagePurpose::ClientAuth
+        }];
+        params.use_authority_key_identifier_extension = true;
+        params.not_before = moment(now - BACKDATE)?;
+        params.not_after = moment(now + rule.validity)?;
+        let issuer =
+            Issuer::from_ca_cert_pem(&self.current.certificate, KeyPair::from_pem(&self.current.key)?)?;
+        let certificate = params.signed_by(&key, &issuer)?;
+        Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+}
+
+fn make_authority(cluster: &str, now: Timestamp, rule: Rule) -> Result<Pair, CertificateError> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    let mut name = DistinguishedName::new();
+    // Two authorities of one name would make verifiers try the wrong one first.
+    name.push(DnType::CommonName, format!("Forebay {cluster} {}", now.as_second()));
+    params.distinguished_name = name;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_before = moment(now - BACKDATE)?;
+    params.not_after = moment(now + rule.authority_validity())?;
+    let certificate = params.self_signed(&key)?;
+    Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+}
+
+fn moment(at: Timestamp) -> Result<time::OffsetDateTime, CertificateError> {
+    time::OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| CertificateError::Time)
+}
+
+/// What is due for an authority. `None`: there is none that can be used.
+#[must_use]
+pub fn authority_step(now: Timestamp, rule: Rule, authority: Option<&Authority>) -> AuthorityStep {
+    let Some(authority) = authority else { return AuthorityStep::Create };
+    let Some(current) = parse(&authority.current.certificate) else { return AuthorityStep::Create };
+    if let Some(next) = authority.next.as_ref().and_then(|n| parse(&n.certificate)) {
+        let known_for = now.duration_since(next.not_before + BACKDATE);
+        return if known_for >= SETTLE || current.not_after <= now {
+            AuthorityStep::Promote
+        } else {
+            AuthorityStep::Keep
+        };
+    }
+    if current.not_after <= now {
+        return AuthorityStep::Create;
+    }
+    if current.not_after.duration_since(now) <= rule.authority_renew_before() {
+        return AuthorityStep::AddNext;
+    }
+    // It was made SETTLE before it began to sign, and what it signed needs as long again to arrive.
+    if !authority.former.is_empty() && now.duration_since(current.not_before + BACKDATE) >= SETTLE * 2 {
+        return AuthorityStep::Forget;
+    }
+    AuthorityStep::Keep
+}
+
+/// A certificate that ought to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// Secret that holds it.
+    pub secret: String,
+    /// Common name.
+    pub name: String,
+    /// DNS names.
+    pub dns: BTreeSet<String>,
+    /// IP addresses.
+    pub ips: BTreeSet<IpAddr>,
+    /// Of a server, not of a client.
+    pub server: bool,
+    /// Instance, of a server.
+    pub instance: Option<String>,
+}
+
+/// What is due for a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing until then.
+    Keep(Timestamp),
+    /// The certificate is good until then, the bundle of authorities is not that of now.
+    Bundle(Timestamp),
+    /// A new one, and why.
+    Issue(&'static str),
+}
+
+/// What is due for a certificate, from the data of its Secret.
+#[must_use]
+pub fn due(now: Timestamp, rule: Rule, authority: &Authority, leaf: &Leaf, data: Option<&Data>) -> Due {
+    let Some(data) = data else { return Due::Issue("there is none") };
+    let (Some(certificate), Some(key)) = (text(data, tls::CERTIFICATE), text(data, tls::KEY)) else {
+        return Due::Issue("it is not complete");
+    };
+    let Some(parsed) = parse(&certificate) else { return Due::Issue("it cannot be read") };
+    if !matches_key(&certificate, &key) {
+        return Due::Issue("its key is another's");
+    }
+    if parsed.dns != leaf.dns || parsed.ips != leaf.ips {
+        return Due::Issue("names or addresses have changed");
+    }
+    if !signed_by(&certificate, &authority.current.certificate) {
+        return Due::Issue("the authority has changed");
+    }
+    // As if it were as long as the rule has it: a shorter rule counts for old certificates, too.
+    let validity = parsed.not_after.duration_since(parsed.not_before).min(rule.validity + BACKDATE);
+    let renewal = parsed.not_before + validity - rule.renew_before;
+    if renewal <= now {
+        return Due::Issue("its end is near");
+    }
+    if text(data, tls::AUTHORITY).as_deref() == Some(authority.bundle().as_str()) {
+        Due::Keep(renewal)
+    } else {
+        Due::Bundle(renewal)
+    }
+}
+
+fn matches_key(certificate: &str, key: &str) -> bool {
+    let Ok(key) = KeyPair::from_pem(key) else { return false };
+    let Ok(der) = CertificateDer::from_pem_slice(certificate.as_bytes()) else { return false };
+    X509Certificate::from_der(&der).is_ok_and(|(_, c)| c.public_key().raw == key.subject_public_key_info())
+}
+
+/// When the authority has its next step, where that can be told.
+#[must_use]
+pub fn authority_renewal(rule: Rule, authority: &Authority) -> Option<Timestamp> {
+    let current = parse(&authority.current.certificate)?;
+    if let Some(next) = authority.next.as_ref().and_then(|n| parse(&n.certificate)) {
+        return Some(next.not_before + BACKDATE + SETTLE);
+    }
+    if !authority.former.is_empty() {
+        return Some(current.not_before + BACKDATE + SETTLE * 2);
+    }
+    Some(current.not_after - rule.authority_renew_before())
+}
+
+/// The data of a certificate's Secret.
+#[must_use]
+pub fn secret_data(pair: &Pair, authority: &Authority) -> Data {
+    [(tls::CERTIFICATE, &pair.certificate), (tls::KEY, &pair.key), (tls::AUTHORITY, &authority.bundle())]
+        .into_iter()
+        .map(|(key, text)| (key.to_owned(), ByteString(text.as_bytes().to_vec())))
+        .collect()
+}
+
+#[cfg(test)]
+#[path = "certificates_tests.rs"]
+mod tests;

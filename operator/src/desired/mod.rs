@@ -1,0 +1,392 @@
+//! What ought to be, from what is wanted and what is: a pure function. Nothing here asks, waits or knows the time but by
+//! its arguments.
+
+pub mod configuration;
+pub mod deletion;
+pub mod objects;
+pub mod rollout;
+pub mod rules;
+pub mod status;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_api::cluster::{InstanceStatus, StorageCluster, StorageClusterStatus};
+use forebay_api::names;
+use forebay_api::node::StorageNode;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use serde_json::Value;
+
+use crate::limits::{RESYNC, WAIT};
+use crate::placement::{self, Objections, Reason, Seat, Verdict};
+
+/// What the operator was started with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Namespace that it works in.
+    pub namespace: String,
+    /// Image of servers whose StorageCluster names none.
+    pub image: String,
+    /// Seccomp profile of the servers: `RuntimeDefault`, `Unconfined` or `localhost/<file below the kubelet's folder>`.
+    pub seccomp_profile: String,
+    /// Priority class of the servers; empty for none.
+    pub priority_class: String,
+}
+
+/// What an instance's server told last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// It answered.
+    Answered(Box<ServerReport>),
+    /// It did not, and why.
+    Silent(String),
+}
+
+/// What a server tells of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerReport {
+    /// Its version.
+    pub version: String,
+    /// Transports in use: "TCP", "RDMA".
+    pub transports: Vec<String>,
+    /// Sum of its pools, bytes.
+    pub capacity_bytes: i64,
+    /// What can still be provisioned, bytes.
+    pub free_bytes: i64,
+    /// Number of volumes, served or not.
+    pub volumes: u32,
+    /// SMB sessions.
+    pub sessions: u32,
+    /// It takes no more connections.
+    pub draining: bool,
+    /// What is wrong though it serves.
+    pub problems: Vec<String>,
+}
+
+/// The certificates of a cluster, in a few words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CertificatesState {
+    /// Why they are not ready; `None` where they are.
+    pub problem: Option<String>,
+    /// When the next of them is to be renewed.
+    pub renewal: Option<Timestamp>,
+    /// Names of the instances that have theirs.
+    pub issued: Vec<String>,
+}
+
+/// What is.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// The present.
+    pub now: Timestamp,
+    /// Every node.
+    pub nodes: Vec<Arc<Node>>,
+    /// What the node agents told.
+    pub storage_nodes: Vec<Arc<StorageNode>>,
+    /// StatefulSets of this cluster, by instance.
+    pub stateful_sets: BTreeMap<String, StatefulSet>,
+    /// Pods of this cluster, by instance.
+    pub pods: BTreeMap<String, Pod>,
+    /// Services of this cluster, by instance.
+    pub services: BTreeMap<String, Service>,
+    /// Names of the ConfigMaps of this cluster.
+    pub config_maps: Vec<String>,
+    /// Secrets with server certificates of this cluster: name and instance.
+    pub server_secrets: BTreeMap<String, String>,
+    /// What the kubelet says of volumes that it cannot mount, by instance.
+    pub mount_failures: BTreeMap<String, String>,
+    /// Instances that have served, and their nodes, as recorded.
+    pub bound: BTreeMap<String, String>,
+    /// StorageClasses by name: those of this cluster, and others with names that it wants.
+    pub storage_classes: BTreeMap<String, StorageClass>,
+    /// What the servers told last.
+    pub reports: BTreeMap<String, Report>,
+    /// Volumes that the driver has recorded, by instance, made or about to be made.
+    pub recorded_volumes: BTreeMap<String, u32>,
+    /// Nodes on which instances of other clusters use the host's ports: node, instance, ports.
+    pub elsewhere: Vec<(String, String, Vec<u16>)>,
+    /// The certificates.
+    pub certificates: CertificatesState,
+}
+
+/// An object by kind and name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    /// Its kind, as in its manifest.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+    /// Only the one with this UID; any where it is `None`.
+    pub uid: Option<String>,
+}
+
+/// A pod to be restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodDeletion {
+    /// Its name.
+    pub name: String,
+    /// Only this very pod.
+    pub uid: String,
+    /// Why, for the Event.
+    pub why: String,
+}
+
+/// What ought to be.
+#[derive(Clone, Debug, Default)]
+pub struct Desired {
+    /// Objects to be applied, in this order.
+    pub objects: Vec<Value>,
+    /// Objects to be removed, before anything is applied.
+    pub remove: Vec<Target>,
+    /// The pod to be restarted now; never more than one.
+    pub restart: Option<PodDeletion>,
+    /// Instances whose volumes are to be destroyed.
+    pub destroy_volumes: Vec<String>,
+    /// Nothing is left to see to: the finalizer can go.
+    pub release: bool,
+    /// The status, but for the transition times of its conditions.
+    pub status: StorageClusterStatus,
+    /// When to look again.
+    pub again: Duration,
+}
+
+/// The cluster and everything that can be told of it without asking further: what the parts of this module share.
+#[derive(Debug)]
+pub struct View<'a> {
+    /// The cluster.
+    pub cluster: &'a StorageCluster,
+    /// Its name.
+    pub name: String,
+    /// How the operator was started.
+    pub settings: &'a Settings,
+    /// What is.
+    pub observed: &'a Observed,
+    /// What its status said before.
+    pub before: StorageClusterStatus,
+    /// Every node, judged.
+    pub verdicts: Vec<Verdict>,
+    /// Names of the instances that ought to be, and of those that ought to go and hold volumes still.
+    pub instances: Vec<String>,
+    /// Those of `instances` that ought to go.
+    pub leaving: Vec<String>,
+    /// Where the instances are.
+    pub seats: BTreeMap<String, Seat>,
+}
+
+impl<'a> View<'a> {
+    fn new(cluster: &'a StorageCluster, settings: &'a Settings, observed: &'a Observed) -> Self {
+        let name = cluster.name_any();
+        let spec = &cluster.spec;
+        let wanted: Vec<String> = (0..spec.instances).map(|n| names::instance(&name, n)).collect();
+        let mut instances = wanted.clone();
+        let mut leaving: Vec<String> = observed
+            .stateful_sets
+            .keys()
+            .chain(observed.bound.keys())
+            .filter(|i| !wanted.contains(i) && ordinal(&name, i).is_some())
+            .cloned()
+            .collect();
+        leaving.sort_by_key(|i| ordinal(&name, i));
+        leaving.dedup();
+        instances.extend(leaving.iter().cloned());
+        let before = cluster.status.clone().unwrap_or_default();
+        let mut seats = BTreeMap::new();
+        for instance in &instances {
+            if let Some(seat) = seat(instance, observed, &before) {
+                seats.insert(instance.clone(), seat);
+            }
+        }
+        let verdicts =
+            placement::judge(spec, &observed.nodes, &observed.storage_nodes, &objections(cluster, observed));
+        let seats = placement::assign(spec, &instances, &seats, &verdicts);
+        Self { cluster, name, settings, observed, before, verdicts, instances, leaving, seats }
+    }
+
+    /// What the status said of an instance before.
+    #[must_use]
+    pub fn before(&self, instance: &str) -> Option<&InstanceStatus> {
+        self.before.instances.iter().find(|i| i.name == instance)
+    }
+
+    /// The node that an instance belongs to, where it exists.
+    #[must_use]
+    pub fn node(&self, instance: &str) -> Option<&Node> {
+        let seat = self.seats.get(instance)?;
+        self.observed.nodes.iter().map(AsRef::as_ref).find(|n| n.metadata.name.as_deref() == Some(&seat.node))
+    }
+
+    /// The address by which an instance is reached. That of a node that is away for a moment is remembered.
+    #[must_use]
+    pub fn address(&self, instance: &str) -> Option<String> {
+        let found = if self.cluster.spec.network.host_network {
+            self.node(instance).and_then(internal_ip)
+        } else {
+            let service = self.observed.services.get(instance)?;
+            service
+                .spec
+                .as_ref()
+                .and_then(|s| s.cluster_ip.clone())
+                .filter(|ip| !ip.is_empty() && ip != "None")
+        };
+        found.or_else(|| {
+            let seat = self.seats.get(instance)?;
+            let before = self.before(instance).filter(|b| b.node == seat.node && !b.address.is_empty())?;
+            self.cluster.spec.network.host_network.then(|| before.address.clone())
+        })
+    }
+
+    /// Image that servers ought to run.
+    #[must_use]
+    pub fn image(&self) -> &str {
+        self.cluster.spec.image.as_deref().unwrap_or(&self.settings.image)
+    }
+
+    /// Volumes of an instance, made or about to be made; `None` where that cannot be told now.
+    #[must_use]
+    pub fn volumes(&self, instance: &str) -> Option<u32> {
+        let recorded = self.observed.recorded_volumes.get(instance).copied().unwrap_or_default();
+        match self.observed.reports.get(instance) {
+            Some(Report::Answered(report)) => Some(report.volumes.max(recorded)),
+            // What never served holds none, but for those that the driver is about to make.
+            _ if self.seats.get(instance).is_none_or(|s| !s.bound) => Some(recorded),
+            _ => None,
+        }
+    }
+}
+
+/// The ordinal in an instance's name.
+#[must_use]
+pub fn ordinal(cluster: &str, instance: &str) -> Option<u32> {
+    let digits = instance.strip_prefix(cluster)?.strip_prefix('-')?;
+    let ordinal: u32 = digits.parse().ok()?;
+    (ordinal.to_string() == digits).then_some(ordinal)
+}
+
+/// An address of the node inside the cluster, IPv4 before IPv6.
+#[must_use]
+pub fn internal_ip(node: &Node) -> Option<String> {
+    let addresses = node.status.as_ref()?.addresses.as_ref()?;
+    let mut found: Vec<std::net::IpAddr> =
+        addresses.iter().filter(|a| a.type_ == "InternalIP").filter_map(|a| a.address.parse().ok()).collect();
+    found.sort_by_key(std::net::IpAddr::is_ipv6);
+    found.first().map(ToString::to_string)
+}
+
+fn seat(instance: &str, observed: &Observed, before: &StorageClusterStatus) -> Option<Seat> {
+    // The record is written before an instance is called ready, so it is right where the others differ.
+    if let Some(node) = observed.bound.get(instance) {
+        return Some(Seat { node: node.clone(), bound: true });
+    }
+    let annotated = observed
+        .stateful_sets
+        .get(instance)
+        .and_then(|s| s.metadata.annotations.as_ref()?.get(names::ANNOTATION_NODE).cloned());
+    let known = before.instances.iter().find(|i| i.name == instance);
+    let node = annotated.or_else(|| known.map(|k| k.node.clone())).filter(|n| !n.is_empty())?;
+    // Two more ways to see that it has served: its pod does, or the status said so (the record was lost).
+    let serves = observed.pods.get(instance).is_some_and(|pod| {
+        status::pod_ready_since(pod).is_some()
+            && pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(node.as_str())
+    });
+    let served = known.is_some_and(|k| k.node == node && k.capacity_bytes > 0);
+    Some(Seat { node, bound: serves || served })
+}
+
+/// What speaks against nodes besides themselves.
+fn objections(cluster: &StorageCluster, observed: &Observed) -> Objections {
+    let mut objections = Objections::new();
+    let network = &cluster.spec.network;
+    if network.host_network {
+        let ports = objects::ports(network);
+        for (node, instance, theirs) in &observed.elsewhere {
+            if theirs.iter().any(|p| ports.contains(p)) {
+                objections.insert(
+                    node.clone(),
+                    (
+                        Reason::Occupied,
+                        format!("instance {instance} of another StorageCluster uses the same ports: give this cluster other network.ports, or other nodes"),
+                    ),
+                );
+            }
+        }
+    }
+    objections
+}
+
+/// The server certificates that ought to be: instance and the address it is reached at.
+#[must_use]
+pub fn certificates(
+    cluster: &StorageCluster,
+    settings: &Settings,
+    observed: &Observed,
+) -> Vec<(String, std::net::IpAddr)> {
+    let view = View::new(cluster, settings, observed);
+    let placed = view.instances.iter().filter(|i| view.seats.contains_key(*i));
+    placed.filter_map(|i| Some((i.clone(), view.address(i)?.parse().ok()?))).collect()
+}
+
+/// What ought to be.
+#[must_use]
+pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observed) -> Desired {
+    let view = View::new(cluster, settings, observed);
+    let problems = rules::problems(&view);
+    let refused = problems.iter().any(|p| p.fatal);
+    let deleting = cluster.metadata.deletion_timestamp.is_some();
+    let mut desired = Desired { again: RESYNC, ..Desired::default() };
+    let mut said = status::Said::default();
+    if cluster.spec.paused {
+        if deleting {
+            said.deletable = Some(deletion::paused());
+        }
+    } else if deleting {
+        deletion::plan(&view, &mut desired, &mut said);
+    } else if !refused {
+        let removing = removal(&view, &mut said);
+        objects::objects(&view, &removing, &mut desired);
+        rollout::plan(&view, &removing, &mut desired, &mut said);
+    }
+    status::compose(&view, &problems, &said, &mut desired);
+    if let Some(renewal) = observed.certificates.renewal {
+        let until = Duration::try_from(renewal.duration_since(observed.now)).unwrap_or_default();
+        desired.again = desired.again.min(until.max(Duration::from_secs(1)));
+    }
+    desired
+}
+
+/// The instances that can be removed now: beyond the number wanted, told so in the status (so that the driver makes no
+/// new volumes there), and without volumes.
+fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
+    let mut removing = Vec::new();
+    let mut refusals = Vec::new();
+    for instance in &view.leaving {
+        use forebay_api::cluster::InstancePhase::Removing;
+        let announced = view.before(instance).is_some_and(|b| b.phase == Removing);
+        match view.volumes(instance) {
+            Some(0) if announced => removing.push(instance.clone()),
+            Some(0) => said.waits = true,
+            Some(count) => refusals.push(format!("{instance} holds {count} volumes")),
+            None => {
+                refusals.push(format!("{instance} does not answer, so that its volumes cannot be counted"))
+            }
+        }
+    }
+    if !refusals.is_empty() {
+        said.waits = true;
+        said.scale_down = Some(format!(
+            "{}: delete these volumes, or set spec.instances to {}",
+            refusals.join("; "),
+            view.instances.last().and_then(|i| ordinal(&view.name, i)).map_or(0, |o| o + 1)
+        ));
+    }
+    removing
+}
+
+/// Waits a little where something is under way.
+fn soon(desired: &mut Desired) {
+    desired.again = desired.again.min(WAIT);
+}

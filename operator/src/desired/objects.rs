@@ -1,0 +1,429 @@
+//! The objects of a cluster as manifests.
+
+use forebay_api::cluster::{BackendKind, Network, PullPolicy, QuotaKind, ReclaimPolicy, VolumeProtection};
+use forebay_api::cluster::{StorageClassTemplate, StorageClusterSpec};
+use forebay_api::{DRIVER, GROUP, VERSION, names};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::configuration::{self, CERTIFICATES, CONFIGURATION, POOLS};
+use super::{Desired, Target, View};
+
+/// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
+pub const ANNOTATION_APPLIED: &str = "storage.forebay.io/applied";
+/// Annotation on a pod's template, and so on its pod: hash of the template. A pod with another one is out of date.
+pub const ANNOTATION_REVISION: &str = "storage.forebay.io/revision";
+/// Annotation on a pod's template: hash of the server's configuration, so that a change restarts it.
+pub const ANNOTATION_CONFIGURATION: &str = "storage.forebay.io/configuration";
+/// Field manager of everything the operator applies.
+pub const FIELD_MANAGER: &str = "forebay-operator";
+/// Service account of the servers, of the chart.
+pub const SERVER_ACCOUNT: &str = "forebay-server";
+/// Keys of the ConfigMap of an instance.
+pub const CONFIGURATION_KEY: &str = "server.toml";
+/// Capabilities of a server (docs/server.md says what each is for).
+pub const CAPABILITIES: [&str; 4] = ["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"];
+/// Seconds that a server has beyond the drain for its own end.
+const GRACE_SECONDS: u32 = 30;
+
+/// Name of the ConfigMap that records which node the instances have served on. It outlives the cluster where its
+/// volumes are retained.
+#[must_use]
+pub fn placement_record(cluster: &str) -> String {
+    format!("{cluster}-placement")
+}
+
+/// Name of the ConfigMap with an instance's configuration.
+#[must_use]
+pub fn configuration_map(instance: &str) -> String {
+    format!("{instance}-config")
+}
+
+/// Every port that an instance listens on.
+#[must_use]
+pub fn ports(network: &Network) -> Vec<u16> {
+    let p = &network.ports;
+    vec![p.smb, p.smb_direct, p.admin, p.metrics]
+}
+
+/// Hash of a manifest, in hexadecimal.
+#[must_use]
+pub fn hash(value: &Value) -> String {
+    // Sixteen bytes tell any two manifests apart.
+    Sha256::digest(value.to_string().as_bytes()).iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+/// Labels of everything made for a cluster.
+#[must_use]
+pub fn labels(cluster: &str, instance: Option<&str>) -> Value {
+    let mut labels = json!({
+        "app.kubernetes.io/name": "forebay",
+        "app.kubernetes.io/component": "server",
+        (names::LABEL_MANAGED_BY): names::MANAGED_BY_OPERATOR,
+        (names::LABEL_CLUSTER): cluster,
+    });
+    if let Some(instance) = instance {
+        labels[names::LABEL_INSTANCE] = instance.into();
+    }
+    labels
+}
+
+/// The reference that makes an object go with its cluster.
+#[must_use]
+pub fn owner(cluster: &forebay_api::StorageCluster) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"),
+        "kind": "StorageCluster",
+        "name": cluster.name_any(),
+        "uid": cluster.metadata.uid.clone().unwrap_or_default(),
+        "controller": true,
+        "blockOwnerDeletion": true,
+    })
+}
+
+/// Everything that ought to be, and what ought not to be any more.
+pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
+    desired.objects.push(placement_record_object(view, removing));
+    for instance in view.instances.iter().filter(|i| !removing.contains(i)) {
+        instance_objects(view, instance, desired);
+    }
+    for template in &view.cluster.spec.storage_classes {
+        storage_class(view, template, desired);
+    }
+    for (name, class) in &view.observed.storage_classes {
+        if is_ours(view, class) && !view.cluster.spec.storage_classes.iter().any(|t| t.name == *name) {
+            desired.remove.push(Target { kind: "StorageClass", name: name.clone(), uid: class.uid() });
+        }
+    }
+    let kept = |i: &String| view.instances.contains(i) && !removing.contains(i);
+    for (instance, set) in view.observed.stateful_sets.iter().filter(|(i, _)| !kept(i)) {
+        desired.remove.push(Target { kind: "StatefulSet", name: instance.clone(), uid: set.uid() });
+    }
+    let host_network = view.cluster.spec.network.host_network;
+    for (instance, service) in view.observed.services.iter().filter(|(i, _)| !kept(i) || host_network) {
+        desired.remove.push(Target { kind: "Service", name: instance.clone(), uid: service.uid() });
+    }
+    for (name, _) in view.observed.server_secrets.iter().filter(|(_, i)| !kept(i)) {
+        desired.remove.push(Target { kind: "Secret", name: name.clone(), uid: None });
+    }
+    for name in &view.observed.config_maps {
+        let ours = view.instances.iter().filter(|i| kept(i)).any(|i| configuration_map(i) == *name);
+        if !ours && *name != placement_record(&view.name) {
+            desired.remove.push(Target { kind: "ConfigMap", name: name.clone(), uid: None });
+        }
+    }
+}
+
+fn placement_record_object(view: &View<'_>, removing: &[String]) -> Value {
+    let data: serde_json::Map<String, Value> = view
+        .seats
+        .iter()
+        .filter(|(instance, seat)| seat.bound && !removing.contains(instance))
+        .map(|(instance, seat)| (instance.clone(), seat.node.clone().into()))
+        .collect();
+    json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": placement_record(&view.name),
+            "namespace": view.settings.namespace,
+            // No owner: where volumes are retained it is needed to find them again.
+            "labels": labels(&view.name, None),
+        },
+        "data": data,
+    })
+}
+
+fn metadata(view: &View<'_>, name: &str, instance: &str) -> Value {
+    json!({
+        "name": name,
+        "namespace": view.settings.namespace,
+        "labels": labels(&view.name, Some(instance)),
+        "ownerReferences": [owner(view.cluster)],
+    })
+}
+
+fn instance_objects(view: &View<'_>, instance: &str, desired: &mut Desired) {
+    if !view.cluster.spec.network.host_network {
+        desired.objects.push(service(view, instance));
+    }
+    let Some(seat) = view.seats.get(instance) else {
+        // What was placed before and has no node now must not keep its pod there.
+        if let Some(set) = view.observed.stateful_sets.get(instance) {
+            desired.remove.push(Target { kind: "StatefulSet", name: instance.to_owned(), uid: set.uid() });
+        }
+        return;
+    };
+    // The Service's address comes with the next reconciliation; without certificates the server would not start.
+    let Some(address) = view.address(instance).and_then(|a| a.parse().ok()) else { return };
+    if !view.observed.certificates.issued.iter().any(|i| i == instance) {
+        return;
+    }
+    let file = configuration::file(view, instance, address);
+    let mut map_metadata = metadata(view, &configuration_map(instance), instance);
+    map_metadata["annotations"] = json!({ (names::ANNOTATION_NODE): seat.node });
+    let template = template(view, instance, &seat.node, &file);
+    desired.objects.push(json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": map_metadata,
+        "data": { (CONFIGURATION_KEY): file },
+    }));
+    desired.objects.push(stateful_set(view, instance, &seat.node, &template));
+}
+
+fn service(view: &View<'_>, instance: &str) -> Value {
+    let p = &view.cluster.spec.network.ports;
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(view, instance, instance),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": { (names::LABEL_INSTANCE): instance },
+            // The admin API is asked for the reason while an instance is not ready.
+            "publishNotReadyAddresses": true,
+            "ports": [
+                { "name": "smb", "port": p.smb, "targetPort": p.smb, "protocol": "TCP" },
+                { "name": "admin", "port": p.admin, "targetPort": p.admin, "protocol": "TCP" },
+                { "name": "metrics", "port": p.metrics, "targetPort": p.metrics, "protocol": "TCP" },
+            ],
+        },
+    })
+}
+
+fn stateful_set(view: &View<'_>, instance: &str, node: &str, template: &Value) -> Value {
+    let mut metadata = metadata(view, instance, instance);
+    metadata["annotations"] = json!({ (names::ANNOTATION_NODE): node });
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata,
+        "spec": {
+            "replicas": 1,
+            "serviceName": instance,
+            "podManagementPolicy": "OrderedReady",
+            "updateStrategy": { "type": "OnDelete" },
+            "revisionHistoryLimit": 2,
+            "selector": { "matchLabels": { (names::LABEL_INSTANCE): instance } },
+            "template": template,
+        },
+    })
+}
+
+/// The revision that an instance's pod ought to have, where it can be told.
+#[must_use]
+pub fn revision(view: &View<'_>, instance: &str) -> Option<String> {
+    let seat = view.seats.get(instance)?;
+    let address = view.address(instance)?.parse().ok()?;
+    let file = configuration::file(view, instance, address);
+    let template = template(view, instance, &seat.node, &file);
+    template["metadata"]["annotations"][ANNOTATION_REVISION].as_str().map(str::to_owned)
+}
+
+fn template(view: &View<'_>, instance: &str, node: &str, file: &str) -> Value {
+    let spec = &view.cluster.spec;
+    let ports = &spec.network.ports;
+    let probe = |path: &str, period: u32, failures: u32| {
+        json!({
+            "httpGet": { "path": path, "port": ports.metrics, "scheme": "HTTP" },
+            "periodSeconds": period,
+            "timeoutSeconds": 5,
+            "failureThreshold": failures,
+        })
+    };
+    let mut mounts = vec![
+        json!({ "name": "config", "mountPath": CONFIGURATION, "readOnly": true }),
+        json!({ "name": "tls", "mountPath": CERTIFICATES, "readOnly": true }),
+        json!({ "name": "run", "mountPath": "/run/forebay" }),
+    ];
+    let mut volumes = vec![
+        json!({ "name": "config", "configMap": { "name": configuration_map(instance), "defaultMode": 0o444 } }),
+        json!({ "name": "tls", "secret": { "secretName": names::server_secret(instance), "defaultMode": 0o400 } }),
+        json!({ "name": "run", "emptyDir": { "medium": "Memory", "sizeLimit": "16Mi" } }),
+    ];
+    for backend in &spec.backends {
+        match backend.kind {
+            BackendKind::Directory => {
+                let Some(directory) = &backend.directory else { continue };
+                let kind = if directory.create { "DirectoryOrCreate" } else { "Directory" };
+                let name = format!("pool-{}", hash(&json!(backend.name)));
+                mounts.push(json!({ "name": name, "mountPath": format!("{POOLS}/{}", backend.name) }));
+                volumes.push(json!({ "name": name, "hostPath": { "path": directory.path, "type": kind } }));
+            }
+        }
+    }
+    let mut container = json!({
+        "name": "server",
+        "image": view.image(),
+        "imagePullPolicy": pull_policy(spec.image_pull_policy),
+        "command": [
+            "/usr/local/bin/forebay-server", "run", "--config", format!("{CONFIGURATION}/{CONFIGURATION_KEY}"),
+        ],
+        "ports": [
+            { "name": "smb", "containerPort": ports.smb, "protocol": "TCP" },
+            { "name": "admin", "containerPort": ports.admin, "protocol": "TCP" },
+            { "name": "metrics", "containerPort": ports.metrics, "protocol": "TCP" },
+        ],
+        "volumeMounts": mounts,
+        "startupProbe": probe("/healthz", 2, 150),
+        "livenessProbe": probe("/healthz", 30, 6),
+        "readinessProbe": probe("/readyz", 5, 3),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "runAsUser": 0,
+            "readOnlyRootFilesystem": true,
+            "capabilities": { "drop": ["ALL"], "add": CAPABILITIES },
+        },
+    });
+    if let Some(resources) = &spec.limits.resources {
+        container["resources"] = json!(resources);
+    }
+    let mut pod = json!({
+        "serviceAccountName": SERVER_ACCOUNT,
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "hostNetwork": spec.network.host_network,
+        "dnsPolicy": "Default",
+        "terminationGracePeriodSeconds": spec.upgrade.drain_timeout_seconds + GRACE_SECONDS,
+        "securityContext": { "seccompProfile": seccomp(&view.settings.seccomp_profile) },
+        "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
+            { "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [node] }] },
+        ] } } },
+        "tolerations": tolerations(spec),
+        "containers": [container],
+        "volumes": volumes,
+    });
+    if !view.settings.priority_class.is_empty() {
+        pod["priorityClassName"] = view.settings.priority_class.clone().into();
+    }
+    if !spec.image_pull_secrets.is_empty() {
+        pod["imagePullSecrets"] = json!(spec.image_pull_secrets);
+    }
+    let mut annotations = json!({ (ANNOTATION_CONFIGURATION): hash(&json!(file)) });
+    if let Some(attachment) = &spec.network.attachment {
+        annotations["k8s.v1.cni.cncf.io/networks"] = attachment.clone().into();
+    }
+    let mut template = json!({
+        "metadata": { "labels": labels(&view.name, Some(instance)), "annotations": annotations },
+        "spec": pod,
+    });
+    let revision = hash(&template);
+    template["metadata"]["annotations"][ANNOTATION_REVISION] = revision.into();
+    template
+}
+
+/// The cluster's tolerations, and one for nodes that are away: an instance can run nowhere else, so evicting it helps
+/// nobody.
+fn tolerations(spec: &StorageClusterSpec) -> Value {
+    let mut tolerations: Vec<Value> = spec.placement.tolerations.iter().map(|t| json!(t)).collect();
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        tolerations.push(json!({ "key": key, "operator": "Exists", "effect": "NoExecute" }));
+    }
+    tolerations.into()
+}
+
+fn seccomp(profile: &str) -> Value {
+    match profile.strip_prefix("localhost/") {
+        Some(file) => json!({ "type": "Localhost", "localhostProfile": file }),
+        None => json!({ "type": profile }),
+    }
+}
+
+fn pull_policy(policy: PullPolicy) -> &'static str {
+    match policy {
+        PullPolicy::Always => "Always",
+        PullPolicy::IfNotPresent => "IfNotPresent",
+        PullPolicy::Never => "Never",
+    }
+}
+
+/// Whether a StorageClass was made for this cluster.
+#[must_use]
+pub fn is_ours(view: &View<'_>, class: &k8s_openapi::api::storage::v1::StorageClass) -> bool {
+    let labels = class.labels();
+    let is = |key: &str, value: &str| labels.get(key).is_some_and(|v| v == value);
+    is(names::LABEL_MANAGED_BY, names::MANAGED_BY_OPERATOR)
+        && is(names::LABEL_CLUSTER, &view.name)
+        && is(names::LABEL_CLUSTER_NAMESPACE, &view.settings.namespace)
+}
+
+fn storage_class(view: &View<'_>, template: &StorageClassTemplate, desired: &mut Desired) {
+    let wanted = storage_class_object(view, template);
+    if let Some(found) = view.observed.storage_classes.get(&template.name) {
+        if !is_ours(view, found) {
+            return;
+        }
+        // These fields cannot be changed: the class is made anew.
+        let found_now = json!({
+            "parameters": found.parameters, "reclaimPolicy": found.reclaim_policy, "provisioner": found.provisioner,
+            "mountOptions": found.mount_options.clone().unwrap_or_default(),
+        });
+        let differs = ["parameters", "reclaimPolicy", "provisioner", "mountOptions"]
+            .iter()
+            .any(|field| found_now[field] != wanted[field]);
+        if differs {
+            desired.remove.push(Target {
+                kind: "StorageClass",
+                name: template.name.clone(),
+                uid: found.uid(),
+            });
+        }
+    }
+    desired.objects.push(wanted);
+}
+
+fn storage_class_object(view: &View<'_>, template: &StorageClassTemplate) -> Value {
+    let namespace = &view.settings.namespace;
+    let mut parameters = json!({
+        (names::PARAMETER_CLUSTER): view.name,
+        (names::PARAMETER_CLUSTER_NAMESPACE): namespace,
+        "csi.storage.k8s.io/node-stage-secret-name": names::volume_secret("${pv.name}"),
+        "csi.storage.k8s.io/node-stage-secret-namespace": namespace,
+    });
+    if let Some(backend) = &template.backend {
+        parameters["backend"] = backend.clone().into();
+    }
+    let protection = template.protection.map(|p| match p {
+        VolumeProtection::Optional => "optional",
+        VolumeProtection::Sign => "sign",
+        VolumeProtection::Seal => "seal",
+    });
+    if let Some(protection) = protection {
+        parameters["protection"] = protection.into();
+    }
+    if unlimited(&view.cluster.spec, template) {
+        parameters["quota"] = "none".into();
+    }
+    for (key, value) in &template.parameters {
+        parameters[key.as_str()] = value.clone().into();
+    }
+    let mut labels = labels(&view.name, None);
+    labels[names::LABEL_CLUSTER_NAMESPACE] = namespace.clone().into();
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {
+            "name": template.name,
+            "labels": labels,
+            "annotations": { "storageclass.kubernetes.io/is-default-class": template.default.to_string() },
+        },
+        "provisioner": DRIVER,
+        "reclaimPolicy": match template.reclaim_policy {
+            ReclaimPolicy::Delete => "Delete",
+            ReclaimPolicy::Retain => "Retain",
+        },
+        "volumeBindingMode": "Immediate",
+        "allowVolumeExpansion": true,
+        "mountOptions": template.mount_options,
+        "parameters": parameters,
+    })
+}
+
+/// Whether volumes of a class can have no limit, because no pool that may hold them enforces one.
+fn unlimited(spec: &StorageClusterSpec, template: &StorageClassTemplate) -> bool {
+    let mut fitting =
+        spec.backends.iter().filter(|b| template.backend.as_ref().is_none_or(|name| *name == b.name));
+    fitting.all(|b| b.directory.as_ref().is_some_and(|d| d.quota == QuotaKind::None))
+}

@@ -1,0 +1,131 @@
+//! Which pod is restarted next for a new image or configuration: one at a time, while all others serve.
+
+use std::time::Duration;
+
+use forebay_api::cluster::UpgradeStrategy;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+
+use super::objects::{ANNOTATION_REVISION, revision};
+use super::status::{Said, pod_ready_since};
+use super::{Desired, PodDeletion, Report, View, soon};
+use crate::placement;
+
+/// Finds the pod to restart, and says how far the rollout is.
+pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &mut Said) {
+    let staying: Vec<&String> =
+        view.instances.iter().filter(|i| !removing.contains(i) && view.seats.contains_key(*i)).collect();
+    let mut outdated = Vec::new();
+    let mut current = 0;
+    for instance in &staying {
+        let Some(pod) = view.observed.pods.get(*instance) else { continue };
+        match revision(view, instance) {
+            Some(wanted) if pod.annotations().get(ANNOTATION_REVISION) != Some(&wanted) => {
+                outdated.push((*instance, pod, wanted));
+            }
+            Some(_) => current += 1,
+            None => {}
+        }
+    }
+    if outdated.is_empty() {
+        return;
+    }
+    let progress = format!("{current} of {} instances run the new revision", staying.len());
+    if view.cluster.spec.upgrade.strategy == UpgradeStrategy::OnDelete {
+        let names: Vec<String> = outdated.iter().map(|(_, pod, _)| pod.name_any()).collect();
+        said.rollout =
+            Some(("WaitingForPodDeletion", format!("{progress}; delete pod {}", names.join(", "))));
+        return;
+    }
+    soon(desired);
+    let ending = staying.iter().find(|i| view.observed.pods.get(**i).is_some_and(is_ending));
+    if let Some(ending) = ending {
+        said.rollout = Some(("RollingOut", format!("{progress}; {ending} is ending")));
+        return;
+    }
+    outdated.retain(|(instance, _, wanted)| {
+        template_is_known(view.observed.stateful_sets.get(*instance), wanted)
+    });
+    // A pod that does not serve is restarted first: it loses nothing, and may be why the last rollout went wrong.
+    outdated.sort_by_key(|(_, pod, _)| pod_ready_since(pod).is_some());
+    let mut reasons = Vec::new();
+    for (instance, pod, _) in outdated {
+        if let Some(node) = view.node(instance) {
+            // The old pod's node, not the seat's, decides whether the kubelet can end it; for bound instances they are
+            // the same. On a cordoned node it would not come back.
+            if view.seats.get(instance).is_some_and(|s| s.bound) {
+                if !placement::is_ready(node) {
+                    reasons.push(format!("the node of {instance} is not ready"));
+                    continue;
+                }
+                if placement::is_cordoned(node) {
+                    reasons.push(format!("the node of {instance} is cordoned"));
+                    continue;
+                }
+            }
+        }
+        let serves = pod_ready_since(pod).is_some();
+        if serves && let Err(blocked) = others_serve(view, &staying, instance) {
+            if let Some(wait) = blocked.wait {
+                desired.again = desired.again.min(wait);
+            }
+            reasons.push(blocked.why);
+            continue;
+        }
+        said.rollout = Some(("RollingOut", format!("{progress}; {instance} is restarted")));
+        desired.restart = Some(PodDeletion {
+            name: pod.name_any(),
+            uid: pod.uid().unwrap_or_default(),
+            why: format!("{instance} takes the new image or configuration; {progress}"),
+        });
+        return;
+    }
+    let why = reasons.first().cloned().unwrap_or_else(|| "the StatefulSet takes the new template".to_owned());
+    said.rollout = Some(("WaitingForHealth", format!("{progress}; {why}")));
+}
+
+fn is_ending(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// Whether the pod that would take the old one's place has the new template: the StatefulSet has it, and its controller
+/// has seen it.
+fn template_is_known(set: Option<&StatefulSet>, wanted: &str) -> bool {
+    let Some(set) = set else { return false };
+    let template = set.spec.as_ref().and_then(|s| s.template.metadata.as_ref());
+    let has = template
+        .and_then(|m| m.annotations.as_ref())
+        .and_then(|a| a.get(ANNOTATION_REVISION))
+        .is_some_and(|found| found == wanted);
+    let seen = set.status.as_ref().and_then(|s| s.observed_generation).unwrap_or_default();
+    has && seen >= set.metadata.generation.unwrap_or_default()
+}
+
+struct Blocked {
+    why: String,
+    wait: Option<Duration>,
+}
+
+/// Whether all instances but one serve, and have done so for long enough.
+fn others_serve(view: &View<'_>, staying: &[&String], but: &str) -> Result<(), Blocked> {
+    let least = i64::from(view.cluster.spec.upgrade.min_ready_seconds);
+    for other in staying.iter().filter(|i| i.as_str() != but) {
+        let since = view.observed.pods.get(*other).and_then(pod_ready_since);
+        let Some(since) = since else {
+            return Err(Blocked { why: format!("{other} is not ready"), wait: None });
+        };
+        match view.observed.reports.get(*other) {
+            Some(Report::Answered(report)) if !report.draining => {}
+            _ => return Err(Blocked { why: format!("the server of {other} does not answer"), wait: None }),
+        }
+        let ready_s = view.observed.now.duration_since(since).as_secs();
+        if ready_s < least {
+            let wait = Duration::from_secs(u64::try_from((least - ready_s).max(1)).unwrap_or(1));
+            // No number that counts: it would change the status every time.
+            let why = format!("{other} has been ready for less than {least} s");
+            return Err(Blocked { why, wait: Some(wait) });
+        }
+    }
+    Ok(())
+}

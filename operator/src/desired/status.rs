@@ -1,0 +1,393 @@
+//! The status: instances, nodes, conditions.
+
+use forebay_api::cluster::{ClusterSummary, InstancePhase, InstanceStatus, StorageClusterStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+
+use super::rules::Problem;
+use super::{Desired, Report, ServerReport, View, ordinal, soon};
+use crate::limits::{CONDITION_MESSAGE_MAX, NODE_VERDICTS_MAX};
+use crate::placement::{self, Reason};
+
+/// What the other parts have to say for the conditions.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// Something is waited for: look again soon.
+    pub waits: bool,
+    /// Why instances beyond the number wanted are not removed.
+    pub scale_down: Option<String>,
+    /// How far a rollout is: reason and message.
+    pub rollout: Option<(&'static str, String)>,
+    /// Whether the cluster can go.
+    pub deletable: Option<super::deletion::Verdict>,
+}
+
+/// Since when a pod has been ready; `None` where it is not, or is ending.
+#[must_use]
+pub fn pod_ready_since(pod: &Pod) -> Option<Timestamp> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|c| c.type_ == "Ready" && c.status == "True")?;
+    // A kubelet always says when; where something else made the pod ready, it has been so for ever.
+    Some(ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |t| t.0))
+}
+
+/// Fills in `desired.status`.
+pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut Desired) {
+    let mut instances: Vec<InstanceStatus> = view.instances.iter().map(|i| instance(view, i)).collect();
+    instances.sort_by_key(|i| ordinal(&view.name, &i.name));
+    if said.waits || instances.iter().any(|i| i.phase == InstancePhase::Starting) {
+        soon(desired);
+    }
+    let conditions = conditions(view, problems, said, &instances);
+    desired.status = StorageClusterStatus {
+        observed_generation: view.cluster.metadata.generation,
+        conditions: merge(&view.before.conditions, conditions, view.observed.now),
+        summary: summary(view, &instances),
+        image: view.image().to_owned(),
+        instances,
+        nodes: nodes(view),
+    };
+}
+
+fn nodes(view: &View<'_>) -> Vec<forebay_api::cluster::NodeVerdict> {
+    let (unfit, fit): (Vec<_>, Vec<_>) = view.verdicts.iter().partition(|v| !v.fits());
+    let mut chosen: Vec<_> =
+        unfit.into_iter().chain(fit).take(NODE_VERDICTS_MAX).map(|v| v.status()).collect();
+    // The instance stays and starts when the directory is there: moving it about would only hide what is missing.
+    for (instance, failure) in &view.observed.mount_failures {
+        let lacks = failure.contains("hostPath type check failed");
+        let seat = view.seats.get(instance).filter(|_| lacks);
+        if let Some(verdict) = seat.and_then(|s| chosen.iter_mut().find(|v| v.name == s.node)) {
+            verdict.fits = false;
+            verdict.reason = Reason::BackendMissing.as_str().to_owned();
+            verdict.message =
+                "a directory of spec.backends is missing there: make it, or set directory.create".to_owned();
+        }
+    }
+    chosen.sort_by(|a, b| a.name.cmp(&b.name));
+    chosen
+}
+
+fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
+    let before = view.before(name);
+    let report = match view.observed.reports.get(name) {
+        Some(Report::Answered(report)) => Some(report.as_ref()),
+        _ => None,
+    };
+    let pod = view.observed.pods.get(name);
+    let (mut phase, mut message) = phase(view, name, pod, report);
+    let going = view.cluster.metadata.deletion_timestamp.is_some() && !view.cluster.spec.paused;
+    if going || view.leaving.iter().any(|i| i == name) {
+        phase = InstancePhase::Removing;
+        message = if message.is_empty() { "it is being removed".to_owned() } else { message };
+    }
+    let ports = &view.cluster.spec.network.ports;
+    let address = view.address(name).unwrap_or_default();
+    let admin_endpoint = address
+        .parse::<std::net::IpAddr>()
+        .map(|ip| std::net::SocketAddr::new(ip, ports.admin).to_string())
+        .unwrap_or_default();
+    // What a server told last is kept while it is away: its volumes and their space are still there.
+    let kept = |of: fn(&ServerReport) -> i64, was: fn(&InstanceStatus) -> i64| {
+        report.map(of).or_else(|| before.map(was)).unwrap_or_default()
+    };
+    InstanceStatus {
+        name: name.to_owned(),
+        phase,
+        node: view.seats.get(name).map(|s| s.node.clone()).unwrap_or_default(),
+        address,
+        port: ports.smb,
+        admin_endpoint,
+        transports: report.map(|r| r.transports.clone()).unwrap_or_default(),
+        image: pod.and_then(|p| p.spec.as_ref()?.containers.first()?.image.clone()).unwrap_or_default(),
+        version: report.map(|r| r.version.clone()).unwrap_or_default(),
+        capacity_bytes: kept(|r| r.capacity_bytes, |b| b.capacity_bytes),
+        free_bytes: kept(|r| r.free_bytes, |b| b.free_bytes),
+        volumes: view.volumes(name).or(before.map(|b| b.volumes)).unwrap_or_default(),
+        sessions: report.map_or(0, |r| r.sessions),
+        epoch: before.map_or(1, |b| b.epoch.max(1)),
+        message,
+    }
+}
+
+fn phase(
+    view: &View<'_>,
+    name: &str,
+    pod: Option<&Pod>,
+    report: Option<&ServerReport>,
+) -> (InstancePhase, String) {
+    use InstancePhase::{Draining, NotReady, Pending, Ready, Starting};
+    let Some(seat) = view.seats.get(name) else {
+        return (Pending, format!("no node fits: {}", placement::explain(&view.verdicts, &view.seats)));
+    };
+    let verdict = view.verdicts.iter().find(|v| v.node == seat.node);
+    let Some(node) = view.node(name) else {
+        return (
+            NotReady,
+            format!(
+                "its node {} is not part of the Kubernetes cluster any more, and its volumes lie there",
+                seat.node
+            ),
+        );
+    };
+    let Some(pod) = pod else {
+        // A bound instance whose node is unfit now is told so, because that is why its pod may not come.
+        let why = verdict.filter(|v| !v.fits()).map(|v| format!("{}: {}", seat.node, v.message));
+        let message = why.unwrap_or_else(|| {
+            view.observed.certificates.problem.clone().unwrap_or_else(|| "its pod is being made".to_owned())
+        });
+        return (Starting, message);
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        if !placement::is_ready(node) {
+            return (NotReady, format!("its pod cannot end because node {} is not ready", seat.node));
+        }
+        return (Draining, "it finishes what is in flight before it ends".to_owned());
+    }
+    if pod_ready_since(pod).is_some() {
+        return match (report, view.observed.reports.get(name)) {
+            (Some(report), _) if report.draining => {
+                (Draining, "it finishes what is in flight before it ends".to_owned())
+            }
+            (Some(report), _) => {
+                let unfit = verdict.filter(|v| {
+                    matches!(
+                        v.reason,
+                        Reason::RdmaMissing
+                            | Reason::RdmaPortDown
+                            | Reason::RdmaTooSlow
+                            | Reason::WrongLinkLayer
+                    )
+                });
+                let mut notes = report.problems.clone();
+                notes.extend(
+                    unfit.map(|v| format!("it serves, though its node does not fit any more: {}", v.message)),
+                );
+                (Ready, notes.join("; "))
+            }
+            (None, Some(Report::Silent(why))) => (NotReady, format!("its admin API does not answer: {why}")),
+            (None, _) => (Starting, "its admin API has not been asked yet".to_owned()),
+        };
+    }
+    if !placement::is_ready(node) {
+        return (
+            NotReady,
+            format!("its node {} is not ready: kubectl describe node {}", seat.node, seat.node),
+        );
+    }
+    if let Some(failure) = view.observed.mount_failures.get(name) {
+        return (NotReady, format!("the kubelet cannot mount its volumes: {failure}"));
+    }
+    match trouble(pod) {
+        Some(trouble) => (NotReady, trouble),
+        None => (Starting, "its pod is being started".to_owned()),
+    }
+}
+
+/// What keeps a pod from being ready, where it is more than time.
+fn trouble(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let unscheduled =
+        status.conditions.iter().flatten().find(|c| c.type_ == "PodScheduled" && c.status == "False");
+    if let Some(condition) = unscheduled {
+        return Some(format!(
+            "its pod cannot be scheduled: {}",
+            condition.message.as_deref().unwrap_or_default()
+        ));
+    }
+    if status.phase.as_deref() == Some("Failed") {
+        return Some(format!(
+            "its pod failed: {}",
+            status.message.as_deref().or(status.reason.as_deref()).unwrap_or_default()
+        ));
+    }
+    let container: &ContainerStatus = status.container_statuses.as_ref()?.first()?;
+    let state = container.state.as_ref()?;
+    let last = container
+        .last_state
+        .as_ref()
+        .and_then(|s| s.terminated.as_ref())
+        .and_then(|t| t.message.as_deref())
+        .and_then(|m| m.trim().lines().last())
+        .map(|m| format!("; it last said: {m}"))
+        .unwrap_or_default();
+    if let Some(waiting) = &state.waiting {
+        let reason = waiting.reason.as_deref().unwrap_or_default();
+        if matches!(reason, "ContainerCreating" | "PodInitializing" | "") {
+            return None;
+        }
+        return Some(format!("{reason}: {}{last}", waiting.message.as_deref().unwrap_or_default()));
+    }
+    if let Some(terminated) = &state.terminated {
+        return Some(format!("its server ended with {}{last}", terminated.exit_code));
+    }
+    (container.started == Some(true))
+        .then(|| "its server runs and says that it is not ready: see its log".to_owned())
+}
+
+fn condition(type_: &str, status: bool, reason: &str, message: impl Into<String>) -> Condition {
+    let mut message: String = message.into();
+    if message.len() > CONDITION_MESSAGE_MAX {
+        let end =
+            (0..=CONDITION_MESSAGE_MAX).rev().find(|n| message.is_char_boundary(*n)).unwrap_or_default();
+        message.truncate(end);
+        message.push('…');
+    }
+    Condition {
+        type_: type_.to_owned(),
+        status: if status { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    }
+}
+
+fn conditions(
+    view: &View<'_>,
+    problems: &[Problem],
+    said: &Said,
+    instances: &[InstanceStatus],
+) -> Vec<Condition> {
+    let staying: Vec<&InstanceStatus> =
+        instances.iter().filter(|i| !view.leaving.contains(&i.name)).collect();
+    let mut list = vec![
+        valid(problems),
+        placed(view, &staying),
+        match &view.observed.certificates.problem {
+            None => condition("CertificatesReady", true, "Issued", ""),
+            Some(problem) => condition("CertificatesReady", false, "NotIssued", problem.clone()),
+        },
+        progressing(said, &staying),
+        if view.cluster.spec.paused {
+            condition(
+                "Paused",
+                true,
+                "Paused",
+                "spec.paused is true: the operator changes nothing; servers go on",
+            )
+        } else {
+            condition("Paused", false, "NotPaused", "")
+        },
+    ];
+    if let Some((status, reason, message)) = &said.deletable {
+        list.push(condition("Deletable", *status, reason, message.clone()));
+    }
+    let ready = ready(problems, &staying);
+    list.push(ready);
+    for condition in &mut list {
+        condition.observed_generation = view.cluster.metadata.generation;
+    }
+    list
+}
+
+fn valid(problems: &[Problem]) -> Condition {
+    let Some(first) = problems.first() else { return condition("Valid", true, "Valid", "") };
+    let messages: Vec<&str> = problems.iter().map(|p| p.message.as_str()).collect();
+    condition("Valid", false, first.reason, messages.join("; "))
+}
+
+fn placed(view: &View<'_>, staying: &[&InstanceStatus]) -> Condition {
+    let homeless: Vec<&str> = staying.iter().filter(|i| i.node.is_empty()).map(|i| i.name.as_str()).collect();
+    if homeless.is_empty() {
+        return condition("InstancesPlaced", true, "AllPlaced", "");
+    }
+    let mut message =
+        format!("{}: no node fits: {}", homeless.join(", "), placement::explain(&view.verdicts, &view.seats));
+    for verdict in view.verdicts.iter().filter(|v| !v.fits()) {
+        message.push_str(&format!(" | {}: {}: {}", verdict.node, verdict.reason.as_str(), verdict.message));
+    }
+    condition("InstancesPlaced", false, "NoNodeFits", message)
+}
+
+fn progressing(said: &Said, staying: &[&InstanceStatus]) -> Condition {
+    if let Some((reason, message)) = &said.rollout {
+        return condition("Progressing", true, reason, message.clone());
+    }
+    if let Some(message) = &said.scale_down {
+        return condition("Progressing", true, "ScaleDownRefused", message.clone());
+    }
+    let starting: Vec<&str> =
+        staying.iter().filter(|i| i.phase == InstancePhase::Starting).map(|i| i.name.as_str()).collect();
+    if !starting.is_empty() {
+        return condition("Progressing", true, "Starting", format!("starting: {}", starting.join(", ")));
+    }
+    if said.waits {
+        return condition("Progressing", true, "Removing", "instances are being removed");
+    }
+    condition("Progressing", false, "UpToDate", "")
+}
+
+fn ready(problems: &[Problem], staying: &[&InstanceStatus]) -> Condition {
+    if let Some(fatal) = problems.iter().find(|p| p.fatal) {
+        return condition("Ready", false, "Invalid", fatal.message.clone());
+    }
+    let unready: Vec<String> = staying
+        .iter()
+        .filter(|i| i.phase != InstancePhase::Ready)
+        .map(|i| format!("{} is {:?}: {}", i.name, i.phase, i.message))
+        .collect();
+    if staying.is_empty() {
+        return condition("Ready", true, "NoInstancesWanted", "spec.instances is 0");
+    }
+    if unready.is_empty() {
+        return condition("Ready", true, "AllInstancesReady", "");
+    }
+    condition("Ready", false, "InstancesNotReady", unready.join(" | "))
+}
+
+/// New conditions with the times of old ones that said the same.
+#[must_use]
+pub fn merge(old: &[Condition], new: Vec<Condition>, now: Timestamp) -> Vec<Condition> {
+    new.into_iter()
+        .map(|mut condition| {
+            let same = old.iter().find(|o| o.type_ == condition.type_ && o.status == condition.status);
+            condition.last_transition_time = same.map_or(Time(now), |o| o.last_transition_time.clone());
+            condition
+        })
+        .collect()
+}
+
+fn summary(view: &View<'_>, instances: &[InstanceStatus]) -> ClusterSummary {
+    let ready = instances
+        .iter()
+        .filter(|i| i.phase == InstancePhase::Ready && !view.leaving.contains(&i.name))
+        .count();
+    let mut transports: Vec<&str> =
+        instances.iter().flat_map(|i| i.transports.iter().map(String::as_str)).collect();
+    transports.sort_unstable();
+    transports.dedup();
+    let sum = |of: fn(&InstanceStatus) -> i64| instances.iter().map(of).fold(0_i64, i64::saturating_add);
+    let total = sum(|i| i.capacity_bytes);
+    ClusterSummary {
+        instances: format!("{ready}/{}", view.cluster.spec.instances),
+        transport: transports.join(", "),
+        volumes: instances.iter().map(|i| i.volumes).fold(0, u32::saturating_add),
+        capacity: if total == 0 {
+            String::new()
+        } else {
+            format!("{} free of {}", bytes(sum(|i| i.free_bytes)), bytes(total))
+        },
+    }
+}
+
+/// Bytes in binary units, with one digit after the point below 10.
+#[must_use]
+pub fn bytes(count: i64) -> String {
+    const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value < 10.0 && unit > 0 {
+        format!("{value:.1}{}", UNITS[unit])
+    } else {
+        format!("{value:.0}{}", UNITS[unit])
+    }
+}

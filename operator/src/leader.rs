@@ -1,0 +1,170 @@
+//! One operator works, the others wait: a Lease of coordination.k8s.io.
+//!
+//! Another's Lease is judged by the time since it was last *seen* to change, never by the clock in it, so that clocks may
+//! differ.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::{Client, ResourceExt as _};
+use tokio::time::timeout;
+
+use crate::limits::{LEASE_DURATION, LEASE_RENEW_DEADLINE, LEASE_RETRY};
+
+/// Name of the Lease.
+pub const LEASE: &str = "forebay-operator";
+
+/// How patient everybody is.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// How long a Lease is good for without being renewed.
+    pub duration: Duration,
+    /// A leader that could not renew for so long stops.
+    pub renew_deadline: Duration,
+    /// Between two tries.
+    pub retry: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { duration: LEASE_DURATION, renew_deadline: LEASE_RENEW_DEADLINE, retry: LEASE_RETRY }
+    }
+}
+
+/// One who stands for election.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    api: Api<Lease>,
+    identity: String,
+    timing: Timing,
+}
+
+/// What was seen of a Lease: its version, and when that was first seen.
+type Seen = Option<(String, Instant)>;
+
+impl Candidate {
+    /// Stands for election under a name that nobody else has.
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, identity: String, timing: Timing) -> Self {
+        Self { api: Api::namespaced(client, namespace), identity, timing }
+    }
+
+    /// Waits until the Lease is held.
+    pub async fn acquire(&self) {
+        let mut seen: Seen = None;
+        loop {
+            match timeout(self.timing.renew_deadline, self.try_acquire(&mut seen)).await {
+                Ok(Ok(true)) => return,
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be read or taken"),
+                Err(_) => tracing::warn!("the API server does not answer"),
+            }
+            tokio::time::sleep(self.timing.retry).await;
+        }
+    }
+
+    /// Renews the Lease for as long as that can be done; returns when it is lost.
+    pub async fn hold(&self) {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::time::sleep(self.timing.retry).await;
+            let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
+            // Counted from before the request: the answer may be late.
+            let asked = Instant::now();
+            match timeout(left, self.renew()).await {
+                Ok(Ok(true)) => renewed = asked,
+                Ok(Ok(false)) => {
+                    tracing::error!("another holds the Lease");
+                    return;
+                }
+                Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be renewed"),
+                Err(_) => {}
+            }
+            if renewed.elapsed() >= self.timing.renew_deadline {
+                tracing::error!("the Lease could not be renewed in time");
+                return;
+            }
+        }
+    }
+
+    /// Gives the Lease back, so that another need not wait for its end.
+    pub async fn release(&self) {
+        let given = async {
+            let mut lease = self.api.get(LEASE).await?;
+            if lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref()) != Some(&self.identity) {
+                return Ok(());
+            }
+            if let Some(spec) = lease.spec.as_mut() {
+                spec.holder_identity = None;
+                spec.renew_time = Some(MicroTime(Timestamp::now()));
+            }
+            self.api.replace(LEASE, &PostParams::default(), &lease).await.map(|_| ())
+        };
+        match timeout(self.timing.retry * 2, given).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be given back"),
+            Err(_) => tracing::warn!("the Lease cannot be given back in time"),
+        }
+    }
+
+    fn spec(&self, transitions: i32) -> LeaseSpec {
+        let now = Some(MicroTime(Timestamp::now()));
+        LeaseSpec {
+            acquire_time: now.clone(),
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(
+                i32::try_from(self.timing.duration.as_secs().max(1)).unwrap_or(i32::MAX),
+            ),
+            lease_transitions: Some(transitions),
+            renew_time: now,
+            ..LeaseSpec::default()
+        }
+    }
+
+    async fn try_acquire(&self, seen: &mut Seen) -> Result<bool, kube::Error> {
+        let Some(mut lease) = self.api.get_opt(LEASE).await? else {
+            let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
+            let lease = Lease { metadata, spec: Some(self.spec(0)) };
+            return won(self.api.create(&PostParams::default(), &lease).await);
+        };
+        let version = lease.resource_version().unwrap_or_default();
+        if seen.as_ref().is_none_or(|(v, _)| *v != version) {
+            *seen = Some((version, Instant::now()));
+        }
+        let holder = lease.spec.as_ref().and_then(|s| s.holder_identity.clone()).unwrap_or_default();
+        let quiet = seen.as_ref().map(|(_, since)| since.elapsed()).unwrap_or_default();
+        let theirs = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).unwrap_or_default();
+        let patience =
+            Duration::from_secs(u64::try_from(theirs).unwrap_or_default()).max(self.timing.duration);
+        if !holder.is_empty() && holder != self.identity && quiet < patience {
+            return Ok(false);
+        }
+        let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or_default();
+        lease.spec = Some(self.spec(transitions.saturating_add(1)));
+        // The version makes sure that of two who try at once one fails.
+        won(self.api.replace(LEASE, &PostParams::default(), &lease).await)
+    }
+
+    async fn renew(&self) -> Result<bool, kube::Error> {
+        let Some(mut lease) = self.api.get_opt(LEASE).await? else { return Ok(false) };
+        let Some(spec) = lease.spec.as_mut() else { return Ok(false) };
+        if spec.holder_identity.as_ref() != Some(&self.identity) {
+            return Ok(false);
+        }
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        // A conflict here may be anybody's annotation: the next try sees who holds it.
+        self.api.replace(LEASE, &PostParams::default(), &lease).await.map(|_| true)
+    }
+}
+
+/// A conflict is a defeat, not an error.
+fn won(result: Result<Lease, kube::Error>) -> Result<bool, kube::Error> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,51 @@
+//! Every limit by name.
+
+use std::time::Duration;
+
+/// Nodes that `status.nodes` lists at most; those that do not fit come first.
+pub const NODE_VERDICTS_MAX: usize = 200;
+/// Bytes of a condition's message at most; the API server takes 32 KiB.
+pub const CONDITION_MESSAGE_MAX: usize = 4096;
+/// Bytes of an Event's note at most, by the Events API.
+pub const EVENT_NOTE_MAX: usize = 1000;
+/// Events of one reconciliation at most; what is beyond is still in the status.
+pub const EVENTS_PER_RECONCILE_MAX: usize = 20;
+/// Clusters reconciled at the same time.
+pub const RECONCILES_AT_ONCE_MAX: u16 = 4;
+/// One reconciliation, everything included. What takes longer is given up and tried again.
+pub const RECONCILE_TIME_MAX: Duration = Duration::from_secs(60);
+/// Everything is looked at again after so long, whatever the watches said.
+pub const RESYNC: Duration = Duration::from_secs(300);
+/// Changes that come within so long of one another make one reconciliation.
+pub const DEBOUNCE: Duration = Duration::from_millis(200);
+/// First delay after an error; it doubles.
+pub const BACKOFF_FIRST: Duration = Duration::from_millis(500);
+/// Longest delay after errors.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(120);
+/// Between two visits to an instance's admin API.
+pub const POLL_INTERVAL: Duration = Duration::from_secs(15);
+/// Connecting to an instance's admin API.
+pub const ADMIN_CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
+/// One call of an instance's admin API.
+pub const ADMIN_CALL_TIME_MAX: Duration = Duration::from_secs(5);
+/// An instance that has not answered for so long counts as gone.
+pub const REPORT_AGE_MAX: Duration = Duration::from_secs(60);
+/// Instances visited at the same time.
+pub const POLLS_AT_ONCE_MAX: usize = 16;
+/// Volumes read from an instance in one page.
+pub const VOLUMES_PAGE: u32 = 500;
+/// Volumes destroyed in one reconciliation; the next goes on.
+pub const VOLUMES_DESTROYED_AT_ONCE_MAX: usize = 200;
+/// What a deletion or a removal waits for is looked at again after so long.
+pub const WAIT: Duration = Duration::from_secs(10);
+/// How long a Lease is good for without being renewed.
+pub const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// A leader that could not renew for so long stops; less than [`LEASE_DURATION`], so that two never work at once.
+pub const LEASE_RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two tries to take or to renew the Lease.
+pub const LEASE_RETRY: Duration = Duration::from_secs(2);
+/// How long the work in hand may go on after SIGTERM.
+pub const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
+
+const _: () = assert!(LEASE_RENEW_DEADLINE.as_secs() < LEASE_DURATION.as_secs());
+const _: () = assert!(POLL_INTERVAL.as_secs() * 3 < REPORT_AGE_MAX.as_secs());

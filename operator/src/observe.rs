@@ -1,0 +1,204 @@
+//! What is, read from the API server.
+//!
+//! Nodes come from a watch: there are many, and being a moment behind harms nothing. What belongs to the cluster is listed
+//! anew every time: a decision such as "all others serve, so restart this one" must not be made by an old view.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+
+use forebay_api::cluster::StorageCluster;
+use forebay_api::names;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret, Service};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ListParams};
+use kube::{Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+
+use crate::admin::Identity;
+use crate::desired::{Observed, objects, ordinal, status};
+use crate::reconcile::Context;
+use crate::reports::Visit;
+
+async fn list<K>(client: &Client, namespace: &str, selector: &str) -> Result<Vec<K>, kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    Ok(api.list(&ListParams::default().labels(selector)).await?.items)
+}
+
+fn by_instance<K: Resource>(cluster: &str, items: Vec<K>) -> BTreeMap<String, K> {
+    items
+        .into_iter()
+        .filter_map(|item| {
+            let instance = item.labels().get(names::LABEL_INSTANCE)?.clone();
+            ordinal(cluster, &instance)?;
+            Some((instance, item))
+        })
+        .collect()
+}
+
+/// Everything but the reports and the certificates.
+///
+/// # Errors
+///
+/// Where the API server does not answer.
+pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Observed, kube::Error> {
+    let name = cluster.name_any();
+    let client = &context.client;
+    let namespace = context.settings.namespace.as_str();
+    let ours =
+        format!("{}={},{}={name}", names::LABEL_MANAGED_BY, names::MANAGED_BY_OPERATOR, names::LABEL_CLUSTER);
+    let theirs =
+        format!("{}={},{}={name}", names::LABEL_MANAGED_BY, names::MANAGED_BY_DRIVER, names::LABEL_CLUSTER);
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let ours_only = ListParams::default().labels(&ours);
+    let theirs_only = ListParams::default().labels(&theirs);
+    let (sets, pods, services, maps, our_secrets, volumes) = tokio::try_join!(
+        list::<StatefulSet>(client, namespace, &ours),
+        list::<Pod>(client, namespace, &ours),
+        list::<Service>(client, namespace, &ours),
+        list::<ConfigMap>(client, namespace, &ours),
+        // Metadata suffice to see which there are; credentials of volumes are never read.
+        async { Ok(secrets.list_metadata(&ours_only).await?.items) },
+        async { Ok(secrets.list_metadata(&theirs_only).await?.items) },
+    )?;
+    let record = maps.iter().find(|m| m.name_any() == objects::placement_record(&name));
+    let bound = record.and_then(|m| m.data.clone()).unwrap_or_default();
+    let mut recorded_volumes: BTreeMap<String, u32> = BTreeMap::new();
+    for secret in &volumes {
+        if let Some(instance) = secret.labels().get(names::LABEL_INSTANCE) {
+            *recorded_volumes.entry(instance.clone()).or_default() += 1;
+        }
+    }
+    let server_secrets = our_secrets
+        .iter()
+        .filter_map(|s| Some((s.name_any(), s.labels().get(names::LABEL_INSTANCE)?.clone())))
+        .collect();
+    let pods = by_instance(&name, pods);
+    let mount_failures = mount_failures(client, namespace, &pods).await;
+    Ok(Observed {
+        now: Timestamp::now(),
+        nodes: context.nodes.state(),
+        storage_nodes: context.storage_nodes.state(),
+        stateful_sets: by_instance(&name, sets),
+        services: by_instance(&name, services),
+        config_maps: maps.iter().map(kube::ResourceExt::name_any).collect(),
+        server_secrets,
+        mount_failures,
+        bound: bound.into_iter().filter(|(i, _)| ordinal(&name, i).is_some()).collect(),
+        storage_classes: storage_classes(client, cluster).await?,
+        reports: BTreeMap::new(),
+        recorded_volumes,
+        elsewhere: elsewhere(context, cluster),
+        certificates: crate::desired::CertificatesState::default(),
+        pods,
+    })
+}
+
+async fn storage_classes(
+    client: &Client,
+    cluster: &StorageCluster,
+) -> Result<BTreeMap<String, StorageClass>, kube::Error> {
+    let api: Api<StorageClass> = Api::all(client.clone());
+    let selector = format!("{}={}", names::LABEL_CLUSTER, cluster.name_any());
+    let mut classes: BTreeMap<String, StorageClass> = api
+        .list(&ListParams::default().labels(&selector))
+        .await?
+        .items
+        .into_iter()
+        .map(|class| (class.name_any(), class))
+        .collect();
+    let wanted: BTreeSet<&str> = cluster.spec.storage_classes.iter().map(|t| t.name.as_str()).collect();
+    for name in wanted {
+        if !classes.contains_key(name)
+            && let Some(other) = api.get_opt(name).await?
+        {
+            classes.insert(name.to_owned(), other);
+        }
+    }
+    Ok(classes)
+}
+
+/// What Events say of pods whose volumes cannot be mounted: the pod's own status does not tell. Best effort.
+async fn mount_failures(
+    client: &Client,
+    namespace: &str,
+    pods: &BTreeMap<String, Pod>,
+) -> BTreeMap<String, String> {
+    let mut failures = BTreeMap::new();
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+    for (instance, pod) in pods {
+        let status = pod.status.as_ref();
+        let waits = status.and_then(|s| s.phase.as_deref()) == Some("Pending")
+            && pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+        if !waits {
+            continue;
+        }
+        let fields = format!("involvedObject.uid={},reason=FailedMount", pod.uid().unwrap_or_default());
+        match api.list(&ListParams::default().fields(&fields).limit(5)).await {
+            Ok(events) => {
+                if let Some(message) = events.items.into_iter().filter_map(|e| e.message).next_back() {
+                    failures.insert(instance.clone(), message);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "Events cannot be read"),
+        }
+    }
+    failures
+}
+
+/// Nodes on which other clusters' instances use the host's network.
+fn elsewhere(context: &Context, cluster: &StorageCluster) -> Vec<(String, String, Vec<u16>)> {
+    let mut found = Vec::new();
+    for other in context.clusters.state() {
+        if other.metadata.uid == cluster.metadata.uid || !other.spec.network.host_network {
+            continue;
+        }
+        let ports = objects::ports(&other.spec.network);
+        for instance in other.status.iter().flat_map(|s| &s.instances) {
+            if !instance.node.is_empty() {
+                found.push((instance.node.clone(), instance.name.clone(), ports.clone()));
+            }
+        }
+    }
+    found
+}
+
+/// The instances that can be asked now: their pod is ready, and where they are is known.
+#[must_use]
+pub fn visits(
+    cluster: &StorageCluster,
+    namespace: &str,
+    observed: &Observed,
+    addresses: &[(String, std::net::IpAddr)],
+    identity: Option<&Identity>,
+) -> BTreeMap<String, Visit> {
+    let Some(identity) = identity else { return BTreeMap::new() };
+    let overcommit: BTreeMap<String, u32> = cluster
+        .spec
+        .backends
+        .iter()
+        .filter_map(|b| Some((b.name.clone(), b.directory.as_ref()?.overcommit_percent)))
+        .collect();
+    addresses
+        .iter()
+        .filter_map(|(instance, address)| {
+            let pod = observed.pods.get(instance)?;
+            status::pod_ready_since(pod)?;
+            let visit = Visit {
+                pod_uid: pod.uid()?,
+                endpoint: std::net::SocketAddr::new(*address, cluster.spec.network.ports.admin),
+                server_name: names::admin_server_name(instance, namespace),
+                identity: identity.clone(),
+                overcommit: overcommit.clone(),
+            };
+            Some((instance.clone(), visit))
+        })
+        .collect()
+}

@@ -1,0 +1,441 @@
+//! Which nodes can run instances, and which instance runs where. Pure.
+
+use std::collections::BTreeMap;
+
+use forebay_api::cluster::{
+    NodeVerdict, Placement, RdmaPlacement, RdmaRequirement, StorageClusterSpec, WhenUnsatisfiable,
+};
+use forebay_api::node::{RdmaDevice, RdmaPort, StorageNode};
+use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
+
+/// Why a node does not fit, as the status tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// It fits.
+    Fits,
+    /// It lacks a label of `placement.nodeSelector`.
+    SelectorMismatch,
+    /// The kubelet does not say that it is ready.
+    NodeNotReady,
+    /// Node or StorageNode are marked unschedulable.
+    Cordoned,
+    /// It has a taint that `placement.tolerations` does not tolerate.
+    TaintNotTolerated,
+    /// It lacks the label by which instances are spread.
+    TopologyKeyMissing,
+    /// No node agent has published what it has.
+    StorageNodeUnknown,
+    /// It has no RDMA device.
+    RdmaMissing,
+    /// `placement.rdma.devices` or `netdevs` choose none of its ports.
+    DeviceNotSelected,
+    /// No chosen port has the link layer asked for.
+    WrongLinkLayer,
+    /// No such port can be used now.
+    RdmaPortDown,
+    /// No such port is fast enough.
+    RdmaTooSlow,
+    /// An instance of another cluster uses the same ports there.
+    Occupied,
+    /// The node lacks a directory of `backends`.
+    BackendMissing,
+}
+
+impl Reason {
+    /// As in the status.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fits => "Fits",
+            Self::SelectorMismatch => "SelectorMismatch",
+            Self::NodeNotReady => "NodeNotReady",
+            Self::Cordoned => "Cordoned",
+            Self::TaintNotTolerated => "TaintNotTolerated",
+            Self::TopologyKeyMissing => "TopologyKeyMissing",
+            Self::StorageNodeUnknown => "StorageNodeUnknown",
+            Self::RdmaMissing => "RdmaMissing",
+            Self::DeviceNotSelected => "DeviceNotSelected",
+            Self::WrongLinkLayer => "WrongLinkLayer",
+            Self::RdmaPortDown => "RdmaPortDown",
+            Self::RdmaTooSlow => "RdmaTooSlow",
+            Self::Occupied => "Occupied",
+            Self::BackendMissing => "BackendMissing",
+        }
+    }
+}
+
+/// A node as placement sees it.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// Name of the node.
+    pub node: String,
+    /// Whether and why not.
+    pub reason: Reason,
+    /// The reason in a sentence, with what would mend it.
+    pub message: String,
+    /// Whether it comes before others that fit: it has the RDMA port that is preferred.
+    pub preferred: bool,
+    /// Its failure domain; empty where instances are not spread or the node has no such label.
+    pub domain: String,
+}
+
+impl Verdict {
+    /// Whether an instance can be placed there.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.reason == Reason::Fits
+    }
+
+    /// As in the status.
+    #[must_use]
+    pub fn status(&self) -> NodeVerdict {
+        NodeVerdict {
+            name: self.node.clone(),
+            fits: self.fits(),
+            reason: self.reason.as_str().to_owned(),
+            message: self.message.clone(),
+        }
+    }
+}
+
+/// What else counts against a node, by its name: taken by another cluster's instance, or known to lack a directory.
+pub type Objections = BTreeMap<String, (Reason, String)>;
+
+/// Judges every node, in order of their name.
+#[must_use]
+pub fn judge<N, S>(
+    spec: &StorageClusterSpec,
+    nodes: &[N],
+    storage: &[S],
+    objections: &Objections,
+) -> Vec<Verdict>
+where
+    N: AsRef<Node>,
+    S: AsRef<StorageNode>,
+{
+    let storage: BTreeMap<&str, &StorageNode> =
+        storage.iter().map(AsRef::as_ref).filter_map(|s| Some((s.metadata.name.as_deref()?, s))).collect();
+    let mut verdicts: Vec<Verdict> = nodes
+        .iter()
+        .map(AsRef::as_ref)
+        .filter_map(|node| {
+            let name = node.metadata.name.as_deref()?;
+            Some(judge_node(spec, name, node, storage.get(name).copied(), objections.get(name)))
+        })
+        .collect();
+    verdicts.sort_by(|a, b| a.node.cmp(&b.node));
+    verdicts
+}
+
+fn judge_node(
+    spec: &StorageClusterSpec,
+    name: &str,
+    node: &Node,
+    storage: Option<&StorageNode>,
+    objection: Option<&(Reason, String)>,
+) -> Verdict {
+    let domain = spec
+        .placement
+        .spread
+        .as_ref()
+        .and_then(|s| label(node, &s.topology_key))
+        .unwrap_or_default()
+        .to_owned();
+    let verdict = |reason, message, preferred| Verdict {
+        node: name.to_owned(),
+        reason,
+        message,
+        preferred,
+        domain: domain.clone(),
+    };
+    let refusal = refused_by_node(&spec.placement, name, node)
+        .or_else(|| {
+            storage.filter(|s| s.spec.unschedulable).map(|_| {
+                (
+                    Reason::Cordoned,
+                    format!("StorageNode {name} has spec.unschedulable: set it to false to use the node"),
+                )
+            })
+        })
+        .or_else(|| objection.cloned());
+    if let Some((reason, message)) = refusal {
+        return verdict(reason, message, false);
+    }
+    let rdma = &spec.placement.rdma;
+    match (rdma.requirement, fitting_port(rdma, name, storage)) {
+        (RdmaRequirement::None, _) => verdict(Reason::Fits, String::new(), false),
+        (_, Ok(port)) => verdict(Reason::Fits, port, true),
+        (RdmaRequirement::Required, Err((reason, message))) => verdict(reason, message, false),
+        (RdmaRequirement::Preferred, Err((_, message))) => {
+            verdict(Reason::Fits, format!("without RDMA, which is preferred: {message}"), false)
+        }
+    }
+}
+
+fn label<'n>(node: &'n Node, key: &str) -> Option<&'n str> {
+    node.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Whether the kubelet says that the node is ready.
+#[must_use]
+pub fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|s| s.conditions.as_ref());
+    conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
+}
+
+/// Whether the scheduler puts new pods there.
+#[must_use]
+pub fn is_cordoned(node: &Node) -> bool {
+    node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or_default()
+}
+
+fn refused_by_node(placement: &Placement, name: &str, node: &Node) -> Option<(Reason, String)> {
+    for (key, wanted) in &placement.node_selector {
+        let found = label(node, key);
+        if found != Some(wanted) {
+            let found = found.map_or("has no such label".to_owned(), |f| format!("has {key}={f}"));
+            return Some((
+                Reason::SelectorMismatch,
+                format!(
+                    "placement.nodeSelector wants {key}={wanted}, the node {found}: kubectl label node {name} --overwrite {key}={wanted}"
+                ),
+            ));
+        }
+    }
+    if node.metadata.deletion_timestamp.is_some() {
+        return Some((Reason::NodeNotReady, "the node is being deleted".to_owned()));
+    }
+    if is_cordoned(node) {
+        return Some((Reason::Cordoned, format!("the node is cordoned: kubectl uncordon {name}")));
+    }
+    if !is_ready(node) {
+        return Some((
+            Reason::NodeNotReady,
+            format!("the kubelet does not report ready: kubectl describe node {name} says why"),
+        ));
+    }
+    let taints = node.spec.as_ref().and_then(|s| s.taints.as_deref()).unwrap_or_default();
+    for taint in taints.iter().filter(|t| t.effect != "PreferNoSchedule") {
+        if !placement.tolerations.iter().any(|t| tolerates(t, taint)) {
+            let value = taint.value.as_deref().map(|v| format!("={v}")).unwrap_or_default();
+            return Some((
+                Reason::TaintNotTolerated,
+                format!(
+                    "taint {}{value}:{} is not tolerated: add it to placement.tolerations",
+                    taint.key, taint.effect
+                ),
+            ));
+        }
+    }
+    if let Some(spread) = &placement.spread
+        && spread.when_unsatisfiable == WhenUnsatisfiable::DoNotSchedule
+        && label(node, &spread.topology_key).is_none()
+    {
+        return Some((
+            Reason::TopologyKeyMissing,
+            format!("placement.spread needs the label {}, which the node lacks", spread.topology_key),
+        ));
+    }
+    None
+}
+
+/// As the scheduler does it.
+#[must_use]
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let key = toleration.key.as_deref().unwrap_or_default();
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    (effect.is_empty() || effect == taint.effect)
+        && (key == taint.key || key.is_empty() && exists)
+        && (exists
+            || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
+}
+
+/// The first port that meets everything, in words; or how far the best of the ports got.
+fn fitting_port(
+    rdma: &RdmaPlacement,
+    name: &str,
+    storage: Option<&StorageNode>,
+) -> Result<String, (Reason, String)> {
+    let Some(status) = storage.and_then(|s| s.status.as_ref()) else {
+        return Err((
+            Reason::StorageNodeUnknown,
+            format!(
+                "no node agent has reported StorageNode {name}: is the pod of DaemonSet forebay-csi-node running there?"
+            ),
+        ));
+    };
+    let ports: Vec<(&RdmaDevice, &RdmaPort)> =
+        status.rdma_devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p))).collect();
+    if ports.is_empty() {
+        return Err((
+            Reason::RdmaMissing,
+            "the node has no RDMA device: install the driver of its NIC, or for soft-RoCE `rdma link add rxe0 type rxe netdev <name>`".to_owned(),
+        ));
+    }
+    let chosen: Vec<_> = ports
+        .iter()
+        .filter(|(device, port)| {
+            selected(&rdma.devices, Some(&device.name)) && selected(&rdma.netdevs, port.netdev.as_deref())
+        })
+        .collect();
+    if chosen.is_empty() {
+        let found: Vec<String> = ports
+            .iter()
+            .map(|(d, p)| format!("{} ({})", d.name, p.netdev.as_deref().unwrap_or("no netdev")))
+            .collect();
+        return Err((
+            Reason::DeviceNotSelected,
+            format!("placement.rdma.devices and netdevs choose none of {}", found.join(", ")),
+        ));
+    }
+    let layered: Vec<_> =
+        chosen.iter().filter(|(_, p)| rdma.link_layer.is_none_or(|wanted| wanted.is(p.link_layer))).collect();
+    let Some(first) = layered.first() else {
+        let found: Vec<String> =
+            chosen.iter().map(|(d, p)| format!("{} is {:?}", at(d, p), p.link_layer)).collect();
+        return Err((
+            Reason::WrongLinkLayer,
+            format!("placement.rdma.linkLayer is not that of any port: {}", found.join(", ")),
+        ));
+    };
+    let usable: Vec<_> = layered.iter().filter(|(_, p)| p.usable).collect();
+    if usable.is_empty() {
+        let (device, port) = first;
+        let why = if port.reason.is_empty() { &port.state } else { &port.reason };
+        return Err((Reason::RdmaPortDown, format!("no port can be used; {}: {why}", at(device, port))));
+    }
+    let fastest = usable.iter().max_by_key(|(_, p)| p.rate_gbps).expect("there is one at least");
+    if fastest.1.rate_gbps < rdma.min_rate_gbps {
+        return Err((
+            Reason::RdmaTooSlow,
+            format!(
+                "placement.rdma.minRateGbps is {}, the fastest port, {}, has {} Gb/s",
+                rdma.min_rate_gbps,
+                at(fastest.0, fastest.1),
+                fastest.1.rate_gbps
+            ),
+        ));
+    }
+    Ok(format!("RDMA {}, {} Gb/s", at(fastest.0, fastest.1), fastest.1.rate_gbps))
+}
+
+fn at(device: &RdmaDevice, port: &RdmaPort) -> String {
+    format!("{}/{}", device.name, port.port)
+}
+
+fn selected(patterns: &[String], name: Option<&str>) -> bool {
+    patterns.is_empty() || name.is_some_and(|name| patterns.iter().any(|p| matches(p, name)))
+}
+
+/// Whether a name matches a pattern with `*` and `?`, in time linear in pattern times name.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if p < pattern.len() && pattern[p] == b'*' {
+            star = Some((p, n));
+            p += 1;
+        } else if p < pattern.len() && (pattern[p] == b'?' || pattern[p] == name[n]) {
+            p += 1;
+            n += 1;
+        } else if let Some((at, from)) = star {
+            star = Some((at, from + 1));
+            p = at + 1;
+            n = from + 1;
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+/// Where an instance is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Name of the node.
+    pub node: String,
+    /// Whether it has served there: its volumes lie on that node, and it never leaves.
+    pub bound: bool,
+}
+
+/// Gives every instance its node. Bound ones keep theirs, whatever has become of it; others keep theirs while it fits,
+/// so that nothing moves without need; the rest get the best that is left, in order of the instances.
+#[must_use]
+pub fn assign(
+    spec: &StorageClusterSpec,
+    instances: &[String],
+    seats: &BTreeMap<String, Seat>,
+    verdicts: &[Verdict],
+) -> BTreeMap<String, Seat> {
+    let mut given: BTreeMap<String, Seat> = BTreeMap::new();
+    let taken = |given: &BTreeMap<String, Seat>, node: &str| given.values().any(|s| s.node == node);
+    for name in instances {
+        if let Some(seat) = seats.get(name).filter(|s| s.bound) {
+            given.insert(name.clone(), seat.clone());
+        }
+    }
+    for name in instances {
+        let Some(seat) = seats.get(name).filter(|s| !s.bound) else { continue };
+        let fits = verdicts.iter().any(|v| v.node == seat.node && v.fits());
+        if fits && !taken(&given, &seat.node) {
+            given.insert(name.clone(), seat.clone());
+        }
+    }
+    for name in instances {
+        if given.contains_key(name) {
+            continue;
+        }
+        let counts = domains(verdicts, &given);
+        let least = counts.values().copied().min().unwrap_or_default();
+        let best = verdicts
+            .iter()
+            .filter(|v| v.fits() && !taken(&given, &v.node))
+            .filter(|v| {
+                let Some(spread) = &spec.placement.spread else { return true };
+                let skew = counts.get(v.domain.as_str()).copied().unwrap_or_default() + 1 - least;
+                spread.when_unsatisfiable == WhenUnsatisfiable::ScheduleAnyway || skew <= spread.max_skew
+            })
+            .min_by_key(|v| {
+                (!v.preferred, counts.get(v.domain.as_str()).copied().unwrap_or_default(), v.node.as_str())
+            });
+        if let Some(best) = best {
+            given.insert(name.clone(), Seat { node: best.node.clone(), bound: false });
+        }
+    }
+    given
+}
+
+/// Instances per failure domain, of every domain that has a node that fits.
+fn domains<'v>(verdicts: &'v [Verdict], given: &BTreeMap<String, Seat>) -> BTreeMap<&'v str, u32> {
+    let mut counts = BTreeMap::new();
+    for verdict in verdicts {
+        let here = u32::from(given.values().any(|s| s.node == verdict.node));
+        if verdict.fits() || here > 0 {
+            *counts.entry(verdict.domain.as_str()).or_default() += here;
+        }
+    }
+    counts
+}
+
+/// Why an instance has no node, from the verdicts: every reason with its number of nodes, the commonest first.
+#[must_use]
+pub fn explain(verdicts: &[Verdict], given: &BTreeMap<String, Seat>) -> String {
+    if verdicts.is_empty() {
+        return "there are no nodes".to_owned();
+    }
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for verdict in verdicts {
+        let reason = match verdict.reason {
+            Reason::Fits if given.values().any(|s| s.node == verdict.node) => "runs another instance already",
+            Reason::Fits => "breaks placement.spread",
+            other => other.as_str(),
+        };
+        *counts.entry(reason).or_default() += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(reason, count)| (usize::MAX - count, *reason));
+    let counts: Vec<String> = counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    format!("of {} nodes: {}; status.nodes says what to do", verdicts.len(), counts.join(", "))
+}

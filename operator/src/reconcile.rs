@@ -1,0 +1,616 @@
+//! Looks, applies the difference between what is and what ought to be, and tells.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_api::cluster::{StorageCluster, StorageClusterStatus};
+use forebay_api::node::StorageNode;
+use forebay_api::{GROUP, VERSION, names};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::runtime::controller::Action;
+use kube::runtime::events::Recorder;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Client, Resource as _, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::admin::{Admin, Identity};
+use crate::certificates::{self, Authority, AuthorityStep, Due, Leaf, Rule};
+use crate::desired::objects::{ANNOTATION_APPLIED, FIELD_MANAGER, hash, labels, owner};
+use crate::desired::{self, CertificatesState, Desired, Observed, PodDeletion, Settings, Target, status};
+use crate::events::{Notice, notices};
+use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX};
+use crate::metrics::{Metrics, Reconciled, Written};
+use crate::observe::{self, observe};
+use crate::reports::Reports;
+
+/// Why a reconciliation did not end well. It is tried again, later and later.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// The API server.
+    #[error("the API server: {0}")]
+    Kube(#[from] kube::Error),
+    /// Certificates.
+    #[error(transparent)]
+    Certificates(#[from] certificates::CertificateError),
+    /// An object was refused.
+    #[error("{0}")]
+    Refused(String),
+    /// It took too long.
+    #[error("the reconciliation took longer than {} s", RECONCILE_TIME_MAX.as_secs())]
+    Time,
+    /// What was read makes no sense.
+    #[error("an object is not what it ought to be: {0}")]
+    Object(#[from] serde_json::Error),
+}
+
+/// What all reconciliations share.
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// How the operator was started.
+    pub settings: Settings,
+    /// Nodes, as watched.
+    pub nodes: Store<Node>,
+    /// StorageNodes, as watched.
+    pub storage_nodes: Store<StorageNode>,
+    /// StorageClusters, as watched.
+    pub clusters: Store<StorageCluster>,
+    /// What the instances told.
+    pub reports: Reports,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Events.
+    pub recorder: Recorder,
+    /// Failures in a row.
+    pub failures: Mutex<HashMap<ObjectRef<StorageCluster>, u32>>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// One reconciliation, bounded in time, counted.
+///
+/// # Errors
+///
+/// Whatever went wrong; [`error_policy`] says when it is tried again.
+pub async fn reconcile(
+    cluster: Arc<StorageCluster>,
+    context: Arc<Context>,
+) -> Result<Action, ReconcileError> {
+    let start = Instant::now();
+    let reference = ObjectRef::from_obj(&*cluster);
+    let name = cluster.name_any();
+    let result = match tokio::time::timeout(RECONCILE_TIME_MAX, Box::pin(one(&cluster, &context))).await {
+        Ok(result) => result,
+        Err(_) => Err(ReconcileError::Time),
+    };
+    context.metrics.duration.observe(start.elapsed().as_secs_f64());
+    let outcome = if result.is_ok() { "done" } else { "failed" };
+    context.metrics.reconciles.get_or_create(&Reconciled { cluster: name.clone(), result: outcome }).inc();
+    let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
+    match &result {
+        Ok(None) => {
+            failures.remove(&reference);
+            drop(failures);
+            context.reports.forget(&reference);
+            context.metrics.forget(&name);
+        }
+        Ok(Some(_)) => {
+            failures.remove(&reference);
+        }
+        Err(error) => {
+            *failures.entry(reference).or_default() += 1;
+            tracing::warn!(cluster = name, %error, "reconciliation failed");
+        }
+    }
+    result.map(|again| again.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// When to try again: later after every failure, spread a little by the cluster's name.
+#[must_use]
+pub fn error_policy(cluster: Arc<StorageCluster>, _: &ReconcileError, context: Arc<Context>) -> Action {
+    let reference = ObjectRef::from_obj(&*cluster);
+    let failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = failures.get(&reference).copied().unwrap_or(1);
+    Action::requeue(backoff(count, &cluster.name_any()))
+}
+
+/// The delay after so many failures in a row.
+#[must_use]
+pub fn backoff(failures: u32, name: &str) -> Duration {
+    let delay = BACKOFF_FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACKOFF_MAX);
+    let spread = name.bytes().fold(0_u32, |sum, b| sum.wrapping_mul(31).wrapping_add(b.into())) % 25;
+    delay + delay * spread / 100
+}
+
+/// `None`: the cluster is gone.
+async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration>, ReconcileError> {
+    let namespace = &context.settings.namespace;
+    let api: Api<StorageCluster> = Api::namespaced(context.client.clone(), namespace);
+    // The watch may be behind our own last status.
+    let Some(cluster) = api.get_opt(&seen.name_any()).await? else { return Ok(None) };
+    let has_finalizer = cluster.finalizers().iter().any(|f| f == names::FINALIZER_CLUSTER);
+    let deleting = cluster.metadata.deletion_timestamp.is_some();
+    if deleting && !has_finalizer {
+        return Ok(None);
+    }
+    if !deleting && !has_finalizer {
+        set_finalizer(&api, &cluster, true).await?;
+        // The change comes back by the watch; doing the rest now would work on an old version.
+        return Ok(Some(crate::limits::WAIT));
+    }
+    let mut observed = observe(context, &cluster).await?;
+    let servers = desired::certificates(&cluster, &context.settings, &observed);
+    let (certificates, identity) = certify(context, &cluster, &servers, observed.now).await?;
+    observed.certificates = certificates;
+    let visits = observe::visits(&cluster, namespace, &observed, &servers, identity.as_ref());
+    let visited = visits.clone();
+    observed.reports = context.reports.of(&ObjectRef::from_obj(&cluster), visits).await;
+    let mut desired = desired::desired(&cluster, &context.settings, &observed);
+    let refusals = execute(context, &cluster, &observed, &desired).await;
+    if let Some(refusal) = refusals.first() {
+        tell_refusal(&mut desired.status, &cluster, &refusals.join("; "), observed.now);
+        tracing::warn!(cluster = cluster.name_any(), refusal, "the API server refused an object");
+    }
+    for instance in &desired.destroy_volumes {
+        if let Some(visit) = visited.get(instance) {
+            let destroyed = match Admin::connect(visit.endpoint, &visit.server_name, &visit.identity).await {
+                Ok(mut admin) => admin.destroy_volumes().await,
+                Err(error) => Err(error),
+            };
+            match destroyed {
+                Ok(count) => {
+                    tracing::info!(instance, count, "volumes destroyed, as spec.deletionPolicy says")
+                }
+                Err(error) => return Err(ReconcileError::Refused(format!("volumes of {instance}: {error}"))),
+            }
+        }
+    }
+    publish(context, &api, &cluster, &desired).await?;
+    if let Some(restart) = &desired.restart
+        && refusals.is_empty()
+    {
+        restart_pod(context, &cluster, restart).await?;
+    }
+    if desired.release {
+        if cluster.spec.deletion_policy == forebay_api::cluster::DeletionPolicy::Destroy {
+            forget_credentials(context, &cluster).await?;
+        }
+        set_finalizer(&api, &cluster, false).await?;
+        tracing::info!(cluster = cluster.name_any(), "gone");
+        return Ok(None);
+    }
+    if !refusals.is_empty() {
+        return Err(ReconcileError::Refused(refusals.join("; ")));
+    }
+    Ok(Some(desired.again))
+}
+
+async fn set_finalizer(
+    api: &Api<StorageCluster>,
+    cluster: &StorageCluster,
+    wanted: bool,
+) -> Result<(), ReconcileError> {
+    let mut finalizers = cluster.finalizers().to_vec();
+    finalizers.retain(|f| f != names::FINALIZER_CLUSTER);
+    if wanted {
+        finalizers.push(names::FINALIZER_CLUSTER.to_owned());
+    }
+    // With the version: somebody else's finalizer that came in between is not lost.
+    let patch =
+        json!({ "metadata": { "finalizers": finalizers, "resourceVersion": cluster.resource_version() } });
+    match api.patch(&cluster.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Err(kube::Error::Api(status)) if status.code == 404 && !wanted => Ok(()),
+        other => Ok(other.map(|_| ())?),
+    }
+}
+
+/// The kinds that the operator handles: group, version, plural, and whether they are of a namespace.
+fn resource(kind: &str) -> Option<(ApiResource, bool)> {
+    let (group, version, plural, namespaced) = match kind {
+        "ConfigMap" => ("", "v1", "configmaps", true),
+        "Secret" => ("", "v1", "secrets", true),
+        "Service" => ("", "v1", "services", true),
+        "StatefulSet" => ("apps", "v1", "statefulsets", true),
+        "StorageClass" => ("storage.k8s.io", "v1", "storageclasses", false),
+        _ => return None,
+    };
+    Some((
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural),
+        namespaced,
+    ))
+}
+
+fn api_of(context: &Context, kind: &str) -> Api<DynamicObject> {
+    let (resource, namespaced) = resource(kind).expect("desired() makes these kinds only");
+    if namespaced {
+        Api::namespaced_with(context.client.clone(), &context.settings.namespace, &resource)
+    } else {
+        Api::all_with(context.client.clone(), &resource)
+    }
+}
+
+/// Removes and applies. What the API server refuses is told; one refusal does not keep the rest from being done.
+async fn execute(
+    context: &Context,
+    cluster: &StorageCluster,
+    observed: &Observed,
+    desired: &Desired,
+) -> Vec<String> {
+    let mut refusals = Vec::new();
+    for target in &desired.remove {
+        if let Err(error) = remove(context, target).await {
+            refusals.push(format!("{} {} cannot be removed: {error}", target.kind, target.name));
+        }
+    }
+    for object in &desired.objects {
+        if let Err(error) = apply(context, object, observed).await {
+            let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
+            refusals.push(format!(
+                "{} {} cannot be applied: {error}",
+                kind.as_str().unwrap_or_default(),
+                name.as_str().unwrap_or_default()
+            ));
+        }
+    }
+    if !desired.objects.is_empty() || !desired.remove.is_empty() {
+        tracing::debug!(cluster = cluster.name_any(), refused = refusals.len(), "applied");
+    }
+    refusals
+}
+
+async fn remove(context: &Context, target: &Target) -> Result<(), kube::Error> {
+    let mut parameters = DeleteParams::background();
+    if let Some(uid) = &target.uid {
+        parameters =
+            parameters.preconditions(Preconditions { uid: Some(uid.clone()), resource_version: None });
+    }
+    tracing::info!(kind = target.kind, name = target.name, "removed");
+    context.metrics.writes.get_or_create(&Written { kind: target.kind.to_owned(), verb: "delete" }).inc();
+    match api_of(context, target.kind).delete(&target.name, &parameters).await {
+        // Gone, or another of that name by now.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// Whether everything wanted is found, whatever else there is. Lists must have the same length: the API server adds
+/// fields to their items, not items.
+#[must_use]
+pub fn holds(found: &Value, wanted: &Value) -> bool {
+    match (found, wanted) {
+        (Value::Object(found), Value::Object(wanted)) => {
+            wanted.iter().all(|(key, wanted)| match found.get(key) {
+                Some(found) => holds(found, wanted),
+                None => is_nothing(wanted),
+            })
+        }
+        (Value::Array(found), Value::Array(wanted)) => {
+            found.len() == wanted.len() && found.iter().zip(wanted).all(|(f, w)| holds(f, w))
+        }
+        _ => found == wanted,
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.values().all(is_nothing),
+        Value::String(text) => text.is_empty(),
+        Value::Bool(flag) => !flag,
+        Value::Number(_) => false,
+    }
+}
+
+async fn apply(context: &Context, object: &Value, observed: &Observed) -> Result<(), kube::Error> {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let fingerprint = hash(object);
+    let mut wanted = object.clone();
+    wanted["metadata"]["annotations"][ANNOTATION_APPLIED] = fingerprint.into();
+    let api = api_of(context, kind);
+    let found = match kind {
+        "StatefulSet" => observed.stateful_sets.get(name).and_then(|s| serde_json::to_value(s).ok()),
+        "Service" => observed.services.get(name).and_then(|s| serde_json::to_value(s).ok()),
+        "StorageClass" => observed.storage_classes.get(name).and_then(|s| serde_json::to_value(s).ok()),
+        _ => api.get_opt(name).await?.and_then(|o| serde_json::to_value(o).ok()),
+    };
+    let mut needed = wanted.clone();
+    // Typed objects come without them.
+    if let Some(fields) = needed.as_object_mut() {
+        fields.remove("apiVersion");
+        fields.remove("kind");
+    }
+    if found.is_some_and(|found| holds(&found, &needed)) {
+        return Ok(());
+    }
+    context.metrics.writes.get_or_create(&Written { kind: kind.to_owned(), verb: "apply" }).inc();
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    api.patch(name, &parameters, &Patch::Apply(&wanted)).await?;
+    tracing::info!(kind, name, "applied");
+    Ok(())
+}
+
+fn tell_refusal(status: &mut StorageClusterStatus, cluster: &StorageCluster, why: &str, now: Timestamp) {
+    let told = |type_: &str, status: &str| Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: "ApplyFailed".to_owned(),
+        message: why.chars().take(crate::limits::CONDITION_MESSAGE_MAX / 4).collect(),
+        last_transition_time: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now),
+        observed_generation: cluster.metadata.generation,
+    };
+    let before = cluster.status.clone().unwrap_or_default().conditions;
+    let mut conditions = std::mem::take(&mut status.conditions);
+    conditions.retain(|c| c.type_ != "Progressing" && c.type_ != "Ready");
+    conditions.push(told("Progressing", "True"));
+    conditions.push(told("Ready", "False"));
+    status.conditions = status::merge(&before, conditions, now);
+}
+
+/// Writes the status where it differs, and Events for what has changed.
+async fn publish(
+    context: &Context,
+    api: &Api<StorageCluster>,
+    cluster: &StorageCluster,
+    desired: &Desired,
+) -> Result<(), ReconcileError> {
+    let name = cluster.name_any();
+    let before = cluster.status.clone().unwrap_or_default();
+    context.metrics.set_instances(&name, &desired.status.instances);
+    if cluster.status.is_none() || before != desired.status {
+        let patch = json!({
+            "apiVersion": format!("{GROUP}/{VERSION}"),
+            "kind": "StorageCluster",
+            "metadata": { "name": name },
+            "status": desired.status,
+        });
+        context
+            .metrics
+            .writes
+            .get_or_create(&Written { kind: "StorageCluster".to_owned(), verb: "status" })
+            .inc();
+        api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await?;
+    }
+    for notice in notices(&before, &desired.status) {
+        tell(context, cluster, &notice).await;
+    }
+    Ok(())
+}
+
+async fn tell(context: &Context, cluster: &StorageCluster, notice: &Notice) {
+    let event = notice.event(&context.settings.namespace);
+    // An Event that is lost harms nothing: the status says the same.
+    if let Err(error) = context.recorder.publish(&event, &cluster.object_ref(&())).await {
+        tracing::debug!(%error, "an Event could not be written");
+    }
+}
+
+async fn restart_pod(
+    context: &Context,
+    cluster: &StorageCluster,
+    restart: &PodDeletion,
+) -> Result<(), ReconcileError> {
+    let api: Api<k8s_openapi::api::core::v1::Pod> =
+        Api::namespaced(context.client.clone(), &context.settings.namespace);
+    let uid = Preconditions { uid: Some(restart.uid.clone()), resource_version: None };
+    match api.delete(&restart.name, &DeleteParams::default().preconditions(uid)).await {
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
+        other => other?,
+    };
+    context.metrics.restarts.inc();
+    tracing::info!(pod = restart.name, why = restart.why, "restarted");
+    let notice = Notice { warning: false, reason: "Restarting", note: restart.why.clone(), instance: None };
+    tell(context, cluster, &notice).await;
+    Ok(())
+}
+
+/// The credentials of volumes that are destroyed.
+async fn forget_credentials(context: &Context, cluster: &StorageCluster) -> Result<(), ReconcileError> {
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.settings.namespace);
+    let selector = format!(
+        "{}={},{}={}",
+        names::LABEL_MANAGED_BY,
+        names::MANAGED_BY_DRIVER,
+        names::LABEL_CLUSTER,
+        cluster.name_any()
+    );
+    for secret in api.list_metadata(&kube::api::ListParams::default().labels(&selector)).await?.items {
+        match api.delete(&secret.name_any(), &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            other => {
+                other?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes and renews certificates. A paused cluster's are only looked at.
+async fn certify(
+    context: &Context,
+    cluster: &StorageCluster,
+    servers: &[(String, IpAddr)],
+    now: Timestamp,
+) -> Result<(CertificatesState, Option<Identity>), ReconcileError> {
+    let name = cluster.name_any();
+    let namespace = &context.settings.namespace;
+    let rule = Rule::new(&cluster.spec.security.certificates);
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+    let mut state = CertificatesState::default();
+    let authority_name = names::authority_secret(&name);
+    let found = api.get_opt(&authority_name).await?;
+    if let Some(found) = &found
+        && found.labels().get(names::LABEL_CLUSTER) != Some(&name)
+    {
+        state.problem =
+            Some(format!("Secret {authority_name} is there and was not made for this cluster: delete it"));
+        return Ok((state, None));
+    }
+    let mut authority = found.as_ref().and_then(|s| Authority::read(s.data.as_ref()?));
+    let step = certificates::authority_step(now, rule, authority.as_ref());
+    let writing = !cluster.spec.paused;
+    if step != AuthorityStep::Keep && writing {
+        let after = match authority {
+            Some(authority) => authority.after(step, &name, now, rule)?,
+            None => Authority::create(&name, now, rule)?,
+        };
+        write_secret(context, cluster, &api, found, &authority_name, None, after.write()).await?;
+        tracing::info!(cluster = name, ?step, "certificate authority");
+        authority = Some(after);
+    }
+    let Some(authority) = authority else {
+        state.problem = Some("there is no certificate authority, and spec.paused is true".to_owned());
+        return Ok((state, None));
+    };
+    let mut renewals: Vec<Timestamp> =
+        certificates::authority_renewal(rule, &authority).into_iter().collect();
+    let mut identity = None;
+    let mut problems = Vec::new();
+    for leaf in leaves(&name, namespace, servers) {
+        let found = api.get_opt(&leaf.secret).await?;
+        let strange = found.as_ref().is_some_and(|s| s.labels().get(names::LABEL_CLUSTER) != Some(&name));
+        if strange {
+            problems.push(format!(
+                "Secret {} is there and was not made for this cluster: delete it",
+                leaf.secret
+            ));
+            continue;
+        }
+        let mut data = found.as_ref().and_then(|s| s.data.clone());
+        let due = certificates::due(now, rule, &authority, &leaf, data.as_ref());
+        let fresh = match &due {
+            Due::Keep(_) => None,
+            Due::Bundle(_) => data.clone().map(|mut data| {
+                data.insert(names::tls::AUTHORITY.to_owned(), ByteString(authority.bundle().into_bytes()));
+                data
+            }),
+            Due::Issue(_) => Some(certificates::secret_data(&authority.issue(&leaf, now, rule)?, &authority)),
+        };
+        match due {
+            Due::Keep(renewal) | Due::Bundle(renewal) => renewals.push(renewal),
+            Due::Issue(why) if !writing => {
+                problems.push(format!("{}: {why}, and spec.paused is true", leaf.secret))
+            }
+            Due::Issue(why) => {
+                renewals.push(now + rule.validity - rule.renew_before);
+                tracing::info!(secret = leaf.secret, why, "certificate issued");
+            }
+        }
+        if let Some(fresh) = fresh
+            && writing
+        {
+            write_secret(
+                context,
+                cluster,
+                &api,
+                found,
+                &leaf.secret,
+                leaf.instance.as_deref(),
+                fresh.clone(),
+            )
+            .await?;
+            data = Some(fresh);
+        }
+        if let Some(instance) = &leaf.instance {
+            state.issued.push(instance.clone());
+        }
+        if leaf.secret == names::operator_secret(&name) {
+            identity = data.as_ref().and_then(|d| Identity::new(d).ok());
+        }
+    }
+    state.renewal = renewals.into_iter().min();
+    state.problem = (!problems.is_empty()).then(|| problems.join("; "));
+    Ok((state, identity))
+}
+
+/// Every certificate that ought to be.
+fn leaves(cluster: &str, namespace: &str, servers: &[(String, IpAddr)]) -> Vec<Leaf> {
+    let client = |secret: String, name: &str| Leaf {
+        secret,
+        name: name.to_owned(),
+        dns: [name.to_owned()].into(),
+        ips: std::collections::BTreeSet::new(),
+        server: false,
+        instance: None,
+    };
+    let mut leaves = vec![
+        client(names::operator_secret(cluster), names::CLIENT_OPERATOR),
+        client(names::driver_secret(cluster), names::CLIENT_DRIVER),
+    ];
+    leaves.extend(servers.iter().map(|(instance, address)| Leaf {
+        secret: names::server_secret(instance),
+        name: instance.clone(),
+        dns: [names::admin_server_name(instance, namespace)].into(),
+        ips: [*address].into(),
+        server: true,
+        instance: Some(instance.clone()),
+    }));
+    leaves
+}
+
+/// Writes a Secret as it was read or made: with its version, so that two operators never overwrite one another's keys.
+async fn write_secret(
+    context: &Context,
+    cluster: &StorageCluster,
+    api: &Api<Secret>,
+    found: Option<Secret>,
+    name: &str,
+    instance: Option<&str>,
+    data: BTreeMap<String, ByteString>,
+) -> Result<(), ReconcileError> {
+    let verb = if found.is_some() { "update" } else { "create" };
+    context.metrics.writes.get_or_create(&Written { kind: "Secret".to_owned(), verb }).inc();
+    if let Some(mut secret) = found {
+        secret.data = Some(data);
+        api.replace(name, &PostParams::default(), &secret).await?;
+        return Ok(());
+    }
+    let mut secret: Secret = serde_json::from_value(json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": {
+            "name": name,
+            "namespace": context.settings.namespace,
+            "labels": labels(&cluster.name_any(), instance),
+            "ownerReferences": [owner(cluster)],
+        },
+    }))?;
+    secret.data = Some(data);
+    api.create(&PostParams::default(), &secret).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_api_server_adds_is_no_difference() {
+        let wanted = json!({ "a": [{ "b": 1 }], "none": [], "off": false });
+        assert!(holds(&json!({ "a": [{ "b": 1, "added": true }], "c": 2 }), &wanted));
+        assert!(!holds(&json!({ "a": [{ "b": 2 }] }), &wanted));
+        assert!(!holds(&json!({ "a": [{ "b": 1 }, { "b": 1 }] }), &wanted));
+        assert!(!holds(&json!({}), &wanted));
+    }
+
+    #[test]
+    fn delays_double_and_end() {
+        let delays: Vec<Duration> = (1..40).map(|n| backoff(n, "a")).collect();
+        assert!(delays.windows(2).all(|w| w[0] <= w[1]));
+        assert!(delays[0] < Duration::from_secs(1));
+        assert!(*delays.last().expect("some") <= BACKOFF_MAX + BACKOFF_MAX / 4);
+    }
+}
