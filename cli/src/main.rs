@@ -1,3 +1,97 @@
-//! `kubectl forebay`.
+//! `kubectl forebay`: what there is and how it is (`status`), and what stands in the way (`doctor`).
+//!
+//! It reads the Kubernetes API with its user's rights and changes nothing. Everything is read first; what is shown and
+//! found is then worked out by pure functions.
 
-fn main() {}
+mod doctor;
+#[cfg(test)]
+mod fixture;
+mod limits;
+mod options;
+mod paint;
+mod quantity;
+mod snapshot;
+mod status;
+mod table;
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::options::{Cli, Command, Connection, Format};
+use crate::paint::Paint;
+use crate::snapshot::Snapshot;
+
+/// Everything is as it should be.
+const GOOD: u8 = 0;
+/// Something is not ready, or the doctor found an error.
+const NOT_READY: u8 = 1;
+/// It could not be told.
+const FAILED: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(good) => ExitCode::from(if good { GOOD } else { NOT_READY }),
+        // As when the output goes to `head`.
+        Err(error)
+            if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) =>
+        {
+            ExitCode::from(GOOD)
+        }
+        Err(error) => {
+            eprintln!("kubectl-forebay: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Whether all is well.
+fn run(cli: Cli) -> anyhow::Result<bool> {
+    let paint = Paint::new(cli.color.is_wanted(io::stdout().is_terminal()));
+    let (text, good) = match cli.command {
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kubectl-forebay", &mut script);
+            (String::from_utf8(script).context("a completion script")?, true)
+        }
+        Command::Status { connection, output } => {
+            let snapshot = take(&connection)?;
+            let view = status::View::new(&snapshot, Timestamp::now())?;
+            let text = match output {
+                Format::Json => json(&view)?,
+                Format::Table => status::render(&view, false, paint),
+                Format::Wide => status::render(&view, true, paint),
+            };
+            (text, view.is_ready())
+        }
+        Command::Doctor { connection, output, all } => {
+            let snapshot = take(&connection)?;
+            let findings = doctor::examine(&snapshot);
+            let text = match output {
+                doctor::Format::Json => json(&findings)?,
+                doctor::Format::Text => doctor::render(&findings, all, paint),
+            };
+            (text, !doctor::has_errors(&findings))
+        }
+    };
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(good)
+}
+
+fn take(connection: &Connection) -> anyhow::Result<Snapshot> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?
+        .block_on(Snapshot::take(connection))
+}
+
+fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}

@@ -1,0 +1,271 @@
+//! Every node: whether pods there can use volumes, and whether servers and RDMA can run.
+
+use forebay_api::cluster::{RdmaRequirement, Transport};
+use forebay_api::node::{Fact, LinkLayer, RdmaDevice, RdmaPort, StorageNodeStatus};
+use forebay_api::{DRIVER, StorageNode};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+
+use super::{Finding, Report, Severity};
+use crate::snapshot::Snapshot;
+
+/// Least MTU of a network device with which RoCE uses RDMA's largest MTU, 4096, beside its own headers.
+const ROCE_MTU_MIN: u32 = 4200;
+
+/// What the StorageClusters together ask of RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Wish {
+    /// Nothing.
+    None,
+    /// It would be used.
+    Used,
+    /// Nothing goes without it.
+    Required,
+}
+
+pub(crate) fn examine(snapshot: &Snapshot) -> Vec<Finding> {
+    let nodes = match &snapshot.nodes {
+        Ok(nodes) => nodes,
+        Err(error) => {
+            let mut report = Report::about("nodes");
+            report.unread("Nodes", error);
+            return report.findings;
+        }
+    };
+    let mut report = Report::about("nodes");
+    if let (Err(error), false) = (&snapshot.storage_nodes, matches!(snapshot.served, Ok(None))) {
+        report.unread("StorageNodes", error);
+    }
+    if let Err(error) = &snapshot.csi_nodes {
+        report.unread("CSINodes", error);
+    }
+    let wish = wish(snapshot);
+    let mut findings = report.findings;
+    findings.extend(nodes.iter().flat_map(|node| one(snapshot, node, wish)));
+    findings
+}
+
+fn wish(snapshot: &Snapshot) -> Wish {
+    let clusters = snapshot.clusters.as_deref().unwrap_or_default().iter();
+    let of_one = |rdma: RdmaRequirement, transport: Transport| match (rdma, transport) {
+        (_, Transport::TCP) | (RdmaRequirement::None, _) => Wish::None,
+        (RdmaRequirement::Required, _) | (_, Transport::RDMA) => Wish::Required,
+        (RdmaRequirement::Preferred, Transport::Auto) => Wish::Used,
+    };
+    let wishes = clusters.map(|c| of_one(c.spec.placement.rdma.requirement, c.spec.network.transport));
+    wishes.max().unwrap_or(Wish::Used)
+}
+
+fn one(snapshot: &Snapshot, node: &Node, wish: Wish) -> Vec<Finding> {
+    let name = node.name_any();
+    let mut report = Report::about(format!("node {name}"));
+    kubelet(node, &mut report);
+    let pods = snapshot.pods.as_deref().unwrap_or_default();
+    let plugin = pods.iter().find(|p| is_node_plugin(p) && node_of(p) == Some(&name));
+    if plugin.is_none() && snapshot.pods.is_ok() {
+        // What runs there is the DaemonSet's selector and tolerations to say: a control plane's node is left out.
+        let evidence = match taints(node).as_slice() {
+            [] => "no pod of daemonset/forebay-csi-node is there".to_owned(),
+            taints => format!(
+                "no pod of daemonset/forebay-csi-node is there; the node has taints: {}",
+                taints.join(", ")
+            ),
+        };
+        report.note(
+            "the node plugin does not run here: no pod on it can use a volume",
+            evidence,
+            "if that is not meant: csi.node.nodeSelector and csi.node.tolerations of the chart",
+        );
+        return report.findings;
+    }
+    registration(snapshot, &name, &mut report);
+    if let Ok(storage_nodes) = &snapshot.storage_nodes {
+        match storage_nodes.iter().find(|n| n.name_any() == name) {
+            Some(storage_node) => published(storage_node, wish, &mut report),
+            None => report.error(
+                "its agent has not reported",
+                format!("there is no StorageNode {name}"),
+                match plugin {
+                    Some(pod) => format!(
+                        "read the node plugin's log: kubectl -n {} logs {}",
+                        pod.namespace().unwrap_or_default(),
+                        pod.name_any()
+                    ),
+                    None => "read the node plugin's log".to_owned(),
+                },
+            ),
+        }
+    }
+    report.findings
+}
+
+fn is_node_plugin(pod: &Pod) -> bool {
+    pod.labels().get("app.kubernetes.io/component").is_some_and(|c| c == "csi-node")
+}
+
+fn node_of(pod: &Pod) -> Option<&String> {
+    pod.spec.as_ref()?.node_name.as_ref()
+}
+
+/// Taints that keep pods away.
+fn taints(node: &Node) -> Vec<String> {
+    let taints = node.spec.as_ref().and_then(|s| s.taints.as_deref()).unwrap_or_default();
+    taints
+        .iter()
+        .filter(|t| t.effect != "PreferNoSchedule")
+        .map(|t| format!("{}:{}", t.key, t.effect))
+        .collect()
+}
+
+fn kubelet(node: &Node, report: &mut Report) {
+    let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+    match conditions.iter().find(|c| c.type_ == "Ready") {
+        Some(ready) if ready.status == "True" => report.ok("its kubelet is ready"),
+        ready => report.error(
+            "its kubelet is not ready",
+            ready.and_then(|c| c.message.clone()).unwrap_or_default(),
+            "is the node up and in the network? journalctl -u kubelet there",
+        ),
+    }
+}
+
+fn registration(snapshot: &Snapshot, name: &str, report: &mut Report) {
+    let Ok(csi_nodes) = &snapshot.csi_nodes else { return };
+    let csi_node = csi_nodes.iter().find(|n| n.name_any() == name);
+    if csi_node.is_some_and(|n| n.spec.drivers.iter().any(|d| d.name == DRIVER)) {
+        report.ok("its kubelet has registered the driver");
+    } else {
+        report.error(
+            "its kubelet has not registered the driver: no pod on it can use a volume",
+            format!("CSINode {name} does not list {DRIVER}"),
+            "read the node plugin's log; kubeletDir of the chart must be the kubelet's --root-dir",
+        );
+    }
+}
+
+fn published(node: &StorageNode, wish: Wish, report: &mut Report) {
+    let status = node.status.clone().unwrap_or_default();
+    match status.conditions.iter().find(|c| c.type_ == "Ready") {
+        Some(ready) if ready.status == "True" => report.ok("its agent reports"),
+        Some(ready) => report.warning(
+            format!("its agent could not read everything: {}", ready.reason),
+            ready.message.clone(),
+            "look at the kernel's log there (dmesg)",
+        ),
+        None => report.error(
+            "its agent has not reported",
+            "its StorageNode has no status",
+            "read the node plugin's log",
+        ),
+    }
+    let own = env!("CARGO_PKG_VERSION");
+    if !status.agent_version.is_empty() && status.agent_version != own {
+        report.note(
+            "its agent has another version than this program",
+            format!("{} there, {own} here", status.agent_version),
+            "use the kubectl-forebay of the installed version",
+        );
+    }
+    if node.spec.unschedulable {
+        report.note("no new instances are put here", "spec.unschedulable of its StorageNode", "");
+    }
+    kernel(&status, wish, report);
+    rdma(&status, wish, report);
+}
+
+fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
+    let kernel = &status.kernel;
+    let release = format!("kernel {}", kernel.release);
+    match kernel.cifs {
+        Fact::Yes => report.ok("the kernel has the SMB client"),
+        Fact::No => report.error(
+            "the kernel has no SMB client: no pod on it can use a volume",
+            format!("{release}: the module cifs is neither loaded nor to be found"),
+            "install it (Ubuntu: linux-modules-extra-$(uname -r); RHEL: kernel-modules; Debian has it), then modprobe cifs",
+        ),
+        Fact::Unknown => report.note(
+            "whether the kernel has the SMB client cannot be told",
+            format!("{release}: /lib/modules could not be read"),
+            "modprobe cifs on the node",
+        ),
+    }
+    let has_port = status.rdma_devices.iter().flat_map(|d| &d.ports).any(|p| p.usable);
+    match (kernel.cifs_smb_direct, has_port) {
+        (Fact::Yes, _) => report.ok("its SMB client speaks SMB Direct"),
+        (_, false) => {}
+        (fact, true) => {
+            let severity = match (fact, wish) {
+                (Fact::No, Wish::Required) => Severity::Error,
+                (Fact::No, Wish::Used) => Severity::Warning,
+                _ => Severity::Note,
+            };
+            let (summary, evidence) = if fact == Fact::No {
+                (
+                    "its SMB client does not speak SMB Direct: mounts use TCP",
+                    "cifs is built without CONFIG_CIFS_SMB_DIRECT",
+                )
+            } else {
+                (
+                    "whether its SMB client speaks SMB Direct cannot be told",
+                    "cifs is built in, and its configuration not readable",
+                )
+            };
+            let fix = "use a kernel with CONFIG_CIFS_SMB_DIRECT (Ubuntu and RHEL have it, Debian has not)";
+            report.add(severity, summary, format!("{release}: {evidence}"), fix);
+        }
+    }
+    match kernel.io_uring {
+        Fact::Yes => report.ok("io_uring can be used"),
+        Fact::No => report.warning(
+            "io_uring cannot be used: a server here is slower",
+            format!("{release}: kernel.io_uring_disabled is not 0, or the kernel is built without it"),
+            "sysctl -w kernel.io_uring_disabled=0, and for good in /etc/sysctl.d",
+        ),
+        Fact::Unknown => {}
+    }
+}
+
+fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
+    let ports: Vec<(&RdmaDevice, &RdmaPort)> =
+        status.rdma_devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p))).collect();
+    if ports.is_empty() {
+        if wish == Wish::Required {
+            report.note(
+                "it has no RDMA device: no instance and no RDMA mount here",
+                "a StorageCluster requires RDMA; /sys/class/infiniband is empty",
+                "with a card in it: load its RDMA driver (mlx5_ib, bnxt_re, irdma)",
+            );
+        }
+        return;
+    }
+    let any_usable = ports.iter().any(|(_, port)| port.usable);
+    for (device, port) in ports {
+        let name = format!("RDMA port {}/{}", device.name, port.port);
+        if !port.usable {
+            let severity = match (wish, any_usable) {
+                (Wish::None, _) => Severity::Note,
+                (Wish::Required, false) => Severity::Error,
+                // A card's second port is often left without a cable.
+                (_, true) => Severity::Note,
+                (Wish::Used, false) => Severity::Warning,
+            };
+            report.add(
+                severity,
+                format!("{name} cannot be used"),
+                format!("{}, {}: {}", port.state, port.physical_state, port.reason),
+                "docs/rdma-hosts.md; on the node: rdma link",
+            );
+            continue;
+        }
+        let netdev = port.netdev.as_deref().unwrap_or_default();
+        report.ok(format!("{name} is usable: {} Gb/s on {netdev}", port.rate_gbps));
+        let is_roce = port.link_layer == LinkLayer::Ethernet && !device.iwarp;
+        if is_roce && port.mtu < ROCE_MTU_MIN {
+            report.warning(
+                format!("{name} has a small MTU: RDMA sends packets of less than 4096 bytes"),
+                format!("{netdev} has MTU {}, {ROCE_MTU_MIN} is the least", port.mtu),
+                format!("ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/rdma-hosts.md)"),
+            );
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! How long is waited and how much is shown.
+
+use std::time::Duration;
+
+/// Everything that is read from the Kubernetes API together.
+pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(60);
+
+/// To connect to the API server.
+pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Objects in one page of a list.
+pub(crate) const PAGE_ENTRIES: u32 = 500;
+
+/// Pages of one list: a table of more helps nobody.
+pub(crate) const PAGES_MAX: usize = 200;
+
+/// Volumes that the plain table shows.
+pub(crate) const VOLUMES_SHOWN: usize = 20;
