@@ -41,7 +41,7 @@ use crate::node::LinkLayer;
         .message("placement.rdma.requirement Required contradicts network.transport TCP: use transport Auto or RDMA, or requirement Preferred or None"),
     validation = Rule::new("self.network.hostNetwork || self.network.transport != 'RDMA' || has(self.network.attachment)")
         .message("network.transport RDMA needs hostNetwork or a network.attachment with the RDMA device"),
-    validation = Rule::new("self.storageClasses.filter(c, c.default).size() <= 1")
+    validation = Rule::new("!has(self.storageClasses) || self.storageClasses.filter(c, c.default).size() <= 1")
         .message("at most one of storageClasses may be the default")
 )]
 pub struct StorageClusterSpec {

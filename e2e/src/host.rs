@@ -118,14 +118,21 @@ pub fn mirror() -> Result<String> {
     if let Ok(uri) = std::env::var("FOREBAY_MIRROR") {
         return Ok(uri);
     }
-    let targets = run(Command::new("apt-get").args([
-        "indextargets",
-        "--format",
-        "$(RELEASE)|$(COMPONENT)|$(REPO_URI)",
-        "Created-By: Packages",
-    ]))?;
-    pick_mirror(&targets)
-        .context("apt has no Debian main archive in its sources; set FOREBAY_MIRROR to the address of one")
+    let targets = || {
+        run(Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(RELEASE)|$(COMPONENT)|$(REPO_URI)",
+            "Created-By: Packages",
+        ]))
+    };
+    let mut found = pick_mirror(&targets()?);
+    if found.is_none() && is_root() {
+        // apt names only what it has lists of.
+        run(Command::new("apt-get").args(["update", "-qq", "-o", "DPkg::Lock::Timeout=600"]))?;
+        found = pick_mirror(&targets()?);
+    }
+    found.context("apt has no Debian main archive in its sources; set FOREBAY_MIRROR to the address of one")
 }
 
 /// The archive of the first plain release with a `main` component: not security, updates or another vendor's.
@@ -153,7 +160,7 @@ pub struct Archive {
 }
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-const RELEASES: &[&str] = &["bookworm", "bookworm-backports", "trixie", "trixie-backports"];
+const RELEASES: &[&str] = &["bookworm", "bookworm-backports", "trixie", "trixie-backports", "forky"];
 
 impl Archive {
     /// Fetches the lists into `folder` unless they are already there and `refresh` is not wanted.

@@ -30,16 +30,32 @@ pub struct NodeSpec {
     pub memory_mib: u32,
     /// Bytes of a writable disk, `/dev/vdd`; 0 for none.
     pub scratch_bytes: u64,
+    /// What its writable disk is a copy of.
+    pub scratch_template: Option<PathBuf>,
+    /// Further read-only disks: `/dev/vde` and so on where it has a writable one.
+    pub disks: Vec<PathBuf>,
 }
 
 /// The node that serves volumes: it has a disk.
 pub fn storage() -> NodeSpec {
-    NodeSpec { name: "storage".into(), memory_mib: 1024, scratch_bytes: SCRATCH_BYTES }
+    NodeSpec {
+        name: "storage".into(),
+        memory_mib: 1024,
+        scratch_bytes: SCRATCH_BYTES,
+        scratch_template: None,
+        disks: Vec::new(),
+    }
 }
 
 /// A node that mounts volumes.
 pub fn client(name: &str) -> NodeSpec {
-    NodeSpec { name: name.into(), memory_mib: 768, scratch_bytes: 0 }
+    NodeSpec {
+        name: name.into(),
+        memory_mib: 768,
+        scratch_bytes: 0,
+        scratch_template: None,
+        disks: Vec::new(),
+    }
 }
 
 /// A running lab. Dropping it ends its guests and removes its folder.
@@ -48,9 +64,61 @@ pub struct Lab {
     nodes: BTreeMap<String, Arc<Node>>,
     acceleration: Acceleration,
     // Dropped in this order: guests before the folder of their sockets and disks.
-    machines: Vec<Mutex<Machine>>,
+    machines: Vec<Mutex<Option<Machine>>>,
+    plan: Option<Plan>,
     rundir: Option<RunDir>,
-    _images: Option<Images>,
+}
+
+/// What the machines of a lab are made of.
+#[derive(Debug)]
+struct Plan {
+    specs: Vec<NodeSpec>,
+    hosts: String,
+    images: Images,
+    product: PathBuf,
+    acceleration: Acceleration,
+    folder: PathBuf,
+    scratch: PathBuf,
+}
+
+impl Plan {
+    fn address(index: usize) -> String {
+        format!("192.168.77.{}", index + 1)
+    }
+
+    fn start(&self, index: usize) -> Result<Machine> {
+        let spec = &self.specs[index];
+        let specification = Specification {
+            name: &spec.name,
+            number: index as u8 + 1,
+            address: Self::address(index),
+            hosts: &self.hosts,
+            memory_mib: spec.memory_mib,
+            scratch_bytes: spec.scratch_bytes,
+            scratch_template: spec.scratch_template.as_deref(),
+            disks: &spec.disks,
+        };
+        Machine::start(
+            &specification,
+            &self.images,
+            &self.product,
+            self.acceleration,
+            &self.folder,
+            &self.scratch,
+        )
+    }
+
+    /// Waits until the machine's agent answers.
+    fn greet(&self, index: usize, machine: &mut Machine, started: Instant) -> Result<Arc<Channel>> {
+        let name = &self.specs[index].name;
+        let channel = Channel::connect(machine.socket())?;
+        let deadline = started + self.acceleration.scale(BOOT_DEADLINE);
+        let hello = channel
+            .wait_for_agent(deadline, || machine.check())
+            .with_context(|| format!("{name} did not boot\n{}", machine.console_tail()))?;
+        say(format!("{name} is up after {} (kernel {})", seconds(started.elapsed()), hello.kernel));
+        Ok(channel)
+    }
 }
 
 /// One node of a running lab.
@@ -59,7 +127,8 @@ pub struct Node {
     name: String,
     address: String,
     acceleration: Acceleration,
-    channel: Arc<Channel>,
+    // Another one after a reboot.
+    channel: Mutex<Arc<Channel>>,
 }
 
 impl Lab {
@@ -79,48 +148,60 @@ impl Lab {
         let started = Instant::now();
         let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
         say(format!("booting {}", names.join(", ")));
-        let address = |index: usize| format!("192.168.77.{}", index + 1);
-        let hosts: Vec<String> =
-            names.iter().enumerate().map(|(index, name)| format!("{name}:{}", address(index))).collect();
-        let hosts = hosts.join(",");
-        let mut machines = Vec::new();
-        for (index, spec) in specs.iter().enumerate() {
-            let specification = Specification {
-                name: &spec.name,
-                number: index as u8 + 1,
-                address: address(index),
-                hosts: &hosts,
-                memory_mib: spec.memory_mib,
-                scratch_bytes: spec.scratch_bytes,
-            };
-            let folder = rundir.path();
-            machines.push(Machine::start(
-                &specification,
-                &images,
-                &product,
-                acceleration,
-                folder,
-                rundir.scratch(),
-            )?);
-        }
+        let hosts: Vec<String> = names
+            .iter()
+            .enumerate()
+            .map(|(index, name)| format!("{name}:{}", Plan::address(index)))
+            .collect();
+        let plan = Plan {
+            specs: specs.to_vec(),
+            hosts: hosts.join(","),
+            images,
+            product,
+            acceleration,
+            folder: rundir.path().to_owned(),
+            scratch: rundir.scratch().to_owned(),
+        };
+        let mut machines = (0..specs.len()).map(|index| plan.start(index)).collect::<Result<Vec<_>>>()?;
         let mut nodes = BTreeMap::new();
-        let deadline = started + acceleration.scale(BOOT_DEADLINE);
-        for (index, (spec, machine)) in specs.iter().zip(&mut machines).enumerate() {
-            let channel = Channel::connect(machine.socket())?;
-            let hello = channel
-                .wait_for_agent(deadline, || machine.check())
-                .with_context(|| format!("{} did not boot\n{}", spec.name, machine.console_tail()))?;
-            say(format!(
-                "{} is up after {} (kernel {})",
-                spec.name,
-                seconds(started.elapsed()),
-                hello.kernel
-            ));
-            let node = Node { name: spec.name.clone(), address: address(index), acceleration, channel };
-            nodes.insert(spec.name.clone(), Arc::new(node));
+        for (index, machine) in machines.iter_mut().enumerate() {
+            let channel = Mutex::new(plan.greet(index, machine, started)?);
+            let name = specs[index].name.clone();
+            let node = Node { name: name.clone(), address: Plan::address(index), acceleration, channel };
+            nodes.insert(name, Arc::new(node));
         }
-        let machines = machines.into_iter().map(Mutex::new).collect();
-        Ok(Self { nodes, acceleration, machines, rundir: Some(rundir), _images: Some(images) })
+        let machines = machines.into_iter().map(|machine| Mutex::new(Some(machine))).collect();
+        Ok(Self { nodes, acceleration, machines, plan: Some(plan), rundir: Some(rundir) })
+    }
+
+    /// Cuts a node's power. Its disk stays.
+    pub fn power_off(&self, name: &str) -> Result<()> {
+        let (_, index) = self.place(name)?;
+        *self.machines[index].lock().expect("no holder of this lock panics") = None;
+        Ok(())
+    }
+
+    /// Boots a node whose power was cut, and waits until its agent answers.
+    ///
+    /// The calling thread must live as long as the lab, as with [`Lab::start`].
+    pub fn power_on(&self, name: &str) -> Result<()> {
+        let (plan, index) = self.place(name)?;
+        let mut place = self.machines[index].lock().expect("no holder of this lock panics");
+        if place.is_some() {
+            bail!("{name} is running");
+        }
+        let started = Instant::now();
+        let mut machine = plan.start(index)?;
+        let channel = plan.greet(index, &mut machine, started)?;
+        *place = Some(machine);
+        *self.node(name).channel.lock().expect("no holder of this lock panics") = channel;
+        Ok(())
+    }
+
+    fn place(&self, name: &str) -> Result<(&Plan, usize)> {
+        let plan = self.plan.as_ref().context("another process holds this lab's machines")?;
+        let index = plan.specs.iter().position(|spec| spec.name == name);
+        Ok((plan, index.with_context(|| format!("this lab has no node {name}"))?))
     }
 
     /// A node by its name.
@@ -144,7 +225,9 @@ impl Lab {
     /// An error when one of the guests has died.
     pub fn check(&self) -> Result<()> {
         for machine in &self.machines {
-            machine.lock().expect("no holder of this lock panics").check()?;
+            if let Some(machine) = machine.lock().expect("no holder of this lock panics").as_mut() {
+                machine.check()?;
+            }
         }
         Ok(())
     }
@@ -169,10 +252,10 @@ impl Lab {
         let acceleration = if description.emulated { Acceleration::Emulation } else { Acceleration::Kvm };
         let mut nodes = BTreeMap::new();
         for (name, address) in description.nodes {
-            let channel = supervise::connect(folder, &name)?;
+            let channel = Mutex::new(supervise::connect(folder, &name)?);
             nodes.insert(name.clone(), Arc::new(Node { name, address, acceleration, channel }));
         }
-        Ok(Self { nodes, acceleration, machines: Vec::new(), rundir: None, _images: None })
+        Ok(Self { nodes, acceleration, machines: Vec::new(), plan: None, rundir: None })
     }
 }
 
@@ -200,8 +283,8 @@ impl Node {
     }
 
     /// The stream to its agent.
-    pub fn channel(&self) -> &Arc<Channel> {
-        &self.channel
+    pub fn channel(&self) -> Arc<Channel> {
+        self.channel.lock().expect("no holder of this lock panics").clone()
     }
 
     /// A deadline as it is fair on this machine.
@@ -226,7 +309,7 @@ impl Node {
     /// Runs a program to its end, however it ends.
     pub fn attempt(&self, argv: &[&str], stdin: &[u8], deadline: Duration) -> Result<Output> {
         let exec = Exec { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Exec::default() };
-        self.channel.run(exec, stdin, self.scale(deadline)).with_context(|| format!("on {}", self.name))
+        self.channel().run(exec, stdin, self.scale(deadline)).with_context(|| format!("on {}", self.name))
     }
 
     /// Runs a function of the guest binary; arguments and result travel as JSON.
@@ -255,10 +338,9 @@ impl Node {
     pub fn spawn(&self, argv: &[&str]) -> Result<Process> {
         let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
         let shown = format!("{} on {}", argv.join(" "), self.name);
-        let (id, answers) =
-            self.channel.open(Message::Exec(Exec { argv, stdin: true, ..Exec::default() }))?;
+        let channel = self.channel();
+        let (id, answers) = channel.open(Message::Exec(Exec { argv, stdin: true, ..Exec::default() }))?;
         let acceleration = self.acceleration;
-        let channel = self.channel.clone();
         let (lines, partial, complaint) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Process { shown, channel, id, answers, acceleration, lines, partial, complaint, exit: None })
     }

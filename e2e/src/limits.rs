@@ -18,6 +18,10 @@ pub const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 pub const API_SERVER_DEADLINE: Duration = Duration::from_secs(120);
 /// Default deadline of one kubectl or helm command, on a busy machine.
 pub const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
+/// A Kubernetes node's memory: kubelet, containerd and pods, on a root that is memory, too.
+pub const KUBERNETES_NODE_MEMORY_MIB: u32 = 1536;
+/// From kubelet's start to Ready, for several emulated nodes at once.
+pub const NODE_READY_DEADLINE: Duration = Duration::from_secs(240);
 /// What emulation multiplies every deadline by.
 pub const EMULATION_FACTOR: u32 = 8;
 /// A trial boot that takes longer than this does not count as working acceleration.

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::cache::{Cache, Recipe};
-use crate::guest;
 use crate::images::{Images, qemu};
 use crate::limits::{CONSOLE_TAIL_LINES, EMULATION_FACTOR, TRIAL_BOOT_DEADLINE};
 use crate::progress::say;
 use crate::rundir;
+use crate::{guest, host};
 
 /// How guest code is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +155,10 @@ pub struct Specification<'a> {
     pub memory_mib: u32,
     /// Bytes of its writable disk; none at 0.
     pub scratch_bytes: u64,
+    /// What that disk is a copy of.
+    pub scratch_template: Option<&'a Path>,
+    /// Further read-only disks.
+    pub disks: &'a [PathBuf],
 }
 
 /// A running guest; killed when dropped.
@@ -176,10 +180,21 @@ impl Machine {
         folder: &Path,
         scratch: &Path,
     ) -> Result<Self> {
-        let Specification { name, number, address, hosts, memory_mib, scratch_bytes } = specification;
+        let Specification {
+            name,
+            number,
+            address,
+            hosts,
+            memory_mib,
+            scratch_bytes,
+            scratch_template,
+            disks,
+        } = specification;
         let console = folder.join(format!("{name}.console"));
         let log = folder.join(format!("{name}.qemu.log"));
         let socket = folder.join(format!("{name}.port"));
+        // Left by the machine of this name whose power was cut.
+        let _ = fs::remove_file(&socket);
         let mut qemu = qemu::command(images.qemu.path());
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         qemu.args(["-machine", "q35,mem-merge=off"]).args(acceleration.arguments());
@@ -193,16 +208,33 @@ impl Machine {
             "{KERNEL_COMMAND_LINE} forebay.node={name} forebay.address={address} forebay.hosts={hosts}"
         ));
         qemu.arg("-serial").arg(format!("file:{}", console.display()));
-        // The order is what the initrd mounts: vda root, vdb modules, vdc product, vdd scratch.
+        // The order is what the initrd mounts: vda root, vdb modules, vdc product, vdd scratch, then the further ones.
+        let read_only =
+            |image: &Path| format!("file={},if=virtio,format=raw,readonly=on,cache=unsafe", image.display());
         for image in [&images.root.file("root.erofs"), &images.kernel.file("modules.erofs"), product] {
-            qemu.arg("-drive")
-                .arg(format!("file={},if=virtio,format=raw,readonly=on,cache=unsafe", image.display()));
+            qemu.arg("-drive").arg(read_only(image));
         }
         if *scratch_bytes > 0 {
             let disk = scratch.join(format!("{name}.scratch"));
-            File::create(&disk)?.set_len(*scratch_bytes)?;
+            // One that is there is the disk of a machine whose power was cut.
+            if !disk.exists() {
+                if let Some(template) = scratch_template {
+                    let mut copy = Command::new("cp");
+                    copy.args(["--sparse=always", "--reflink=auto"]);
+                    host::run(copy.arg(template).arg(&disk))?;
+                }
+                File::options()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(&disk)?
+                    .set_len(*scratch_bytes)?;
+            }
             let disk = disk.display();
             qemu.arg("-drive").arg(format!("file={disk},if=virtio,format=raw,cache=unsafe,discard=unmap"));
+        }
+        for disk in *disks {
+            qemu.arg("-drive").arg(read_only(disk));
         }
         qemu.args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]);
         qemu.arg("-chardev").arg(format!("socket,id=agent,path={},server=on,wait=off", socket.display()));

@@ -61,6 +61,28 @@ pub fn clean_up_on_signals() -> Result<()> {
     Ok(())
 }
 
+/// From now on SIGINT, SIGTERM and SIGHUP are passed on to this child, which cleans up and ends.
+pub fn forward_signals(pid: u32) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let child = Pid::from_raw(pid as i32).context("a child has a process number")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        runtime.block_on(async {
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+            let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else { return };
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+                let _ = kill_process(child, Signal::TERM);
+            }
+        });
+    })?;
+    Ok(())
+}
+
 fn clean_up() {
     for leftover in leftovers().drain(..).rev() {
         match leftover {

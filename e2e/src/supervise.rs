@@ -26,13 +26,23 @@ const READY: &str = "supervisor.pid";
 /// Boots the nodes and serves them until a signal or the last guest's end. Runs in a process of its own.
 pub fn supervise(name: &str, specs: &[NodeSpec]) -> Result<()> {
     let lab = Lab::start(name, specs)?;
+    open_doors(&lab)?;
+    // Signals end this process through the clean-up; here it only waits for a guest that dies by itself.
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        lab.check()?;
+    }
+}
+
+/// Lets other processes of this user enter the nodes of this process's lab.
+pub fn open_doors(lab: &Lab) -> Result<()> {
     let folder = lab.folder().expect("it runs in this process").to_owned();
     for node in lab.nodes() {
         let listener = UnixListener::bind(socket(&folder, node.name()))?;
-        let channel = node.channel().clone();
+        let node = node.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let channel = channel.clone();
+                let channel = node.channel();
                 std::thread::spawn(move || serve(client, &channel));
             }
         });
@@ -41,11 +51,7 @@ pub fn supervise(name: &str, specs: &[NodeSpec]) -> Result<()> {
     // Renamed into place: who sees the file sees the number in it.
     std::fs::write(folder.join("ready"), std::process::id().to_string())?;
     std::fs::rename(folder.join("ready"), folder.join(READY))?;
-    // Signals end this process through the clean-up; here it only waits for a guest that dies by itself.
-    loop {
-        std::thread::sleep(Duration::from_millis(500));
-        lab.check()?;
-    }
+    Ok(())
 }
 
 fn socket(folder: &Path, node: &str) -> PathBuf {

@@ -421,6 +421,10 @@ mod tests {
         let up = findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]);
         let before = first(&up);
         assert_eq!(status(&up, &before, Some(1), &time(200)), before);
+        // Nor when it comes back from the API server.
+        let text = serde_json::to_string(&before).expect("serializable");
+        let read: StorageNodeStatus = serde_json::from_str(&text).expect("readable");
+        assert_eq!(status(&up, &read, Some(1), &time(200)), before);
 
         // A NIC that goes down marks its node.
         let down = findings(vec![found("mlx5_0", Transport::InfiniBand, 40_000, "DOWN", "e0")]);

@@ -10,6 +10,8 @@ use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
 use forebay_e2e::images::{Images, clients};
 use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_e2e::kubernetes::cluster::{self, Cluster};
+use forebay_e2e::kubernetes::room::{self, Entered};
 use forebay_e2e::kubernetes::tools::{self, Tools};
 use forebay_e2e::lab::{NodeSpec, client, storage};
 use forebay_e2e::{foreign, native, rundir, scenario, site, story, supervise, terminal};
@@ -104,6 +106,11 @@ enum Command {
         #[arg(long)]
         controllers: bool,
     },
+    /// A real Kubernetes: control plane on this machine, guests as nodes.
+    Kubernetes {
+        #[command(subcommand)]
+        command: KubernetesCommand,
+    },
     /// Run a command natively in the nodes' root file system: smbtorture, smbclient, smbd, python3 with impacket and
     /// smbprotocol. It shares this machine's network; what it writes outside /scratch and /tmp is discarded.
     RootExec {
@@ -136,6 +143,21 @@ enum Command {
         name: String,
         #[arg(long)]
         nodes: String,
+    },
+}
+
+#[derive(Subcommand)]
+enum KubernetesCommand {
+    /// Make all images and programs that are not in the cache yet.
+    Prepare,
+    /// Bring a cluster up, and hold it until a signal. Prints the path of a kubeconfig.
+    Up {
+        /// Its nodes.
+        #[arg(long, default_value = "storage=1,compute=2")]
+        nodes: String,
+        /// Archive of an image that every node gets; may be repeated.
+        #[arg(long = "image")]
+        images: Vec<PathBuf>,
     },
 }
 
@@ -234,6 +256,7 @@ fn run(command: Command) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(500));
             }
         }
+        Command::Kubernetes { command } => return kubernetes(command),
         Command::RootExec { work, command } => {
             let work = work.canonicalize().with_context(|| format!("--work {}", work.display()))?;
             let status =
@@ -257,6 +280,29 @@ fn specs(nodes: &str) -> Result<Vec<NodeSpec>> {
         specs.push(if name == "storage" { storage() } else { client(name) });
     }
     Ok(specs)
+}
+
+fn kubernetes(command: KubernetesCommand) -> Result<u8> {
+    match command {
+        KubernetesCommand::Prepare => cluster::prepare()?,
+        KubernetesCommand::Up { nodes, images } => {
+            let nodes = cluster::plan(&nodes)?;
+            let room = match room::enter(cluster::prepare)? {
+                Entered::Inside(room) => room,
+                Entered::Ended(code) => return Ok(code),
+            };
+            rundir::clean_up_on_signals()?;
+            let mut cluster =
+                Cluster::start(&format!("kubernetes-{}", std::process::id()), &room, &nodes, &images)?;
+            println!("export KUBECONFIG={}", cluster.outside_kubeconfig().display());
+            println!("{} get nodes", cluster.kubectl().program().display());
+            loop {
+                cluster.check()?;
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        }
+    }
+    Ok(0)
 }
 
 fn cache(command: CacheCommand) -> Result<()> {

@@ -26,6 +26,8 @@ const MODULES: &[&str] = &[
     "crypto",
     "drivers/block",
     "drivers/char/hw_random",
+    "drivers/infiniband/core",
+    "drivers/infiniband/sw",
     "drivers/net/dummy.ko.xz",
     "drivers/net/net_failover.ko.xz",
     "drivers/net/veth.ko.xz",
@@ -33,8 +35,14 @@ const MODULES: &[&str] = &[
     "drivers/virtio",
     "fs",
     "lib",
+    "net/802",
+    "net/bridge",
     "net/core",
     "net/dns_resolver",
+    "net/ipv4",
+    "net/ipv6",
+    "net/llc",
+    "net/netfilter",
     "net/sched",
 ];
 

@@ -3,6 +3,8 @@
 pub mod clients;
 pub mod initrd;
 pub mod kernel;
+pub mod node;
+pub mod preloaded;
 pub mod product;
 pub mod qemu;
 pub mod root;
@@ -54,9 +56,15 @@ impl Images {
 pub struct Versions(BTreeMap<String, String>);
 
 impl Versions {
-    fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
-        let wanted =
-            Recipe::default().with("qemu", qemu::PACKAGES.join(" ")).with("kernel", kernel::SERIES).key();
+    /// Those of an earlier run, or the newest in the archive.
+    pub fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
+        let node: Vec<String> =
+            node::PACKAGES.iter().map(|(name, release)| format!("{name}/{release}")).collect();
+        let wanted = Recipe::default()
+            .with("qemu", qemu::PACKAGES.join(" "))
+            .with("kernel", kernel::SERIES)
+            .with("node", node.join(" "))
+            .key();
         let path = cache.root().join(format!("versions-{wanted}.json"));
         if !refresh && let Some(found) = Self::load(&path) {
             return Ok(found);
@@ -70,7 +78,8 @@ impl Versions {
         say("looking up package versions in the Debian archive");
         let archive = Archive::open(&cache.root().join("apt"), true)?;
         let mut found = BTreeMap::new();
-        for (package, release) in qemu::PACKAGES.iter().map(|name| (*name, qemu::release_of(name))) {
+        let qemu = qemu::PACKAGES.iter().map(|name| (*name, qemu::release_of(name)));
+        for (package, release) in qemu.chain(node::PACKAGES.iter().copied()) {
             found.insert(package.to_owned(), archive.version(package, release)?);
         }
         let abi = kernel::newest_abi(&archive)?;

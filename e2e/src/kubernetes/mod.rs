@@ -3,10 +3,15 @@
 //! The control plane runs as plain processes on this machine: alone on loopback, which is all that a test of a
 //! reconciler needs, or joined to the lab's network where guests are its nodes.
 
+pub mod cluster;
 pub mod control_plane;
 pub mod kubectl;
+pub mod node;
+pub mod oci;
 pub mod pki;
+pub mod room;
 pub mod service;
+mod tap;
 pub mod tools;
 
 pub use control_plane::{ControlPlane, LocalApiServer};

@@ -24,13 +24,15 @@ pub const CONTROL: &[&str] = &["kube-controller-manager", "kube-scheduler"];
 /// On every node.
 pub const NODE: &[&str] = &["kubelet", "kube-proxy"];
 /// The official sidecars of a CSI driver.
-pub const SIDECARS: &[&str] = &["csi-provisioner", "csi-resizer", "csi-attacher"];
+pub const SIDECARS: &[&str] = &["csi-provisioner", "csi-resizer"];
+/// The sidecar that our driver does not need: for a look at what it would do.
+pub const ATTACHER: &[&str] = &["csi-attacher"];
 /// On the user's side.
 pub const CLIENT: &[&str] = &["helm"];
 /// The conformance suite for CSI drivers.
 pub const SANITY: &[&str] = &["csi-sanity"];
 /// Everything.
-pub const ALL: &[&[&str]] = &[API, CONTROL, NODE, SIDECARS, CLIENT, SANITY];
+pub const ALL: &[&[&str]] = &[API, CONTROL, NODE, SIDECARS, ATTACHER, CLIENT, SANITY];
 
 struct Module {
     name: &'static str,

@@ -1,0 +1,201 @@
+//! A node of a Kubernetes cluster: registered by a kubelet (whose part the test plays) and published on a real API
+//! server with exactly the chart's rights.
+#![allow(clippy::unwrap_used)]
+
+mod process;
+#[path = "../../inventory/tests/tree/mod.rs"]
+mod tree;
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use forebay_api::node::{Fact, StorageNodeStatus};
+use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_proto::registration::registration_client::RegistrationClient;
+use forebay_proto::registration::{InfoRequest, RegistrationStatus};
+use process::{DEADLINE, Process, connect, driver_binary};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const NODE: &str = "worker-1";
+const ACCOUNT: &str = "system:serviceaccount:forebay-system:forebay-csi-node";
+
+/// The node's objects and the chart's rights on an API server.
+fn cluster() -> LocalApiServer {
+    let api = LocalApiServer::start(false).unwrap();
+    let kubectl = api.kubectl();
+    for definition in forebay_api::definitions() {
+        kubectl.apply(&serde_json::to_string(&definition).unwrap()).unwrap();
+    }
+    kubectl.run(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"]).unwrap();
+    kubectl.run(&["create", "namespace", "forebay-system"]).unwrap();
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}});
+    kubectl.apply(&node.to_string()).unwrap();
+    let manifests =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/forebay.yaml")).unwrap();
+    let rights: Vec<&str> = manifests
+        .split("\n---\n")
+        .filter(|document| {
+            ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"].iter().any(|kind| {
+                document.contains(&format!("\nkind: {kind}\n"))
+                    && document.contains("\n  name: forebay-csi-node\n")
+            })
+        })
+        .collect();
+    assert_eq!(rights.len(), 4, "{rights:?}");
+    kubectl.apply(&rights.join("\n---\n")).unwrap();
+    api
+}
+
+/// A node's driver and its scratch directory: sockets, the kubelet's folder, the host's trees.
+struct Node {
+    dir: TempDir,
+    driver: Process,
+}
+
+impl Node {
+    fn start(kubeconfig: &Path, trees: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("plugins_registry")).unwrap();
+        for text in trees {
+            tree::unpack(text, &at("host"));
+        }
+        let mut command = Command::new(driver_binary());
+        command.args(["--mode", "node", "--kubernetes", "--node-id", NODE, "--log-format", "json"]);
+        command.args(["--health-address", "127.0.0.1:0"]).env("KUBECONFIG", kubeconfig);
+        command.arg("--endpoint").arg(at("csi.sock")).arg("--host-root").arg(at("host"));
+        command.arg("--plugins-registry").arg(at("plugins_registry"));
+        let log = at("log");
+        Self { driver: Process::start(&mut command, log), dir }
+    }
+
+    async fn kubelet(&mut self) -> RegistrationClient<tonic::transport::Channel> {
+        let socket = self.dir.path().join("plugins_registry/csi.forebay.io-reg.sock");
+        RegistrationClient::new(connect(&mut self.driver, &socket).await)
+    }
+
+    async fn readiness(&mut self) -> String {
+        let address =
+            self.driver.log().split("\"address\":\"").nth(1).unwrap().split_once('"').unwrap().0.to_owned();
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    /// Waits until the published node is so.
+    fn published(&mut self, api: &LocalApiServer, holds: impl Fn(&StorageNodeStatus) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            self.driver.assert_running();
+            let object = api.kubectl().find(&["storagenode", NODE]).unwrap();
+            if let Some(object) = object {
+                let status = object.get("status").cloned().unwrap_or_else(|| json!({}));
+                if holds(&serde_json::from_value(status).unwrap()) {
+                    return object;
+                }
+                assert!(started.elapsed() < DEADLINE, "{object:#}\n{}", self.driver.log());
+            }
+            assert!(started.elapsed() < DEADLINE, "nothing is published:\n{}", self.driver.log());
+        }
+    }
+}
+
+/// A network device of this machine that has an address others could reach.
+fn own_netdev() -> Option<(String, IpAddr)> {
+    let of = |a: if_addrs::Interface| (a.name.clone(), a.ip());
+    let fits =
+        |(_, ip): &(String, IpAddr)| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
+    if_addrs::get_if_addrs().unwrap().into_iter().map(of).find(fits)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_registered_and_published() {
+    let api = cluster();
+    let kubeconfig = api.kubeconfig_for(ACCOUNT, Some("system:serviceaccounts")).unwrap();
+    let own = own_netdev();
+    let rxe = include_str!("../../inventory/tests/trees/rxe.tree");
+    let rxe = own.as_ref().map_or(rxe.to_owned(), |(name, _)| rxe.replace("eth1", name));
+    let kernel = "proc/sys/kernel/osrelease\t7.2.1\nproc/fs/cifs/smbd_max_send_size\t1364\nproc/filesystems\tnodev\\tcifs\\n\n";
+    let mut node =
+        Node::start(&kubeconfig, &[&rxe, include_str!("../../inventory/tests/trees/nvme.tree"), kernel]);
+
+    let mut kubelet = node.kubelet().await;
+    let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
+    assert_eq!(info.endpoint, node.dir.path().join("csi.sock").to_str().unwrap());
+    assert!(Path::new(&info.endpoint).exists(), "the kubelet calls it at once");
+    let readiness = node.readiness().await;
+    assert!(readiness.contains("503") && readiness.contains("has not registered"), "{readiness}");
+    let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+    kubelet.notify_registration_status(status).await.unwrap();
+    // Whether it is ready now is the kernel's to say: it may have no cifs here.
+    let readiness = node.readiness().await;
+    assert!(!readiness.contains("has not registered"), "{readiness}");
+
+    let object = node.published(&api, |status| status.last_change_time.is_some());
+    let of_node = api.kubectl().get(&["node", NODE]).unwrap();
+    let owner = &object["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["kind"], &owner["uid"]), (&json!("Node"), &of_node["metadata"]["uid"]));
+    let status: StorageNodeStatus = serde_json::from_value(object["status"].clone()).unwrap();
+    let (summary, usable) = match &own {
+        Some(_) => ("1/1 soft-RoCE 2G", true),
+        None => ("0/1 soft-RoCE (no address)", false),
+    };
+    assert_eq!((status.summary.rdma.as_str(), status.summary.nvme), (summary, 6));
+    let port = &status.rdma_devices[0].ports[0];
+    assert_eq!((port.usable, port.rate_gbps, port.state.as_str()), (usable, 2, "ACTIVE"));
+    assert!(own.is_none_or(|(_, ip)| port.addresses.contains(&ip)), "{port:?}");
+    assert_eq!((status.kernel.cifs, status.kernel.cifs_smb_direct), (Fact::Yes, Fact::Yes));
+    let condition = |status: &StorageNodeStatus, kind: &str| {
+        status.conditions.iter().find(|c| c.type_ == kind).map(|c| c.status.clone())
+    };
+    assert_eq!(condition(&status, "Ready").as_deref(), Some("True"));
+
+    // What others say of the node stays, and nothing is written while nothing changes: the link's fall is the next write.
+    let patch = json!({"spec": {"unschedulable": true}}).to_string();
+    api.kubectl().run(&["patch", "storagenode", NODE, "--type=merge", "-p", &patch]).unwrap();
+    let before = api.kubectl().get(&["storagenode", NODE]).unwrap();
+    let state = node.dir.path().join("host/sys/class/infiniband/rxe0/ports/1/state");
+    fs::write(state, "1: DOWN\n").unwrap();
+    let object = node.published(&api, |status| condition(status, "RdmaReady").as_deref() == Some("False"));
+    assert_eq!(object["spec"]["unschedulable"], json!(true));
+    assert_eq!(object["status"]["summary"]["rdma"], json!("0/1 soft-RoCE (port down)"));
+    assert_eq!(before["status"]["rdmaDevices"][0]["ports"][0]["state"], json!("ACTIVE"));
+    let managers = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    assert!(
+        managers.is_empty() || managers.iter().any(|m| m["manager"] == "forebay-node-agent"),
+        "{managers:?}"
+    );
+
+    assert!(node.driver.terminate().await.success(), "{}", node.driver.log());
+    assert!(!node.dir.path().join("plugins_registry/csi.forebay.io-reg.sock").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_that_the_kubelet_refuses_ends_and_says_why() {
+    // No API server is there: the node registers all the same.
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("kubeconfig");
+    let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\n\
+        contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {}}]\n";
+    fs::write(&kubeconfig, text).unwrap();
+    let mut node = Node::start(&kubeconfig, &[]);
+    let mut kubelet = node.kubelet().await;
+    let status =
+        RegistrationStatus { plugin_registered: false, error: "a plugin of this name is registered".into() };
+    // It may be gone before its answer is.
+    let _ = kubelet.notify_registration_status(status).await;
+    let status = node.driver.ended().await;
+    assert!(!status.success());
+    let log = node.driver.log();
+    assert!(
+        log.contains("the kubelet refused to register the driver: a plugin of this name is registered"),
+        "{log}"
+    );
+}
