@@ -84,7 +84,7 @@ fn links_that_loop_cost_only_what_they_hide() {
 fn files_that_must_not_be_read_are_named() {
     let dir = unpacked(&[TREES[5]]);
     let rate = dir.path().join("sys/class/infiniband/rxe0/ports/1/rate");
-    fs::set_permissions(&rate, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&rate, fs::Permissions::from_mode(0o000)).unwrap();
     // For root no file is unreadable.
     if fs::read(&rate).is_ok() {
         fs::remove_file(&rate).unwrap();
