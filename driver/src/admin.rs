@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_proto::admin::admin_client::AdminClient;
@@ -14,7 +15,7 @@ use tonic::{Code, Request, Status};
 use tracing::warn;
 
 use crate::address::ServerAddress;
-use crate::error::Error;
+use crate::error::{Error, with_sources};
 use crate::limits::{ADMIN_DEADLINE, PROBE_DEADLINE};
 use crate::names::VolumeId;
 
@@ -24,11 +25,17 @@ pub(crate) struct Admin {
     client: AdminClient<Channel>,
     /// Whose it is, for messages.
     who: Arc<str>,
+    has_failed: Arc<AtomicBool>,
 }
 
 impl Admin {
     pub(crate) fn over(channel: Channel, who: String) -> Self {
-        Self { client: AdminClient::new(channel), who: who.into() }
+        Self { client: AdminClient::new(channel), who: who.into(), has_failed: Arc::default() }
+    }
+
+    /// Set when a call did not reach the server; whoever can mend that clears it.
+    pub(crate) fn has_failed(&self) -> &AtomicBool {
+        &self.has_failed
     }
 
     /// The one server on this machine.
@@ -46,6 +53,16 @@ impl Admin {
     }
 
     fn error(&self, status: Status) -> Error {
+        // An error that came from below and not from the server. A server that does not like a client's certificate
+        // says so after the handshake (RFC 8446 4.4.2.4), where the code is any.
+        let is_local = std::error::Error::source(&status).is_some();
+        let status = match status.code() {
+            Code::Unknown | Code::Internal if is_local => Status::unavailable(with_sources(&status)),
+            _ => status,
+        };
+        if status.code() == Code::Unavailable {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
         Error::Admin { who: self.who.clone(), status: Box::new(status) }
     }
 

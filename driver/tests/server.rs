@@ -10,34 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_proto::csi::controller_client::ControllerClient;
-use process::{Process, connect, eventually, start_driver};
+use process::{Process, connect, eventually, server_binary, start_driver};
 use tonic::transport::Endpoint;
 use volumes::World;
-
-/// The server's binary: that of `$FOREBAY_BINARIES`, or built into the folder where this test's own is, since
-/// cargo makes only the package's own.
-fn server_binary() -> PathBuf {
-    if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-        return Path::new(&folder).join("forebay-server");
-    }
-    let folder = Path::new(env!("CARGO_BIN_EXE_forebay-csi")).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args([
-        "build",
-        "--quiet",
-        "--package",
-        "forebay-server",
-        "--bin",
-        "forebay-server",
-        "--target-dir",
-    ]);
-    build.arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if folder.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "the server does not build");
-    folder.join("forebay-server")
-}
 
 /// A server whose pool is `pool_path`, with its admin API at `admin.sock` in `dir`.
 async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u16) {

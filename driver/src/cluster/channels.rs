@@ -1,6 +1,7 @@
 //! The way to an instance's admin API: mutual TLS with the client certificate that the operator keeps in a Secret.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -64,7 +65,13 @@ impl Channels {
         instance: &InstanceName,
         endpoint: &str,
     ) -> Result<Admin, Error> {
-        let certificate = self.certificate(kubernetes, instance.cluster()).await?;
+        // A call that failed on the way may have failed for an old certificate.
+        let is_doubted = {
+            let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let channel = state.channels.get(instance);
+            channel.is_some_and(|channel| channel.admin.has_failed().swap(false, Ordering::Relaxed))
+        };
+        let certificate = self.certificate(kubernetes, instance.cluster(), is_doubted).await?;
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = state.channels.get(instance)
             && channel.endpoint == endpoint
@@ -91,9 +98,11 @@ impl Channels {
         &self,
         kubernetes: &Kubernetes,
         cluster: &str,
+        is_doubted: bool,
     ) -> Result<Arc<ClientCertificate>, Error> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).certificates.get(cluster).cloned();
         if let Some(known) = &known
+            && !is_doubted
             && known.read.elapsed() < CERTIFICATE_FRESH
         {
             return Ok(known.certificate.clone());

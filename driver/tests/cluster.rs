@@ -1,0 +1,461 @@
+//! The driver in a Kubernetes cluster: its process with the chart's rights, a real API server, real servers as instances.
+#![allow(clippy::unwrap_used)]
+
+mod process;
+mod town;
+mod volumes;
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use forebay_api::cluster::InstancePhase;
+use forebay_api::names;
+use forebay_proto::admin;
+use forebay_proto::csi::identity_client::IdentityClient;
+use forebay_proto::csi::node_client::NodeClient;
+use forebay_proto::csi::{
+    ControllerExpandVolumeRequest, ControllerGetVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    GetCapacityRequest, ListVolumesRequest, NodeStageVolumeRequest, ProbeRequest,
+    ValidateVolumeCapabilitiesRequest, Volume,
+};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use process::{Process, connect, driver_binary, eventually};
+use serde_json::json;
+use tonic::{Code, Status};
+use town::{Authority, BACKEND, CLUSTER, Town, start_in_kubernetes};
+use volumes::{MIB, capability, code, map, range};
+
+const PASSWORD: &str = "a-password-from-before-the-crash";
+
+fn create(name: &str, required_bytes: i64) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        secrets: HashMap::new(),
+        parameters: map(&[("cluster", CLUSTER), ("csi.storage.k8s.io/pv/name", name)]),
+        ..volumes::create(name, required_bytes)
+    }
+}
+
+impl Town {
+    async fn create(&mut self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+        Ok(self.controller.create_volume(request).await?.into_inner().volume.unwrap())
+    }
+
+    async fn delete(&mut self, volume_id: &str) -> Code {
+        let request = DeleteVolumeRequest { volume_id: volume_id.into(), ..Default::default() };
+        code(self.controller.delete_volume(request).await)
+    }
+
+    async fn list(&mut self, max_entries: i32, token: &str) -> Result<(Vec<String>, String), Status> {
+        let request = ListVolumesRequest { max_entries, starting_token: token.into() };
+        let response = self.controller.list_volumes(request).await?.into_inner();
+        let ids = response.entries.into_iter().map(|entry| entry.volume.unwrap().volume_id).collect();
+        Ok((ids, response.next_token))
+    }
+}
+
+#[tokio::test]
+async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
+    let mut town = Town::new(1).await;
+    let volume = town.create(create("pvc-1", 64 * MIB)).await.unwrap();
+    assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("c-0/pvc-1", 64 * MIB));
+    let context = map(&[
+        ("cluster", CLUSTER),
+        ("clusterNamespace", &town.namespace),
+        ("instance", "c-0"),
+        ("share", "pvc-1"),
+        ("dialect", "3.1.1"),
+        ("protection", "optional"),
+    ]);
+    assert_eq!(volume.volume_context, context);
+    assert!(volume.accessible_topology.is_empty());
+    assert_eq!(town.create(create("pvc-1", 64 * MIB)).await.unwrap(), volume, "a second time");
+
+    let secret = town.record("pvc-1").await.unwrap();
+    let labels = secret.metadata.labels.unwrap();
+    assert_eq!(labels[names::LABEL_INSTANCE], "c-0");
+    let data = secret.data.unwrap();
+    assert_eq!(data["username"].0, b"pvc-1");
+    let password = String::from_utf8(data["password"].0.clone()).unwrap();
+    assert_eq!(password.len(), 64);
+    let other = town.create(create("pvc-2", MIB)).await.unwrap();
+    assert_ne!(town.record("pvc-2").await.unwrap().data.unwrap()["password"].0, password.as_bytes());
+
+    // The server has just these credentials.
+    let mut server = town.instances[0].admin().await;
+    let stat = server.stat_volume(admin::StatVolumeRequest { volume_id: "pvc-1".into() }).await.unwrap();
+    let there = stat.into_inner().volume.unwrap();
+    let mut same = admin::CreateVolumeRequest {
+        volume_id: "pvc-1".into(),
+        pool: there.pool.clone(),
+        capacity_bytes: 64 << 20,
+        quota: there.quota,
+        protection: there.protection,
+        credentials: Some(admin::Credentials { username: "pvc-1".into(), password: password.clone() }),
+        labels: there.labels.clone(),
+    };
+    assert_eq!(code(server.create_volume(same.clone()).await), Code::Ok);
+    same.credentials.as_mut().unwrap().password = PASSWORD.into();
+    assert_eq!(code(server.create_volume(same).await), Code::AlreadyExists);
+
+    for id in ["c-0/pvc-1", "c-0/pvc-1", "c-0/never-there", "c-7", "nonsense", "c-0/../pvc-2"] {
+        assert_eq!(town.delete(id).await, Code::Ok, "{id}");
+    }
+    assert!(town.record("pvc-1").await.is_none());
+    assert_eq!(town.volumes().await, [1]);
+    assert_eq!(town.delete(&other.volume_id).await, Code::Ok);
+    assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+    assert!(!town.drivers[0].log().contains(&password));
+}
+
+#[tokio::test]
+async fn requests_that_cannot_be_met_leave_nothing() {
+    let mut town = Town::new(1).await;
+    type Change = fn(&mut CreateVolumeRequest);
+    let cases: [(&str, Code, Change); 9] = [
+        ("parameter cluster", Code::InvalidArgument, |r| r.parameters = HashMap::new()),
+        ("no StorageCluster nowhere", Code::InvalidArgument, |r| {
+            r.parameters.insert("cluster".into(), "nowhere".into());
+        }),
+        ("namespace", Code::InvalidArgument, |r| {
+            r.parameters.insert("clusterNamespace".into(), "default".into());
+        }),
+        ("unknown parameter \"pool\"", Code::InvalidArgument, |r| {
+            r.parameters.insert("pool".into(), BACKEND.into());
+        }),
+        ("no backend \"slow\"", Code::InvalidArgument, |r| {
+            r.parameters.insert("backend".into(), "slow".into());
+        }),
+        ("no backend has quota hard", Code::InvalidArgument, |r| {
+            r.parameters.insert("quota".into(), "hard".into());
+        }),
+        ("provisioner-secret", Code::InvalidArgument, |r| {
+            r.secrets = map(&[("password", PASSWORD)]);
+        }),
+        ("would not find its Secret", Code::InvalidArgument, |r| {
+            r.parameters.insert("csi.storage.k8s.io/pv/name".into(), "another".into());
+        }),
+        ("no instance has room for 1099511627776 MiB: c-0 has", Code::ResourceExhausted, |r| {
+            r.capacity_range = range(1 << 60, 0);
+        }),
+    ];
+    for (part, expected, change) in cases {
+        let mut request = create("pvc-1", MIB);
+        change(&mut request);
+        let status = town.create(request).await.expect_err(part);
+        assert_eq!(status.code(), expected, "{status}");
+        assert!(status.message().contains(part), "{part}: {status}");
+    }
+    assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+
+    // Nor does a record whose instance turns out not to have the room: another one may.
+    town.write_record("pvc-1", "c-0", PASSWORD).await;
+    let status = town.create(create("pvc-1", 1 << 60)).await.expect_err("an exbibyte");
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+
+    // Nor while there is no instance that could.
+    town.statuses[0].phase = InstancePhase::NotReady;
+    town.statuses[0].message = "its pod does not start: ImagePullBackOff".into();
+    town.tell().await;
+    let status = town.create(create("pvc-1", MIB)).await.expect_err("not ready");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("c-0 is not ready (NotReady: its pod does not start"), "{status}");
+    assert_eq!(town.records().await, 0);
+    town.statuses[0].phase = InstancePhase::Ready;
+    town.tell().await;
+    town.create(create("pvc-1", MIB)).await.unwrap();
+}
+
+#[tokio::test]
+async fn volumes_are_spread_and_seen_wherever_they_are() {
+    let mut town = Town::new(2).await;
+    for n in 1..=4 {
+        let mut request = create(&format!("pvc-{n}"), MIB);
+        request.parameters.insert("backend".into(), BACKEND.into());
+        request.parameters.insert("clusterNamespace".into(), town.namespace.clone());
+        town.create(request).await.unwrap();
+    }
+    assert_eq!(town.volumes().await, [2, 2]);
+
+    let (all, token) = town.list(0, "").await.unwrap();
+    assert_eq!((all.len(), token.as_str()), (4, ""));
+    let (mut paged, mut token) = town.list(1, "").await.unwrap();
+    while !token.is_empty() {
+        let (page, next) = town.list(1, &token).await.unwrap();
+        assert!(page.len() <= 1);
+        paged.extend(page);
+        token = next;
+    }
+    assert_eq!(paged, all, "one by one");
+    for token in ["no such token", "after:pvc-1", "after:c-0", "pvc-1", "after:c-0/No Such"] {
+        let status = town.list(0, token).await.expect_err("unknown");
+        assert_eq!(status.code(), Code::Aborted, "{token}: {status}");
+    }
+
+    let get = |id: &str| ControllerGetVolumeRequest { volume_id: id.into() };
+    let volume =
+        town.controller.controller_get_volume(get(&all[3])).await.unwrap().into_inner().volume.unwrap();
+    assert_eq!(volume.volume_id, all[3]);
+    for id in ["c-0/none", "c-9/pvc-1", "d-0/pvc-1", "pvc-1"] {
+        assert_eq!(code(town.controller.controller_get_volume(get(id)).await), Code::NotFound, "{id}");
+    }
+    let validate = |context: &HashMap<String, String>| ValidateVolumeCapabilitiesRequest {
+        volume_id: volume.volume_id.clone(),
+        volume_capabilities: vec![capability()],
+        volume_context: context.clone(),
+        parameters: map(&[("cluster", CLUSTER)]),
+        ..Default::default()
+    };
+    let good = validate(&volume.volume_context);
+    let response = town.controller.validate_volume_capabilities(good.clone()).await.unwrap().into_inner();
+    assert!(response.confirmed.is_some(), "{}", response.message);
+    let mut elsewhere = volume.volume_context.clone();
+    elsewhere.insert("instance".into(), "c-7".into());
+    let mut another = good.clone();
+    another.parameters = map(&[("cluster", "another")]);
+    for bad in [validate(&elsewhere), another] {
+        let response = town.controller.validate_volume_capabilities(bad).await.unwrap().into_inner();
+        assert!(response.confirmed.is_none() && !response.message.is_empty());
+    }
+
+    let expand = ControllerExpandVolumeRequest {
+        volume_id: volume.volume_id.clone(),
+        capacity_range: range(10 * MIB, 0),
+        ..Default::default()
+    };
+    let expanded = town.controller.controller_expand_volume(expand).await.unwrap().into_inner();
+    assert_eq!((expanded.capacity_bytes, expanded.node_expansion_required), (10 * MIB, false));
+
+    let ask = |pairs: &[(&str, &str)]| GetCapacityRequest { parameters: map(pairs), ..Default::default() };
+    let capacity = town.controller.get_capacity(ask(&[("cluster", CLUSTER)])).await.unwrap().into_inner();
+    let largest = capacity.maximum_volume_size.unwrap();
+    assert!(largest > 0 && capacity.available_capacity > largest, "{capacity:?}");
+    let everywhere = town.controller.get_capacity(ask(&[])).await.unwrap().into_inner();
+    assert!(everywhere.available_capacity > largest);
+    for pair in [("cluster", "nowhere"), ("backend", "slow")] {
+        assert_eq!(code(town.controller.get_capacity(ask(&[pair])).await), Code::InvalidArgument, "{pair:?}");
+    }
+
+    // A list that lacks the volumes of an instance would say that they are gone.
+    town.instances[1].kill();
+    let status = town.list(0, "").await.expect_err("one is away");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("c-1"), "{status}");
+    let capacity = town.controller.get_capacity(ask(&[("cluster", CLUSTER)])).await.unwrap().into_inner();
+    assert_eq!(Some(capacity.available_capacity), capacity.maximum_volume_size, "of the other one");
+    // The next volume goes where it can.
+    let volume = town.create(create("pvc-5", MIB)).await.unwrap();
+    assert_eq!(volume.volume_id, "c-0/pvc-5");
+}
+
+#[tokio::test]
+async fn a_call_goes_on_where_a_crash_ended_the_last_one() {
+    let mut town = Town::new(2).await;
+    town.write_record("pvc-1", "c-1", PASSWORD).await;
+    town.instances[1].kill();
+    for _ in 0..2 {
+        let status = town.create(create("pvc-1", MIB)).await.expect_err("its instance is away");
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("c-1"), "{status}");
+    }
+    assert_eq!(town.instances[0].volumes().await, Vec::<String>::new(), "never elsewhere");
+
+    town.instances[1].start().await;
+    let request = create("pvc-1", MIB);
+    let mut controller = town.controller.clone();
+    let volume = eventually(&mut town.drivers[0], || {
+        let (request, mut controller) = (request.clone(), controller.clone());
+        async move { controller.create_volume(request).await }
+    })
+    .await
+    .into_inner()
+    .volume
+    .unwrap();
+    assert_eq!(volume.volume_id, "c-1/pvc-1");
+    assert_eq!(town.volumes().await, [0, 1]);
+
+    // The password is that of the record, whatever restarts.
+    let mut again = town.another_controller().await;
+    assert_eq!(again.create_volume(request).await.unwrap().into_inner().volume.unwrap(), volume);
+
+    // A changed mind is not the same volume.
+    let status = controller.create_volume(create("pvc-1", 5 * MIB)).await.expect_err("larger");
+    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+    assert!(status.message().contains("capacity"), "{status}");
+    town.make_cluster("d").await;
+    let mut elsewhere = create("pvc-1", MIB);
+    elsewhere.parameters.insert("cluster".into(), "d".into());
+    let status = controller.create_volume(elsewhere).await.expect_err("another cluster");
+    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+    assert!(status.message().contains("cluster"), "{status}");
+    assert_eq!(town.volumes().await, [0, 1]);
+    assert!(town.drivers.iter().all(|driver| !driver.log().contains(PASSWORD)));
+}
+
+#[tokio::test]
+async fn two_controllers_make_one_volume() {
+    let mut town = Town::new(2).await;
+    let other = town.another_controller().await;
+    for n in 0..5 {
+        let name = format!("pvc-{n}");
+        let calls = [town.controller.clone(), other.clone()].map(|mut controller| {
+            let request = create(&name, MIB);
+            tokio::spawn(async move {
+                let started = Instant::now();
+                loop {
+                    match controller.create_volume(request.clone()).await {
+                        Ok(response) => return response.into_inner().volume.unwrap().volume_id,
+                        Err(status) if status.code() == Code::Aborted => {
+                            assert!(started.elapsed() < process::DEADLINE, "{status}");
+                        }
+                        Err(status) => panic!("{status}"),
+                    }
+                }
+            })
+        });
+        let [first, second] = calls;
+        assert_eq!(first.await.unwrap(), second.await.unwrap());
+        let volumes: usize = town.volumes().await.iter().sum();
+        assert_eq!((volumes, town.records().await), (n + 1, n + 1));
+    }
+}
+
+#[tokio::test]
+async fn what_a_cluster_leaves_behind_is_not_forgotten() {
+    let mut town = Town::new(1).await;
+    let volume = town.create(create("pvc-1", MIB)).await.unwrap();
+    // An instance that was taken away held nothing; its record is placed anew.
+    town.write_record("pvc-2", "c-5", PASSWORD).await;
+    let status = town.create(create("pvc-2", MIB)).await.expect_err("removed");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(town.create(create("pvc-2", MIB)).await.unwrap().volume_id, "c-0/pvc-2");
+    town.write_record("pvc-3", "c-5", PASSWORD).await;
+    assert_eq!(town.delete("c-5/pvc-3").await, Code::Ok);
+    assert!(town.record("pvc-3").await.is_none());
+    // Somebody else's Secret is left alone.
+    town.write_record("pvc-4", "c-0", PASSWORD).await;
+    let patch = Patch::Merge(json!({ "metadata": { "labels": { names::LABEL_MANAGED_BY: "somebody" } } }));
+    town.secrets().patch("forebay-pvc-4", &PatchParams::default(), &patch).await.unwrap();
+    let status = town.create(create("pvc-4", MIB)).await.expect_err("foreign");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert_eq!(town.delete("c-0/pvc-4").await, Code::FailedPrecondition);
+    assert!(town.record("pvc-4").await.is_some());
+
+    town.clusters().delete(CLUSTER, &DeleteParams::default()).await.unwrap();
+    let delete = DeleteVolumeRequest { volume_id: volume.volume_id.clone(), ..Default::default() };
+    let status = town.controller.delete_volume(delete).await.expect_err("data are left");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("forebay-pvc-1"), "{status}");
+    town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
+    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "given up");
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_taken_without_a_restart() {
+    let mut town = Town::new(1).await;
+    let good = town.authority.issue(names::CLIENT_DRIVER);
+    let stranger = Authority::new();
+    let unknown = stranger.issue(names::CLIENT_DRIVER);
+    let misnamed = town.authority.issue("somebody");
+    let (pem, other) = (town.authority.pem.clone(), stranger.pem.clone());
+    town.create(create("pvc-1", MIB)).await.unwrap();
+    for (what, certificate, authority) in [
+        ("signed by nobody known", &unknown, &pem),
+        ("of another name", &misnamed, &pem),
+        ("and the server is not known", &good, &other),
+    ] {
+        // A new driver, for an open channel goes on.
+        town.write_certificate(certificate, authority).await;
+        let mut controller = town.another_controller().await;
+        let status = controller.create_volume(create("pvc-1", MIB)).await.expect_err(what);
+        assert!(matches!(status.code(), Code::Unavailable | Code::Internal), "{what}: {status}");
+        assert!(status.message().contains("c-0"), "{what}: {status}");
+        // Both authorities, as while one is replaced by the other.
+        town.write_certificate(&good, &format!("{other}{pem}")).await;
+        let mended = controller.create_volume(create("pvc-1", MIB)).await;
+        assert_eq!(code(mended), Code::Ok, "{what}, and then a good one");
+    }
+    // No certificate at all.
+    town.secrets().delete(&names::driver_secret(CLUSTER), &DeleteParams::default()).await.unwrap();
+    let mut controller = town.another_controller().await;
+    let status = controller.create_volume(create("pvc-1", MIB)).await.expect_err("none");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("c-csi-tls"), "{status}");
+}
+
+#[tokio::test]
+async fn without_the_api_server_calls_end_soon() {
+    let dir = tempfile::tempdir().unwrap();
+    // Nobody listens there.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let kubeconfig = dir.path().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{ "name": "x", "cluster": { "server": format!("http://127.0.0.1:{port}") } }],
+        "users": [{ "name": "x", "user": {} }],
+        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let mut command = Command::new(driver_binary());
+    command
+        .args(["--mode", "controller", "--kubernetes", "--namespace", "ns"])
+        .env("KUBECONFIG", &kubeconfig);
+    command.arg("--endpoint").arg(format!("unix://{}", dir.path().join("csi.sock").display()));
+    let mut driver = Process::start(&mut command, dir.path().join("log"));
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    let mut controller = forebay_proto::csi::controller_client::ControllerClient::new(channel.clone());
+    let started = Instant::now();
+    let status = controller.create_volume(create("pvc-1", MIB)).await.expect_err("no API server");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("Kubernetes API"), "{status}");
+    let probe = IdentityClient::new(channel).probe(ProbeRequest {}).await.unwrap().into_inner();
+    assert_eq!(probe.ready, Some(false));
+    assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn a_node_looks_up_where_the_instance_is() {
+    let mut town = Town::new(1).await;
+    let volume = town.create(create("pvc-1", MIB)).await.unwrap();
+    let folder = |name: &str| {
+        let folder = town.dir.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder.to_str().unwrap().to_owned()
+    };
+    let (registry, host) = (folder("registry"), folder("host"));
+    let arguments = ["--node-id", "node-1", "--plugins-registry", &registry, "--host-root", &host];
+    let mut node = start_in_kubernetes(town.dir.path(), &town.namespace, "node.sock", "node", &arguments);
+    let mut client = NodeClient::new(connect(&mut node, &town.dir.path().join("node.sock")).await);
+    let mut stage = NodeStageVolumeRequest {
+        volume_id: volume.volume_id.clone(),
+        staging_target_path: town.dir.path().join("staging").to_str().unwrap().into(),
+        volume_capability: Some(capability()),
+        secrets: map(&[("username", "pvc-1"), ("password", PASSWORD)]),
+        volume_context: volume.volume_context.clone(),
+        ..Default::default()
+    };
+    let address = std::mem::take(&mut town.statuses[0].address);
+    town.statuses[0].message = "it starts".into();
+    town.tell().await;
+    let status = client.node_stage_volume(stage.clone()).await.expect_err("no address");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("instance c-0 has no address yet"), "{status}");
+
+    // Nobody listens there, so that it ends in the same way with or without the kernel's SMB client.
+    town.statuses[0].address = address;
+    town.statuses[0].port = 1;
+    town.tell().await;
+    let status = client.node_stage_volume(stage.clone()).await.expect_err("nobody listens");
+    assert!(!status.message().contains("no address"), "{status}");
+    assert!(status.message().contains("//127.0.0.1"), "{status}");
+
+    stage.volume_context.insert("clusterNamespace".into(), "default".into());
+    let status = client.node_stage_volume(stage.clone()).await.expect_err("not here");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    stage.secrets.clear();
+    assert_eq!(code(client.node_stage_volume(stage).await), Code::InvalidArgument, "no credentials");
+    assert!(!node.log().contains(PASSWORD));
+}
