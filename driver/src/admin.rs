@@ -11,11 +11,11 @@ use forebay_proto::admin::{
     ListVolumesRequest, ListVolumesResponse, Pool, StatVolumeRequest, Volume,
 };
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, TimeoutExpired};
 use tracing::warn;
 
 use crate::address::ServerAddress;
-use crate::error::{Error, with_sources};
+use crate::error::{Error, describe_status};
 use crate::limits::{ADMIN_DEADLINE, PROBE_DEADLINE};
 use crate::names::VolumeId;
 
@@ -55,9 +55,13 @@ impl Admin {
     fn error(&self, status: Status) -> Error {
         // An error that came from below and not from the server. A server that does not like a client's certificate
         // says so after the handshake (RFC 8446 4.4.2.4), where the code is any.
-        let is_local = std::error::Error::source(&status).is_some();
+        let below = std::error::Error::source(&status);
+        let mut chain = std::iter::successors(below, |error| error.source());
+        let is_timeout = chain.any(|error| error.is::<TimeoutExpired>());
         let status = match status.code() {
-            Code::Unknown | Code::Internal if is_local => Status::unavailable(with_sources(&status)),
+            Code::Unknown | Code::Internal | Code::Cancelled if below.is_some() && !is_timeout => {
+                Status::unavailable(describe_status(&status))
+            }
             _ => status,
         };
         if status.code() == Code::Unavailable {

@@ -146,7 +146,7 @@ impl Error {
 }
 
 /// The message, and what lies below it: "transport error" alone says nothing of an expired certificate.
-fn describe_status(status: &Status) -> String {
+pub(crate) fn describe_status(status: &Status) -> String {
     let mut text = status.message().to_owned();
     if let Some(source) = std::error::Error::source(status) {
         let _ = write!(text, ": {}", with_sources(source));

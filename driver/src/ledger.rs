@@ -115,9 +115,10 @@ mod tests {
         let ledger = Ledger::default();
         let unlimited = Pool { has_quota: false, ..pool("a", 1, 0) };
         for _ in 0..=LEDGER_ENTRIES_MAX {
-            drop(
-                ledger.place(vec![ready(0, 0, &[unlimited.clone()])], Wanted { size_bytes: 0, ..wanted(0) }),
-            );
+            drop(ledger.place(
+                vec![ready(0, 0, std::slice::from_ref(&unlimited))],
+                Wanted { size_bytes: 0, ..wanted(0) },
+            ));
         }
         let length = ledger.0.lock().expect("no panic").entries.len();
         assert_eq!(length, LEDGER_ENTRIES_MAX);
