@@ -4,3 +4,4 @@ mod api_server;
 mod helm;
 mod refusals;
 mod rendered;
+mod rights;
