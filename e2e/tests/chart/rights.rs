@@ -13,7 +13,7 @@ use forebay_e2e::kubernetes::service::Service;
 use forebay_e2e::kubernetes::tools::{self, Tools};
 use serde_json::{Value, json};
 
-use crate::helm::{NAMESPACE, objects, root};
+use crate::helm::{NAMESPACE, objects, root, template};
 
 const NODE: &str = "worker-1";
 /// Until a program has done what it should; machines that test are slow.
@@ -73,6 +73,10 @@ fn everything_works_with_exactly_the_chart_s_rights() {
     });
     assert!(notes(&answer).iter().any(|note| note.contains("StorageCluster main")), "{:?}", notes(&answer));
 
+    let findings = lab.doctor();
+    assert!(findings.contains("StorageCluster"), "{findings}");
+    assert!(!findings.contains("could not be read"), "{findings}");
+
     for (name, log) in lab.logs() {
         assert!(!log.is_empty(), "{name} wrote no log");
         let refused = log.lines().find(|line| line.to_lowercase().contains("forbidden"));
@@ -126,21 +130,42 @@ impl Lab {
     /// Starts a container of the chart: with its own command line, and its service account's token as a pod on the node
     /// has it.
     fn start(&mut self, workload: &str, container: &str, program: &Path) {
-        let bound = ["--bound-object-kind=Node", "--bound-object-name", NODE];
-        let token = ["create", "token", workload, "-n", NAMESPACE, "--duration=1h"];
-        let token = self.kubectl.run(&[&token[..], &bound].concat()).expect("a token");
-        let view =
-            self.kubectl.run(&["config", "view", "--raw", "--minify", "-o", "json"]).expect("a kubeconfig");
-        let mut kubeconfig: Value = serde_json::from_str(&view).expect("JSON");
-        kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
-        let path = self.folder.join(format!("{workload}.kubeconfig"));
-        fs::write(&path, kubeconfig.to_string()).expect("a kubeconfig");
+        let path = self.kubeconfig(workload);
         let mut command = Command::new(program);
         command.env("KUBECONFIG", &path);
         self.configure(&mut command, workload, container);
         let name = format!("{workload}-{container}");
         let service = Service::start(&name, &command, &self.folder).expect("the program starts");
         self.running.push((name, service));
+    }
+
+    fn kubeconfig(&self, account: &str) -> PathBuf {
+        let bound = ["--bound-object-kind=Node", "--bound-object-name", NODE];
+        let token = ["create", "token", account, "-n", NAMESPACE, "--duration=1h"];
+        let token = self.kubectl.run(&[&token[..], &bound].concat()).expect("a token");
+        let view =
+            self.kubectl.run(&["config", "view", "--raw", "--minify", "-o", "json"]).expect("a kubeconfig");
+        let mut kubeconfig: Value = serde_json::from_str(&view).expect("JSON");
+        kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+        let path = self.folder.join(format!("{account}.kubeconfig"));
+        fs::write(&path, kubeconfig.to_string()).expect("a kubeconfig");
+        path
+    }
+
+    /// What the pod of `helm test` finds, with its account: an unfinished cluster, but nothing that it may not look at.
+    fn doctor(&self) -> String {
+        let hooks = template(&["--show-only", "templates/tests/doctor.yaml"]).expect("the test's objects");
+        for object in objects(&hooks).iter().filter(|object| object["kind"] != "Pod") {
+            self.kubectl.apply(&object.to_string()).expect("the test's rights");
+        }
+        let mut command = Command::new(binary("kubectl-forebay"));
+        command.args(["doctor", "--all", "--namespace", NAMESPACE]);
+        command.env("KUBECONFIG", self.kubeconfig("forebay-test"));
+        let output = command.output().expect("the doctor runs");
+        let text = [output.stdout, output.stderr].concat();
+        // 2 is for what cannot be told; errors in an unfinished cluster are 1.
+        assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&text));
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Arguments and environment as in the chart, with this machine's folders and ports.
