@@ -26,6 +26,8 @@ use tonic::{Code, Status};
 use town::{Authority, BACKEND, CLUSTER, Town, start_in_kubernetes};
 use volumes::{MIB, capability, code, map, range};
 
+/// Whether the API server has the controllers beside it: nothing here needs them.
+const WITH_CONTROLLERS: bool = false;
 const PASSWORD: &str = "a-password-from-before-the-crash";
 
 fn create(name: &str, required_bytes: i64) -> CreateVolumeRequest {

@@ -14,6 +14,7 @@ use forebay_api::cluster::{
 };
 use forebay_api::{StorageCluster, StorageClusterSpec, names};
 use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_e2e::kubernetes::kubectl::Kubectl;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::csi::controller_client::ControllerClient;
 use k8s_openapi::ByteString;
@@ -31,11 +32,22 @@ use crate::process::{DEADLINE, Process, connect, driver_binary, server_binary};
 pub const CLUSTER: &str = "c";
 pub const BACKEND: &str = "fast";
 
+/// kubectl with all rights.
+pub fn kubectl() -> Kubectl {
+    api_server().lock().unwrap().kubectl()
+}
+
+/// A kubeconfig with the rights of a service account.
+pub fn kubeconfig_of(namespace: &str, account: &str) -> PathBuf {
+    let user = format!("system:serviceaccount:{namespace}:{account}");
+    api_server().lock().unwrap().kubeconfig_for(&user, None).unwrap()
+}
+
 /// One API server for all tests; each has a namespace of its own.
 fn api_server() -> &'static Mutex<LocalApiServer> {
     static SERVER: OnceLock<Mutex<LocalApiServer>> = OnceLock::new();
     SERVER.get_or_init(|| {
-        let server = LocalApiServer::start(false).unwrap();
+        let server = LocalApiServer::start(crate::WITH_CONTROLLERS).unwrap();
         let crd = chart().join("crds/storageclusters.yaml");
         server.kubectl().run(&["apply", "-f", crd.to_str().unwrap()]).unwrap();
         let established = "--for=condition=Established";
@@ -356,12 +368,10 @@ pub fn start_in_kubernetes(
     mode: &str,
     arguments: &[&str],
 ) -> Process {
-    let user = format!("system:serviceaccount:{namespace}:forebay-csi-{mode}");
-    let kubeconfig = api_server().lock().unwrap().kubeconfig_for(&user, None).unwrap();
     let mut command = Command::new(driver_binary());
     command.args(["--mode", mode, "--kubernetes", "--namespace", namespace]).args(arguments);
     command.arg("--endpoint").arg(format!("unix://{}", dir.join(socket).display()));
-    command.env("KUBECONFIG", kubeconfig);
+    command.env("KUBECONFIG", kubeconfig_of(namespace, &format!("forebay-csi-{mode}")));
     Process::start(&mut command, dir.join(format!("{socket}.log")))
 }
 

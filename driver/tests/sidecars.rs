@@ -1,0 +1,164 @@
+//! The driver behind upstream's sidecars: a claim becomes a volume, grows, and goes again. All with the chart's rights.
+#![allow(clippy::unwrap_used)]
+
+mod process;
+mod town;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use forebay_api::names;
+use forebay_e2e::cache::Cache;
+use forebay_e2e::kubernetes::tools::{SANITY, SIDECARS, Tools};
+use process::{Process, connect};
+use serde_json::{Value, json};
+use town::{CLUSTER, Town, kubeconfig_of, kubectl, start_in_kubernetes};
+
+/// Who binds claims and marks volumes as released.
+const WITH_CONTROLLERS: bool = true;
+const ACCOUNT: &str = "forebay-csi-controller";
+
+/// Waits for a field of an object.
+async fn until(sidecars: &mut [Process], get: &[&str], holds: impl Fn(Option<&Value>) -> bool) -> Value {
+    let started = Instant::now();
+    loop {
+        let found = kubectl().find(get).unwrap();
+        if holds(found.as_ref()) {
+            return found.unwrap_or_default();
+        }
+        for sidecar in &mut *sidecars {
+            sidecar.assert_running();
+        }
+        let late = started.elapsed() > process::DEADLINE;
+        assert!(!late, "{get:?}: {found:#?}\n{}", sidecars.iter().map(Process::log).collect::<String>());
+        // Not a wait for something to have happened: kubectl is a process, and the machine has other work.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The rights that the chart gives in the whole cluster, given to the account of this town's namespace.
+fn give_rights(namespace: &str) {
+    let manifests =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/forebay.yaml")).unwrap();
+    let is_role = |document: &&str| {
+        document.contains("\nkind: ClusterRole\n") && document.contains(&format!("\n  name: {ACCOUNT}\n"))
+    };
+    kubectl().apply(manifests.split("\n---\n").find(is_role).unwrap()).unwrap();
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": { "name": ACCOUNT },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT },
+        "subjects": [{ "kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace }],
+    });
+    kubectl().apply(&binding.to_string()).unwrap();
+}
+
+fn start(dir: &Path, program: PathBuf, namespace: &str, arguments: &[&str]) -> Process {
+    let mut command = Command::new(&program);
+    command.arg("--kubeconfig").arg(kubeconfig_of(namespace, ACCOUNT));
+    command.arg(format!("--csi-address={}", dir.join("csi.sock").display()));
+    command.arg("--leader-election").arg(format!("--leader-election-namespace={namespace}")).args(arguments);
+    Process::start(&mut command, dir.join(program.file_name().unwrap()).with_extension("log"))
+}
+
+#[tokio::test]
+async fn a_claim_becomes_a_volume_grows_and_goes() {
+    let mut town = Town::new(1).await;
+    give_rights(&town.namespace);
+    let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS]).unwrap();
+    let (provisioner, resizer) = (tools.path("csi-provisioner"), tools.path("csi-resizer"));
+    let provisioning = ["--timeout=60s", "--extra-create-metadata"];
+    let resizing = ["--resize-timeout=60s", "--handle-volume-inuse-error=false"];
+    let mut sidecars = [
+        start(town.dir.path(), provisioner, &town.namespace, &provisioning),
+        start(town.dir.path(), resizer, &town.namespace, &resizing),
+    ];
+
+    // As the operator makes it.
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": { "name": "forebay" },
+        "provisioner": forebay_api::DRIVER,
+        "allowVolumeExpansion": true,
+        "parameters": {
+            (names::PARAMETER_CLUSTER): CLUSTER,
+            (names::PARAMETER_CLUSTER_NAMESPACE): town.namespace,
+            "csi.storage.k8s.io/node-stage-secret-name": names::volume_secret("${pv.name}"),
+            "csi.storage.k8s.io/node-stage-secret-namespace": town.namespace,
+        },
+    });
+    kubectl().apply(&class.to_string()).unwrap();
+    let claim = |size: &str| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": { "name": "data", "namespace": "default" },
+            "spec": {
+                "storageClassName": "forebay",
+                "accessModes": ["ReadWriteMany"],
+                "resources": { "requests": { "storage": size } },
+            },
+        })
+        .to_string()
+    };
+    kubectl().apply(&claim("64Mi")).unwrap();
+    let get_claim = ["persistentvolumeclaim", "data", "--namespace=default"];
+    let bound =
+        until(&mut sidecars, &get_claim, |c| c.is_some_and(|c| c["status"]["phase"] == "Bound")).await;
+    let name = bound["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let volume = kubectl().get(&["persistentvolume", &name]).unwrap();
+    let csi = &volume["spec"]["csi"];
+    assert_eq!(csi["volumeHandle"], format!("c-0/{name}"));
+    assert!(csi["volumeAttributes"].get("server").is_none(), "{csi}");
+    assert!(volume["spec"].get("nodeAffinity").is_none_or(Value::is_null), "reached from everywhere");
+    // What the kubelet will look for is there.
+    let secret = csi["nodeStageSecretRef"]["name"].as_str().unwrap();
+    assert_eq!(csi["nodeStageSecretRef"]["namespace"], town.namespace);
+    assert_eq!(town.record(&name).await.unwrap().metadata.name.as_deref(), Some(secret));
+    assert_eq!(town.volumes().await, [1]);
+
+    kubectl().apply(&claim("128Mi")).unwrap();
+    let grown = |c: Option<&Value>| c.is_some_and(|c| c["status"]["capacity"]["storage"] == "128Mi");
+    until(&mut sidecars, &get_claim, grown).await;
+
+    kubectl()
+        .run(&["delete", "persistentvolumeclaim", "data", "--namespace=default", "--wait=false"])
+        .unwrap();
+    until(&mut sidecars, &["persistentvolume", &name], |volume| volume.is_none()).await;
+    assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+}
+
+/// The specs of the controller and of identity; those of the node need the kernel's SMB client and are the lab's.
+#[tokio::test]
+async fn csi_sanity_finds_nothing_in_the_controller() {
+    let mut town = Town::new(2).await;
+    let tools = Tools::prepare(&Cache::open().unwrap(), &[SANITY]).unwrap();
+    let parameters = town.dir.path().join("parameters.yaml");
+    fs::write(&parameters, format!("{}: {CLUSTER}\n", names::PARAMETER_CLUSTER)).unwrap();
+    let mut command = Command::new(tools.path("csi-sanity"));
+    // Its clean-up after each spec asks a node.
+    let folder = |name: &str| {
+        let folder = town.dir.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        folder.to_str().unwrap().to_owned()
+    };
+    let (registry, host) = (folder("registry"), folder("host"));
+    let arguments = ["--node-id", "node-1", "--plugins-registry", &registry, "--host-root", &host];
+    let mut node = start_in_kubernetes(town.dir.path(), &town.namespace, "node.sock", "node", &arguments);
+    connect(&mut node, &town.dir.path().join("node.sock")).await;
+    command.arg(format!("--csi.endpoint={}", town.dir.path().join("node.sock").display()));
+    command.arg(format!("--csi.controllerendpoint={}", town.dir.path().join("csi.sock").display()));
+    command.arg(format!("--csi.testvolumeparameters={}", parameters.display()));
+    command.arg("--ginkgo.focus=Controller Service|ListSnapshots|Identity Service").arg("--ginkgo.no-color");
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", town.drivers[0].log());
+    // A focus that meets nothing is a success, too.
+    let passed = text.split(" Passed").next().and_then(|text| text.rsplit(' ').next()?.parse::<u32>().ok());
+    assert!(passed.is_some_and(|passed| passed >= 20), "{text}");
+    assert_eq!((town.volumes().await, town.records().await), (vec![0, 0], 0));
+}
