@@ -324,6 +324,22 @@ async fn two_controllers_make_one_volume() {
 }
 
 #[tokio::test]
+async fn many_claims_at_once_are_spread() {
+    const CLAIMS: usize = 60;
+    let mut town = Town::new(2).await;
+    let calls = (0..CLAIMS).map(|n| {
+        let mut controller = town.controller.clone();
+        tokio::spawn(async move { code(controller.create_volume(create(&format!("pvc-{n}"), MIB)).await) })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        assert_eq!(call.await.unwrap(), Code::Ok);
+    }
+    let volumes = town.volumes().await;
+    assert_eq!((volumes.iter().sum::<usize>(), town.records().await), (CLAIMS, CLAIMS));
+    assert!(volumes.iter().all(|&count| count >= CLAIMS / 3), "{volumes:?}");
+}
+
+#[tokio::test]
 async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
