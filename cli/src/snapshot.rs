@@ -60,7 +60,7 @@ impl Snapshot {
             Ok(result) => Ok(result.with_context(|| format!("ask the API server at {server}"))?.git_version),
             Err(_) => anyhow::bail!("the API server at {server} does not answer"),
         };
-        timeout(READ_DEADLINE, Self::read(&client, namespace, version)).await.with_context(|| {
+        timeout(READ_DEADLINE, Box::pin(Self::read(&client, namespace, version))).await.with_context(|| {
             format!("the API server at {server} does not answer in {} s", READ_DEADLINE.as_secs())
         })
     }

@@ -323,7 +323,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
             ),
             "wait, or read the operator's log",
         ),
-        Some(ready) if ready.status == "True" => report.ok(format!("ready: {}", ready.message)),
+        Some(ready) if ready.status == "True" => report.ok("it is ready"),
         Some(ready) => {
             report.error(format!("not ready: {}", ready.reason), ready.message.clone(), describe.clone())
         }
@@ -336,6 +336,21 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
                 condition.message.clone(),
                 describe.clone(),
             );
+        }
+    }
+    for condition in status.conditions.iter().filter(|c| c.type_ == "Progressing" && c.status == "True") {
+        match condition.reason.as_str() {
+            "ApplyFailed" => report.error(
+                "the operator cannot make its objects",
+                condition.message.clone(),
+                "mend what the message names; the operator tries again by itself",
+            ),
+            "ScaleDownRefused" => report.warning(
+                "it cannot have fewer instances yet",
+                condition.message.clone(),
+                "delete or move the volumes of the instances that are to go",
+            ),
+            reason => report.note(format!("it is changing: {reason}"), condition.message.clone(), ""),
         }
     }
     for instance in &status.instances {

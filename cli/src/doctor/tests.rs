@@ -179,7 +179,19 @@ fn the_pod_that_asks_does_not_complain_of_itself() {
 #[test]
 fn storage_clusters_are_looked_at() {
     type Change = fn(&mut Value);
-    let cases: [(&str, Change); 7] = [
+    let cases: [(&str, Change); 10] = [
+        ("Error storagecluster main: the operator cannot make its objects", |c| {
+            c["status"]["conditions"][1]["status"] = json!("True");
+            c["status"]["conditions"][1]["reason"] = json!("ApplyFailed");
+        }),
+        ("Warning storagecluster main: it cannot have fewer instances yet", |c| {
+            c["status"]["conditions"][1]["status"] = json!("True");
+            c["status"]["conditions"][1]["reason"] = json!("ScaleDownRefused");
+        }),
+        ("Note storagecluster main: it is changing: RollingOut", |c| {
+            c["status"]["conditions"][1]["status"] = json!("True");
+            c["status"]["conditions"][1]["reason"] = json!("RollingOut");
+        }),
         ("Error storagecluster main: not ready: InstancesNotReady", |c| {
             c["status"]["conditions"][0]["status"] = json!("False");
             c["status"]["conditions"][0]["reason"] = json!("InstancesNotReady");
