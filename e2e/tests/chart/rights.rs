@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use forebay_e2e::cache::Cache;
@@ -105,19 +106,21 @@ fn node(kubectl: &Kubectl) {
         .expect("no taint");
 }
 
-/// A program of the product beside this test, or in `$FOREBAY_BINARIES`; built where it is not there.
+/// A program of the product, built from this tree or in `$FOREBAY_BINARIES`.
 fn binary(name: &str) -> PathBuf {
-    if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-        return Path::new(&folder).join(name);
-    }
-    let test = std::env::current_exe().expect("this program has a path");
-    let built = test.parent().and_then(Path::parent).expect("a target folder").join(name);
-    if !built.exists() {
+    static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+        if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
+            return PathBuf::from(folder);
+        }
+        // Those that lie beside this test may be of an older tree. All at once, so that they share what they are made of.
+        let packages = ["-p", "forebay-csi", "-p", "forebay-operator", "-p", "kubectl-forebay"];
         let status =
-            Command::new(env!("CARGO")).args(["build", "-q", "-p", name]).current_dir(root()).status();
-        assert!(status.expect("cargo runs").success(), "{name} cannot be built");
-    }
-    built
+            Command::new(env!("CARGO")).args(["build", "-q"]).args(packages).current_dir(root()).status();
+        assert!(status.expect("cargo runs").success(), "the programs cannot be built");
+        let test = std::env::current_exe().expect("this program has a path");
+        test.parent().and_then(Path::parent).expect("a target folder").to_owned()
+    });
+    BUILT.join(name)
 }
 
 struct Lab {
