@@ -16,6 +16,8 @@ pub const RECONCILES_AT_ONCE_MAX: u16 = 4;
 pub const RECONCILE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Everything is looked at again after so long, whatever the watches said.
 pub const RESYNC: Duration = Duration::from_secs(300);
+/// As [`RESYNC`], while an instance does not serve.
+pub const UNREADY_RESYNC: Duration = Duration::from_secs(60);
 /// Changes that come within so long of one another make one reconciliation.
 pub const DEBOUNCE: Duration = Duration::from_millis(200);
 /// First delay after an error; it doubles.

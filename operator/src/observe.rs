@@ -161,8 +161,11 @@ fn elsewhere(context: &Context, cluster: &StorageCluster) -> Vec<(String, String
             continue;
         }
         let ports = objects::ports(&other.spec.network);
+        // Two that have both taken a node and not served there would else both leave it, again and again.
+        let age = |c: &StorageCluster| (c.creation_timestamp(), c.name_any());
+        let older = age(&other) < age(cluster);
         for instance in other.status.iter().flat_map(|s| &s.instances) {
-            if !instance.node.is_empty() {
+            if !instance.node.is_empty() && (older || instance.capacity_bytes > 0) {
                 found.push((instance.node.clone(), instance.name.clone(), ports.clone()));
             }
         }

@@ -439,3 +439,7 @@ pub fn explain(verdicts: &[Verdict], given: &BTreeMap<String, Seat>) -> String {
     let counts: Vec<String> = counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     format!("of {} nodes: {}; status.nodes says what to do", verdicts.len(), counts.join(", "))
 }
+
+#[cfg(test)]
+#[path = "placement_tests.rs"]
+mod tests;

@@ -390,3 +390,6 @@ fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
 fn soon(desired: &mut Desired) {
     desired.again = desired.again.min(WAIT);
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::rules::Problem;
 use super::{Desired, Report, ServerReport, View, ordinal, soon};
-use crate::limits::{CONDITION_MESSAGE_MAX, NODE_VERDICTS_MAX};
+use crate::limits::{CONDITION_MESSAGE_MAX, NODE_VERDICTS_MAX, UNREADY_RESYNC};
 use crate::placement::{self, Reason};
 
 /// What the other parts have to say for the conditions.
@@ -41,6 +41,10 @@ pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut
     instances.sort_by_key(|i| ordinal(&view.name, &i.name));
     if said.waits || instances.iter().any(|i| i.phase == InstancePhase::Starting) {
         soon(desired);
+    }
+    if instances.iter().any(|i| i.phase != InstancePhase::Ready) {
+        // What it waits for may be something that no watch tells of, such as a node that another cluster leaves.
+        desired.again = desired.again.min(UNREADY_RESYNC);
     }
     let conditions = conditions(view, problems, said, &instances);
     desired.status = StorageClusterStatus {
@@ -179,10 +183,11 @@ fn phase(
             format!("its node {} is not ready: kubectl describe node {}", seat.node, seat.node),
         );
     }
-    if let Some(failure) = view.observed.mount_failures.get(name) {
-        return (NotReady, format!("the kubelet cannot mount its volumes: {failure}"));
-    }
-    match trouble(pod) {
+    let mount = || {
+        let failure = view.observed.mount_failures.get(name)?;
+        Some(format!("the kubelet cannot mount its volumes: {failure}"))
+    };
+    match trouble(pod).or_else(mount) {
         Some(trouble) => (NotReady, trouble),
         None => (Starting, "its pod is being started".to_owned()),
     }

@@ -1,0 +1,603 @@
+use super::*;
+use forebay_api::cluster::{InstancePhase, StorageClusterStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::json;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).expect("a moment")
+}
+
+fn settings() -> Settings {
+    Settings {
+        namespace: "ns".to_owned(),
+        image: "forebay:1".to_owned(),
+        seccomp_profile: "localhost/forebay/server.json".to_owned(),
+        priority_class: "system-cluster-critical".to_owned(),
+    }
+}
+
+fn cluster(spec: Value) -> StorageCluster {
+    let mut full = json!({
+        "instances": 2,
+        "backends": [{ "name": "main", "kind": "Directory", "directory": { "path": "/mnt/a" } }],
+    });
+    for (key, value) in spec.as_object().expect("fields") {
+        full[key.as_str()] = value.clone();
+    }
+    serde_json::from_value(json!({
+        "apiVersion": "storage.forebay.io/v1alpha1",
+        "kind": "StorageCluster",
+        "metadata": { "name": "a", "namespace": "ns", "uid": "u", "generation": 3 },
+        "spec": full,
+    }))
+    .expect("a StorageCluster")
+}
+
+fn node(name: &str, ip: &str) -> Arc<Node> {
+    Arc::new(
+        serde_json::from_value(json!({
+            "metadata": { "name": name },
+            "status": {
+                "conditions": [{ "type": "Ready", "status": "True" }],
+                "addresses": [{ "type": "Hostname", "address": name }, { "type": "InternalIP", "address": ip }],
+            },
+        }))
+        .expect("a Node"),
+    )
+}
+
+fn observed() -> Observed {
+    Observed {
+        now: now(),
+        nodes: vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2"), node("n3", "10.0.0.3")],
+        certificates: CertificatesState {
+            problem: None,
+            renewal: None,
+            issued: (0..4).map(|n| format!("a-{n}")).collect(),
+        },
+        ..Observed::default()
+    }
+}
+
+/// Objects by kind and name.
+fn names_of(desired: &Desired) -> Vec<String> {
+    desired
+        .objects
+        .iter()
+        .map(|o| {
+            format!(
+                "{} {}",
+                o["kind"].as_str().unwrap_or_default(),
+                o["metadata"]["name"].as_str().unwrap_or_default()
+            )
+        })
+        .collect()
+}
+
+fn removed(desired: &Desired) -> Vec<String> {
+    desired.remove.iter().map(|t| format!("{} {}", t.kind, t.name)).collect()
+}
+
+fn condition<'d>(desired: &'d Desired, type_: &str) -> &'d Condition {
+    desired
+        .status
+        .conditions
+        .iter()
+        .find(|c| c.type_ == type_)
+        .unwrap_or_else(|| panic!("no condition {type_}"))
+}
+
+/// What the API server, the StatefulSet controller and kubelets make of it: every object is there, every pod is ready
+/// since `ready_for_s`, every server answers.
+fn settle(cluster: &mut StorageCluster, observed: &mut Observed, ready_for_s: i64) {
+    let done = desired(cluster, &settings(), observed);
+    for target in &done.remove {
+        match target.kind {
+            "StatefulSet" => {
+                observed.stateful_sets.remove(&target.name);
+                observed.pods.remove(&target.name);
+            }
+            "Service" => {
+                observed.services.remove(&target.name);
+            }
+            _ => observed.config_maps.retain(|n| *n != target.name),
+        }
+    }
+    for object in &done.objects {
+        let name = object["metadata"]["name"].as_str().expect("a name").to_owned();
+        match object["kind"].as_str().expect("a kind") {
+            "StatefulSet" => {
+                let mut set: StatefulSet = serde_json::from_value(object.clone()).expect("a StatefulSet");
+                set.metadata.uid = Some(format!("set-{name}"));
+                observed.stateful_sets.insert(name.clone(), set);
+                observed.pods.entry(name.clone()).or_insert_with(|| pod(object, &name, ready_for_s));
+                let report = ServerReport {
+                    version: "1".to_owned(),
+                    transports: vec!["TCP".to_owned()],
+                    capacity_bytes: 1 << 40,
+                    free_bytes: 1 << 39,
+                    ..ServerReport::default()
+                };
+                observed.reports.entry(name).or_insert(Report::Answered(Box::new(report)));
+            }
+            "Service" => {
+                let mut service: Service = serde_json::from_value(object.clone()).expect("a Service");
+                service.spec.as_mut().expect("a spec").cluster_ip =
+                    Some(format!("10.96.0.{}", observed.services.len() + 1));
+                observed.services.entry(name).or_insert(service);
+            }
+            "ConfigMap" => {
+                if name == objects::placement_record("a") {
+                    observed.bound = serde_json::from_value(object["data"].clone()).expect("strings");
+                }
+                if !observed.config_maps.contains(&name) {
+                    observed.config_maps.push(name);
+                }
+            }
+            _ => {}
+        }
+    }
+    cluster.status = Some(done.status);
+}
+
+fn pod(set: &Value, instance: &str, ready_for_s: i64) -> Pod {
+    let template = &set["spec"]["template"];
+    let terms =
+        &template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let since = now() - k8s_openapi::jiff::SignedDuration::from_secs(ready_for_s);
+    let mut spec = template["spec"].clone();
+    spec["nodeName"] = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0].clone();
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": format!("{instance}-0"), "uid": format!("pod-{instance}"),
+            "labels": template["metadata"]["labels"], "annotations": template["metadata"]["annotations"],
+        },
+        "spec": spec,
+        "status": { "phase": "Running", "conditions": [
+            { "type": "Ready", "status": "True", "lastTransitionTime": since.to_string() },
+        ] },
+    }))
+    .expect("a Pod")
+}
+
+/// A cluster that runs, as the operator has seen it through.
+fn running(spec: Value) -> (StorageCluster, Observed) {
+    let mut cluster = cluster(spec);
+    let mut observed = observed();
+    for _ in 0..3 {
+        settle(&mut cluster, &mut observed, 1000);
+    }
+    assert_eq!(phases(&cluster), vec![InstancePhase::Ready; cluster.spec.instances as usize]);
+    (cluster, observed)
+}
+
+fn phases(cluster: &StorageCluster) -> Vec<InstancePhase> {
+    cluster.status.iter().flat_map(|s| &s.instances).map(|i| i.phase).collect()
+}
+
+fn change(cluster: &mut StorageCluster, field: &str, value: Value) {
+    let mut spec = serde_json::to_value(&cluster.spec).expect("JSON");
+    spec[field] = value;
+    cluster.spec = serde_json::from_value(spec).expect("a spec");
+}
+
+fn volumes(observed: &mut Observed, instance: &str, count: u32) {
+    let Some(Report::Answered(report)) = observed.reports.get_mut(instance) else {
+        panic!("{instance} does not answer")
+    };
+    report.volumes = count;
+}
+
+#[test]
+fn a_new_cluster_gets_its_objects() {
+    let found = desired(&cluster(json!({})), &settings(), &observed());
+    assert_eq!(
+        names_of(&found),
+        [
+            "ConfigMap a-placement",
+            "ConfigMap a-0-config",
+            "StatefulSet a-0",
+            "ConfigMap a-1-config",
+            "StatefulSet a-1"
+        ]
+    );
+    assert!(found.remove.is_empty() && found.restart.is_none() && !found.release);
+    let set = &found.objects[2];
+    assert_eq!(set["spec"]["updateStrategy"]["type"], "OnDelete");
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(pod["securityContext"]["seccompProfile"]["localhostProfile"], "forebay/server.json");
+    assert_eq!(pod["containers"][0]["image"], "forebay:1");
+    assert_eq!(pod["terminationGracePeriodSeconds"], 90);
+    assert_eq!(pod["volumes"][3]["hostPath"], json!({ "path": "/mnt/a", "type": "Directory" }));
+    // The record of nodes is not owned: it outlives the cluster where its volumes do.
+    assert!(found.objects[0]["metadata"].get("ownerReferences").is_none());
+    for object in &found.objects[1..] {
+        assert_eq!(object["metadata"]["ownerReferences"][0]["uid"], "u");
+    }
+}
+
+#[test]
+fn the_same_is_wanted_however_often_one_asks() {
+    let (cluster, observed) = running(json!({}));
+    let first = desired(&cluster, &settings(), &observed);
+    let mut later = cluster.clone();
+    later.status = Some(first.status.clone());
+    let second = desired(&later, &settings(), &observed);
+    assert_eq!(first.objects, second.objects);
+    assert_eq!(first.status, second.status);
+    assert!(second.remove.is_empty() && second.restart.is_none());
+    assert_eq!(second.again, RESYNC);
+}
+
+#[test]
+fn nothing_is_started_without_a_certificate_or_an_address() {
+    let mut seen = observed();
+    seen.certificates.issued = vec!["a-1".to_owned()];
+    assert_eq!(
+        names_of(&desired(&cluster(json!({})), &settings(), &seen)),
+        ["ConfigMap a-placement", "ConfigMap a-1-config", "StatefulSet a-1"]
+    );
+    let network = json!({ "network": { "hostNetwork": false } });
+    assert_eq!(
+        names_of(&desired(&cluster(network.clone()), &settings(), &observed())),
+        ["ConfigMap a-placement", "Service a-0", "Service a-1"]
+    );
+    let (cluster, _) = running(network);
+    assert_eq!(cluster.status.expect("a status").instances[0].address, "10.96.0.1");
+}
+
+#[test]
+fn an_instance_is_bound_when_it_has_served_and_stays_whatever_becomes_of_its_node() {
+    let (mut cluster, mut observed) = running(json!({}));
+    assert_eq!(observed.bound.get("a-0").map(String::as_str), Some("n1"));
+    observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n1"));
+    observed.pods.remove("a-0");
+    observed.reports.remove("a-0");
+    settle(&mut cluster, &mut observed, 1000);
+    let found = desired(&cluster, &settings(), &observed);
+    let status = &found.status.instances[0];
+    assert_eq!((status.node.as_str(), status.phase), ("n1", InstancePhase::NotReady));
+    assert!(status.message.contains("not part of the Kubernetes cluster"), "{}", status.message);
+    assert_eq!(status.address, "10.0.0.1", "the address is remembered");
+    assert!(found.remove.is_empty());
+    // The record of nodes lost, the status still says it: nothing moves.
+    observed.bound.clear();
+    observed.stateful_sets.clear();
+    assert_eq!(desired(&cluster, &settings(), &observed).status.instances[0].node, "n1");
+}
+
+#[test]
+fn an_instance_that_never_served_goes_elsewhere() {
+    let mut cluster = cluster(json!({ "instances": 1 }));
+    let mut observed = observed();
+    let first = desired(&cluster, &settings(), &observed);
+    assert_eq!(first.status.instances[0].node, "n1");
+    cluster.status = Some(first.status);
+    observed.nodes[0] = Arc::new(
+        serde_json::from_value(json!({ "metadata": { "name": "n1" }, "spec": { "unschedulable": true } }))
+            .expect("a Node"),
+    );
+    assert_eq!(desired(&cluster, &settings(), &observed).status.instances[0].node, "n2");
+    observed.nodes.truncate(1);
+    let nowhere = desired(&cluster, &settings(), &observed);
+    assert_eq!(nowhere.status.instances[0].phase, InstancePhase::Pending);
+    assert_eq!(condition(&nowhere, "InstancesPlaced").reason, "NoNodeFits");
+    assert!(condition(&nowhere, "InstancesPlaced").message.contains("kubectl uncordon n1"));
+}
+
+#[test]
+fn a_rollout_restarts_one_pod_at_a_time_and_waits_for_the_others() {
+    let (mut cluster, mut observed) = running(json!({ "instances": 3 }));
+    change(&mut cluster, "image", json!("forebay:2"));
+    // First the StatefulSets get the new template; pods come next.
+    assert_eq!(desired(&cluster, &settings(), &observed).restart, None);
+    settle(&mut cluster, &mut observed, 1000);
+    let found = desired(&cluster, &settings(), &observed);
+    let restart = found.restart.clone().expect("a restart");
+    assert_eq!((restart.name.as_str(), restart.uid.as_str()), ("a-0-0", "pod-a-0"));
+    assert_eq!(condition(&found, "Progressing").reason, "RollingOut");
+    // While it ends, none.
+    observed.pods.get_mut("a-0").expect("it is there").metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    let ending = desired(&cluster, &settings(), &observed);
+    assert_eq!((ending.restart, ending.status.instances[0].phase), (None, InstancePhase::Draining));
+    // Back, but not for long enough.
+    observed.pods.remove("a-0");
+    settle(&mut cluster, &mut observed, 3);
+    let waiting = desired(&cluster, &settings(), &observed);
+    assert_eq!(waiting.restart, None);
+    assert_eq!(condition(&waiting, "Progressing").reason, "WaitingForHealth");
+    assert_eq!(waiting.again, Duration::from_secs(7));
+    // Long enough, but its server does not answer; then it does.
+    observed.now += Duration::from_secs(60);
+    let answer = observed.reports.insert("a-0".to_owned(), Report::Silent("refused".to_owned()));
+    assert_eq!(desired(&cluster, &settings(), &observed).restart, None);
+    observed.reports.insert("a-0".to_owned(), answer.expect("it answered"));
+    assert_eq!(desired(&cluster, &settings(), &observed).restart.expect("a restart").name, "a-1-0");
+}
+
+#[test]
+fn a_broken_pod_is_replaced_first_so_that_a_bad_image_can_be_mended() {
+    let (mut cluster, mut observed) = running(json!({ "instances": 3 }));
+    let broken = observed.pods.get_mut("a-1").expect("it is there");
+    broken.status = serde_json::from_value(json!({ "phase": "Pending", "containerStatuses": [{
+        "name": "server", "image": "x", "imageID": "", "ready": false, "restartCount": 0, "started": false,
+        "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } },
+    }] }))
+    .expect("a status");
+    observed.reports.remove("a-1");
+    change(&mut cluster, "image", json!("forebay:2"));
+    settle(&mut cluster, &mut observed, 1000);
+    observed.reports.remove("a-1");
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(found.restart.clone().expect("a restart").name, "a-1-0");
+    assert!(found.status.instances[1].message.contains("ImagePullBackOff: no such image"));
+}
+
+#[test]
+fn what_changes_nothing_for_servers_restarts_none() {
+    let (mut cluster, mut observed) = running(json!({}));
+    change(&mut cluster, "storageClasses", json!([{ "name": "fast" }]));
+    change(&mut cluster, "upgrade", json!({ "minReadySeconds": 77 }));
+    settle(&mut cluster, &mut observed, 1000);
+    assert_eq!(desired(&cluster, &settings(), &observed).restart, None);
+}
+
+#[test]
+fn on_delete_restarts_nothing_and_says_what_waits() {
+    let (mut cluster, mut observed) = running(json!({ "upgrade": { "strategy": "OnDelete" } }));
+    change(&mut cluster, "limits", json!({ "maxIoKib": 1024 }));
+    settle(&mut cluster, &mut observed, 1000);
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(found.restart, None);
+    assert_eq!(condition(&found, "Progressing").reason, "WaitingForPodDeletion");
+    assert!(condition(&found, "Progressing").message.contains("a-0-0, a-1-0"));
+}
+
+#[test]
+fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
+    let (mut cluster, mut observed) = running(json!({}));
+    volumes(&mut observed, "a-1", 2);
+    change(&mut cluster, "instances", json!(1));
+    settle(&mut cluster, &mut observed, 1000);
+    let refused = desired(&cluster, &settings(), &observed);
+    assert_eq!(refused.status.instances[1].phase, InstancePhase::Removing);
+    assert_eq!(condition(&refused, "Progressing").reason, "ScaleDownRefused");
+    assert!(condition(&refused, "Progressing").message.contains("set spec.instances to 2"));
+    assert!(refused.remove.is_empty());
+    // Empty, but the driver is about to make a volume there.
+    volumes(&mut observed, "a-1", 0);
+    observed.recorded_volumes.insert("a-1".to_owned(), 1);
+    assert!(desired(&cluster, &settings(), &observed).remove.is_empty());
+    observed.recorded_volumes.clear();
+    // Nobody knows.
+    let answer = observed.reports.remove("a-1").expect("it answered");
+    assert!(desired(&cluster, &settings(), &observed).remove.is_empty());
+    observed.reports.insert("a-1".to_owned(), answer);
+    assert_eq!(
+        removed(&desired(&cluster, &settings(), &observed)),
+        ["StatefulSet a-1", "ConfigMap a-1-config"]
+    );
+    settle(&mut cluster, &mut observed, 1000);
+    settle(&mut cluster, &mut observed, 1000);
+    assert_eq!(cluster.status.as_ref().expect("a status").instances.len(), 1);
+    assert!(!observed.bound.contains_key("a-1"));
+}
+
+#[test]
+fn an_empty_instance_is_announced_before_it_is_removed() {
+    let (mut cluster, observed) = running(json!({}));
+    change(&mut cluster, "instances", json!(1));
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.remove.is_empty());
+    assert_eq!(found.status.instances[1].phase, InstancePhase::Removing);
+    assert!(found.again <= WAIT);
+}
+
+fn deleted(policy: &str) -> (StorageCluster, Observed) {
+    let (mut cluster, observed) = running(json!({ "deletionPolicy": policy }));
+    cluster.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    (cluster, observed)
+}
+
+#[test]
+fn a_cluster_with_volumes_is_not_deleted_by_default() {
+    let (mut cluster, mut observed) = deleted("Protect");
+    volumes(&mut observed, "a-0", 3);
+    settle(&mut cluster, &mut observed, 1000);
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&found, "Deletable").reason, "VolumesExist");
+    assert!(condition(&found, "Deletable").message.contains("3 on a-0"));
+    assert!(found.remove.is_empty() && !found.release && found.destroy_volumes.is_empty());
+    // An instance that is away may hold some.
+    volumes(&mut observed, "a-0", 0);
+    observed.reports.remove("a-1");
+    assert_eq!(condition(&desired(&cluster, &settings(), &observed), "Deletable").reason, "VolumesUnknown");
+}
+
+#[test]
+fn an_empty_cluster_goes_step_by_step() {
+    let (mut cluster, mut observed) = deleted("Protect");
+    let announced = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&announced, "Deletable").reason, "Announcing");
+    assert!(announced.remove.is_empty());
+    cluster.status = Some(announced.status);
+    let ending = desired(&cluster, &settings(), &observed);
+    assert_eq!(removed(&ending), ["StatefulSet a-0", "StatefulSet a-1"]);
+    assert!(!ending.release);
+    cluster.status = Some(ending.status);
+    // The sets are gone, a pod drains, its server does not answer any more.
+    observed.stateful_sets.clear();
+    observed.pods.remove("a-1");
+    observed.reports.clear();
+    let draining = desired(&cluster, &settings(), &observed);
+    assert!(!draining.release);
+    cluster.status = Some(draining.status);
+    observed.pods.clear();
+    let gone = desired(&cluster, &settings(), &observed);
+    assert!(gone.release);
+    assert!(removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
+}
+
+#[test]
+fn retained_volumes_leave_the_record_of_their_nodes() {
+    let (mut cluster, mut observed) = deleted("Retain");
+    volumes(&mut observed, "a-0", 3);
+    let ending = desired(&cluster, &settings(), &observed);
+    assert_eq!(removed(&ending), ["StatefulSet a-0", "StatefulSet a-1"]);
+    cluster.status = Some(ending.status);
+    observed.stateful_sets.clear();
+    observed.pods.clear();
+    let gone = desired(&cluster, &settings(), &observed);
+    assert!(gone.release);
+    assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
+    // A cluster of the same name finds its nodes.
+    let mut again = tests::cluster(json!({}));
+    again.status = Some(StorageClusterStatus::default());
+    let bound = [("a-0".to_owned(), "n3".to_owned()), ("a-1".to_owned(), "n1".to_owned())].into();
+    let seen = Observed { bound, ..tests::observed() };
+    let found = desired(&again, &settings(), &seen);
+    assert_eq!(found.status.instances[0].node, "n3");
+    assert_eq!(found.status.instances[1].node, "n1");
+}
+
+#[test]
+fn destroying_asks_the_servers_first() {
+    let (mut cluster, mut observed) = deleted("Destroy");
+    volumes(&mut observed, "a-1", 1);
+    settle(&mut cluster, &mut observed, 1000);
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(found.destroy_volumes, ["a-1"]);
+    assert!(found.remove.is_empty());
+    volumes(&mut observed, "a-1", 0);
+    assert_eq!(removed(&desired(&cluster, &settings(), &observed)), ["StatefulSet a-0", "StatefulSet a-1"]);
+}
+
+#[test]
+fn a_paused_cluster_is_only_looked_at() {
+    let (mut cluster, mut observed) = running(json!({}));
+    change(&mut cluster, "paused", json!(true));
+    change(&mut cluster, "image", json!("forebay:2"));
+    observed.stateful_sets.remove("a-1");
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.objects.is_empty() && found.remove.is_empty() && found.restart.is_none());
+    assert_eq!(condition(&found, "Paused").status, "True");
+    cluster.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(!found.release && found.remove.is_empty());
+    assert_eq!(condition(&found, "Deletable").reason, "Paused");
+}
+
+#[test]
+fn storage_classes_of_others_are_left_alone_and_ours_are_made_anew_where_they_cannot_be_changed() {
+    let spec = json!({ "storageClasses": [{ "name": "fast", "backend": "main", "protection": "Seal" }] });
+    let cluster = cluster(spec);
+    let mut seen = observed();
+    let class = desired(&cluster, &settings(), &seen).objects.pop().expect("a class");
+    assert_eq!(class["parameters"]["protection"], "seal");
+    assert_eq!(class["parameters"]["csi.storage.k8s.io/node-stage-secret-name"], "forebay-${pv.name}");
+    let mut found: StorageClass = serde_json::from_value(class).expect("a StorageClass");
+    seen.storage_classes.insert("fast".to_owned(), found.clone());
+    assert!(desired(&cluster, &settings(), &seen).remove.is_empty());
+    found.parameters.as_mut().expect("parameters").insert("protection".to_owned(), "sign".to_owned());
+    seen.storage_classes.insert("fast".to_owned(), found.clone());
+    assert_eq!(removed(&desired(&cluster, &settings(), &seen)), ["StorageClass fast"]);
+    found.metadata.labels = None;
+    seen.storage_classes.insert("fast".to_owned(), found);
+    let foreign = desired(&cluster, &settings(), &seen);
+    assert!(foreign.remove.is_empty());
+    assert!(!names_of(&foreign).contains(&"StorageClass fast".to_owned()));
+    assert_eq!(condition(&foreign, "Valid").reason, "StorageClassConflict");
+}
+
+#[test]
+fn a_spec_that_makes_no_sense_changes_nothing() {
+    let (mut cluster, observed) = running(json!({}));
+    change(&mut cluster, "image", json!("NO IMAGE"));
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.objects.is_empty() && found.remove.is_empty() && found.restart.is_none());
+    assert_eq!(
+        (condition(&found, "Valid").status.as_str(), condition(&found, "Valid").reason.as_str()),
+        ("False", "InvalidImage")
+    );
+    assert_eq!(found.status.instances[0].phase, InstancePhase::Ready, "servers go on");
+}
+
+#[test]
+fn other_clusters_on_the_hosts_network_are_stayed_clear_of() {
+    let mut seen = observed();
+    seen.elsewhere =
+        vec![("n1".to_owned(), "b-0".to_owned(), vec![445]), ("n2".to_owned(), "c-0".to_owned(), vec![9999])];
+    let found = desired(&cluster(json!({ "instances": 1 })), &settings(), &seen);
+    assert_eq!(found.status.instances[0].node, "n2");
+    assert_eq!(found.status.nodes[0].reason, "Occupied");
+}
+
+#[test]
+fn a_missing_directory_is_told_of_its_node() {
+    let (mut cluster, mut observed) = running(json!({ "instances": 1 }));
+    observed.pods.get_mut("a-0").expect("it is there").status = None;
+    observed
+        .mount_failures
+        .insert("a-0".to_owned(), "hostPath type check failed: /mnt/a is not a directory".to_owned());
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(found.status.instances[0].phase, InstancePhase::NotReady);
+    assert_eq!(
+        (found.status.nodes[0].fits, found.status.nodes[0].reason.as_str()),
+        (false, "BackendMissing")
+    );
+    settle(&mut cluster, &mut observed, 1);
+    assert_eq!(cluster.status.expect("a status").instances[0].node, "n1", "it does not move");
+}
+
+#[test]
+fn conditions_keep_their_time_while_they_say_the_same() {
+    let (cluster, mut observed) = running(json!({}));
+    observed.now += Duration::from_secs(3600);
+    let later = desired(&cluster, &settings(), &observed);
+    assert_eq!(Some(&later.status), cluster.status.as_ref());
+    observed.reports.insert("a-0".to_owned(), Report::Silent("x".to_owned()));
+    let broken = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&broken, "Ready").last_transition_time.0, observed.now);
+    assert_eq!(condition(&broken, "Valid").last_transition_time.0, now());
+}
+
+#[test]
+fn ten_thousand_nodes_fit_into_a_status() {
+    let mut seen = observed();
+    for n in 0..10_000 {
+        let mut node = Node::clone(&seen.nodes[0]);
+        node.metadata.name = Some(format!("node-{n:05}"));
+        node.status = None;
+        seen.nodes.push(Arc::new(node));
+    }
+    let found = desired(&cluster(json!({ "instances": 5 })), &settings(), &seen);
+    assert_eq!(found.status.nodes.len(), crate::limits::NODE_VERDICTS_MAX);
+    let placed = condition(&found, "InstancesPlaced");
+    assert!(placed.message.len() <= crate::limits::CONDITION_MESSAGE_MAX + 3);
+    assert!(serde_json::to_string(&found.status).expect("JSON").len() < 200_000);
+}
+
+#[test]
+fn names_of_instances() {
+    for (name, expected) in [
+        ("a-0", Some(0)),
+        ("a-12", Some(12)),
+        ("a-01", None),
+        ("a-", None),
+        ("a--1", None),
+        ("ab-0", None),
+        ("a-x", None),
+    ] {
+        assert_eq!(ordinal("a", name), expected, "{name}");
+    }
+}
+
+#[test]
+fn sizes_for_people() {
+    for (bytes, words) in
+        [(0, "0"), (1023, "1023"), (1 << 40, "1.0Ti"), (15 << 30, "15Gi"), (i64::MAX, "8.0Ei")]
+    {
+        assert_eq!(status::bytes(bytes), words);
+    }
+}

@@ -1,0 +1,353 @@
+//! The operator against a real API server and etcd, with exactly the rights that the chart gives it, and with real
+//! servers. What no kubelet and no StatefulSet controller do here is played by [`stage`].
+#![allow(clippy::unwrap_used)]
+
+mod stage;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_api::cluster::InstancePhase;
+use forebay_operator::leader::{Candidate, LEASE, Timing};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::json;
+use stage::{Stage, client, eventually, shared, start_api_server};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_lives_from_its_creation_to_its_end() {
+    let stage = Stage::new(shared(), "life", 2).await;
+    let operator = stage.operate().await;
+    stage.create("life", &json!({ "instances": 2, "storageClasses": [{ "name": "stage-life" }] })).await;
+
+    // Create: the servers start, and are asked over mutual TLS.
+    stage.run_pod("life-0").await;
+    stage.run_pod("life-1").await;
+    let ready = stage.condition("life", "Ready", "True", "AllInstancesReady").await;
+    let status = ready.status.unwrap();
+    assert_eq!(status.summary.instances, "2/2");
+    assert_eq!(status.summary.transport, "TCP");
+    assert!(status.instances.iter().all(|i| i.capacity_bytes > 0 && !i.version.is_empty()), "{status:?}");
+    assert_ne!(status.instances[0].node, status.instances[1].node);
+    let record = stage.api::<ConfigMap>().get("life-placement").await.unwrap().data.unwrap();
+    assert_eq!(record.len(), 2, "both have served, so both are bound");
+
+    // Change: the new image comes to one instance after the other.
+    stage.change("life", &json!({ "image": "docker.io/forebay/forebay:2" })).await;
+    for round in 0..2 {
+        let sets = stage.api::<StatefulSet>();
+        for instance in ["life-0", "life-1"] {
+            eventually("the StatefulSets take the new image", || async {
+                let set = sets.get(instance).await.map_err(|e| e.to_string())?;
+                let image = set.spec.unwrap().template.spec.unwrap().containers[0].image.clone();
+                if image.as_deref() != Some("docker.io/forebay/forebay:2") {
+                    return Err(format!("{image:?}"));
+                }
+                let seen =
+                    json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
+                sets.patch_status(instance, &PatchParams::default(), &Patch::Merge(&seen))
+                    .await
+                    .map(|_| ())
+                    .map_err(|e| e.to_string())
+            })
+            .await;
+        }
+        let ending = eventually("a pod is restarted", || async {
+            let ending = stage.ending().await;
+            if ending.is_empty() { Err("none".to_owned()) } else { Ok(ending) }
+        })
+        .await;
+        assert_eq!(ending, [format!("life-{round}")], "one at a time, in order");
+        stage
+            .cluster("life", "the draining is told", |c| {
+                c.status.iter().flat_map(|s| &s.instances).any(|i| i.phase == InstancePhase::Draining)
+            })
+            .await;
+        assert_eq!(stage.ending().await.len(), 1, "the other one waits");
+        stage.end_pod(&ending[0]).await;
+        stage.run_pod(&ending[0]).await;
+    }
+    stage.condition("life", "Progressing", "False", "UpToDate").await;
+    assert_eq!(operator.metrics.restarts.get(), 2);
+
+    // An instance with a volume is not removed.
+    stage.condition("life", "Ready", "True", "AllInstancesReady").await;
+    stage.make_volume("life-1", "precious");
+    stage.cluster("life", "the volume is counted", |c| c.status.as_ref().unwrap().summary.volumes == 1).await;
+    stage.change("life", &json!({ "instances": 1 })).await;
+    stage.condition("life", "Progressing", "True", "ScaleDownRefused").await;
+
+    // Nor is the cluster, until it is told to destroy it.
+    stage.clusters().delete("life", &DeleteParams::default()).await.unwrap();
+    stage.condition("life", "Deletable", "False", "VolumesExist").await;
+    assert!(stage.api::<StatefulSet>().get_opt("life-1").await.unwrap().is_some());
+    stage.change("life", &json!({ "deletionPolicy": "Destroy" })).await;
+    eventually("the StatefulSets are removed", || async {
+        let left =
+            stage.api::<StatefulSet>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items;
+        if left.is_empty() { Ok(()) } else { Err(format!("{} are left", left.len())) }
+    })
+    .await;
+    // The pods have not ended: the cluster stays.
+    stage.condition("life", "Deletable", "True", "ServersEnding").await;
+    stage.end_pod("life-0").await;
+    stage.end_pod("life-1").await;
+    stage.gone("life").await;
+    assert!(stage.api::<ConfigMap>().get_opt("life-placement").await.unwrap().is_none());
+    assert!(Api::<StorageClass>::all(stage.client.clone()).get_opt("stage-life").await.unwrap().is_none());
+    let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    for reason in ["InstancePlaced", "InstanceReady", "Restarting", "ScaleDownRefused", "DeletionWaits"] {
+        assert!(events.iter().any(|e| e.reason.as_deref() == Some(reason)), "no Event {reason}");
+    }
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
+    let stage = Stage::new(shared(), "conflict", 1).await;
+    let operator = stage.operate().await;
+    stage.create("c", &json!({ "storageClasses": [{ "name": "stage-conflict" }] })).await;
+    let sets = stage.api::<StatefulSet>();
+    let made = eventually("the StatefulSet", || async {
+        sets.get_opt("c-0").await.map_err(|e| e.to_string())?.ok_or_else(|| "not there".to_owned())
+    })
+    .await;
+    // Another field manager takes a field; a map and a certificate go; a class is changed.
+    let hands = PatchParams::apply("somebody").force();
+    let theirs = json!({ "apiVersion": "apps/v1", "kind": "StatefulSet", "spec": { "replicas": 0 } });
+    sets.patch("c-0", &hands, &Patch::Apply(&theirs)).await.unwrap();
+    stage.api::<ConfigMap>().delete("c-0-config", &DeleteParams::default()).await.unwrap();
+    stage.api::<Secret>().delete("c-0-tls", &DeleteParams::default()).await.unwrap();
+    let classes: Api<StorageClass> = Api::all(stage.client.clone());
+    let expansion = json!({ "allowVolumeExpansion": false });
+    classes.patch("stage-conflict", &PatchParams::default(), &Patch::Merge(&expansion)).await.unwrap();
+    eventually("all is as it was", || async {
+        let set = sets.get("c-0").await.map_err(|e| e.to_string())?;
+        let map = stage.api::<ConfigMap>().get_opt("c-0-config").await.map_err(|e| e.to_string())?;
+        let secret = stage.api::<Secret>().get_opt("c-0-tls").await.map_err(|e| e.to_string())?;
+        let class = classes.get("stage-conflict").await.map_err(|e| e.to_string())?;
+        let right = set.spec.as_ref().unwrap().replicas == Some(1)
+            && map.is_some()
+            && secret.is_some()
+            && class.allow_volume_expansion == Some(true);
+        if right { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await;
+    assert_eq!(sets.get("c-0").await.unwrap().metadata.uid, made.metadata.uid, "it was not made anew");
+
+    // A thing that changes nothing makes one round of looking, and no writes.
+    let annotate = |n: u32| json!({ "metadata": { "annotations": { "somebody": n.to_string() } } });
+    let before = stage.api::<Secret>().get("c-0-tls").await.unwrap().metadata.resource_version;
+    for n in 0..3 {
+        let rounds = operator.metrics.reconciled("c");
+        stage.clusters().patch("c", &PatchParams::default(), &Patch::Merge(&annotate(n))).await.unwrap();
+        eventually("it has looked", || async {
+            let now = operator.metrics.reconciled("c");
+            if now > rounds { Ok(()) } else { Err("not yet".to_owned()) }
+        })
+        .await;
+    }
+    assert_eq!(stage.api::<Secret>().get("c-0-tls").await.unwrap().metadata.resource_version, before);
+    let rounds = operator.metrics.reconciled("c");
+    assert!(rounds < 40, "{rounds} reconciliations for a handful of changes");
+    operator.stop().await;
+}
+
+/// Passes bytes on to the API server until it is told to break every connection.
+struct Link {
+    address: String,
+    broken: tokio::sync::watch::Sender<u32>,
+}
+
+impl Link {
+    async fn to(server: &str) -> Self {
+        let target = server.strip_prefix("https://").unwrap().to_owned();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("https://{}", listener.local_addr().unwrap());
+        let (broken, breaks) = tokio::sync::watch::channel(0);
+        tokio::spawn(async move {
+            loop {
+                let (mut near, _) = listener.accept().await.unwrap();
+                let (target, mut breaks) = (target.clone(), breaks.clone());
+                breaks.mark_unchanged();
+                tokio::spawn(async move {
+                    let Ok(mut far) = tokio::net::TcpStream::connect(target).await else { return };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                        _ = breaks.changed() => {}
+                    }
+                });
+            }
+        });
+        Self { address, broken }
+    }
+
+    fn cut(&self) {
+        self.broken.send_modify(|n| *n += 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_watches_lose_nothing() {
+    let stage = Stage::new(shared(), "watch", 1).await;
+    let link = Link::to(&shared().server()).await;
+    let operator = stage.operate_with(client(&stage.kubeconfig, Some(link.address.clone())).await);
+    stage.create("w", &json!({})).await;
+    stage.condition("w", "Progressing", "True", "Starting").await;
+    for image in ["two", "three", "four"] {
+        link.cut();
+        stage.change("w", &json!({ "image": image })).await;
+        link.cut();
+        stage
+            .cluster("w", "the change is seen", |c| {
+                c.status
+                    .as_ref()
+                    .is_some_and(|s| s.image == image && s.observed_generation == c.metadata.generation)
+            })
+            .await;
+    }
+    // A node that goes while nobody watches.
+    link.cut();
+    Api::<k8s_openapi::api::core::v1::Node>::all(stage.client.clone())
+        .delete(&stage.node(1), &DeleteParams::default())
+        .await
+        .unwrap();
+    stage.condition("w", "InstancesPlaced", "False", "NoNodeFits").await;
+    operator.assert_working();
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_restarts_is_waited_for() {
+    let mut api = tokio::task::spawn_blocking(start_api_server).await.unwrap();
+    let stage = Stage::new(&api, "restart", 1).await;
+    let operator = stage.operate().await;
+    stage.create("r", &json!({})).await;
+    stage.condition("r", "Progressing", "True", "Starting").await;
+    tokio::task::block_in_place(|| api.stop_api_server());
+    operator.assert_working();
+    tokio::task::block_in_place(|| api.start_api_server()).expect("it starts again");
+    stage.change("r", &json!({ "image": "other" })).await;
+    stage.cluster("r", "the change is seen", |c| c.status.as_ref().is_some_and(|s| s.image == "other")).await;
+    let rounds = operator.metrics.reconciled("r");
+    assert!(rounds < 60, "{rounds} reconciliations: it must not run hot against a dead API server");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_operator_works_and_another_takes_over() {
+    let stage = Stage::new(shared(), "leader", 0).await;
+    let timing = Timing {
+        duration: Duration::from_secs(3),
+        renew_deadline: Duration::from_secs(2),
+        retry: Duration::from_millis(200),
+    };
+    let candidate = |name: &str| {
+        Arc::new(Candidate::new(stage.client.clone(), &stage.namespace, name.to_owned(), timing))
+    };
+    let holder = || async {
+        let lease = stage.api::<Lease>().get(LEASE).await.unwrap().spec.unwrap();
+        lease.holder_identity.unwrap_or_default()
+    };
+    let (one, two) = (candidate("one"), candidate("two"));
+    one.acquire().await;
+    let holding = tokio::spawn({
+        let one = Arc::clone(&one);
+        async move { one.hold().await }
+    });
+    let waiting = tokio::spawn({
+        let two = Arc::clone(&two);
+        async move { two.acquire().await }
+    });
+    // For longer than the Lease is good for, the second gets nothing.
+    assert!(
+        tokio::time::timeout(timing.duration * 2, async {
+            while !waiting.is_finished() {
+                tokio::time::sleep(timing.retry).await
+            }
+        })
+        .await
+        .is_err()
+    );
+    assert_eq!(holder().await, "one");
+    // The first is killed: the second takes over.
+    holding.abort();
+    waiting.await.unwrap();
+    assert_eq!(holder().await, "two");
+    // The first, come back, sees that it has lost.
+    tokio::time::timeout(timing.duration, one.hold()).await.expect("it stops at once");
+    // Given back, it can be had at once.
+    two.release().await;
+    tokio::time::timeout(timing.renew_deadline, one.acquire()).await.expect("nothing to wait for");
+    assert_eq!(holder().await, "one");
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_hand_over_the_work() {
+    let stage = Stage::new(shared(), "process", 1).await;
+    let start = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-operator"));
+        command.args([
+            "run",
+            "--http-listen",
+            "127.0.0.1:0",
+            "--server-priority-class",
+            "",
+            "--namespace",
+            &stage.namespace,
+        ]);
+        command.args(["--identity", name]).env("KUBECONFIG", &stage.kubeconfig);
+        Process(command.stdin(Stdio::null()).spawn().expect("the operator starts"))
+    };
+    let holder = |wanted: &'static str| {
+        let leases = stage.api::<Lease>();
+        async move {
+            eventually(&format!("the Lease is {wanted}'s"), || async {
+                let lease = leases.get_opt(LEASE).await.map_err(|e| e.to_string())?;
+                let holder = lease.and_then(|l| l.spec?.holder_identity).unwrap_or_default();
+                if holder == wanted { Ok(()) } else { Err(holder) }
+            })
+            .await;
+        }
+    };
+    let first = std::sync::Mutex::new(start("first"));
+    holder("first").await;
+    let mut second = start("second");
+    stage.create("p", &json!({})).await;
+    stage.condition("p", "Progressing", "True", "Starting").await;
+    // SIGTERM: it ends well, and the other one goes on.
+    let terminated =
+        Command::new("kill").args(["-TERM", &first.lock().unwrap().0.id().to_string()]).status().unwrap();
+    assert!(terminated.success());
+    eventually("the first ends", || async {
+        match first.lock().unwrap().0.try_wait().unwrap() {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => panic!("it ended with {status}"),
+            None => Err("it runs".to_owned()),
+        }
+    })
+    .await;
+    holder("second").await;
+    stage.change("p", &json!({ "image": "other" })).await;
+    stage.cluster("p", "the second works", |c| c.status.as_ref().is_some_and(|s| s.image == "other")).await;
+    // Killed in the midst of its work: a third takes over when the Lease has ended.
+    stage.change("p", &json!({ "image": "third" })).await;
+    second.0.kill().unwrap();
+    let _third = start("third");
+    holder("third").await;
+    stage.cluster("p", "the third works", |c| c.status.as_ref().is_some_and(|s| s.image == "third")).await;
+}

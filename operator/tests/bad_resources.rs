@@ -1,0 +1,141 @@
+//! StorageClusters that make no sense: refused by the API server in words that help, or answered with a condition that
+//! says how to mend them. Nothing panics, nothing loops.
+//!
+//! Every file of `bad/` says on its second line what is expected: `refused: <words>`, or
+//! `condition: <Type>=<Status> <Reason>: <words>`.
+#![allow(clippy::unwrap_used)]
+
+mod stage;
+
+use forebay_api::StorageCluster;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::json;
+use stage::{Stage, shared};
+
+/// Reconciliations of one bad cluster at most: it is taken up, its status comes back, nodes and others are seen to.
+const RECONCILES_MAX: u64 = 12;
+/// Fewer files than this, and some are missing.
+const FILES_MIN: usize = 40;
+
+struct Bad {
+    file: String,
+    object: serde_json::Value,
+    expected: String,
+}
+
+fn read() -> Vec<Bad> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bad");
+    let mut found: Vec<Bad> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            Bad {
+                file: path.file_name().unwrap().to_string_lossy().into_owned(),
+                expected: text.lines().nth(1).unwrap().strip_prefix("# ").unwrap().to_owned(),
+                object: serde_saphyr::from_str(&text).unwrap(),
+            }
+        })
+        .collect();
+    found.sort_by(|a, b| a.file.cmp(&b.file));
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_clusters_are_refused_or_answered() {
+    let stage = Stage::new(shared(), "bad", 1).await;
+    let classes: Api<StorageClass> = Api::all(stage.client.clone());
+    let taken: StorageClass = serde_json::from_value(
+        json!({ "metadata": { "name": "bad-taken" }, "provisioner": "somebody.else" }),
+    )
+    .unwrap();
+    classes.create(&PostParams::default(), &taken).await.unwrap();
+    let operator = stage.operate().await;
+    let resource = ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk(forebay_api::GROUP, forebay_api::VERSION, "StorageCluster"),
+        StorageCluster::plural(&()).as_ref(),
+    );
+    let api: Api<DynamicObject> = Api::namespaced_with(stage.client.clone(), &stage.namespace, &resource);
+    let all = read();
+    assert!(all.len() >= FILES_MIN, "{} files", all.len());
+    let mut mistakes = Vec::new();
+    let mut answered = Vec::new();
+    for bad in &all {
+        let object: DynamicObject = serde_json::from_value(bad.object.clone()).unwrap();
+        let result = api.create(&PostParams::default(), &object).await;
+        match (bad.expected.split_once(": ").unwrap(), result) {
+            (("refused", words), Err(kube::Error::Api(status))) if status.code == 422 => {
+                if !status.message.contains(words) {
+                    mistakes.push(format!("{}: refused, but with: {}", bad.file, status.message));
+                }
+            }
+            (("condition", words), Ok(made)) => answered.push((bad, words, made.name_any())),
+            (_, result) => mistakes.push(format!("{}: {:?}", bad.file, result.map(|o| o.name_any()))),
+        }
+    }
+    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+    assert!(answered.len() >= 10);
+    for (bad, expected, name) in &answered {
+        let (condition, words) = expected.split_once(": ").unwrap();
+        let (state, reason) = condition.split_once(' ').unwrap();
+        let (type_, status) = state.split_once('=').unwrap();
+        let told = stage.condition(name, type_, status, reason).await;
+        let conditions = told.status.unwrap().conditions;
+        let message = &conditions.iter().find(|c| c.type_ == type_).unwrap().message;
+        assert!(message.contains(words), "{}: {message}", bad.file);
+        assert_eq!(conditions.iter().find(|c| c.type_ == "Ready").unwrap().status, "False", "{}", bad.file);
+    }
+    operator.assert_working();
+
+    // A good one that comes after them is served as ever. By then whatever loops would have gone round many times.
+    stage.create("good", &json!({})).await;
+    stage.condition("good", "Progressing", "True", "Starting").await;
+    for (bad, _, name) in &answered {
+        let rounds = operator.metrics.reconciled(name);
+        assert!((1..=RECONCILES_MAX).contains(&rounds), "{}: {rounds} reconciliations", bad.file);
+    }
+    assert_eq!(
+        classes.get("bad-taken").await.unwrap().provisioner,
+        "somebody.else",
+        "what is another's is left alone"
+    );
+
+    // They can be mended, and they can go.
+    let mended = json!({ "spec": { "image": null } });
+    stage
+        .clusters()
+        .patch("bad-image-with-a-shell", &PatchParams::default(), &Patch::Merge(&mended))
+        .await
+        .unwrap();
+    stage.condition("bad-image-with-a-shell", "Valid", "True", "").await;
+    for (_, _, name) in &answered {
+        stage.clusters().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    for (_, _, name) in &answered {
+        stage.gone(name).await;
+    }
+    operator.stop().await;
+}
+
+/// A resource as no schema would let it through, for instance because an older definition did: the operator says so and
+/// does not panic.
+#[test]
+fn what_cannot_be_read_is_an_error_not_a_panic() {
+    for spec in [
+        json!({}),
+        json!({ "backends": "none" }),
+        json!({ "backends": [], "instances": -1 }),
+        json!({ "backends": [], "instances": 4_294_967_296_u64 }),
+        json!({ "backends": [{ "name": 5 }] }),
+    ] {
+        let cluster = json!({
+            "apiVersion": "storage.forebay.io/v1alpha1", "kind": "StorageCluster", "metadata": { "name": "x" },
+            "spec": spec,
+        });
+        assert!(serde_json::from_value::<StorageCluster>(cluster).is_err());
+    }
+    assert_eq!(StorageCluster::kind(&()), "StorageCluster");
+}
