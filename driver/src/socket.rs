@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream};
 use std::path::Path;
 
@@ -28,6 +28,15 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(e).with_context(|| format!("look at {shown}")),
+    }
+    // The kubelet's folder for the sockets of plugins is there, ours in it is for us to make. Only that one: a folder
+    // above that is missing was not mounted into the container.
+    if let Some(folder) = path.parent()
+        && let Err(e) = fs::DirBuilder::new().mode(0o750).create(folder)
+        && e.kind() != io::ErrorKind::AlreadyExists
+        && !folder.as_os_str().is_empty()
+    {
+        return Err(e).with_context(|| format!("make {} for the socket", folder.display()));
     }
     let listen_private = || -> io::Result<UnixListener> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -62,6 +71,14 @@ mod tests {
         fs::write(&path, "data").expect("writable");
         assert!(listen_at(&path).is_err());
         assert_eq!(fs::read(&path).expect("kept"), b"data");
+    }
+
+    #[tokio::test]
+    async fn its_own_folder_is_made_and_none_above() {
+        let dir = tempfile::tempdir().expect("a directory");
+        listen_at(&dir.path().join("csi.forebay.io/csi.sock")).expect("the folder is made");
+        let error = listen_at(&dir.path().join("absent/csi.forebay.io/csi.sock")).expect_err("no such folder");
+        assert!(error.to_string().contains("csi.forebay.io"), "{error}");
     }
 
     #[tokio::test]
