@@ -81,3 +81,14 @@ prepare_binaries() {
     # Enough for a few clones and branches.
     ls -dt "$cache"/*/ | tail -n +5 | while read -r old; do rm -rf "$old"; done
 }
+
+# Sets IMAGE to an archive of the image with those binaries, kept beside them; with an argument, of that version.
+prepare_image() {
+    local version=${1:-}
+    prepare_binaries
+    IMAGE=$BINARIES/image${version:+-$version}.tar
+    [ -e "$IMAGE" ] && return 0
+    # Uncompressed: it is imported on this machine and goes nowhere.
+    scripts/image.sh "$IMAGE.tmp" --plain --binaries "$BINARIES" ${version:+--version "$version"}
+    mv "$IMAGE.tmp" "$IMAGE"
+}

@@ -18,6 +18,7 @@ pub mod native;
 pub mod progress;
 pub mod report;
 pub mod rundir;
+pub mod sanity;
 pub mod scenario;
 pub mod site;
 pub mod story;

@@ -2,19 +2,22 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
 use forebay_e2e::images::{Images, clients};
 use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::cluster::{self, Cluster};
 use forebay_e2e::kubernetes::room::{self, Entered};
+use forebay_e2e::kubernetes::stage::Stage;
 use forebay_e2e::kubernetes::tools::{self, Tools};
+use forebay_e2e::kubernetes::{scenario as kubernetes_scenario, story as story_on_kubernetes};
 use forebay_e2e::lab::{NodeSpec, client, storage};
-use forebay_e2e::{foreign, native, rundir, scenario, site, story, supervise, terminal};
+use forebay_e2e::report::Table;
+use forebay_e2e::{foreign, native, rundir, sanity, scenario, site, story, supervise, terminal};
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
 ///
@@ -106,6 +109,9 @@ enum Command {
         #[arg(long)]
         controllers: bool,
     },
+    /// Run csi-sanity against the driver and the server in a guest; ends with an error unless every spec that applies
+    /// passes.
+    Sanity,
     /// A real Kubernetes: control plane on this machine, guests as nodes.
     Kubernetes {
         #[command(subcommand)]
@@ -159,6 +165,44 @@ enum KubernetesCommand {
         #[arg(long = "image")]
         images: Vec<PathBuf>,
     },
+    /// Show how people meet Forebay: install, claim, train, grow, look.
+    Quickstart {
+        #[command(flatten)]
+        on: On,
+        /// Hold the cluster, with everything on it, until a signal.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Run the scenarios on a cluster; ends with an error when one fails.
+    Test {
+        /// Only those whose name contains one of these.
+        filters: Vec<String>,
+        #[command(flatten)]
+        on: On,
+        /// Show their names and end.
+        #[arg(long)]
+        list: bool,
+    },
+}
+
+/// Where a story or scenarios run.
+#[derive(Args)]
+struct On {
+    /// Archive of Forebay's image (scripts/image.sh), for the lab's nodes; may be repeated.
+    #[arg(long = "image")]
+    images: Vec<PathBuf>,
+    /// The lab's nodes.
+    #[arg(long, default_value = "storage=1,compute=2")]
+    nodes: String,
+    /// The chart.
+    #[arg(long, default_value = "charts/forebay")]
+    chart: PathBuf,
+    /// Use the cluster of $KUBECONFIG instead of the lab's. Its current namespace is worked in.
+    #[arg(long)]
+    existing_cluster: bool,
+    /// Further argument for helm on an existing cluster, e.g. --helm=--set=image.repository=…; may be repeated.
+    #[arg(long = "helm", allow_hyphen_values = true)]
+    helm_arguments: Vec<String>,
 }
 
 #[derive(Subcommand)]
@@ -256,6 +300,10 @@ fn run(command: Command) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(500));
             }
         }
+        Command::Sanity => {
+            rundir::clean_up_on_signals()?;
+            return Ok(u8::from(!sanity::run()?));
+        }
         Command::Kubernetes { command } => return kubernetes(command),
         Command::RootExec { work, command } => {
             let work = work.canonicalize().with_context(|| format!("--work {}", work.display()))?;
@@ -301,8 +349,71 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(500));
             }
         }
+        KubernetesCommand::Quickstart { on, keep } => {
+            let started = Instant::now();
+            let mut table = Table::default();
+            let stage = match on.stage(&mut table)? {
+                Place::Here(stage) => stage,
+                Place::Ended(code) => return Ok(code),
+            };
+            let good = story_on_kubernetes::tell(&stage, &mut table, started);
+            if keep && let Some(cluster) = stage.cluster() {
+                println!("The cluster stays up until this is interrupted. In another terminal:");
+                println!("  export KUBECONFIG={}", cluster.outside_kubeconfig().display());
+                println!("  {} get pods -A", stage.kubectl().program().display());
+                loop {
+                    std::thread::sleep(Duration::from_millis(500));
+                    cluster.lab().check()?;
+                }
+            }
+            return Ok(u8::from(!good));
+        }
+        KubernetesCommand::Test { list: true, .. } => {
+            for scenario in kubernetes_scenario::ALL {
+                println!("{}", scenario.name);
+            }
+        }
+        KubernetesCommand::Test { filters, on, .. } => {
+            let mut table = Table::default();
+            let stage = match on.stage(&mut table)? {
+                Place::Here(stage) => stage,
+                Place::Ended(code) => return Ok(code),
+            };
+            return Ok(u8::from(!kubernetes_scenario::run(&stage, &filters, &mut table)?));
+        }
     }
     Ok(0)
+}
+
+/// A stage in this process, or the end of the process that had one.
+enum Place {
+    Here(Box<Stage>),
+    Ended(u8),
+}
+
+impl On {
+    fn stage(&self, table: &mut Table) -> Result<Place> {
+        if self.existing_cluster {
+            let tools = Tools::prepare(&Cache::open()?, &[&["kubectl"], tools::CLIENT])?;
+            let (kubectl, helm) = (tools.path("kubectl"), tools.path("helm"));
+            let stage = Stage::existing(kubectl, helm, &self.chart, &self.helm_arguments)?;
+            return Ok(Place::Here(Box::new(stage)));
+        }
+        let nodes = cluster::plan(&self.nodes)?;
+        let room = match room::enter(cluster::prepare)? {
+            Entered::Inside(room) => room,
+            Entered::Ended(code) => return Ok(Place::Ended(code)),
+        };
+        rundir::clean_up_on_signals()?;
+        let name = format!("kubernetes-{}", std::process::id());
+        let mut cluster = None;
+        table.run("a control plane, and guests as nodes", || {
+            cluster = Some(Cluster::start(&name, &room, &nodes, &self.images)?);
+            Ok(self.nodes.clone())
+        });
+        let stage = Stage::on(cluster.context("the cluster did not come up")?, &self.chart)?;
+        Ok(Place::Here(Box::new(stage)))
+    }
 }
 
 fn cache(command: CacheCommand) -> Result<()> {

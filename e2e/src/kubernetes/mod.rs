@@ -10,8 +10,12 @@ pub mod node;
 pub mod oci;
 pub mod pki;
 pub mod room;
+pub mod scenario;
 pub mod service;
+pub mod stage;
+pub mod story;
 mod tap;
 pub mod tools;
+pub mod workload;
 
 pub use control_plane::{ControlPlane, LocalApiServer};

@@ -15,7 +15,7 @@ use crate::progress::{say, seconds};
 /// Addresses of all pods.
 pub const POD_CIDR: &str = "10.244.0.0/16";
 /// Where a storage node has room for a pool.
-pub const POOL: &str = "/srv/forebay";
+pub const POOL: &str = "/var/lib/forebay";
 /// Where the node's disk is mounted.
 const DISK: &str = "/k8s";
 /// Import of all images into an emulated node that shares two cores, as it would be on hardware.

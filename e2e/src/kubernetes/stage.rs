@@ -1,0 +1,192 @@
+//! A cluster with Forebay on it, ours or a user's own: what the story and the scenarios act on.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::cluster::Cluster;
+use super::kubectl::{Kubectl, output_of};
+use crate::images::product;
+use crate::progress::say;
+
+/// Namespace of the release.
+pub const NAMESPACE: &str = "forebay-system";
+/// Name of the release.
+pub const RELEASE: &str = "forebay";
+/// The StorageCluster.
+pub const CLUSTER: &str = "main";
+/// The image of operator, driver and servers, and of the pods that use volumes: it has a shell and coreutils.
+pub const IMAGE: &str = "docker.io/forebay/forebay:0.1.0";
+/// A rollout or a job on emulated nodes that share two cores.
+pub const LONG: Duration = Duration::from_secs(420);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Stage {
+    kubectl: Kubectl,
+    helm: PathBuf,
+    chart: PathBuf,
+    helm_arguments: Vec<String>,
+    cluster: Option<Cluster>,
+}
+
+impl Stage {
+    /// On a cluster of the lab.
+    pub fn on(cluster: Cluster, chart: &Path) -> Result<Self> {
+        let helm = cluster.tools().path("helm");
+        // One of each: the nodes are emulated.
+        let helm_arguments =
+            ["--set", "operator.replicas=1,csi.controller.replicas=1"].map(str::to_owned).to_vec();
+        let chart = chart_at(chart)?;
+        Ok(Self { kubectl: cluster.kubectl(), helm, chart, helm_arguments, cluster: Some(cluster) })
+    }
+
+    /// On the cluster of the user's kubeconfig. Nodes must have the image, or know a registry that does.
+    pub fn existing(kubectl: PathBuf, helm: PathBuf, chart: &Path, arguments: &[String]) -> Result<Self> {
+        let set = std::env::var_os("KUBECONFIG")
+            .context("--existing-cluster takes the cluster of KUBECONFIG, which is not set")?;
+        let kubectl = Kubectl::new(kubectl, PathBuf::from(set));
+        let context = kubectl.run(&["config", "current-context"])?;
+        say(format!("the existing cluster of the context {}", context.trim()));
+        Ok(Self { kubectl, helm, chart: chart_at(chart)?, helm_arguments: arguments.to_vec(), cluster: None })
+    }
+
+    /// kubectl.
+    pub fn kubectl(&self) -> &Kubectl {
+        &self.kubectl
+    }
+
+    /// The lab's cluster, where it is one.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// Runs helm in the release's namespace.
+    pub fn helm(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.kubectl.command(&self.helm);
+        command.args(["--namespace", NAMESPACE]).args(arguments);
+        output_of(command, b"").with_context(|| format!("helm {}", arguments.join(" ")))
+    }
+
+    /// Installs or upgrades the chart, with these arguments added, and waits for its parts.
+    pub fn install(&self, arguments: &[&str]) -> Result<()> {
+        let chart = self.chart.display().to_string();
+        let own: Vec<&str> = self.helm_arguments.iter().map(String::as_str).collect();
+        let mut all = vec!["upgrade", "--install", RELEASE, &chart, "--create-namespace"];
+        all.extend(own);
+        all.extend(arguments);
+        self.helm(&all)?;
+        self.wait_rolled_out()
+    }
+
+    /// Waits until every part of the chart runs as its manifest says.
+    pub fn wait_rolled_out(&self) -> Result<()> {
+        let timeout = format!("--timeout={}s", LONG.as_secs());
+        for part in
+            ["daemonset/forebay-csi-node", "deployment/forebay-operator", "deployment/forebay-csi-controller"]
+        {
+            let waits = ["rollout", "status", part, "-n", NAMESPACE, &timeout];
+            let mut command = self.kubectl.command(self.kubectl.program());
+            command.args(waits);
+            output_of(command, b"").with_context(|| format!("wait for {part}"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the condition `Ready` of the StorageCluster is true for its present generation.
+    pub fn wait_cluster_ready(&self) -> Result<()> {
+        self.wait("the StorageCluster is Ready", LONG, || {
+            let cluster = self.kubectl.get(&["storagecluster", CLUSTER, "-n", NAMESPACE])?;
+            let generation = &cluster["metadata"]["generation"];
+            let ready = condition(&cluster, "Ready");
+            Ok(ready["status"] == "True" && ready["observedGeneration"] == *generation)
+        })
+    }
+
+    /// Asks until it holds; a failure tells of the whole cluster.
+    pub fn wait(&self, what: &str, deadline: Duration, holds: impl FnMut() -> Result<bool>) -> Result<()> {
+        self.kubectl.wait_until(what, deadline, holds, String::new)
+    }
+
+    /// Waits until a pod runs and is ready.
+    pub fn wait_pod(&self, name: &str) -> Result<()> {
+        self.wait(&format!("pod {name} is ready"), LONG, || {
+            let pod = self.kubectl.get(&["pod", name])?;
+            let phase = &pod["status"]["phase"];
+            if phase == "Failed" {
+                bail!("it failed: {}", self.kubectl.run(&["logs", name, "--tail=20"]).unwrap_or_default());
+            }
+            Ok(condition(&pod, "Ready")["status"] == "True")
+        })
+    }
+
+    /// Waits until a Job is complete; an error as soon as it has failed.
+    pub fn wait_job(&self, name: &str) -> Result<()> {
+        let mut failed = false;
+        self.wait(&format!("job {name} is complete"), LONG, || {
+            let job = self.kubectl.get(&["job", name])?;
+            failed = condition(&job, "Failed")["status"] == "True";
+            Ok(failed || condition(&job, "Complete")["status"] == "True")
+        })?;
+        ensure!(!failed, "job {name} failed:\n{}", self.job_logs(name)?);
+        Ok(())
+    }
+
+    /// What all pods of a Job have said.
+    pub fn job_logs(&self, name: &str) -> Result<String> {
+        self.kubectl.run(&["logs", "-l", &format!("job-name={name}"), "--prefix", "--tail=50"])
+    }
+
+    /// Runs a shell script in a pod.
+    pub fn exec(&self, pod: &str, script: &str) -> Result<String> {
+        self.kubectl.run(&["exec", pod, "--", "/bin/bash", "-euc", script])
+    }
+
+    /// `kubectl forebay`, where it is built.
+    pub fn kubectl_forebay(&self, arguments: &[&str]) -> Result<String> {
+        let program = product::binaries()?.join("kubectl-forebay");
+        ensure!(program.exists(), "{} is not built", program.display());
+        let mut command: Command = self.kubectl.command(&program);
+        command.args(arguments);
+        output_of(command, b"").context("kubectl forebay")
+    }
+
+    /// Everything that may tell why something failed.
+    pub fn describe(&self) -> String {
+        let mut out = String::new();
+        let mut show = |title: &str, arguments: &[&str]| {
+            let text = self.kubectl.run(arguments).unwrap_or_else(|error| format!("{error:#}"));
+            out.push_str(&format!("--- {title}\n{}\n", text.trim_end()));
+        };
+        show("pods", &["get", "pods", "-A", "-o", "wide"]);
+        show("cluster", &["get", "storagecluster", "-A", "-o", "yaml"]);
+        show("nodes", &["get", "node,storagenode"]);
+        show("claims", &["get", "pvc,pv,storageclass", "-A"]);
+        show("events", &["get", "events", "-A", "--sort-by=.lastTimestamp"]);
+        for component in ["operator", "csi-controller", "csi-node", "server"] {
+            let label = format!("app.kubernetes.io/component={component}");
+            let logs = ["logs", "-n", NAMESPACE, "-l", &label, "--all-containers", "--prefix", "--tail=15"];
+            show(component, &logs);
+        }
+        out
+    }
+}
+
+fn chart_at(chart: &Path) -> Result<PathBuf> {
+    ensure!(
+        chart.join("Chart.yaml").exists(),
+        "no chart in {}; run in the sources' folder or use --chart",
+        chart.display()
+    );
+    chart.canonicalize().context("the chart's folder")
+}
+
+/// A condition of an object's status; null where it has none of this type.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a Value {
+    const NONE: &Value = &Value::Null;
+    let conditions = object["status"]["conditions"].as_array();
+    conditions.and_then(|all| all.iter().find(|one| one["type"] == kind)).unwrap_or(NONE)
+}

@@ -1,0 +1,143 @@
+//! The quickstart: Forebay on Kubernetes as people meet it, step by step.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
+use super::workload::{claim, pod, training};
+use crate::progress::say;
+use crate::report::Table;
+
+/// What the story applies: one server, on a node whose NIC can RDMA. In the lab that is the storage node alone.
+pub const STORAGE_CLUSTER: &str = "apiVersion: storage.forebay.io/v1alpha1
+kind: StorageCluster
+metadata:
+  name: main
+  namespace: forebay-system
+spec:
+  instances: 1
+  placement:
+    rdma:
+      requirement: Required
+      linkLayer: Ethernet
+  network:
+    transport: Auto
+  backends:
+    - name: disk
+      kind: Directory
+      directory:
+        path: /var/lib/forebay
+        create: true
+        quota: Project
+  storageClasses:
+    - name: forebay
+      default: true
+";
+
+const FIRST: &str = "1Gi";
+const LATER: &str = "1280Mi";
+
+/// A step that the next ones need.
+fn must(done: Option<String>) -> Result<()> {
+    done.map(drop).context("the story ends here: a step failed")
+}
+
+/// Installs Forebay and makes a StorageCluster.
+pub fn install(stage: &Stage, table: &mut Table) -> Result<()> {
+    must(table.run("helm install forebay", || {
+        stage.install(&[])?;
+        Ok("operator, CSI controller, a node plugin on every node".into())
+    }))?;
+    must(table.run("every node says what it has (StorageNode)", || {
+        let nodes = stage.kubectl().get(&["nodes"])?["items"].as_array().map_or(0, Vec::len);
+        stage.wait("a StorageNode for every node", LONG, || {
+            let found = stage.kubectl().get(&["storagenodes"])?;
+            Ok(found["items"].as_array().map_or(0, Vec::len) >= nodes)
+        })?;
+        Ok(format!("{nodes} nodes"))
+    }))?;
+    must(table.run("kubectl apply a StorageCluster", || {
+        stage.kubectl().apply(STORAGE_CLUSTER)?;
+        stage.wait_cluster_ready()?;
+        let path = "-o=jsonpath={range .status.instances[*]}{.name} on {.node} at {.address}{end}";
+        stage.kubectl().run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])
+    }))
+}
+
+/// A claim, a pod that holds it, two training pods, an expansion.
+pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
+    must(table.run("a PersistentVolumeClaim, ReadWriteMany", || {
+        stage.kubectl().apply(&claim(FIRST))?;
+        stage.wait("the claim is Bound", Duration::from_secs(180), || {
+            Ok(stage.kubectl().run(&["get", "pvc", "training", "-o=jsonpath={.status.phase}"])? == "Bound")
+        })?;
+        Ok(format!("{FIRST}, Bound"))
+    }))?;
+    must(table.run("a pod mounts it", || {
+        stage.kubectl().apply(&pod("notebook", None, "sleep infinity"))?;
+        stage.wait_pod("notebook")?;
+        Ok(stage.exec("notebook", "df -h --output=size,target /data | tail -n 1")?.trim().to_owned())
+    }))?;
+    must(table.run("two training pods on two nodes: data set and checkpoint verified across them", || {
+        stage.kubectl().apply(&training("training"))?;
+        stage.wait_job("training")?;
+        let logs = stage.job_logs("training")?;
+        let verified = logs.lines().filter(|line| line.contains("verified")).count();
+        ensure!(verified == 4, "two data sets and two checkpoints are to be verified:\n{logs}");
+        let path = "-o=jsonpath={range .items[*]}{.spec.nodeName} {end}";
+        let nodes = stage.kubectl().run(&["get", "pods", "-l", "job-name=training", path])?;
+        let mut nodes: Vec<&str> = nodes.split_whitespace().collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        ensure!(nodes.len() == 2, "the pods ran on {nodes:?}");
+        Ok(format!("on {}", nodes.join(" and ")))
+    }))?;
+    must(table.run("the claim grows while a pod uses it", || {
+        let patch = format!(r#"{{"spec":{{"resources":{{"requests":{{"storage":"{LATER}"}}}}}}}}"#);
+        stage.kubectl().run(&["patch", "pvc", "training", "-p", &patch])?;
+        let size = || stage.exec("notebook", "df --output=size -BM /data | tail -n 1");
+        stage.wait("df in the running pod shows the new size", Duration::from_secs(180), || {
+            Ok(size()?.trim() == "1280M")
+        })?;
+        stage.wait("the claim shows the new size", Duration::from_secs(120), || {
+            let path = "-o=jsonpath={.status.capacity.storage}";
+            Ok(stage.kubectl().run(&["get", "pvc", "training", path])? == LATER)
+        })?;
+        Ok(format!("{FIRST} to {LATER}, nothing remounted"))
+    }))?;
+    must(table.run("the checkpoint is still whole", || {
+        let script = "cd /data/checkpoint/*/ && sha256sum --quiet -c rank-*.sum && du -sh . | cut -f1";
+        Ok(format!("{} verified by the third pod", stage.exec("notebook", script)?.trim()))
+    }))
+}
+
+/// What a user looks at, printed.
+pub fn look(stage: &Stage, table: &mut Table) {
+    let mut shown = String::new();
+    table.run("kubectl get storagecluster,storagenode,pvc; kubectl forebay status", || {
+        let get = ["get", "storagecluster,storagenode,pvc", "-A"];
+        shown = format!("$ kubectl {}\n{}", get.join(" "), stage.kubectl().run(&get)?);
+        shown.push_str("\n$ kubectl forebay status\n");
+        shown.push_str(&stage.kubectl_forebay(&["status"])?);
+        Ok(String::new())
+    });
+    println!("\n{shown}");
+}
+
+/// Runs the story on this stage; whether every step went well.
+pub fn tell(stage: &Stage, table: &mut Table, started: Instant) -> bool {
+    if let Err(error) = install(stage, table).and_then(|()| use_it(stage, table)) {
+        say(format!("{error:#}\n{}", stage.describe()));
+    } else {
+        look(stage, table);
+    }
+    print!("\n{}", table.render());
+    println!(
+        "{} steps done, {} failed, {:.0} s in all\n",
+        table.passed(),
+        table.failed(),
+        started.elapsed().as_secs_f64()
+    );
+    table.failed() == 0
+}

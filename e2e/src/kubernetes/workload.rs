@@ -1,0 +1,168 @@
+//! Claims and pods as users have them.
+
+use anyhow::{Result, ensure};
+
+use super::stage::{IMAGE, LONG, Stage};
+
+/// The job of the documentation, as it stands there.
+const TRAINING: &str = include_str!("../../../manifests/examples/training-two-pods.yaml");
+/// The claim of the documentation, which asks for more than a lab's disk has.
+const CLAIM: &str = include_str!("../../../manifests/examples/claim.yaml");
+
+/// The claim `training` of this size, e.g. `1Gi`.
+pub fn claim(size: &str) -> String {
+    assert!(CLAIM.contains("storage: 10Gi"), "the example's size");
+    CLAIM.replace("storage: 10Gi", &format!("storage: {size}"))
+}
+
+/// The two-pod training job under this name.
+pub fn training(name: &str) -> String {
+    TRAINING.replace("  name: training\n", &format!("  name: {name}\n"))
+}
+
+/// A pod that mounts the claim `training` at /data and runs this script.
+pub fn pod(name: &str, node: Option<&str>, script: &str) -> String {
+    let node =
+        node.map(|node| format!("  nodeSelector: {{kubernetes.io/hostname: {node}}}\n")).unwrap_or_default();
+    let script: String = script.lines().map(|line| format!("        {}\n", line.trim_end())).collect();
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {name}}}}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+{node}  securityContext:
+    runAsNonRoot: true
+    runAsUser: 1000
+    seccompProfile: {{type: RuntimeDefault}}
+  containers:
+  - name: main
+    image: {IMAGE}
+    imagePullPolicy: IfNotPresent
+    command: [/bin/bash, -euc]
+    args:
+    - |
+{script}    volumeMounts:
+    - {{name: data, mountPath: /data}}
+    - {{name: tmp, mountPath: /tmp}}
+    resources: {{requests: {{cpu: 20m, memory: 32Mi}}}}
+    securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
+  volumes:
+  - name: data
+    persistentVolumeClaim: {{claimName: training}}
+  - name: tmp
+    emptyDir: {{}}
+"
+    )
+}
+
+/// Writes file after file, each with its own checksum at its end, synced before it gets its name. Any error ends it.
+pub const WRITER: &str = r#"
+mkdir -p /data/stream
+number=0
+while :; do
+    number=$((number + 1))
+    head -c 32768 /dev/urandom > /tmp/body
+    { cat /tmp/body; sha256sum < /tmp/body; } > /data/stream/.new
+    sync /data/stream/.new
+    mv /data/stream/.new /data/stream/$number
+    echo "wrote $number"
+done
+"#;
+
+/// Verifies file after file of [`WRITER`]. A wrong sum or any error ends it.
+pub const READER: &str = r#"
+number=0
+while :; do
+    number=$((number + 1))
+    until [ -e /data/stream/$number ]; do sleep 0.2; done
+    cp /data/stream/$number /tmp/file
+    want=$(tail -c +32769 /tmp/file)
+    [ "$(head -c 32768 /tmp/file | sha256sum)" = "$want" ] || { echo "wrong sum of $number"; exit 1; }
+    echo "verified $number"
+done
+"#;
+
+/// A writer and a reader of one volume, on two nodes where it can be said which.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    stage: &'a Stage,
+}
+
+impl<'a> Stream<'a> {
+    /// Starts both, and waits until both get on.
+    pub fn start(stage: &'a Stage, nodes: Option<[&str; 2]>) -> Result<Self> {
+        let node = |index: usize| nodes.map(|nodes| nodes[index]);
+        stage.kubectl().apply(&pod("writer", node(0), WRITER))?;
+        stage.kubectl().apply(&pod("reader", node(1), READER))?;
+        let stream = Self { stage };
+        stream.wait_progress((0, 0))?;
+        Ok(stream)
+    }
+
+    /// How far writer and reader are; an error when one of them has ended.
+    pub fn progress(&self) -> Result<(u32, u32)> {
+        let mut at = [0, 0];
+        for (pod, at) in ["writer", "reader"].into_iter().zip(&mut at) {
+            let phase = self.stage.kubectl().run(&["get", "pod", pod, "-o=jsonpath={.status.phase}"])?;
+            let said = self.stage.kubectl().run(&["logs", pod, "--tail=5"]).unwrap_or_default();
+            ensure!(phase != "Failed" && phase != "Succeeded", "the {pod} ended: {said}");
+            let last = said.lines().last().and_then(|line| line.rsplit(' ').next());
+            *at = last.and_then(|number| number.parse().ok()).unwrap_or(0);
+        }
+        Ok((at[0], at[1]))
+    }
+
+    /// Waits until both are further than this; how far they are.
+    pub fn wait_progress(&self, than: (u32, u32)) -> Result<(u32, u32)> {
+        let mut now = (0, 0);
+        let mut ended = None;
+        self.stage.wait("writer and reader get on", LONG, || match self.progress() {
+            Ok(at) => {
+                now = at;
+                Ok(at.0 > than.0 && at.1 > than.1)
+            }
+            Err(error) if error.to_string().contains("ended") => {
+                ended = Some(error);
+                Ok(true)
+            }
+            Err(error) => Err(error),
+        })?;
+        ended.map_or(Ok(now), Err)
+    }
+
+    /// Ends both; how many files were written and verified.
+    pub fn finish(self) -> Result<(u32, u32)> {
+        let at = self.progress()?;
+        self.stage.kubectl().run(&["delete", "pod", "writer", "reader", "--wait=true"])?;
+        Ok(at)
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        let _ = self.stage.kubectl().run(&[
+            "delete",
+            "pod",
+            "writer",
+            "reader",
+            "--ignore-not-found",
+            "--wait=false",
+        ]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_examples_are_what_the_lab_expects_of_them() {
+        assert!(claim("1Gi").contains("storage: 1Gi") && claim("1Gi").contains("name: training"));
+        let job = training("second");
+        assert!(
+            job.contains("  name: second\n") && job.contains("claimName: training") && job.contains(IMAGE)
+        );
+    }
+}

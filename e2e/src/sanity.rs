@@ -1,0 +1,167 @@
+//! csi-sanity, the conformance suite for CSI drivers, against the real driver and server in a guest.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::cache::Cache;
+use crate::kubernetes::tools::{self, Tools};
+use crate::lab::{Lab, storage};
+use crate::progress::step;
+use crate::site::{ADMIN_SOCKET, Kind, STORAGE, Site, check_built};
+
+const SOCKET: &str = "/run/forebay/sanity.sock";
+const SECRETS: &str = "/run/forebay/sanity-secrets.yaml";
+const REPORT: &str = "/tmp/sanity.json";
+/// On hardware.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Why specs are skipped, by what their skip says: all are for what the driver does not offer.
+const EXPLAINED: &[(&str, &str)] = &[
+    ("napshot", "snapshots: the driver does not offer them yet"),
+    ("clon", "clones: the driver does not offer them yet"),
+    ("content source", "volumes from a source: the driver does not offer them yet"),
+    ("ControllerPublish", "attaching: a volume of a file server is not attached (attachRequired false)"),
+    ("PUBLISH_UNPUBLISH", "attaching: a volume of a file server is not attached (attachRequired false)"),
+    ("ControllerUnpublish", "attaching: a volume of a file server is not attached (attachRequired false)"),
+    ("roup", "group snapshots: the driver does not offer them"),
+    ("Modify", "mutable parameters: the driver has none"),
+    ("MODIFY", "mutable parameters: the driver has none"),
+    ("NodeExpand", "expanding on the node: a file server's volume grows on the server"),
+    ("node expansion", "expanding on the node: a file server's volume grows on the server"),
+    ("Node Volume Expansion", "expanding on the node: a file server's volume grows on the server"),
+];
+
+/// Runs it; whether all specs that apply passed.
+pub fn run() -> Result<bool> {
+    check_built(Kind::Forebay)?;
+    let tools = Tools::prepare(&Cache::open()?, &[tools::SANITY])?;
+    let lab = Lab::start(&format!("sanity-{}", std::process::id()), &[storage()])?;
+    let site = Site::start(lab, Kind::Forebay)?;
+    let node = site.storage();
+    let program = std::fs::read(tools.path("csi-sanity"))?;
+    step("copying csi-sanity to the guest", || node.put("/usr/local/bin/csi-sanity", &program, 0o755))?;
+    let secrets = "CreateVolumeSecret: {password: sanity-password-1}\nNodeStageVolumeSecret: {password: sanity-password-1}\n";
+    node.put(SECRETS, secrets.as_bytes(), 0o600)?;
+    let admin = format!("unix://{ADMIN_SOCKET}");
+    let endpoint = format!("unix://{SOCKET}");
+    let driver = [
+        "forebay-csi",
+        "--mode",
+        "all",
+        "--endpoint",
+        &endpoint,
+        "--admin-endpoint",
+        &admin,
+        "--node-id",
+        STORAGE,
+    ];
+    node.start_service("forebay-csi-all", &driver)?;
+    node.wait_until("the driver listens", Duration::from_secs(10), || {
+        Ok(node.attempt(&["test", "-S", SOCKET], &[], Duration::from_secs(5))?.success())
+    })?;
+    let argv = [
+        "csi-sanity",
+        "--csi.endpoint",
+        SOCKET,
+        "--csi.secrets",
+        SECRETS,
+        "--csi.testvolumesize=104857600",
+        "--csi.testvolumeexpandsize=209715200",
+        "--ginkgo.no-color",
+        "--ginkgo.json-report",
+        REPORT,
+    ];
+    let output = step("csi-sanity", || node.attempt(&argv, &[], DEADLINE))?;
+    let report =
+        node.get(REPORT).with_context(|| format!("no report: {}{}", output.text(), output.complaint()))?;
+    let summary = Summary::read(&serde_json::from_slice(&report)?)?;
+    print!("{summary}");
+    if !output.success() {
+        println!("{}\nthe driver's log ends with:\n{}", output.text(), node.service_log("forebay-csi-all"));
+    }
+    ensure!(summary.passed > 0, "no spec ran");
+    Ok(output.success() && summary.failed.is_empty() && summary.unexplained.is_empty())
+}
+
+/// What a report of ginkgo says.
+#[derive(Debug, Default)]
+struct Summary {
+    passed: usize,
+    failed: Vec<String>,
+    skipped: BTreeMap<&'static str, usize>,
+    unexplained: Vec<String>,
+}
+
+impl Summary {
+    fn read(report: &Value) -> Result<Self> {
+        let mut summary = Self::default();
+        let suites = report.as_array().context("the report is a list of suites")?;
+        for spec in suites.iter().filter_map(|suite| suite["SpecReports"].as_array()).flatten() {
+            if spec["LeafNodeType"] != "It" {
+                continue;
+            }
+            let mut name: Vec<&str> = spec["ContainerHierarchyTexts"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect();
+            name.extend(spec["LeafNodeText"].as_str());
+            let name = name.join(" ");
+            let message = spec["Failure"]["Message"].as_str().unwrap_or("");
+            match spec["State"].as_str() {
+                Some("passed") => summary.passed += 1,
+                Some("skipped" | "pending") => {
+                    let text = format!("{name} {message}");
+                    match EXPLAINED.iter().find(|(part, _)| text.contains(part)) {
+                        Some((_, reason)) => *summary.skipped.entry(*reason).or_default() += 1,
+                        None => summary.unexplained.push(format!("{name}: {message}")),
+                    }
+                }
+                _ => summary.failed.push(format!("{name}: {message}")),
+            }
+        }
+        Ok(summary)
+    }
+}
+
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "csi-sanity: {} passed, {} failed", self.passed, self.failed.len())?;
+        for (reason, count) in &self.skipped {
+            writeln!(f, "  {count:>3} skipped: {reason}")?;
+        }
+        for name in &self.unexplained {
+            writeln!(f, "  skipped, and nobody said why it may be: {name}")?;
+        }
+        self.failed.iter().try_for_each(|name| writeln!(f, "  FAILED {name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_report_is_counted_and_an_unexplained_skip_is_named() {
+        let spec = |state: &str, text: &str, message: &str| {
+            json!({"LeafNodeType": "It", "State": state, "LeafNodeText": text,
+                   "ContainerHierarchyTexts": ["Node Service"], "Failure": {"Message": message}})
+        };
+        let report = json!([{"SpecReports": [
+            {"LeafNodeType": "BeforeSuite", "State": "passed"},
+            spec("passed", "works", ""),
+            spec("skipped", "CreateSnapshot", "not supported"),
+            spec("skipped", "something new", "not supported"),
+            spec("failed", "breaks", "expected 1"),
+        ]}]);
+        let summary = Summary::read(&report).expect("a summary");
+        assert_eq!((summary.passed, summary.skipped.len()), (1, 1));
+        assert_eq!(summary.unexplained, ["Node Service something new: not supported"]);
+        assert_eq!(summary.failed, ["Node Service breaks: expected 1"]);
+    }
+}
