@@ -68,7 +68,11 @@ impl Node {
         let mut command = Command::new(driver_binary());
         command.args(["--mode", "node", "--kubernetes", "--node-id", NODE, "--log-format", "json"]);
         command.args(["--health-address", "127.0.0.1:0"]).env("KUBECONFIG", kubeconfig);
-        command.arg("--endpoint").arg(at("csi.sock")).arg("--host-root").arg(at("host"));
+        command
+            .arg("--endpoint")
+            .arg(at("plugins/csi.forebay.io/csi.sock"))
+            .arg("--host-root")
+            .arg(at("host"));
         command.arg("--plugins-registry").arg(at("plugins_registry"));
         let log = at("log");
         Self { driver: Process::start(&mut command, log), dir }
@@ -128,7 +132,7 @@ async fn a_node_is_registered_and_published() {
 
     let mut kubelet = node.kubelet().await;
     let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
-    assert_eq!(info.endpoint, node.dir.path().join("csi.sock").to_str().unwrap());
+    assert_eq!(info.endpoint, node.dir.path().join("plugins/csi.forebay.io/csi.sock").to_str().unwrap());
     assert!(Path::new(&info.endpoint).exists(), "the kubelet calls it at once");
     let readiness = node.readiness().await;
     assert!(readiness.contains("503") && readiness.contains("has not registered"), "{readiness}");
