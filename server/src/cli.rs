@@ -9,6 +9,8 @@ use forebay_proto::admin::{self as api};
 use tonic::transport::{Channel, Endpoint};
 use zeroize::Zeroizing;
 
+use crate::advertise::Advertised;
+use crate::check;
 use crate::config::{self, ADMIN_SOCKET, Bytes, Config, DEFAULT_PATH};
 use crate::daemon::{self, Exit};
 use crate::log;
@@ -28,10 +30,17 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve until SIGTERM. `forebay-server --help` explains every option of the configuration.
-    Run(ConfigArgs),
+    Run {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// In place of server.advertise, separated by commas.
+        #[arg(long, value_name = "ADDRESS", env = "FOREBAY_ADVERTISE", value_delimiter = ',')]
+        advertise: Option<Vec<Advertised>>,
+    },
     /// Print a configuration with every option explained.
     SampleConfig,
-    /// Check a configuration and say what is wrong with it.
+    /// Check a configuration and say what it amounts to on this machine, without starting anything.
+    #[command(alias = "check")]
     CheckConfig(ConfigArgs),
     /// Print completions for a shell.
     Completions {
@@ -61,6 +70,14 @@ enum Command {
     },
     /// What a running server is and does.
     Info(AdminArgs),
+    /// Have a running server take no more connections and requests and finish those it has.
+    Drain {
+        /// Then end it, as SIGTERM does.
+        #[arg(long)]
+        exit: bool,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -178,10 +195,17 @@ enum VolumeCommand {
 #[must_use]
 pub fn main() -> Exit {
     let result = match Cli::parse().command {
-        Command::Run(args) => return run(&args.config),
+        Command::Run { config, advertise } => return run(&config.config, advertise),
         Command::SampleConfig => print(&config::sample()),
         Command::CheckConfig(args) => match Config::read(&args.config) {
-            Ok(_) => print(&format!("{}: right\n", args.config.display())),
+            Ok(config) => {
+                let report = check::report(&config);
+                let verdict = if report.exit == Exit::Done { "right" } else { "it would not start" };
+                if let Err(error) = print(&format!("{}: {verdict}\n{}", args.config.display(), report.text)) {
+                    return fail(Exit::Failed, &error);
+                }
+                return report.exit;
+            }
             Err(error) => return fail(Exit::Config, &error),
         },
         Command::Completions { shell } => {
@@ -210,11 +234,14 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-fn run(path: &Path) -> Exit {
-    let config = match Config::read(path) {
+fn run(path: &Path, advertise: Option<Vec<Advertised>>) -> Exit {
+    let mut config = match Config::read(path) {
         Ok(config) => config,
         Err(error) => return fail(Exit::Config, &error),
     };
+    if let Some(advertise) = advertise {
+        config.server.advertise = advertise;
+    }
     log::start(&config.log);
     match daemon::run(&config) {
         Ok(()) => Exit::Done,
@@ -291,6 +318,10 @@ fn ask(command: Command) -> anyhow::Result<()> {
                 connect(&admin).await?.close_session(request).await.map_err(plain)?;
                 Ok(())
             }
+            Command::Drain { exit, admin } => {
+                connect(&admin).await?.drain(api::DrainRequest { exit }).await.map_err(plain)?;
+                Ok(())
+            }
             Command::Info(admin) => {
                 let request = api::GetServerInfoRequest {};
                 let info = connect(&admin).await?.get_server_info(request).await.map_err(plain)?.into_inner();
@@ -304,7 +335,7 @@ fn ask(command: Command) -> anyhow::Result<()> {
                     if info.draining { "yes" } else { "no" },
                 ))
             }
-            Command::Run(_) | Command::SampleConfig | Command::CheckConfig(_) | Command::Completions { .. } => Ok(()),
+            Command::Run { .. } | Command::SampleConfig | Command::CheckConfig(_) | Command::Completions { .. } => Ok(()),
         }
     })
 }

@@ -33,7 +33,8 @@ use crate::io::uring::{self, Unavailable, Uring};
 use crate::io::workers::Workers;
 use crate::life::Life;
 use crate::limits::{
-    ADMIN_KEEPALIVE_INTERVAL, ADMIN_REQUEST_BYTES_MAX, ADMIN_STREAMS_MAX, BUFFER_BYTES_MAX, LISTEN_BACKLOG,
+    ADMIN_FINISH_TIME_MAX, ADMIN_KEEPALIVE_INTERVAL, ADMIN_REQUEST_BYTES_MAX, ADMIN_STREAMS_MAX,
+    BUFFER_BYTES_MAX, LISTEN_BACKLOG,
 };
 use crate::metrics::{Metrics, PoolSpace};
 use crate::pool::{Pool, PoolError};
@@ -154,6 +155,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     let started = clock::now();
+    let instance = random_instance().map_err(system("asking for randomness"))?;
     let server = Server::new(ServerConfig {
         guid: guid.to_bytes_le(),
         server_name: config.server.name.clone(),
@@ -164,6 +166,8 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
             Encryption::Offered => WireEncryption::Offered,
             Encryption::Required => WireEncryption::Required,
         },
+        instance,
+        predecessors: predecessors(&pools, instance)?,
         io_bytes_max: config.server.max_io.0 as u32,
     });
     let inboxes = (0..loop_count(config))
@@ -221,6 +225,27 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     // A request to the admin API that still runs is given a moment, not a veto.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// Not zero: related requests in a compound would have that.
+fn random_instance() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+/// Earlier starts whose acknowledged writes are on stable storage in every pool.
+fn predecessors(
+    pools: &[(Pool, Vec<crate::pool::Unserved>)],
+    instance: u64,
+) -> Result<Vec<u64>, DaemonError> {
+    let mut lists = Vec::new();
+    for (pool, _) in pools {
+        lists.push(pool.predecessors(instance)?);
+    }
+    let mut common = lists.pop().unwrap_or_default();
+    common.retain(|number| lists.iter().all(|list| list.contains(number)));
+    Ok(common)
 }
 
 /// Descriptors are what open files are made of: as many as the system lets us have.
@@ -351,18 +376,22 @@ impl Daemon {
         let mut terminate = signal(SignalKind::terminate()).map_err(system("handling SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("handling SIGINT"))?;
         let admin_listener = admin::listen(&self.socket)?;
-        serve_admin(self.service.clone(), UnixListenerStream::new(admin_listener));
+        let (close_admin, closed) = tokio::sync::watch::channel(false);
+        let mut admin =
+            vec![serve_admin(self.service.clone(), UnixListenerStream::new(admin_listener), closed.clone())];
         let mut admin_address = None;
         if let Some((listener, certificates)) = self.admin_tls.take() {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(system("admin.listen"))?;
             admin_address = listener.local_addr().ok();
             let incoming = tls::accept(listener, Arc::clone(&certificates));
-            serve_admin(self.service.clone(), ReceiverStream::new(incoming));
+            admin.push(serve_admin(self.service.clone(), ReceiverStream::new(incoming), closed));
             tokio::spawn(certificates.keep_fresh());
         }
         self.announce_interfaces();
         let life: Arc<Life> = Arc::clone(&self.service.life);
+        let mut http_address = None;
         if let Some(listener) = self.http {
+            http_address = listener.local_addr().ok();
             let listener = tokio::net::TcpListener::from_std(listener).map_err(system("http"))?;
             let health = Arc::clone(&self.service.health);
             let router = http::router(Arc::clone(&self.metrics), Arc::clone(&life), health);
@@ -381,7 +410,7 @@ impl Daemon {
         let about = &self.service.about;
         info!(
             version = env!("CARGO_PKG_VERSION"), listen = ?about.listen, admin = %self.socket.display(),
-            admin_tls = ?admin_address, io_engine = about.io_engine, guid = %about.guid, "serving"
+            admin_tls = ?admin_address, http = ?http_address, io_engine = about.io_engine, guid = %about.guid, "serving"
         );
         let mut signalled = false;
         tokio::select! {
@@ -415,6 +444,11 @@ impl Daemon {
                 () = either(&mut terminate, &mut interrupt) => {}
             }
         }
+        // Whoever asked for the end is told that it comes.
+        let _ = close_admin.send(true);
+        for task in admin {
+            let _ = tokio::time::timeout(ADMIN_FINISH_TIME_MAX, task).await;
+        }
         // Gone, or another server's by now: either way nobody is harmed.
         let _ = std::fs::remove_file(&self.socket);
         info!("ended");
@@ -422,8 +456,12 @@ impl Daemon {
     }
 }
 
-/// Serves the admin API to those who come, until the runtime ends.
-fn serve_admin<S, I>(service: AdminService, incoming: S)
+/// Serves the admin API to those who come, until it is told to close; then finishes what it was asked.
+fn serve_admin<S, I>(
+    service: AdminService,
+    incoming: S,
+    mut closed: tokio::sync::watch::Receiver<bool>,
+) -> tokio::task::JoinHandle<()>
 where
     S: tokio_stream::Stream<Item = std::io::Result<I>> + Send + 'static,
     I: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
@@ -434,12 +472,14 @@ where
         .http2_keepalive_interval(Some(ADMIN_KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(ADMIN_KEEPALIVE_INTERVAL))
         .add_service(service)
-        .serve_with_incoming(incoming);
+        .serve_with_incoming_shutdown(incoming, async move {
+            let _ = closed.wait_for(|closed| *closed).await;
+        });
     tokio::spawn(async move {
         if let Err(error) = admin.await {
             error!(%error, "the admin API ended");
         }
-    });
+    })
 }
 
 async fn either(terminate: &mut Signal, interrupt: &mut Signal) {

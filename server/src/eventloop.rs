@@ -23,8 +23,9 @@ use crate::clock;
 use crate::io::workers::Workers;
 use crate::io::{Completion, Engine, Operation, Purpose, Token, Waker};
 use crate::limits::{
-    AUTHENTICATION_TIME_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, FS_OPS_IN_FLIGHT_MAX,
-    READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX, WRITE_BYTES_IN_FLIGHT_MAX,
+    AUTHENTICATION_TIME_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, FAREWELL_TIME_MAX,
+    FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX,
+    WRITE_BYTES_IN_FLIGHT_MAX,
 };
 use crate::metrics::Metrics;
 use crate::transport::tcp::{Received, Receiver, SendQueue, message};
@@ -170,6 +171,8 @@ struct Client {
     write_bytes: u64,
     ops: usize,
     closing: bool,
+    /// Nothing more is sent; until then what still comes is taken to nowhere, so that the peer sees the last answers.
+    leaving: Option<Instant>,
 }
 
 impl Client {
@@ -293,6 +296,7 @@ impl<E: Engine> EventLoop<E> {
             write_bytes: 0,
             ops: 0,
             closing: false,
+            leaving: None,
         };
         self.clients.insert(id.0, Box::new(client));
         self.unauthenticated.insert(id.0);
@@ -333,6 +337,7 @@ impl<E: Engine> EventLoop<E> {
 
     fn is_over(&self, client: &Client) -> bool {
         client.protocol.is_finished()
+            && client.leaving.is_none()
             && client.ops == 0
             && client.sending.is_none()
             && !client.receiver.is_waiting()
@@ -354,6 +359,9 @@ impl<E: Engine> EventLoop<E> {
         loop {
             self.drain_effects(now, client)?;
             if client.closing {
+                if client.leaving.is_some() {
+                    self.receive_to_nowhere(client)?;
+                }
                 return Ok(());
             }
             if client.is_held_back() || self.draining.is_some() || client.receiver.is_waiting() {
@@ -370,6 +378,15 @@ impl<E: Engine> EventLoop<E> {
                     break;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Keeps a receive in flight whose bytes nobody looks at.
+    fn receive_to_nowhere(&mut self, client: &mut Client) -> Result<(), Disconnect> {
+        client.receiver.discard();
+        if let Some(operation) = client.receiver.operation(&client.socket, &self.shared.buffers)? {
+            self.engine.submit(client.token(Purpose::Receive), operation);
         }
         Ok(())
     }
@@ -540,11 +557,37 @@ impl<E: Engine> EventLoop<E> {
             let _ = rustix::net::shutdown(&*client.socket, rustix::net::Shutdown::Both);
             client.protocol.close(now);
         }
+        if client.leaving.take().is_some() {
+            // Ends the receive that may be in flight.
+            let _ = rustix::net::shutdown(&*client.socket, rustix::net::Shutdown::Both);
+        }
         // Nothing is sent any more, so nothing can break the protocol any more.
         let _ = self.drain_effects(now, client);
     }
 
+    /// Ends a connection whose requests are all answered, so that the answers arrive: what was not answered was not done
+    /// either, and the client asks for it again on its next connection. Closing at once would reset the connection where
+    /// bytes are unread, and a reset overtakes what was sent before it.
+    fn take_leave(&mut self, now: u64, client: &mut Client) -> Result<(), Disconnect> {
+        client.closing = true;
+        client.leaving = Some(Instant::now() + FAREWELL_TIME_MAX);
+        debug!(peer = %client.peer, "taking leave");
+        client.protocol.close(now);
+        rustix::net::shutdown(&*client.socket, rustix::net::Shutdown::Write)
+            .map_err(|_| Disconnect("connection reset"))
+    }
+
     fn tick(&mut self, now: u64) {
+        if self.draining.is_some() {
+            let is_idle = |client: &Client| {
+                !client.closing && client.protocol.requests_in_flight() == 0 && client.queue.bytes() == 0
+            };
+            let idle: Vec<u64> =
+                self.clients.values().filter(|client| is_idle(client)).map(|client| client.id.0).collect();
+            for id in idle {
+                self.with(now, id, |this, client| this.take_leave(now, client));
+            }
+        }
         let late: Vec<(u64, &'static str)> = self
             .clients
             .values()
@@ -557,12 +600,14 @@ impl<E: Engine> EventLoop<E> {
     }
 
     fn overdue(&self, client: &Client) -> Option<&'static str> {
+        if let Some(until) = client.leaving {
+            return (Instant::now() >= until).then_some("the peer does not take leave");
+        }
         if client.closing {
             return None;
         }
         if let Some(until) = self.draining {
-            let idle = client.protocol.requests_in_flight() == 0 && client.queue.bytes() == 0;
-            return (idle || Instant::now() >= until).then_some("the server is shutting down");
+            return (Instant::now() >= until).then_some("the server is shutting down");
         }
         if !client.authenticated && client.accepted.elapsed() > AUTHENTICATION_TIME_MAX {
             return Some("not logged in in time");

@@ -8,6 +8,7 @@ pub mod advertise;
 pub mod backend;
 pub mod buffers;
 pub mod catalog;
+pub mod check;
 pub mod cli;
 pub mod clock;
 pub mod config;

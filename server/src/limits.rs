@@ -12,6 +12,8 @@ pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
 pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time a peer may take no byte of what is queued for it.
 pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(120);
+/// Time a peer has, once the server has said that it sends no more, to say the same.
+pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(3);
 /// Bytes of responses queued or being read for one connection before further READs of it wait.
 pub const READ_AHEAD_BYTES_MAX: u64 = 4 * 1024 * 1024;
 /// Bytes of responses queued for one connection before nothing more is received from it.
@@ -65,6 +67,8 @@ pub const PASSWORD_BYTES_MAX: usize = 255;
 pub const LIST_PAGE_MAX: usize = 1000;
 /// Bytes of a volume's record that are read at start.
 pub const RECORD_BYTES_MAX: u64 = 1024 * 1024;
+/// Starts of the server that are remembered for clients that still use their handles.
+pub const PREDECESSORS_MAX: usize = 64;
 /// First project id that a pool gives out: below it, ids may belong to the administrator.
 pub const PROJECT_ID_FIRST: u32 = 0x0F0B_0000;
 /// Bytes of one request to the admin API.
@@ -77,6 +81,8 @@ pub const ADMIN_HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 pub const ADMIN_STREAMS_MAX: u32 = 64;
 /// Silence of a connection to the admin API after which it is asked whether it is alive, and time to answer that.
 pub const ADMIN_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Time that requests to the admin API have to finish when the server ends.
+pub const ADMIN_FINISH_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often the files of the admin API's certificates are looked at.
 pub const CERTIFICATES_REFRESH: Duration = Duration::from_secs(3);
 /// Bytes of a file of certificates.

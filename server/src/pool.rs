@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::backend::directory::Volume;
 use crate::backend::directory::quota::{self, Usage};
 use crate::config::{PoolQuota, PoolSection};
-use crate::limits::PROJECT_ID_FIRST;
+use crate::limits::{PREDECESSORS_MAX, PROJECT_ID_FIRST};
 use crate::volume::{Quota, Record, RecordError, replace, sync_directory};
 
 /// Why a pool cannot be used, or something cannot be done to it.
@@ -426,7 +426,44 @@ impl Pool {
             .map_err(|e| self.io("writing the server's GUID", e))?;
         Ok(guid)
     }
+
+    /// Puts on stable storage what servers before this one acknowledged, and says whose that was: the `instance` of each
+    /// start since this machine was booted. What a start before that had in memory may be lost. Remembers `instance`, of
+    /// this start, for those to come.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn predecessors(&self, instance: u64) -> Result<Vec<u64>, PoolError> {
+        let boot = std::fs::read_to_string(BOOT_ID).map_err(|e| self.io("reading the id of this boot", e))?;
+        let boot = boot.trim();
+        let path = self.path.join(".forebay/starts");
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text.map_err(|e| self.io("reading the list of starts", e))?,
+        };
+        let of_this_boot = |line: &str| match line.split_once(' ') {
+            Some((number, of)) if of == boot => u64::from_str_radix(number, 16).ok(),
+            _ => None,
+        };
+        let mut found: Vec<u64> = text.lines().filter_map(of_this_boot).collect();
+        found.drain(..found.len().saturating_sub(PREDECESSORS_MAX));
+        let lines = found.iter().chain([&instance]).map(|number| format!("{number:016x} {boot}\n"));
+        if let Err(error) = replace(&path, lines.collect::<String>().as_bytes()) {
+            // The disk may be full: then clients of this start will be told that their handles are closed by the next.
+            tracing::warn!(pool = self.name, %error, "this start could not be noted");
+        }
+        match rustix::fs::syncfs(&self.directory) {
+            Ok(()) => Ok(found),
+            Err(error) => {
+                tracing::error!(pool = self.name, %error, "what earlier servers wrote could not be put on stable storage");
+                Ok(Vec::new())
+            }
+        }
+    }
 }
+
+/// Another with each boot of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Removes one thing from the trash and, where it was a volume with a quota, the limit of its project.
 ///

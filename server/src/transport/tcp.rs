@@ -109,6 +109,13 @@ impl Receiver {
         true
     }
 
+    /// Drops what is received and not yet taken, whole frames and begun ones.
+    pub(crate) fn discard(&mut self) {
+        if !self.is_waiting() {
+            self.state = State::Empty;
+        }
+    }
+
     /// Whether a receive is in flight.
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.state, State::Waiting)

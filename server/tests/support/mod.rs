@@ -249,10 +249,14 @@ impl Client {
 
     /// Sends a request without waiting; its message id.
     pub fn send(&mut self, command: Smb, charge: u16, body: &[u8]) -> u64 {
+        self.try_send(command, charge, body).unwrap()
+    }
+
+    fn try_send(&mut self, command: Smb, charge: u16, body: &[u8]) -> std::io::Result<u64> {
         let message = self.message(command, charge, body);
         let id = self.message_id - u64::from(charge.max(1));
-        self.send_message(message);
-        id
+        self.try_send_message(message)?;
+        Ok(id)
     }
 
     fn message(&mut self, command: Smb, charge: u16, body: &[u8]) -> Vec<u8> {
@@ -264,7 +268,11 @@ impl Client {
         message
     }
 
-    fn send_message(&mut self, mut message: Vec<u8>) {
+    fn send_message(&mut self, message: Vec<u8>) {
+        self.try_send_message(message).unwrap();
+    }
+
+    fn try_send_message(&mut self, mut message: Vec<u8>) -> std::io::Result<()> {
         if let Some(keys) = &mut self.keys {
             let nonce = keys.nonces.next_nonce().unwrap();
             let header = keys.sealing.seal_in_place(nonce, self.session_id, &mut message).unwrap();
@@ -272,7 +280,7 @@ impl Client {
         }
         let mut frame = u32::try_from(message.len()).unwrap().to_be_bytes().to_vec();
         frame.append(&mut message);
-        self.stream.write_all(&frame).unwrap();
+        self.stream.write_all(&frame)
     }
 
     /// The next frame; `None` where the server has ended the connection.
@@ -412,6 +420,11 @@ impl Client {
     }
 
     pub fn send_write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> u64 {
+        self.try_send_write(file_id, offset, data).unwrap()
+    }
+
+    /// Fails where the server has ended the connection.
+    pub fn try_send_write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> std::io::Result<u64> {
         let mut body = Vec::new();
         write::Request {
             data_offset: 112,
@@ -426,7 +439,7 @@ impl Client {
         .encode(&mut body);
         body.truncate(48);
         body.extend_from_slice(data);
-        self.send(Smb::WRITE, data.len().div_ceil(65536) as u16, &body)
+        self.try_send(Smb::WRITE, data.len().div_ceil(65536) as u16, &body)
     }
 
     pub fn write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> NtStatus {

@@ -107,13 +107,25 @@ pub struct OpenInfo {
     pub byte_range_locks: u32,
 }
 
-/// Hands out FileIds, unique for the life of the server.
-#[derive(Default)]
-pub(crate) struct FileIds(AtomicU64);
+/// Hands out FileIds. A client that has not noticed yet that the server was started anew still uses those from before:
+/// they must not mean another file, so each start has ids of its own.
+pub(crate) struct FileIds {
+    instance: u64,
+    last: AtomicU64,
+}
 
 impl FileIds {
+    pub(crate) fn new(instance: u64) -> Self {
+        Self { instance, last: AtomicU64::new(0) }
+    }
+
     pub(crate) fn next(&self) -> FileId {
-        let n = self.0.fetch_add(1, Ordering::Relaxed) + 1;
-        FileId { persistent: n, volatile: n }
+        let n = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        FileId { persistent: self.instance.wrapping_add(n), volatile: n }
+    }
+
+    /// Which start of the server gave this id out.
+    pub(crate) fn instance_of(id: FileId) -> u64 {
+        id.persistent.wrapping_sub(id.volatile)
     }
 }

@@ -10,6 +10,7 @@ use super::session::Session;
 use super::step::Wake;
 use super::volume::{Account, Accounts, Volume, VolumeConfig};
 use crate::auth::NtHash;
+use crate::ids::FileId;
 
 /// Identifies a connection for as long as the server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +41,10 @@ pub struct ServerConfig {
     pub signing_required: bool,
     /// Sealing.
     pub encryption: Encryption,
+    /// Random, another at each start: a FileId of one start means nothing at the next.
+    pub instance: u64,
+    /// The `instance` of starts before this one whose acknowledged WRITEs are all on stable storage by now.
+    pub predecessors: Vec<u64>,
     /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
     pub io_bytes_max: u32,
 }
@@ -122,8 +127,8 @@ impl Server {
     #[must_use]
     pub fn new(config: ServerConfig) -> Arc<Self> {
         Arc::new(Self {
+            file_ids: FileIds::new(config.instance),
             config,
-            file_ids: FileIds::default(),
             volumes: RwLock::default(),
             accounts: RwLock::default(),
             interfaces: RwLock::default(),
@@ -269,6 +274,13 @@ impl Server {
 
     pub(crate) fn volume_of(&self, username: &str) -> Option<String> {
         self.accounts.read().expect(LOCK).volume_of(username).map(str::to_owned)
+    }
+
+    /// Whether all that was written by this open and acknowledged is on stable storage, though the open is no more: an
+    /// earlier start of the server had it.
+    pub(crate) fn is_durable_since(&self, id: FileId) -> bool {
+        let instance = FileIds::instance_of(id);
+        instance != 0 && instance != self.config.instance && self.config.predecessors.contains(&instance)
     }
 
     pub(crate) fn next_wake(&self) -> u64 {

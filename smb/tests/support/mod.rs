@@ -41,6 +41,8 @@ pub fn config() -> ServerConfig {
         started: NOW,
         signing_required: false,
         encryption: Encryption::Offered,
+        instance: 0x5eed_0000_0000,
+        predecessors: Vec::new(),
         io_bytes_max: 8 * 1024 * 1024,
     }
 }

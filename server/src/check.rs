@@ -1,0 +1,170 @@
+//! What a configuration amounts to on this machine, without starting anything.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::advertise::{self, Advertised};
+use crate::backend::directory::quota;
+use crate::config::{Config, IoEngine, PoolQuota, PoolSection};
+use crate::daemon::Exit;
+use crate::interfaces;
+use crate::io::uring;
+use crate::tls::Certificates;
+
+/// What was found, and what a start would end with if it ended for one of these reasons.
+pub struct Report {
+    /// For people, a line for each thing.
+    pub text: String,
+    /// [`Exit::Done`] where nothing keeps it from starting.
+    pub exit: Exit,
+}
+
+impl Report {
+    fn line(&mut self, what: &str, text: impl std::fmt::Display) {
+        let _ = writeln!(self.text, "{what:<12}{text}");
+    }
+
+    /// Something that keeps it from starting.
+    fn fatal(&mut self, what: &str, exit: Exit, text: impl std::fmt::Display) {
+        self.line(what, format_args!("WRONG: {text}"));
+        if self.exit == Exit::Done {
+            self.exit = exit;
+        }
+    }
+}
+
+/// Looks at everything that `config` names.
+#[must_use]
+pub fn report(config: &Config) -> Report {
+    let mut report = Report { text: String::new(), exit: Exit::Done };
+    if !config.instance.name.is_empty() {
+        report.line("instance", format_args!("{}, epoch {}", config.instance.name, config.instance.epoch));
+    }
+    for address in &config.server.listen {
+        listening(&mut report, "SMB", *address);
+    }
+    advertised(&mut report, config);
+    engine(&mut report, config.server.io_engine);
+    report.line("admin", config.admin.socket.display());
+    if let Ok(address) = config.admin.listen.parse() {
+        listening(&mut report, "admin TLS", address);
+        match Certificates::load(&config.admin) {
+            Ok(certificates) => {
+                let about = certificates.about();
+                let clients = config.admin.allowed_clients.join(", ");
+                report.line("", format_args!("certificate of {}, clients {clients}", about.names.join(", ")));
+                if let Some(problem) = certificates.problem() {
+                    report.line("", format_args!("mind: {problem}"));
+                }
+            }
+            Err(error) => report.fatal("", Exit::Config, error),
+        }
+    }
+    if let Ok(address) = config.http.listen.parse() {
+        listening(&mut report, "HTTP", address);
+    }
+    for section in &config.pool {
+        pool(&mut report, section);
+    }
+    privileges(&mut report, config);
+    report
+}
+
+/// A server that runs has the address: that is no mistake of the configuration.
+fn listening(report: &mut Report, what: &str, address: SocketAddr) {
+    match std::net::TcpListener::bind(address) {
+        Ok(_) => report.line(what, format_args!("{address}, free")),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            report.line(what, format_args!("{address}, in use now"));
+        }
+        Err(error) => report.fatal(what, Exit::Listen, format_args!("{address}: {error}")),
+    }
+}
+
+fn advertised(report: &mut Report, config: &Config) {
+    let chooses = config.server.advertise.iter().any(Advertised::chooses);
+    let locals = if chooses { interfaces::locals() } else { Vec::new() };
+    let (found, empty) = advertise::resolve(&config.server.advertise, &locals, &config.server.listen);
+    report.line("advertised", found.join(" "));
+    for entry in empty {
+        report.line("", format_args!("mind: {entry} is no address of this machine now"));
+    }
+}
+
+fn engine(report: &mut Report, wanted: IoEngine) {
+    match (wanted, uring::probe()) {
+        (IoEngine::Readiness, _) => report.line("I/O engine", "readiness, as configured"),
+        (_, Ok(())) => report.line("I/O engine", "io_uring"),
+        (IoEngine::Auto, Err(reason)) => report.line("I/O engine", format_args!("readiness: {reason}")),
+        (IoEngine::IoUring, Err(reason)) => report.fatal("I/O engine", Exit::Engine, reason),
+    }
+}
+
+fn pool(report: &mut Report, section: &PoolSection) {
+    let (what, path) = (format!("pool {}", section.name), section.path.display());
+    let directory = match std::fs::File::open(&section.path) {
+        Ok(directory) => directory,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && section.create => {
+            match section.path.parent().map(std::fs::File::open) {
+                Some(Ok(above)) => {
+                    report.line(&what, format_args!("{path} will be made"));
+                    above
+                }
+                _ => {
+                    return report.fatal(
+                        &what,
+                        Exit::Pool,
+                        format_args!("the directory above {path} is not there"),
+                    );
+                }
+            }
+        }
+        Err(error) => return report.fatal(&what, Exit::Pool, format_args!("{path}: {error}")),
+    };
+    let volumes = std::fs::read_dir(section.path.join(".forebay/volumes")).map_or(0, |entries| {
+        entries.flatten().filter(|entry| entry.path().extension() == Some("json".as_ref())).count()
+    });
+    let space = rustix::fs::fstatvfs(&directory).map_or_else(
+        |error| error.to_string(),
+        |space| {
+            let mebibytes = |blocks: u64| (blocks * space.f_frsize) >> 20;
+            format!("{} of {} MiB free", mebibytes(space.f_bavail), mebibytes(space.f_blocks))
+        },
+    );
+    report.line(&what, format_args!("{path}, {volumes} volumes, {space}"));
+    match (section.quota, quota::enforced(directory.as_fd())) {
+        (PoolQuota::Project, true) => report.line("", "project quota is enforced"),
+        (PoolQuota::Project, false) => report.line(
+            "",
+            "mind: the file system enforces no project quota, so volumes will be refused: mount it with -o prjquota, \
+             or set quota = \"none\" for the pool",
+        ),
+        (PoolQuota::None, _) => report.line("", "volumes without limit"),
+    }
+}
+
+fn privileges(report: &mut Report, config: &Config) {
+    let held = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
+    let low_port = config.server.listen.iter().any(|address| (1..1024).contains(&address.port()));
+    let quotas = config.pool.iter().any(|pool| pool.quota == PoolQuota::Project);
+    let wanted = [
+        (low_port, CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE, for ports below 1024"),
+        (quotas, CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN, for project quotas"),
+        (true, CapabilitySet::DAC_OVERRIDE, "CAP_DAC_OVERRIDE, for files that other users brought along"),
+        (true, CapabilitySet::FOWNER, "CAP_FOWNER, for times and modes of files of other users"),
+    ];
+    let missing: Vec<&str> = wanted
+        .iter()
+        .filter(|(is_wanted, capability, _)| *is_wanted && !held.contains(*capability))
+        .map(|(_, _, what)| *what)
+        .collect();
+    if missing.is_empty() {
+        report.line("privileges", "all that it uses");
+    }
+    for what in missing {
+        report.line("privileges", format_args!("mind: without {what}"));
+    }
+}

@@ -1,0 +1,48 @@
+//! `forebay-server check`: what a configuration amounts to, before anything is started.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::process::Command;
+
+use support::Place;
+
+fn check(place: &Place) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-server"));
+    let output = command.args(["check", "--config"]).arg(place.config()).output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+#[test]
+fn a_configuration_is_explained_and_nothing_is_touched() {
+    let place = Place::new("auto");
+    let config = std::fs::read_to_string(place.config()).unwrap();
+    let pool = place.scratch.path().join("new");
+    let text = config.replace(&place.pool().display().to_string(), &pool.display().to_string());
+    std::fs::write(
+        place.config(),
+        text.replace("[admin]", "advertise = [\"interface:lo\"]\n[admin]") + "create = true\n",
+    )
+    .unwrap();
+    let (code, said) = check(&place);
+    assert_eq!(code, 0, "{said}");
+    for line in ["new will be made", "advertised  127.0.0.1:0", "volumes without limit", ": right\n"] {
+        assert!(said.contains(line), "{line:?} is not in\n{said}");
+    }
+    assert!(!pool.exists() && !place.socket().exists());
+    let daemon = place.start();
+    let (code, said) = check(&place);
+    assert_eq!(code, 0, "beside the running server: {said}");
+    assert!(pool.is_dir());
+    drop(daemon);
+}
+
+#[test]
+fn what_would_keep_it_from_starting_is_its_exit_code() {
+    let place = Place::new("auto");
+    place.configure("127.0.0.1:0", &place.scratch.path().join("missing"));
+    let (code, said) = check(&place);
+    assert_eq!(code, 4, "{said}");
+    assert!(said.contains("it would not start") && said.contains("WRONG: "), "{said}");
+    assert_eq!(place.fails().0, 4);
+}
