@@ -3,10 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::control_plane::ControlPlane;
+use super::oci::Tar;
 use super::room;
 use crate::images::node::PAUSE_IMAGE;
 use crate::lab::Node;
@@ -142,18 +143,23 @@ fn configure(node: &Node, plane: &ControlPlane, role: &Role) -> Result<()> {
             {"type": "portmap", "capabilities": {"portMappings": true}},
         ],
     });
+    let mut files = Tar::default();
     for (path, content) in [
-        ("/etc/kubernetes/ca.crt", pki.authority()),
-        ("/etc/kubernetes/node.crt", identity.certificate.clone()),
-        ("/etc/kubernetes/node.key", identity.key.clone()),
-        ("/etc/kubernetes/kubelet.kubeconfig", plane.kubeconfig_text(&at, &identity)),
-        ("/etc/kubernetes/proxy.kubeconfig", plane.kubeconfig_text(&at, &proxy)),
-        ("/etc/kubernetes/kubelet.json", kubelet.to_string()),
-        ("/etc/cni/net.d/10-lab.conflist", cni.to_string()),
-        ("/etc/containerd.toml", containerd_config()),
+        ("etc/kubernetes/ca.crt", pki.authority()),
+        ("etc/kubernetes/node.crt", identity.certificate.clone()),
+        ("etc/kubernetes/node.key", identity.key.clone()),
+        ("etc/kubernetes/kubelet.kubeconfig", plane.kubeconfig_text(&at, &identity)),
+        ("etc/kubernetes/proxy.kubeconfig", plane.kubeconfig_text(&at, &proxy)),
+        ("etc/kubernetes/kubelet.json", kubelet.to_string()),
+        ("etc/cni/net.d/10-lab.conflist", cni.to_string()),
+        ("etc/containerd.toml", containerd_config()),
     ] {
-        node.put(path, content.as_bytes(), 0o600)?;
+        files.add(path, 0o600, content.as_bytes());
     }
+    // At once: each program that is started in an emulated guest takes its time.
+    let output =
+        node.attempt(&["tar", "-x", "-C", "/", "-f", "-"], &files.finish(), Duration::from_secs(20))?;
+    ensure!(output.success(), "configure {}: {}", node.name(), output.complaint());
     Ok(())
 }
 

@@ -90,10 +90,10 @@ pub fn pause() -> Vec<u8> {
 
 /// A tar archive in the ustar format.
 #[derive(Default)]
-struct Tar(Vec<u8>);
+pub(super) struct Tar(Vec<u8>);
 
 impl Tar {
-    fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
+    pub(super) fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
         let mut header = [0u8; 512];
         let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
         assert!(name.len() < 100, "names here are short");
@@ -113,7 +113,7 @@ impl Tar {
         self.0.resize(self.0.len().next_multiple_of(512), 0);
     }
 
-    fn finish(mut self) -> Vec<u8> {
+    pub(super) fn finish(mut self) -> Vec<u8> {
         self.0.resize(self.0.len() + 1024, 0);
         self.0
     }
