@@ -41,14 +41,25 @@ fn sort(value: &mut serde_json::Value) {
             entries.sort_by(|a, b| a.0.cmp(&b.0));
             for (key, mut inner) in entries {
                 sort(&mut inner);
-                // The API server knows no unsigned formats and says so at every apply; the bounds say the same.
-                if key == "format" && inner.as_str().is_some_and(|f| f.starts_with("uint")) {
-                    inner = "int64".into();
-                }
                 map.insert(key, inner);
             }
+            without_unsigned_format(map);
         }
         serde_json::Value::Array(items) => items.iter_mut().for_each(sort),
         _ => {}
+    }
+}
+
+/// The API server knows no unsigned formats and says so at every apply. Bounds say the same: what is stored can be read.
+fn without_unsigned_format(schema: &mut serde_json::Map<String, serde_json::Value>) {
+    let most = match schema.get("format").and_then(serde_json::Value::as_str) {
+        Some("uint16") => Some(u64::from(u16::MAX)),
+        Some("uint32") => Some(u64::from(u32::MAX)),
+        Some("uint64") => None,
+        _ => return,
+    };
+    schema.insert("format".to_owned(), "int64".into());
+    if let Some(most) = most {
+        schema.entry("maximum").or_insert_with(|| most.into());
     }
 }

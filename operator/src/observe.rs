@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use forebay_api::cluster::StorageCluster;
 use forebay_api::names;
@@ -85,7 +86,12 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
     Ok(Observed {
         now: Timestamp::now(),
         nodes: context.nodes.state(),
-        storage_nodes: context.storage_nodes.state(),
+        storage_nodes: context
+            .storage_nodes
+            .state()
+            .iter()
+            .filter_map(|s| Some(Arc::new(s.0.clone().ok()?)))
+            .collect(),
         stateful_sets: by_instance(&name, sets),
         services: by_instance(&name, services),
         config_maps: maps.iter().map(kube::ResourceExt::name_any).collect(),

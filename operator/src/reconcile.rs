@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::core::{ApiResource, DeserializeGuard, GroupVersionKind};
 use kube::runtime::controller::Action;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -59,7 +59,7 @@ pub struct Context {
     /// Nodes, as watched.
     pub nodes: Store<Node>,
     /// StorageNodes, as watched.
-    pub storage_nodes: Store<StorageNode>,
+    pub storage_nodes: Store<DeserializeGuard<StorageNode>>,
     /// StorageClusters, as watched.
     pub clusters: Store<StorageCluster>,
     /// What the instances told.

@@ -12,6 +12,7 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, PartialObjectMeta};
+use kube::core::DeserializeGuard;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::runtime::{Config, Controller, WatchStreamExt as _, watcher};
@@ -51,8 +52,17 @@ fn node_facts(node: &Node) -> u64 {
     hasher.finish()
 }
 
-fn storage_node_facts(node: &StorageNode) -> u64 {
+/// As they are published by the nodes themselves, one that cannot be read must not keep the others from being read.
+fn storage_node_facts(node: &DeserializeGuard<StorageNode>) -> u64 {
     let mut hasher = DefaultHasher::new();
+    let node = match &node.0 {
+        Ok(node) => node,
+        Err(error) => {
+            tracing::warn!(node = error.metadata.name, error = error.error, "a StorageNode cannot be read");
+            error.error.hash(&mut hasher);
+            return hasher.finish();
+        }
+    };
     node.spec.unschedulable.hash(&mut hasher);
     let devices = node.status.as_ref().map(|s| &s.rdma_devices);
     serde_json::to_string(&devices).unwrap_or_default().hash(&mut hasher);
@@ -135,7 +145,7 @@ pub async fn operate(
     });
     let mut followers = tokio::task::JoinSet::new();
     followers.spawn(follow(Api::<Node>::all(client.clone()), nodes_writer, node_facts, changed.clone()));
-    let storage_node_api = Api::<StorageNode>::all(client.clone());
+    let storage_node_api = Api::<DeserializeGuard<StorageNode>>::all(client.clone());
     followers.spawn(follow(storage_node_api, storage_nodes_writer, storage_node_facts, changed.clone()));
     followers.spawn(reports.poll(changed));
     let stop = async move {

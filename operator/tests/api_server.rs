@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_api::StorageNode;
 use forebay_api::cluster::InstancePhase;
 use forebay_operator::leader::{Candidate, LEASE, Timing};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -15,7 +16,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use stage::{Stage, client, eventually, shared, start_api_server};
 
@@ -155,6 +156,68 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
     assert_eq!(stage.api::<Secret>().get("c-0-tls").await.unwrap().metadata.resource_version, before);
     let rounds = operator.metrics.reconciled("c");
     assert!(rounds < 40, "{rounds} reconciliations for a handful of changes");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_told() {
+    let stage = Stage::new(shared(), "rdma", 3).await;
+    let port = |state: &str, address: &str| {
+        json!({ "status": { "rdmaDevices": [{ "name": "mlx5_0", "ports": [{
+            "port": 1, "linkLayer": "Ethernet", "state": state, "rateGbps": 100, "netdev": "ens1",
+            "addresses": [address], "usable": state == "ACTIVE",
+            "reason": if state == "ACTIVE" { "" } else { "the link is down" },
+        }] }] } })
+    };
+    let nodes: Api<StorageNode> = Api::all(stage.client.clone());
+    // The first cannot be read by anybody; the second has no device; the third fits.
+    let statuses = [port("ACTIVE", "no address"), json!({ "status": {} }), port("ACTIVE", "192.0.2.1")];
+    for (n, status) in (1..).zip(&statuses) {
+        let node = StorageNode::new(&stage.node(n), forebay_api::StorageNodeSpec::default());
+        // Answers cannot be read where the object cannot, but the API server has taken it.
+        let _ = nodes.create(&PostParams::default(), &node).await;
+        let _ = nodes.patch_status(&stage.node(n), &PatchParams::default(), &Patch::Merge(status)).await;
+    }
+    let operator = stage.operate().await;
+    let placement =
+        json!({ "nodeSelector": { "stage": stage.namespace }, "rdma": { "requirement": "Required" } });
+    stage.create("n", &json!({ "instances": 2, "placement": placement })).await;
+    let placed = stage.condition("n", "InstancesPlaced", "False", "NoNodeFits").await.status.unwrap();
+    assert_eq!(
+        (placed.instances[0].node.as_str(), placed.instances[1].node.as_str()),
+        (stage.node(3).as_str(), "")
+    );
+    let reasons: Vec<&str> = placed
+        .nodes
+        .iter()
+        .filter(|v| v.name.starts_with(&stage.namespace))
+        .map(|v| v.reason.as_str())
+        .collect();
+    assert_eq!(reasons, ["StorageNodeUnknown", "RdmaMissing", "Fits"]);
+    // It serves; then its port goes down: it stays, because its volumes are there, and its node says why it would not do.
+    stage.run_pod("n-0").await;
+    stage
+        .cluster("n", "the instance serves", |c| {
+            c.status.as_ref().unwrap().instances[0].phase == InstancePhase::Ready
+        })
+        .await;
+    nodes
+        .patch_status(&stage.node(3), &PatchParams::default(), &Patch::Merge(&port("DOWN", "192.0.2.1")))
+        .await
+        .unwrap();
+    let down = stage
+        .cluster("n", "the port that is down is told", |c| {
+            c.status
+                .as_ref()
+                .unwrap()
+                .nodes
+                .iter()
+                .any(|v| v.name == stage.node(3) && v.reason == "RdmaPortDown")
+        })
+        .await;
+    let instance = &down.status.unwrap().instances[0];
+    assert_eq!((instance.node.as_str(), instance.phase), (stage.node(3).as_str(), InstancePhase::Ready));
+    assert!(instance.message.contains("the link is down"), "{}", instance.message);
     operator.stop().await;
 }
 
