@@ -89,6 +89,9 @@ pub(crate) const LIST_ENTRIES_MAX: usize = 1000;
 /// Messages read from one file system context after a failed mount.
 pub(crate) const MOUNT_MESSAGES_MAX: usize = 16;
 
+/// Times in a row that the kubelet refuses to register the driver, until the driver ends.
+pub(crate) const REFUSALS_MAX: u32 = 3;
+
 /// Reading a node's sysfs; after it a driver is said to hang.
 pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 

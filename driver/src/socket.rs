@@ -84,7 +84,8 @@ mod tests {
     async fn its_own_folder_is_made_and_none_above() {
         let dir = tempfile::tempdir().expect("a directory");
         listen_at(&dir.path().join("csi.forebay.io/csi.sock")).expect("the folder is made");
-        let error = listen_at(&dir.path().join("absent/csi.forebay.io/csi.sock")).expect_err("no such folder");
+        let error =
+            listen_at(&dir.path().join("absent/csi.forebay.io/csi.sock")).expect_err("no such folder");
         assert!(error.to_string().contains("csi.forebay.io"), "{error}");
     }
 

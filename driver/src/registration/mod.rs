@@ -14,13 +14,14 @@ use anyhow::{Context, bail};
 use forebay_proto::registration::registration_server::{Registration, RegistrationServer};
 use forebay_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use crate::identity::DRIVER_NAME;
+use crate::limits::REFUSALS_MAX;
 use crate::socket;
 
 /// Kind of plugin, as the kubelet knows it.
@@ -31,6 +32,9 @@ const CSI_VERSIONS: [&str; 1] = ["1.0.0"];
 
 /// How often is looked whether the socket is still there.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Before the driver asks again after a refusal, times the number of refusals.
+const REFUSED_DELAY: Duration = Duration::from_secs(1);
 
 /// What the kubelet said last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,28 +68,52 @@ pub(crate) async fn run(
             registry.display()
         );
     }
+    let mut refusals = 0;
     let csi_socket = csi_socket.to_str().context("the path of the CSI socket is not UTF-8")?.to_owned();
     let path = registry.join(format!("{DRIVER_NAME}-reg.sock"));
     loop {
-        let (ended, served) = tokio::select! {
-            served = serve(&path, &csi_socket, &outcome) => (false, served),
+        let served = tokio::select! {
+            served = serve(&path, &csi_socket, &outcome) => served?,
             // An error means that the sender is gone, which ends the driver as well.
-            _ = stop.wait_for(|stop| *stop) => (true, Ok(())),
+            _ = stop.wait_for(|stop| *stop) => {
+                // The kubelet then takes the driver for gone, as it is.
+                let _ = fs::remove_file(&path);
+                return Ok(());
+            }
         };
-        if ended {
-            // The kubelet then takes the driver for gone, as it is.
-            let _ = fs::remove_file(&path);
-            return Ok(());
+        match served {
+            Ended::Vanished => {
+                warn!(path = %path.display(), "the registration socket has vanished, making it anew")
+            }
+            Ended::Refused { reason, after_success } => {
+                refusals = if after_success { 1 } else { refusals + 1 };
+                if refusals >= REFUSALS_MAX {
+                    bail!("the kubelet refused to register the driver: {reason}");
+                }
+                // The kubelet does not try a socket again that it has refused, only a new one. It may just have been busy.
+                warn!(reason, "the kubelet refused to register the driver, asking once more");
+                let _ = fs::remove_file(&path);
+                tokio::select! {
+                    () = sleep(REFUSED_DELAY * refusals) => {}
+                    _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                }
+            }
         }
-        served?;
-        warn!(path = %path.display(), "the registration socket has vanished, making it anew");
         outcome.send_replace(Outcome::Waiting);
         wait_for(&registry, &mut stop).await;
     }
 }
 
+/// How the serving of one socket ended.
+enum Ended {
+    /// Somebody removed it.
+    Vanished,
+    /// The kubelet does not want the driver; it may have had it before.
+    Refused { reason: String, after_success: bool },
+}
+
 /// Serves one socket for as long as it is the one at `path`.
-async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) -> anyhow::Result<()> {
+async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) -> anyhow::Result<Ended> {
     let listener = socket::listen_at(path).context("register with the kubelet")?;
     let own = inode(path).with_context(|| format!("look at {}", path.display()))?;
     info!(path = %path.display(), csi_socket, "waiting for the kubelet to register the driver");
@@ -95,9 +123,12 @@ async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) 
         .add_service(RegistrationServer::new(service))
         .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::select! {
-        served = serving => served.context("serve the registration socket"),
-        () = vanished(path, own) => Ok(()),
-        refused = refused(&mut outcomes) => bail!("the kubelet refused to register the driver: {refused}"),
+        served = serving => {
+            served.context("serve the registration socket")?;
+            bail!("the registration socket was closed");
+        }
+        () = vanished(path, own) => Ok(Ended::Vanished),
+        ended = refused(&mut outcomes) => Ok(ended),
     }
 }
 
@@ -122,10 +153,13 @@ fn inode(path: &Path) -> io::Result<u64> {
     fs::symlink_metadata(path).map(|found| found.ino())
 }
 
-async fn refused(outcomes: &mut watch::Receiver<Outcome>) -> String {
+async fn refused(outcomes: &mut watch::Receiver<Outcome>) -> Ended {
+    let mut after_success = false;
     loop {
-        if let Outcome::Refused(reason) = &*outcomes.borrow_and_update() {
-            return reason.clone();
+        match &*outcomes.borrow_and_update() {
+            Outcome::Refused(reason) => return Ended::Refused { reason: reason.clone(), after_success },
+            Outcome::Registered => after_success = true,
+            Outcome::Waiting => {}
         }
         if outcomes.changed().await.is_err() {
             // The sender lives as long as the server does, which then ends the waiting.
@@ -275,15 +309,35 @@ mod tests {
         driver.until(Outcome::Registered).await;
     }
 
-    #[tokio::test]
-    async fn a_refusal_ends_the_driver_with_the_kubelets_words() {
-        let driver = Driver::start();
-        let mut kubelet = driver.connect().await;
+    async fn refuse(driver: &Driver) {
         let status = RegistrationStatus { plugin_registered: false, error: "name taken".into() };
         // The driver may be gone before the answer is.
-        let _ = kubelet.notify_registration_status(status).await;
+        let _ = driver.connect().await.notify_registration_status(status).await;
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_lasts_ends_the_driver_with_the_kubelets_words() {
+        let mut driver = Driver::start();
+        for _ in 1..REFUSALS_MAX {
+            refuse(&driver).await;
+            driver.until(Outcome::Waiting).await;
+        }
+        refuse(&driver).await;
         let error = driver.end().await.expect_err("an end").to_string();
         assert_eq!(error, "the kubelet refused to register the driver: name taken");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_passes_is_got_over() {
+        let mut driver = Driver::start();
+        for _ in 0..REFUSALS_MAX {
+            refuse(&driver).await;
+            driver.until(Outcome::Waiting).await;
+            registered(&mut driver.connect().await).await;
+            driver.until(Outcome::Registered).await;
+        }
+        driver.stop.send_replace(true);
+        driver.end().await.expect("ends well");
     }
 
     #[tokio::test]
