@@ -120,7 +120,6 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         IdentityService { servers: servers.clone(), is_node: node.is_some(), probes: InFlight::default() };
 
     let (registration, _) = watch::channel(Outcome::default());
-    socket::make_folder(&config.endpoint)?;
     let listener = socket::listen_at(&config.endpoint)?;
     if let Some(address) = config.health_address {
         let registration = config.is_kubernetes_node().then(|| registration.subscribe());

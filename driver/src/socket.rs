@@ -14,13 +14,6 @@ use tokio::net::UnixListener;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Makes the folder that the socket will be in, where it is missing: on a node nobody else does.
-pub(crate) fn make_folder(path: &Path) -> anyhow::Result<()> {
-    let Some(folder) = path.parent() else { return Ok(()) };
-    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(folder);
-    made.with_context(|| format!("make the folder {}", folder.display()))
-}
-
 /// Listens at `path`, for this user alone. A socket that nobody listens on is replaced, one in use is not.
 pub(crate) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
     let shown = path.display();

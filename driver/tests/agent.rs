@@ -61,7 +61,9 @@ impl Node {
     fn start(kubeconfig: &Path, trees: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        fs::create_dir(at("plugins_registry")).unwrap();
+        for folder in ["plugins", "plugins_registry"] {
+            fs::create_dir(at(folder)).unwrap();
+        }
         for text in trees {
             tree::unpack(text, &at("host"));
         }
