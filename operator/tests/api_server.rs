@@ -13,12 +13,12 @@ use forebay_api::cluster::InstancePhase;
 use forebay_operator::leader::{Candidate, LEASE, Timing};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use stage::{Stage, client, eventually, shared, start_api_server};
+use stage::{Stage, client, eventually, shared, start_api_server, start_with_controllers};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_lives_from_its_creation_to_its_end() {
@@ -299,6 +299,72 @@ async fn an_api_server_that_restarts_is_waited_for() {
     stage.cluster("r", "the change is seen", |c| c.status.as_ref().is_some_and(|s| s.image == "other")).await;
     let rounds = operator.metrics.reconciled("r");
     assert!(rounds < 60, "{rounds} reconciliations: it must not run hot against a dead API server");
+    operator.stop().await;
+}
+
+/// The StatefulSet controller and the garbage collector are Kubernetes' own here; scheduler and kubelet are played.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
+    let api = tokio::task::spawn_blocking(start_with_controllers).await.unwrap();
+    let mut stage = Stage::new(&api, "controllers", 2).await;
+    stage.controllers = true;
+    let operator = stage.operate().await;
+    stage.create("k", &json!({ "instances": 2 })).await;
+    for instance in ["k-0", "k-1"] {
+        stage.run_pod(instance).await;
+    }
+    stage.condition("k", "Ready", "True", "AllInstancesReady").await;
+    stage.change("k", &json!({ "image": "docker.io/forebay/forebay:2" })).await;
+    for instance in ["k-0", "k-1"] {
+        let ending = eventually("a pod is restarted", || async {
+            let ending = stage.ending().await;
+            if ending.is_empty() { Err("none".to_owned()) } else { Ok(ending) }
+        })
+        .await;
+        assert_eq!(ending, [instance]);
+        stage.end_pod(instance).await;
+        stage.run_pod(instance).await;
+        let image = stage.api::<Pod>().get(&format!("{instance}-0")).await.unwrap().spec.unwrap().containers
+            [0]
+        .image
+        .clone();
+        assert_eq!(image.as_deref(), Some("docker.io/forebay/forebay:2"));
+    }
+    stage.condition("k", "Progressing", "False", "UpToDate").await;
+    assert_eq!(operator.metrics.restarts.get(), 2, "none was restarted twice");
+
+    // Deleted with its data retained: nothing is left but the record of where they are.
+    stage.change("k", &json!({ "deletionPolicy": "Retain" })).await;
+    stage.clusters().delete("k", &DeleteParams::default()).await.unwrap();
+    for instance in ["k-0", "k-1"] {
+        eventually("the garbage collector ends the pod", || async {
+            let pod =
+                stage.api::<Pod>().get_opt(&format!("{instance}-0")).await.map_err(|e| e.to_string())?;
+            if pod.is_none_or(|p| p.metadata.deletion_timestamp.is_some()) {
+                Ok(())
+            } else {
+                Err("it runs".to_owned())
+            }
+        })
+        .await;
+        stage.end_pod(instance).await;
+    }
+    stage.gone("k").await;
+    let left = eventually("what was owned is removed", || async {
+        let secrets =
+            stage.api::<Secret>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items.len();
+        let maps =
+            stage.api::<ConfigMap>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items;
+        let names: Vec<String> =
+            maps.into_iter().filter_map(|m| m.metadata.name).filter(|n| n.starts_with("k-")).collect();
+        if secrets == 0 && names.len() == 1 {
+            Ok(names)
+        } else {
+            Err(format!("{secrets} Secrets, {names:?}"))
+        }
+    })
+    .await;
+    assert_eq!(left, ["k-placement"]);
     operator.stop().await;
 }
 

@@ -37,7 +37,17 @@ pub fn shared() -> &'static LocalApiServer {
 
 /// One of a test's own, with the chart's definitions.
 pub fn start_api_server() -> LocalApiServer {
-    let api = LocalApiServer::start(false).expect("etcd and the API server start");
+    with_definitions(LocalApiServer::start(false).expect("etcd and the API server start"))
+}
+
+/// One with Kubernetes' own controllers: that of StatefulSets makes pods, and what has no owner any more is removed.
+pub fn start_with_controllers() -> LocalApiServer {
+    with_definitions(
+        LocalApiServer::start(true).expect("etcd, the API server and the controller manager start"),
+    )
+}
+
+fn with_definitions(api: LocalApiServer) -> LocalApiServer {
     let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/forebay/crds");
     api.kubectl()
         .run(&["apply", "--server-side", "--filename", crds])
@@ -120,6 +130,8 @@ pub struct Stage {
     pub namespace: String,
     pub kubeconfig: PathBuf,
     number: u8,
+    /// Kubernetes' own controllers run: pods are made by them.
+    pub controllers: bool,
     /// Pools outlive their server's restart, as a node's directory does.
     pools: tempfile::TempDir,
     servers: Mutex<HashMap<String, Server>>,
@@ -170,6 +182,7 @@ impl Stage {
             namespace,
             kubeconfig,
             number,
+            controllers: false,
             pools: tempfile::tempdir().unwrap(),
             servers: Mutex::default(),
         };
@@ -312,8 +325,12 @@ impl Stage {
             sets.get_opt(instance).await.map_err(|e| e.to_string())?.ok_or_else(|| "not there".to_owned())
         })
         .await;
-        let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
-        sets.patch_status(instance, &PatchParams::default(), &Patch::Merge(&seen)).await.expect("its status");
+        if !self.controllers {
+            let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
+            sets.patch_status(instance, &PatchParams::default(), &Patch::Merge(&seen))
+                .await
+                .expect("its status");
+        }
         let template = set.spec.unwrap().template;
         let metadata = template.metadata.unwrap();
         let node = set.metadata.annotations.unwrap()[forebay_api::names::ANNOTATION_NODE].clone();
@@ -325,7 +342,11 @@ impl Stage {
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let pods: Api<Pod> = self.api();
-        pods.create(&PostParams::default(), &pod).await.expect("the API server takes the pod");
+        if self.controllers {
+            self.bind_pod(instance, &node).await;
+        } else {
+            pods.create(&PostParams::default(), &pod).await.expect("the API server takes the pod");
+        }
         let n: u8 = node.rsplit_once("-n").unwrap().1.parse().unwrap();
         self.start_server(instance, &self.address(n)).await;
         let ready = json!({ "status": { "phase": "Running", "conditions": [
@@ -334,6 +355,22 @@ impl Stage {
         pods.patch_status(&pod_name(instance), &PatchParams::default(), &Patch::Merge(&ready))
             .await
             .expect("ready");
+    }
+
+    /// Plays the scheduler: the pod that the StatefulSet controller has made, onto the node that it must run on.
+    async fn bind_pod(&self, instance: &str, node: &str) {
+        let name = pod_name(instance);
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+        });
+        let pods: Api<Pod> = self.api();
+        eventually(&format!("pod {name}"), || async {
+            let bound: Result<Value, _> =
+                pods.create_subresource("binding", &name, &PostParams::default(), &binding).await;
+            bound.map(|_| ()).map_err(|e| e.to_string())
+        })
+        .await;
     }
 
     /// Starts the server with the configuration and certificates of the cluster; only its paths are others, and it
