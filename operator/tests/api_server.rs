@@ -372,8 +372,8 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
 async fn one_operator_works_and_another_takes_over() {
     let stage = Stage::new(shared(), "leader", 0).await;
     let timing = Timing {
-        duration: Duration::from_secs(3),
-        renew_deadline: Duration::from_secs(2),
+        duration: Duration::from_secs(8),
+        renew_deadline: Duration::from_secs(6),
         retry: Duration::from_millis(200),
     };
     let candidate = |name: &str| {
