@@ -114,12 +114,17 @@ impl Site {
 
     /// Starts the server and waits until it accepts connections.
     pub fn start_server(&self) -> Result<()> {
+        self.start_server_by(&[])
+    }
+
+    /// Same, by a command that runs what follows it.
+    pub fn start_server_by(&self, wrapper: &[&str]) -> Result<()> {
         let storage = self.storage();
         match self.kind {
-            Kind::Forebay => storage.start_service(
-                "forebay-server",
-                &["forebay-server", "run", "--config", "/etc/forebay/server.toml"],
-            ),
+            Kind::Forebay => {
+                let server = ["forebay-server", "run", "--config", "/etc/forebay/server.toml"];
+                storage.start_service("forebay-server", &[wrapper, &server].concat())
+            }
             Kind::Samba => storage.start_service("smbd", &["smbd", "--foreground", "--no-process-group"]),
         }?;
         storage
@@ -137,6 +142,12 @@ impl Site {
                 Ok(self.admin(AdminRequest::GetServerInfo)?.code == 0)
             })?;
         }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn end_server(&self) -> Result<()> {
+        ensure!(self.storage().signal_service(self.service(), "TERM")?, "the server was not running");
         Ok(())
     }
 

@@ -40,6 +40,11 @@ enum Command {
         #[arg(long)]
         wait: bool,
     },
+    /// Verify checksums (JSON) over and over until standard input ends, saying how each pass went.
+    VerifyRepeatedly {
+        /// Folder and files.
+        sums: String,
+    },
     /// Write and fsync file after file until standard input ends, saying which are synced.
     RecordWrites {
         /// Where.
@@ -65,6 +70,9 @@ fn main() -> Result<()> {
             Ok(std::io::stdout().write_all(&result)?)
         }
         Command::HoldLock { path, kind, wait } => calls::locks::hold(&path, &kind, wait),
+        Command::VerifyRepeatedly { sums } => {
+            calls::writer::verify_repeatedly(&serde_json::from_str(&sums).context("the checksums")?)
+        }
         Command::RecordWrites { folder, seed } => calls::writer::record(&folder, seed),
     }
 }

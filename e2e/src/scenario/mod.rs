@@ -3,6 +3,7 @@
 mod coherence;
 mod crash;
 mod csi;
+mod drain;
 mod everyday;
 mod locks;
 mod mounts;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Scenario> {
         locks::scenarios(),
         space::scenarios(),
         csi::scenarios(),
+        drain::scenarios(),
         crash::scenarios(),
     ]
     .into_iter()

@@ -103,7 +103,7 @@ pub fn write_shards(shards: Shards) -> Result<Vec<Sum>> {
 }
 
 /// Arguments of [`verify_sums`].
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sums {
     /// Where.
     pub folder: PathBuf,

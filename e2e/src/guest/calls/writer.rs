@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::data::Noise;
+use super::data::{Noise, Sums, verify_sums};
 
 fn name(number: u64) -> String {
     format!("record-{number:08}")
@@ -24,12 +24,7 @@ fn content(seed: u64, number: u64) -> Vec<u8> {
 /// Writes and fsyncs file after file and says `synced <number>` or `failed <number> <reason>`, until standard input
 /// ends.
 pub fn record(folder: &Path, seed: u64) -> Result<()> {
-    let over = Arc::new(AtomicBool::new(false));
-    let ended = over.clone();
-    std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        ended.store(true, Ordering::Relaxed);
-    });
+    let over = over_with_input();
     let mut out = std::io::stdout();
     for number in 0.. {
         if over.load(Ordering::Relaxed) {
@@ -45,6 +40,39 @@ pub fn record(folder: &Path, seed: u64) -> Result<()> {
             Err(error) => {
                 writeln!(out, "failed {number} {error}")?;
                 // An outage must not be spun through: the numbers are finite.
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// Set once standard input ends.
+fn over_with_input() -> Arc<AtomicBool> {
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = over.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        ended.store(true, Ordering::Relaxed);
+    });
+    over
+}
+
+/// Reads and compares everything again and again and says `verified <pass>` or `failed <pass> <reason>`, until standard
+/// input ends.
+pub fn verify_repeatedly(sums: &Sums) -> Result<()> {
+    let over = over_with_input();
+    let mut out = std::io::stdout();
+    for pass in 0.. {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        match verify_sums(sums.clone()) {
+            Ok(_) => writeln!(out, "verified {pass}")?,
+            Err(error) => {
+                writeln!(out, "failed {pass} {error:#}")?;
+                // An outage must not be spun through.
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
         }

@@ -1,0 +1,154 @@
+//! An orderly end of the server under load, as an upgrade makes it, and the privileges that the server needs.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::{MIB, ONE, Scenario, TWO, ours};
+use crate::guest::GUEST_BINARY;
+use crate::guest::calls::data::{Shards, Sum, Sums};
+use crate::guest::calls::grpc::AdminRequest;
+use crate::guest::calls::writer::Records;
+use crate::site::Site;
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        ours("SIGTERM and a new server under a writer and a reader: no error", restarted),
+        ours("the server runs with the privileges that docs/server.md names, and with no fewer", privileged),
+    ]
+}
+
+/// Restarts in one run: one could be lucky.
+const ROUNDS: usize = 6;
+/// Files synced between two of them.
+const FILES_PER_ROUND: usize = 8;
+const SEED: u64 = 91;
+/// What the reader verifies over and over.
+const SHARDS: u32 = 4;
+
+fn count(lines: &[String], word: &str) -> usize {
+    lines.iter().filter(|line| line.starts_with(word)).count()
+}
+
+fn restarted(site: &Site) -> Result<String> {
+    let volume = site.volume(512 * MIB)?;
+    // Nothing of a cache: every read asks the server.
+    let reading = site.mount(site.node(TWO), &volume, &[("cache", "none")])?;
+    let writing = site.mount(site.node(ONE), &volume, &[])?;
+    let shards = Shards {
+        folder: writing.join("data").into(),
+        prefix: "shard".into(),
+        count: SHARDS,
+        bytes: 2 * MIB,
+        seed: SEED,
+    };
+    let sums: Vec<Sum> = site.node(ONE).call_within("write-shards", &shards, Duration::from_secs(60))?;
+    let sums = Sums { folder: reading.join("data").into(), sums };
+    let sums = serde_json::to_string(&sums)?;
+
+    let seed = SEED.to_string();
+    let mut writer = site.node(ONE).spawn(&[GUEST_BINARY, "record-writes", writing.path(), &seed])?;
+    let mut reader = site.node(TWO).spawn(&[GUEST_BINARY, "verify-repeatedly", &sums])?;
+    let reach = |writer: &mut crate::lab::Process, what: &str, word: &'static str, least: usize| {
+        writer.wait_for(what, Duration::from_secs(90), move |lines| count(lines, word) >= least)
+    };
+    for round in 1..=ROUNDS {
+        reach(&mut writer, "files are synced", "synced", round * FILES_PER_ROUND)?;
+        reach(&mut reader, "the data set is verified", "verified", round)?;
+        site.end_server()?;
+        site.start_server()?;
+    }
+    let (written, read) = (count(writer.lines(), "synced"), count(reader.lines(), "verified"));
+    reach(&mut writer, "the writer goes on", "synced", written + FILES_PER_ROUND)?;
+    reach(&mut reader, "the reader goes on", "verified", read + 1)?;
+    let lines = writer.finish(Duration::from_secs(60))?;
+    let errors: Vec<&String> = lines.iter().filter(|line| !line.starts_with("synced")).collect();
+    ensure!(errors.is_empty(), "the writer met {errors:?}");
+    let seen = reader.finish(Duration::from_secs(60))?;
+    let errors: Vec<&String> = seen.iter().filter(|line| !line.starts_with("verified")).collect();
+    ensure!(errors.is_empty(), "the reader met {errors:?}");
+
+    let numbers: Vec<u64> =
+        lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect();
+    let records = Records { folder: volume.folder.as_str().into(), seed: SEED, numbers: numbers.clone() };
+    let bytes: u64 = site.storage().call("verify-records", &records)?;
+    writing.unmount()?;
+    reading.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!(
+        "{ROUNDS} restarts, {} files ({} MiB) written and {} passes of reading without an error",
+        numbers.len(),
+        bytes >> 20,
+        count(&seen, "verified")
+    ))
+}
+
+/// What docs/server.md names.
+const CAPABILITIES: [&str; 4] = ["sys_admin", "dac_override", "fowner", "net_bind_service"];
+
+fn with_capabilities(names: &[&str]) -> String {
+    let set: String = names.iter().map(|name| format!(",+{name}")).collect();
+    format!("-all{set}")
+}
+
+/// Ends the server and starts it with these capabilities and no others.
+fn limit(site: &Site, names: &[&str]) -> Result<()> {
+    let bounding = with_capabilities(names);
+    let inheritable = "-all";
+    site.start_server_by(&[
+        "setpriv",
+        "--no-new-privs",
+        "--inh-caps",
+        inheritable,
+        "--bounding-set",
+        &bounding,
+    ])
+}
+
+fn privileged(site: &Site) -> Result<String> {
+    site.end_server()?;
+    let result = privileges(site);
+    // Whatever happened: those after this one find the server as it was.
+    if site.storage().service_runs("forebay-server")? {
+        site.end_server()?;
+    }
+    site.start_server()?;
+    result
+}
+
+fn privileges(site: &Site) -> Result<String> {
+    limit(site, &CAPABILITIES)?;
+    let held = site.storage().run("grep CapEff /proc/$(cat /run/forebay-server.pid)/status | cut -f 2")?;
+    ensure!(u64::from_str_radix(&held, 16)?.count_ones() == 4, "it holds {held}");
+    let mut volumes = Vec::new();
+    for pool in ["default", "ext4"] {
+        let volume = site.volume_in(pool, 64 * MIB)?;
+        site.expand(&volume, 96 * MIB)?;
+        volumes.push(volume);
+    }
+    let volume = &volumes[0];
+    let mounted = site.mount(site.node(ONE), volume, &[])?;
+    ensure!(mounted.space()?.total_bytes == 96 * MIB, "df shows {} bytes", mounted.space()?.total_bytes);
+    // A file that somebody else brought along.
+    site.storage()
+        .run(&format!("cd {} && echo theirs > f && chown 1234:1234 f && chmod 600 f", volume.folder))?;
+    let of = mounted.join("f");
+    site.node(ONE).run(&format!("grep -q theirs {of} && touch -d 2020-01-02 {of} && rm {of}"))?;
+    mounted.unmount()?;
+
+    // One less, and what it is for fails.
+    site.end_server()?;
+    limit(site, &["dac_override", "fowner", "net_bind_service"])?;
+    let made = site.admin(AdminRequest::ExpandVolume { id: volume.id.clone(), bytes: 128 * MIB })?;
+    ensure!(made.code != 0, "capacity is set without CAP_SYS_ADMIN");
+    site.end_server()?;
+    ensure!(
+        limit(site, &["sys_admin", "dac_override", "fowner"]).is_err(),
+        "port 445 is taken without CAP_NET_BIND_SERVICE"
+    );
+    limit(site, &CAPABILITIES)?;
+    for volume in &volumes {
+        site.delete(volume)?;
+    }
+    Ok("4 capabilities, no new privileges; quotas on XFS and ext4".into())
+}
