@@ -92,6 +92,9 @@ pub(crate) const MOUNT_MESSAGES_MAX: usize = 16;
 /// Times in a row that the kubelet refuses to register the driver, until the driver ends.
 pub(crate) const REFUSALS_MAX: u32 = 3;
 
+/// Largest HTTP/2 frame of the kubelet that is looked at: what a server takes that announces nothing else (RFC 9113 6.5.2).
+pub(crate) const FRAME_BYTES_MAX: usize = 16_384;
+
 /// Reading a node's sysfs; after it a driver is said to hang.
 pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 

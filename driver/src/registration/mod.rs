@@ -4,6 +4,8 @@
 //! is restarted, as long as the socket is there. Where something empties the folder, the kubelet takes the driver for
 //! gone: so the socket is made anew.
 
+mod authority;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -15,6 +17,7 @@ use forebay_proto::registration::registration_server::{Registration, Registratio
 use forebay_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -22,6 +25,7 @@ use tracing::{info, warn};
 
 use crate::identity::DRIVER_NAME;
 use crate::limits::REFUSALS_MAX;
+use crate::registration::authority::Localhost;
 use crate::socket;
 
 /// Kind of plugin, as the kubelet knows it.
@@ -121,7 +125,7 @@ async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) 
     let mut outcomes = outcome.subscribe();
     let serving = Server::builder()
         .add_service(RegistrationServer::new(service))
-        .serve_with_incoming(UnixListenerStream::new(listener));
+        .serve_with_incoming(UnixListenerStream::new(listener).map(|stream| stream.map(Localhost::new)));
     tokio::select! {
         served = serving => {
             served.context("serve the registration socket")?;
@@ -289,6 +293,38 @@ mod tests {
         let socket = driver.socket();
         driver.end().await.expect("ends well");
         assert!(!socket.exists());
+    }
+
+    /// The kubelet's plugin watcher, byte by byte: the socket's path as authority, in the second call by its index.
+    #[tokio::test]
+    async fn requests_for_the_path_of_the_socket_are_answered() {
+        use authority::tests::{authority, call, frame};
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let driver = Driver::start();
+        driver.connect().await;
+        let mut stream = tokio::net::UnixStream::connect(driver.socket()).await.expect("it listens");
+        let path = "/pluginregistration.Registration/GetInfo";
+        let shown = driver.socket().display().to_string().replace('/', "%2F");
+        let mut sent = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat();
+        // RFC 7541 2.3.3: the dynamic table begins at 62, its newest entry first; three have come after the authority.
+        for (stream, authority) in [(1, authority(&shown)), (3, vec![0x80 | 65])] {
+            sent.extend(frame(1, 4, stream, &call(path, &authority)));
+            sent.extend(frame(0, 1, stream, &[0; 5]));
+        }
+        stream.write_all(&sent).await.expect("taken");
+        let mut answer = Vec::new();
+        let plugin = b"CSIPlugin";
+        let read = async {
+            while answer.windows(plugin.len()).filter(|w| w == plugin).count() < 2 {
+                assert!(
+                    stream.read_buf(&mut answer).await.expect("answers") > 0,
+                    "{}",
+                    answer.escape_ascii()
+                );
+            }
+        };
+        tokio::time::timeout(DEADLINE, read).await.unwrap_or_else(|_| panic!("{}", answer.escape_ascii()));
     }
 
     #[tokio::test]
