@@ -12,8 +12,6 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, ResourceExt as _};
 use tokio::time::timeout;
 
-use crate::limits::{LEASE_DURATION, LEASE_RENEW_DEADLINE, LEASE_RETRY};
-
 /// Name of the Lease.
 pub const LEASE: &str = "forebay-operator";
 
@@ -28,9 +26,11 @@ pub struct Timing {
     pub retry: Duration,
 }
 
-impl Default for Timing {
-    fn default() -> Self {
-        Self { duration: LEASE_DURATION, renew_deadline: LEASE_RENEW_DEADLINE, retry: LEASE_RETRY }
+impl Timing {
+    /// For a Lease that is good for so long. A leader stops well before its end, so that two never work at once.
+    #[must_use]
+    pub fn new(duration: Duration) -> Self {
+        Self { duration, renew_deadline: duration * 2 / 3, retry: duration / 15 }
     }
 }
 
@@ -71,7 +71,12 @@ impl Candidate {
         let mut renewed = Instant::now();
         loop {
             tokio::time::sleep(self.timing.retry).await;
-            let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
+            // A request that hangs leaves time for another one, on another connection.
+            let left = self
+                .timing
+                .renew_deadline
+                .saturating_sub(renewed.elapsed())
+                .min(self.timing.renew_deadline / 2);
             // Counted from before the request: the answer may be late.
             let asked = Instant::now();
             match timeout(left, self.renew()).await {
@@ -81,7 +86,7 @@ impl Candidate {
                     return;
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be renewed"),
-                Err(_) => {}
+                Err(_) => tracing::warn!("the API server is slow to renew the Lease"),
             }
             if renewed.elapsed() >= self.timing.renew_deadline {
                 tracing::error!("the Lease could not be renewed in time");

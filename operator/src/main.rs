@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use forebay_operator::desired::Settings;
 use forebay_operator::http::{self, Health};
 use forebay_operator::leader::{Candidate, Timing};
-use forebay_operator::limits::SHUTDOWN_TIME_MAX;
+use forebay_operator::limits::{LEASE_DURATION_S, LEASE_DURATION_S_RANGE, SHUTDOWN_TIME_MAX};
 use forebay_operator::metrics::Metrics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -50,6 +51,10 @@ struct Run {
     /// Name of this process in the Lease; nobody else may have it.
     #[arg(long, env = "POD_NAME")]
     identity: String,
+    /// Seconds that the Lease is good for without being renewed: how long it takes until another process goes on where
+    /// this one is killed. One that ends gives the Lease back at once.
+    #[arg(long, default_value_t = LEASE_DURATION_S, value_parser = lease_seconds)]
+    lease_duration: u64,
     /// Image of servers whose StorageCluster names none.
     #[arg(long, env = "FOREBAY_IMAGE", default_value = concat!("docker.io/forebay/forebay:", env!("CARGO_PKG_VERSION")))]
     image: String,
@@ -77,6 +82,12 @@ enum LogFormat {
     Text,
     /// For programs.
     Json,
+}
+
+fn lease_seconds(text: &str) -> Result<u64, String> {
+    let (least, most) = (LEASE_DURATION_S_RANGE.start(), LEASE_DURATION_S_RANGE.end());
+    let seconds = text.parse().ok().filter(|s| LEASE_DURATION_S_RANGE.contains(s));
+    seconds.ok_or_else(|| format!("not a number of seconds from {least} to {most}"))
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -124,8 +135,8 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let version = client.apiserver_version().await.context("the API server does not answer")?;
     tracing::info!(kubernetes = version.git_version, namespace = options.namespace, "started");
     health.ready.store(true, Ordering::Relaxed);
-    let candidate =
-        Candidate::new(client.clone(), &options.namespace, options.identity.clone(), Timing::default());
+    let timing = Timing::new(Duration::from_secs(options.lease_duration));
+    let candidate = Candidate::new(client.clone(), &options.namespace, options.identity.clone(), timing);
     tokio::select! {
         () = candidate.acquire() => {}
         () = &mut ended => return Ok(ExitCode::SUCCESS),

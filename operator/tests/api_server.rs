@@ -371,11 +371,7 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_operator_works_and_another_takes_over() {
     let stage = Stage::new(shared(), "leader", 0).await;
-    let timing = Timing {
-        duration: Duration::from_secs(8),
-        renew_deadline: Duration::from_secs(6),
-        retry: Duration::from_millis(200),
-    };
+    let timing = Timing::new(Duration::from_secs(9));
     let candidate = |name: &str| {
         Arc::new(Candidate::new(stage.client.clone(), &stage.namespace, name.to_owned(), timing))
     };
@@ -439,7 +435,7 @@ async fn two_processes_hand_over_the_work() {
             "--namespace",
             &stage.namespace,
         ]);
-        command.args(["--identity", name]).env("KUBECONFIG", &stage.kubeconfig);
+        command.args(["--identity", name, "--lease-duration", "15"]).env("KUBECONFIG", &stage.kubeconfig);
         Process(command.stdin(Stdio::null()).spawn().expect("the operator starts"))
     };
     let holder = |wanted: &'static str| {
