@@ -38,6 +38,8 @@ pub const POLLS_AT_ONCE_MAX: usize = 16;
 pub const VOLUMES_PAGE: u32 = 500;
 /// Volumes destroyed in one reconciliation; the next goes on.
 pub const VOLUMES_DESTROYED_AT_ONCE_MAX: usize = 200;
+/// What is sure to go on at the next look waits for so long.
+pub const SOON: Duration = Duration::from_millis(200);
 /// What a deletion or a removal waits for is looked at again after so long.
 pub const WAIT: Duration = Duration::from_secs(10);
 /// Seconds that a Lease is good for without being renewed, unless the command line says otherwise. A node that is short of

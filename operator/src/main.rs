@@ -136,7 +136,9 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     tracing::info!(kubernetes = version.git_version, namespace = options.namespace, "started");
     health.ready.store(true, Ordering::Relaxed);
     let timing = Timing::new(Duration::from_secs(options.lease_duration));
-    let candidate = Candidate::new(client.clone(), &options.namespace, options.identity.clone(), timing);
+    // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin anew.
+    let own = kube::Client::try_default().await?;
+    let candidate = Candidate::new(own, &options.namespace, options.identity.clone(), timing);
     tokio::select! {
         () = candidate.acquire() => {}
         () = &mut ended => return Ok(ExitCode::SUCCESS),

@@ -25,7 +25,7 @@ use crate::certificates::{self, Authority, AuthorityStep, Due, Leaf, Rule};
 use crate::desired::objects::{ANNOTATION_APPLIED, FIELD_MANAGER, hash, labels, owner};
 use crate::desired::{self, CertificatesState, Desired, Observed, PodDeletion, Settings, Target, status};
 use crate::events::{Notice, notices};
-use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX};
+use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX, SOON};
 use crate::metrics::{Metrics, Reconciled, Written};
 use crate::observe::{self, observe};
 use crate::reports::Reports;
@@ -186,9 +186,15 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
         if cluster.spec.deletion_policy == forebay_api::cluster::DeletionPolicy::Destroy {
             forget_credentials(context, &cluster).await?;
         }
-        set_finalizer(&api, &cluster, false).await?;
-        tracing::info!(cluster = cluster.name_any(), "gone");
-        return Ok(None);
+        // Our own last status may have made another version of it: then the next look finds nothing to tell, and lets go.
+        return match set_finalizer(&api, &cluster, false).await {
+            Err(ReconcileError::Kube(kube::Error::Api(status))) if status.code == 409 => Ok(Some(SOON)),
+            Err(error) => Err(error),
+            Ok(()) => {
+                tracing::info!(cluster = cluster.name_any(), "gone");
+                Ok(None)
+            }
+        };
     }
     if !refusals.is_empty() {
         return Err(ReconcileError::Refused(refusals.join("; ")));
