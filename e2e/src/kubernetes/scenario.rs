@@ -192,7 +192,7 @@ fn nic_down(stage: &Stage) -> Result<String> {
     let node = cluster.lab().node("storage1");
     let devices = || -> Result<usize> {
         let found = stage.kubectl().get(&["storagenode", "storage1"])?;
-        Ok(found["status"]["rdma"].as_array().map_or(0, Vec::len))
+        Ok(found["status"]["rdmaDevices"].as_array().map_or(0, Vec::len))
     };
     ensure!(devices()? > 0, "storage1 shows no RDMA device");
     node.run("rdma link delete rxe0")?;
