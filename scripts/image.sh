@@ -45,7 +45,7 @@ pack() {
     echo "$1$suffix"
 }
 
-# archives RELEASE: sources for apt: this machine's own archive with its security updates, or the public one.
+# archives RELEASE: sources for apt: this machine's own archive with its security updates, or FOREBAY_MIRROR.
 archives() {
     local found
     find_archives() {
@@ -60,9 +60,11 @@ archives() {
     fi
     if grep -q " $1 main\$" <<<"$found"; then
         printf '%s\n' "$found"
+    elif [ -n "${FOREBAY_MIRROR:-}" ]; then
+        printf 'deb %s %s main\n' "$FOREBAY_MIRROR" "$1"
     else
-        printf 'deb %s %s main\n' "${FOREBAY_MIRROR:-http://deb.debian.org/debian}" "$1"
-        [ -n "${FOREBAY_MIRROR:-}" ] || printf 'deb http://deb.debian.org/debian-security %s-security main\n' "$1"
+        echo "image.sh: apt here knows no archive of Debian $1: set FOREBAY_MIRROR to the address of one" >&2
+        return 1
     fi
 }
 
