@@ -20,6 +20,7 @@ pub mod report;
 pub mod rundir;
 pub mod sanity;
 pub mod scenario;
+pub mod sibling;
 pub mod site;
 pub mod story;
 pub mod supervise;

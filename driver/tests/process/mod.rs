@@ -74,34 +74,12 @@ pub fn driver_binary() -> PathBuf {
         .map_or(cargos.into(), |folder| Path::new(&folder).join("forebay-csi"))
 }
 
-/// The server's binary: that of `$FOREBAY_BINARIES`, or built into the folder where this test's own is, since
-/// cargo makes only the package's own.
+/// The server's binary.
 pub fn server_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(find_server)
-}
-
-fn find_server() -> PathBuf {
-    if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-        return Path::new(&folder).join("forebay-server");
-    }
-    let folder = Path::new(env!("CARGO_BIN_EXE_forebay-csi")).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args([
-        "build",
-        "--quiet",
-        "--package",
-        "forebay-server",
-        "--bin",
-        "forebay-server",
-        "--target-dir",
-    ]);
-    build.arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if folder.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "the server does not build");
-    folder.join("forebay-server")
+    BINARY.get_or_init(|| {
+        forebay_e2e::sibling::server_binary(Path::new(env!("CARGO_BIN_EXE_forebay-csi"))).unwrap()
+    })
 }
 
 /// The driver in this mode, on `csi.sock` in `dir`, with the server's API at `admin.sock` there.

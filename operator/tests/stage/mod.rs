@@ -85,30 +85,11 @@ where
     }
 }
 
-/// The server's binary, built into the folder where this test's own is: cargo makes only the package's own.
+/// The server's binary.
 fn server_binary() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-            return Path::new(&folder).join("forebay-server");
-        }
-        let folder = Path::new(env!("CARGO_BIN_EXE_forebay-operator")).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "build",
-            "--quiet",
-            "--package",
-            "forebay-server",
-            "--bin",
-            "forebay-server",
-            "--target-dir",
-        ]);
-        build.arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if folder.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "the server does not build");
-        folder.join("forebay-server")
+        forebay_e2e::sibling::server_binary(Path::new(env!("CARGO_BIN_EXE_forebay-operator"))).unwrap()
     })
 }
 
