@@ -8,8 +8,9 @@ pub const FRAME_BYTES_MAX: usize = 1 << 20;
 pub const STREAM_CHUNK_BYTES: usize = 64 << 10;
 /// Largest Ethernet frame the switch forwards; QEMU's own packet buffer is 68 KiB.
 pub const ETHERNET_FRAME_BYTES_MAX: usize = 68 << 10;
-/// How long the switch waits for a slow port before it drops a frame, as a real switch with a full queue would.
-pub const SWITCH_QUEUE_WAIT: Duration = Duration::from_millis(200);
+/// Frames that wait for a slow port of the switch before further ones are dropped, as in a real switch with a full queue:
+/// a full TCP window of 6 MiB in jumbo frames, and some more.
+pub const SWITCH_QUEUE_FRAMES: usize = 1024;
 /// Boot to agent, on hardware; emulation multiplies it.
 pub const BOOT_DEADLINE: Duration = Duration::from_secs(20);
 /// Default deadline of one command in a guest, on hardware.

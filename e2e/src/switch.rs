@@ -8,19 +8,18 @@ use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
+use crate::limits::{ETHERNET_FRAME_BYTES_MAX, SWITCH_QUEUE_FRAMES};
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use crate::limits::{ETHERNET_FRAME_BYTES_MAX, SWITCH_QUEUE_WAIT};
 
 type Address = [u8; 6];
 
 #[derive(Default)]
 struct Ports {
     next: usize,
-    writers: HashMap<usize, Arc<Mutex<UnixStream>>>,
+    queues: HashMap<usize, SyncSender<Arc<[u8]>>>,
     learned: HashMap<Address, usize>,
 }
 
@@ -47,30 +46,35 @@ fn serve(reader: UnixStream, writer: UnixStream, ports: &Mutex<Ports>) {
         let mut ports = lock();
         let own = ports.next;
         ports.next += 1;
-        ports.writers.insert(own, Arc::new(Mutex::new(writer)));
+        // A queue for each port: a guest that stands still must not hold up who sends to the others.
+        let (queue, frames) = sync_channel(SWITCH_QUEUE_FRAMES);
+        ports.queues.insert(own, queue);
+        std::thread::spawn(move || drain(writer, frames));
         own
     };
     let mut reader = BufReader::with_capacity(256 << 10, reader);
     let mut frame = Vec::with_capacity(ETHERNET_FRAME_BYTES_MAX);
     while read_frame(&mut reader, &mut frame).is_ok() {
         let Some((to, from)) = addresses(&frame) else { continue };
-        let targets: Vec<Arc<Mutex<UnixStream>>> = {
+        let targets: Vec<SyncSender<Arc<[u8]>>> = {
             let mut ports = lock();
             ports.learned.insert(from, own);
             match ports.learned.get(&to) {
                 Some(port) if *port == own => Vec::new(),
-                Some(port) => ports.writers.get(port).into_iter().cloned().collect(),
+                Some(port) => ports.queues.get(port).into_iter().cloned().collect(),
                 None => {
-                    ports.writers.iter().filter(|(port, _)| **port != own).map(|(_, w)| w.clone()).collect()
+                    ports.queues.iter().filter(|(port, _)| **port != own).map(|(_, q)| q.clone()).collect()
                 }
             }
         };
+        let shared: Arc<[u8]> = frame.as_slice().into();
         for target in targets {
-            forward(&target, &frame);
+            // Full: the frame is lost.
+            let _ = target.try_send(shared.clone());
         }
     }
     let mut ports = lock();
-    ports.writers.remove(&own);
+    ports.queues.remove(&own);
     ports.learned.retain(|_, port| *port != own);
 }
 
@@ -92,13 +96,12 @@ fn addresses(frame: &[u8]) -> Option<(Address, Address)> {
     Some((to, from))
 }
 
-/// Sends the frame, or drops it where the port stays full: a frame that was begun is always finished.
-fn forward(target: &Mutex<UnixStream>, frame: &[u8]) {
-    let mut stream = target.lock().expect("no holder of this lock panics");
-    let wait = Timespec { tv_sec: 0, tv_nsec: SWITCH_QUEUE_WAIT.as_nanos() as i64 };
-    let writable = poll(&mut [PollFd::new(&*stream, PollFlags::OUT)], Some(&wait));
-    if matches!(writable, Ok(1..)) {
-        let _ = stream.write_all(frame);
+/// Sends what is queued for a port until the port or the switch is gone.
+fn drain(mut writer: UnixStream, frames: Receiver<Arc<[u8]>>) {
+    for frame in frames {
+        if writer.write_all(&frame).is_err() {
+            return;
+        }
     }
 }
 
@@ -125,6 +128,36 @@ mod tests {
         let mut frame = Vec::new();
         read_frame(stream, &mut frame).expect("a frame");
         frame[16..].to_vec()
+    }
+
+    #[test]
+    fn a_port_that_stands_still_does_not_hold_up_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("lan");
+        start(&path).expect("a switch");
+        let (mut from, mut stuck, mut other) = (port(&path), port(&path), port(&path));
+        // Each is known once the other two have heard it.
+        for (address, stream) in [(2, &mut stuck), (3, &mut other)] {
+            loop {
+                send(stream, 1, address, b"here");
+                from.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+                let mut frame = Vec::new();
+                if read_frame(&mut from, &mut frame).is_ok() && frame[10..16] == [2, 0, 0, 0, 0, address] {
+                    break;
+                }
+            }
+        }
+        // More than socket and queue take: the rest is dropped, and the sender is never kept.
+        let payload = [0; 9000];
+        for _ in 0..2 * SWITCH_QUEUE_FRAMES {
+            send(&mut from, 2, 1, &payload);
+        }
+        send(&mut from, 3, 1, b"to another");
+        loop {
+            if receive(&mut other) == b"to another" {
+                break;
+            }
+        }
     }
 
     #[test]
