@@ -10,6 +10,9 @@ use crate::doctor;
 /// Forebay's namespace where nobody says another one.
 pub(crate) const NAMESPACE: &str = "forebay-system";
 
+/// Names another one for every call.
+pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
+
 /// What Forebay is doing in a Kubernetes cluster, and what stands in its way.
 ///
 /// In your PATH it is `kubectl forebay`. It reads with your rights and changes nothing.
@@ -66,8 +69,9 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Connection {
-    /// The namespace that Forebay runs in. Default: forebay-system, or in a pod the pod's own.
-    #[arg(short, long, env = "FOREBAY_NAMESPACE", value_name = "NAMESPACE")]
+    /// The namespace that Forebay runs in. Default: $FOREBAY_NAMESPACE, else forebay-system, or in a pod the pod's own.
+    // Not by clap's `env`: a variable would then conflict with -A as the option does.
+    #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
 
     /// Look in every namespace.
@@ -81,6 +85,18 @@ pub(crate) struct Connection {
     /// The context of the kubeconfig file.
     #[arg(long, value_name = "NAME")]
     pub(crate) context: Option<String>,
+}
+
+impl Connection {
+    /// The namespace to look at; none for all of them. `variable` is that of the environment, `default` where nobody says
+    /// one.
+    pub(crate) fn scope(&self, variable: Option<String>, default: impl FnOnce() -> String) -> Option<String> {
+        if self.all_namespaces {
+            return None;
+        }
+        let variable = variable.filter(|name| !name.is_empty());
+        Some(self.namespace.clone().or(variable).unwrap_or_else(default))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -139,5 +155,29 @@ mod tests {
         assert!(parse(&["status", "-A", "-n", "x"]).is_err());
         assert!(parse(&["status", "-o", "yaml"]).is_err());
         assert!(parse(&[]).is_err());
+    }
+
+    #[test]
+    fn options_go_before_the_variable_and_the_variable_before_the_default() {
+        let scope = |arguments: &[&str], variable: Option<&str>| {
+            let arguments = [&["kubectl-forebay", "status"], arguments].concat();
+            let cli = Cli::try_parse_from(arguments).expect("the options");
+            let Command::Status { connection, .. } = cli.command else { panic!("not the status") };
+            connection.scope(variable.map(str::to_owned), || "default".to_owned())
+        };
+        assert_eq!(scope(&[], None).as_deref(), Some("default"));
+        assert_eq!(scope(&[], Some("")).as_deref(), Some("default"));
+        assert_eq!(scope(&[], Some("of-variable")).as_deref(), Some("of-variable"));
+        assert_eq!(scope(&["-n", "of-option"], Some("of-variable")).as_deref(), Some("of-option"));
+        assert_eq!(scope(&["-A"], Some("of-variable")), None);
+    }
+
+    #[test]
+    fn the_help_names_the_variable_that_clap_must_not_see() {
+        let command = Cli::command();
+        let status = command.find_subcommand("status").expect("a subcommand");
+        let namespace = status.get_arguments().find(|a| a.get_id() == "namespace").expect("an option");
+        assert!(namespace.get_help().expect("help").to_string().contains(NAMESPACE_VARIABLE));
+        assert_eq!(namespace.get_env(), None, "-A would be refused wherever the variable is set");
     }
 }

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use crate::limits::{CONNECT_DEADLINE, PAGE_ENTRIES, PAGES_MAX, READ_DEADLINE};
-use crate::options::{Connection, NAMESPACE};
+use crate::options::{Connection, NAMESPACE, NAMESPACE_VARIABLE};
 
 /// What was read, or why it could not be.
 pub(crate) type Read<T> = Result<T, String>;
@@ -46,11 +46,8 @@ impl Snapshot {
     pub(crate) async fn take(connection: &Connection) -> anyhow::Result<Self> {
         let mut config = configuration(connection).await?;
         config.connect_timeout = Some(CONNECT_DEADLINE);
-        let namespace = match (connection.all_namespaces, &connection.namespace) {
-            (true, _) => None,
-            (false, Some(namespace)) => Some(namespace.clone()),
-            (false, None) => Some(own_namespace(connection, &config)),
-        };
+        let variable = std::env::var(NAMESPACE_VARIABLE).ok();
+        let namespace = connection.scope(variable, || own_namespace(connection, &config));
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config).context("set up the connection to the API server")?;
         // Asked for first: without an answer every other question would wait for its own time-out.
