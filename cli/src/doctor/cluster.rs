@@ -103,8 +103,8 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
     let place =
         snapshot.namespace.as_deref().map_or("any namespace".to_owned(), |n| format!("namespace {n}"));
     for (name, object) in COMPONENTS {
-        let (ready, waiting): (Vec<&Pod>, Vec<&Pod>) =
-            pods.iter().filter(|p| component(p) == name).partition(|p| trouble(p).is_none());
+        let present = pods.iter().filter(|p| component(p) == name && !is_replaced(p, pods));
+        let (ready, waiting): (Vec<&Pod>, Vec<&Pod>) = present.partition(|p| trouble(p).is_none());
         if ready.is_empty() && waiting.is_empty() {
             report.error(
                 format!("no pod of {object} in {place}"),
@@ -120,13 +120,45 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
         if let Some((what, fix)) = trouble(pod) {
             let namespace = pod.namespace().unwrap_or_default();
             let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref()).unwrap_or("no node");
+            let evidence = format!("{what} (on {node})");
+            if is_replaced(pod, pods) {
+                report.note(
+                    format!("pod {} has ended or is ending; another one does its work", pod.name_any()),
+                    evidence,
+                    format!("where it stays: kubectl -n {namespace} delete pod {}", pod.name_any()),
+                );
+                continue;
+            }
             report.error(
                 format!("pod {} is not ready", pod.name_any()),
-                format!("{what} (on {node})"),
+                evidence,
                 format!("{fix}; kubectl -n {namespace} describe pod {}", pod.name_any()),
             );
         }
     }
+}
+
+/// Whether a pod that was evicted, has failed or is being deleted leaves no gap: evicted pods of a Deployment stay until
+/// somebody deletes them. Of the node plugin only a pod on the same node will do, and nothing stands in for a server.
+fn is_replaced(pod: &Pod, pods: &[Pod]) -> bool {
+    let is_going = |pod: &Pod| {
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        pod.metadata.deletion_timestamp.is_some() || phase == Some("Failed")
+    };
+    let node = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.clone());
+    let does_the_same = |other: &Pod| match component(pod) {
+        "operator" | "csi-controller" => true,
+        "csi-node" => node(other) == node(pod),
+        _ => false,
+    };
+    let stands_in = |other: &Pod| {
+        component(other) == component(pod)
+            && other.namespace() == pod.namespace()
+            && !is_going(other)
+            && trouble(other).is_none()
+            && does_the_same(other)
+    };
+    is_going(pod) && pods.iter().any(stands_in)
 }
 
 /// Why a pod is not ready, and what may help.
@@ -151,7 +183,8 @@ fn trouble(pod: &Pod) -> Option<(String, &'static str)> {
         }
     }
     let phase = status.phase.as_deref().unwrap_or("Unknown");
-    let message = condition("Ready").and_then(|c| c.message.clone()).unwrap_or_default();
+    // An evicted pod's says why.
+    let message = status.message.clone().or_else(|| condition("Ready")?.message.clone()).unwrap_or_default();
     Some((format!("{phase}: {message}").trim_end_matches([':', ' ']).to_owned(), "wait, or read its log"))
 }
 

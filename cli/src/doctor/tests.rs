@@ -168,6 +168,53 @@ fn pods_that_are_not_ready_say_why() {
 }
 
 #[test]
+fn a_pod_that_has_ended_is_no_error_where_another_does_its_work() {
+    let with = |component: &str, node: &str, deleted: bool| {
+        let mut pod = fixture::pod("leftover", component, node);
+        if deleted {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
+            pod["status"]["conditions"][1]["status"] = json!("False");
+        } else {
+            pod["status"] = json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"});
+        }
+        let mut snapshot = healthy();
+        snapshot.pods.as_mut().expect("pods").insert(0, object(pod));
+        snapshot
+    };
+    for deleted in [false, true] {
+        for (component, node) in [("operator", "other"), ("csi-controller", "other"), ("csi-node", NODES[0])]
+        {
+            let snapshot = with(component, node, deleted);
+            assert_eq!(
+                found(&snapshot),
+                ["Note cluster: pod leftover has ended or is ending; another one does its work"]
+            );
+            if !deleted {
+                assert_eq!(
+                    finding(&snapshot, "leftover").evidence,
+                    format!("Failed: low on memory (on {node})")
+                );
+            }
+            // Those that are there are still counted, and it is not.
+            let text = render(&examine(&snapshot), true, Paint::new(false));
+            assert!(text.contains("deployment/forebay-operator: 1 of 1 pods ready"), "{text}");
+            assert!(text.contains("daemonset/forebay-csi-node: 2 of 2 pods ready"), "{text}");
+        }
+        // Nobody else serves this node's pods, or this instance's volumes.
+        for (component, node) in [("csi-node", "other"), ("server", NODES[0])] {
+            let snapshot = with(component, node, deleted);
+            assert_eq!(finding(&snapshot, "pod leftover is not ready").severity, Severity::Error);
+        }
+        // And here the other one is going, too.
+        let mut snapshot = with("operator", NODES[0], deleted);
+        let pods = snapshot.pods.as_mut().expect("pods");
+        pods[1].metadata.deletion_timestamp = pods[0].metadata.deletion_timestamp.clone();
+        pods[1].status.as_mut().expect("a status").phase = Some("Failed".into());
+        assert_eq!(finding(&snapshot, "pod leftover is not ready").severity, Severity::Error);
+    }
+}
+
+#[test]
 fn the_pod_that_asks_does_not_complain_of_itself() {
     let mut test = fixture::pod("forebay-test", "test", NODES[0]);
     test["status"] = json!({"phase": "Pending"});
