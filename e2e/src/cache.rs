@@ -4,8 +4,10 @@
 //! holds its lock file, so two clones that want the same thing wait for each other instead of making it twice; who
 //! uses it holds the lock shared, so that pruning cannot take it away underneath.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
@@ -76,6 +78,8 @@ pub struct Listed {
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
+    /// Names of the entries that were asked for, where nothing is to be made.
+    asked: Option<Arc<Mutex<BTreeSet<String>>>>,
 }
 
 impl Cache {
@@ -93,7 +97,25 @@ impl Cache {
     /// A cache in this folder.
     pub fn at(root: PathBuf) -> Result<Self> {
         fs::create_dir_all(&root).with_context(|| format!("make the cache folder {}", root.display()))?;
-        Ok(Self { root })
+        Ok(Self { root, asked: None })
+    }
+
+    /// The same cache, which makes nothing and remembers what it is asked for: [`Cache::get`] of an entry that is not there is
+    /// an error.
+    pub fn looking(&self) -> Self {
+        Self { root: self.root.clone(), asked: Some(Arc::default()) }
+    }
+
+    /// Whether it is one of [`Cache::looking`].
+    pub fn is_looking(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Names of the entries that it was asked for since [`Cache::looking`].
+    pub fn asked(&self) -> BTreeSet<String> {
+        let asked =
+            self.asked.as_ref().map(|asked| asked.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        asked.unwrap_or_default()
     }
 
     /// The cache's folder.
@@ -112,6 +134,13 @@ impl Cache {
         let folder = self.root.join(kind);
         let path = folder.join(&key);
         let lock_path = folder.join(format!("{key}.lock"));
+        if let Some(asked) = &self.asked {
+            let name = format!("{kind}/{key}");
+            asked.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+            if !path.is_dir() {
+                bail!("{name} is not in the cache");
+            }
+        }
         if !path.is_dir() {
             fs::create_dir_all(&folder)?;
             let lock = open_lock(&lock_path)?;
@@ -128,11 +157,13 @@ impl Cache {
         if !path.is_dir() {
             bail!("{} was pruned while it was wanted; run again", path.display());
         }
-        // Best effort: someone else's cache may be read-only.
-        let _ = File::options()
-            .write(true)
-            .open(&lock_path)
-            .and_then(|f| f.set_modified(std::time::SystemTime::now()));
+        if !self.is_looking() {
+            // Best effort: someone else's cache may be read-only.
+            let _ = File::options()
+                .write(true)
+                .open(&lock_path)
+                .and_then(|f| f.set_modified(std::time::SystemTime::now()));
+        }
         Ok(Artefact { path, _lock: lock })
     }
 

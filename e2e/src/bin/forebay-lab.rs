@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
-use forebay_e2e::images::{Images, clients};
+use forebay_e2e::images::{Images, clients, prune};
 use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::cluster::{self, Cluster};
 use forebay_e2e::kubernetes::room::{self, Entered};
@@ -209,7 +209,7 @@ struct On {
 enum CacheCommand {
     /// Show all entries.
     List,
-    /// Remove the entries that the present recipes do not use.
+    /// Remove the entries that the present recipes do not use. What scripts/ keep there (binaries, image-base) stays.
     Prune {
         /// Remove the ones in use, too.
         #[arg(long)]
@@ -427,8 +427,7 @@ fn cache(command: CacheCommand) -> Result<()> {
             }
         }
         CacheCommand::Prune { all } => {
-            let keep = if all { Vec::new() } else { Images::prepare(&cache, false)?.names() };
-            for name in cache.prune(|name| keep.iter().any(|kept| kept == name))? {
+            for name in prune::prune(&cache, all)? {
                 println!("removed {name}");
             }
         }

@@ -6,13 +6,15 @@ pub mod kernel;
 pub mod node;
 pub mod preloaded;
 pub mod product;
+pub mod prune;
 pub mod qemu;
 pub mod root;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::cache::{Artefact, Cache, Recipe};
@@ -42,13 +44,6 @@ impl Images {
         let initrd = initrd::get(cache, &kernel, &root)?;
         Ok(Self { qemu, kernel, root, initrd })
     }
-
-    /// Names of the entries in use, as [`Cache::list`] shows them.
-    pub fn names(&self) -> Vec<String> {
-        [("qemu", &self.qemu), ("kernel", &self.kernel), ("root", &self.root), ("initrd", &self.initrd)]
-            .map(|(kind, entry)| format!("{kind}/{}", entry.key()))
-            .to_vec()
-    }
 }
 
 /// Package versions as found in the archive once, kept so that later runs need no network: a lock file.
@@ -58,16 +53,12 @@ pub struct Versions(BTreeMap<String, String>);
 impl Versions {
     /// Those of an earlier run, or the newest in the archive.
     pub fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
-        let node: Vec<String> =
-            node::PACKAGES.iter().map(|(name, release)| format!("{name}/{release}")).collect();
-        let wanted = Recipe::default()
-            .with("qemu", qemu::PACKAGES.join(" "))
-            .with("kernel", kernel::SERIES)
-            .with("node", node.join(" "))
-            .key();
-        let path = cache.root().join(format!("versions-{wanted}.json"));
+        let path = Self::path(cache);
         if !refresh && let Some(found) = Self::load(&path) {
             return Ok(found);
+        }
+        if cache.is_looking() {
+            bail!("no versions have been looked up");
         }
         // Two runs at once must not disagree on what they resolved, nor share apt's lists while they are fetched.
         let lock = fs::File::create(cache.root().join("versions.lock"))?;
@@ -95,7 +86,19 @@ impl Versions {
         Ok(Self(found))
     }
 
-    fn load(path: &std::path::Path) -> Option<Self> {
+    /// Where they are kept: beside those of other recipes.
+    fn path(cache: &Cache) -> PathBuf {
+        let node: Vec<String> =
+            node::PACKAGES.iter().map(|(name, release)| format!("{name}/{release}")).collect();
+        let wanted = Recipe::default()
+            .with("qemu", qemu::PACKAGES.join(" "))
+            .with("kernel", kernel::SERIES)
+            .with("node", node.join(" "))
+            .key();
+        cache.root().join(format!("versions-{wanted}.json"))
+    }
+
+    fn load(path: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(path).ok()?).ok().map(Self)
     }
 

@@ -11,7 +11,7 @@ use super::Versions;
 use crate::cache::{Artefact, Cache, Recipe};
 use crate::host::{self, Archive};
 use crate::kubernetes::oci;
-use crate::kubernetes::tools::Tools;
+use crate::kubernetes::tools::{self, Tools};
 use crate::progress::step;
 
 /// containerd 2: that of the nodes' own release does not read the configuration's present format.
@@ -25,6 +25,9 @@ pub const SIDECAR_IMAGES: &[(&str, &str)] = &[
     ("csi-provisioner", "registry.k8s.io/sig-storage/csi-provisioner:v6.3.0"),
     ("csi-resizer", "registry.k8s.io/sig-storage/csi-resizer:v2.3.0"),
 ];
+
+/// What [`get`] wants of [`Tools::prepare`].
+pub const TOOLS: &[&[&str]] = &[tools::NODE, tools::SIDECARS];
 
 /// The entry: `node.erofs` with `bin/` and `images/`.
 pub fn get(cache: &Cache, versions: &Versions, tools: &Tools) -> Result<Artefact> {
@@ -53,7 +56,7 @@ fn make(cache: &Cache, pinned: &[String], tools: &Tools, into: &Path) -> Result<
     for name in ["containerd", "containerd-shim-runc-v2", "ctr"] {
         fs::copy(debs.join("usr/bin").join(name), bin.join(name))?;
     }
-    for name in crate::kubernetes::tools::NODE {
+    for name in tools::NODE {
         fs::copy(tools.path(name), bin.join(name))?;
     }
     oci::write(&images.join("pause.tar"), PAUSE_IMAGE, "pause", &oci::pause())?;

@@ -108,11 +108,6 @@ impl Tools {
         self.0.iter().map(|(name, entry)| (*name, entry.file(name)))
     }
 
-    /// Names of the entries in use, as [`Cache::list`] shows them.
-    pub fn entries(&self) -> Vec<String> {
-        self.0.values().map(|entry| format!("tool/{}", entry.key())).collect()
-    }
-
     /// What they are, for the recipes of what is made from them.
     pub fn keys(&self) -> String {
         self.0.iter().map(|(name, entry)| format!("{name} {}\n", entry.key())).collect()
