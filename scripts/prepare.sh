@@ -53,42 +53,125 @@ prepare_cargo_deny() {
         mv -T "$cache/cargo-deny-$version.tmp" "$cache/cargo-deny-$version"
 }
 
+# What besides sources and compiler decides what cargo makes of them; paths and numbers of jobs do not.
+cargo_settings() {
+    local name folder=$PWD file
+    # Not `env`: a value may have several lines.
+    compgen -e | LC_ALL=C sort | while read -r name; do
+        case $name in
+            CARGO_TARGET_DIR | CARGO_BUILD_TARGET_DIR | CARGO_BUILD_JOBS) ;;
+            RUSTFLAGS | CARGO_ENCODED_RUSTFLAGS | RUSTC* | CARGO_PROFILE_* | CARGO_BUILD_* | CARGO_TARGET_* | CC | CXX | CFLAGS | CXXFLAGS)
+                printf '%s=%q\n' "$name" "${!name-}" ;;
+        esac
+    done
+    # Where cargo looks: here, in every folder above, and at home, which may be one of these.
+    {
+        while [ -n "$folder" ]; do
+            echo "$folder/.cargo"
+            folder=${folder%/*}
+        done
+        echo "${CARGO_HOME:-$HOME/.cargo}"
+    } | awk '!seen[$0]++' | while read -r folder; do
+        for file in "$folder/config.toml" "$folder/config"; do
+            if [ -f "$file" ]; then cat "$file"; fi
+        done
+    done
+}
+
+# What the image holds, and what only the lab uses.
+program_names() { echo $(grep -v '^#' image/binaries) forebay-bench forebay-guest forebay-lab; }
+
+has_all_programs() { # FOLDER
+    local name
+    for name in $(program_names); do [ -x "$1/$name" ] || return 1; done
+}
+
 # Sets BINARIES to a folder with the release binaries of these very sources: from the cache where they were built before, by
 # another clone for example; else cargo builds them and they are put there.
 prepare_binaries() {
-    local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp old name members
-    members=$(awk '/^members = \[/ { on = 1 } on { print } on && /\]/ { exit }' Cargo.toml | grep -o '"[^"]*"' | tr -d '"')
+    local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp built name sources
+    sources=$(awk '/^members = \[/ { on = 1 } on { print } on && /\]/ { exit }' Cargo.toml | grep -o '"[^"]*"' | tr -d '"')
+    # What programs include from outside the members. Files that are missing here are found below.
+    sources+=' manifests/examples'
     key=$({
-        rustc --version
+        "${RUSTC:-rustc}" -vV
+        cargo_settings
         # shellcheck disable=SC2086 # one folder a word
-        find Cargo.toml Cargo.lock $members -type f ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+        find Cargo.toml Cargo.lock $sources -type f ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     } | sha256sum | cut -c1-20)
     BINARIES=$cache/$key
-    if [ -x "$BINARIES/forebay-lab" ]; then
+    if has_all_programs "$BINARIES"; then
         touch "$BINARIES"
         return 0
     fi
     echo "building (minutes the first time; what these sources give is then kept in the cache)"
-    cargo build --release --workspace --bins
-    tmp=$cache/$key.$$.tmp
-    mkdir -p "$tmp"
-    # What the image holds, and what only the lab uses.
-    for name in $(grep -v '^#' image/binaries) forebay-bench forebay-guest forebay-lab; do
-        cp "${CARGO_TARGET_DIR:-target}/release/$name" "$tmp/"
+    # Cargo says where they are, whatever folder or platform its settings name.
+    built=$(cargo build --release --workspace --bins --message-format=json-render-diagnostics |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+    for name in $(program_names); do built_from_known "$(grep "/$name\$" <<<"$built")" "$sources"; done
+    mkdir -p "$cache"
+    tmp=$(mktemp -d "$cache/$key.XXXXXX.tmp")
+    for name in $(program_names); do cp "$(grep "/$name\$" <<<"$built")" "$tmp/"; done
+    chmod 755 "$tmp"
+    {
+        flock 9
+        # Where another clone was faster, its folder stays. One that somebody half removed does not.
+        has_all_programs "$BINARIES" || {
+            remove_entry "$BINARIES"
+            mv -T "$tmp" "$BINARIES"
+        }
+        rm -rf "$tmp"
+        # Enough for a few clones and branches; what was used within a day may be in use.
+        ls -dt "$cache"/*/ | grep -v '\.tmp/$' | tail -n +5 | while read -r name; do
+            if [ -n "$(find "$name" -maxdepth 0 -mtime +0)" ]; then remove_entry "${name%/}"; fi
+        done
+        # Left over from who was killed.
+        find "$cache" -mindepth 1 -maxdepth 1 -name '*.tmp' -mtime +0 -exec rm -rf {} +
+    } 9>"$cache/lock"
+}
+
+# An error where a program was compiled from a file of this tree that the key does not know: cargo lists them beside it.
+built_from_known() { # PROGRAM SOURCES
+    local file source known
+    [ -e "$1.d" ] || return 0
+    # One a line, with spaces in names that were escaped, and without `..`.
+    sed -n 's/^.*: //p' "$1.d" | sed 's/\\ /\a/g; s/ /\n/g' | sed '/^$/d; s/\a/ /g' |
+        xargs -d '\n' -r realpath -m --relative-to=. | while read -r file; do
+        case $file in ../* | target/* | Cargo.*) continue ;; esac
+        known=
+        for source in $2; do
+            case $file in *.md) ;; "$source"/*) known=1 ;; esac
+        done
+        if [ -z "$known" ]; then
+            echo "scripts/prepare.sh: $(basename "$1") is made of $file, too: name it in prepare_binaries" >&2
+            return 1
+        fi
     done
-    # Where another clone was faster, its folder stays.
-    mv -T "$tmp" "$BINARIES" 2>/dev/null || rm -rf "$tmp"
-    # Enough for a few clones and branches.
-    ls -dt "$cache"/*/ | tail -n +5 | while read -r old; do rm -rf "$old"; done
+}
+
+# Away under another name first: what is half removed must not look as if it were there.
+remove_entry() { # FOLDER
+    local doomed
+    [ -e "$1" ] || return 0
+    doomed=$(mktemp -d "$1.XXXXXX.tmp")
+    mv -T "$1" "$doomed"
+    rm -rf "$doomed"
 }
 
 # Sets IMAGE to an archive of the image with those binaries, kept beside them; with an argument, of that version.
 prepare_image() {
-    local version=${1:-}
+    local version=${1:-} cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay} key
     prepare_binaries
-    IMAGE=$BINARIES/image${version:+-$version}.tar
-    [ -e "$IMAGE" ] && return 0
+    key=$(sha256sum image/packages image/base.sh image/binaries scripts/image.sh scripts/oci.sh | sha256sum | cut -c1-12)
+    IMAGE=$BINARIES/image${version:+-$version}-$key.tar
+    # A base that is newer than the image has newer packages.
+    if [ -e "$IMAGE" ] && [ -z "${FOREBAY_IMAGE_REFRESH:-}" ] &&
+        [ -z "$(find "$cache/image-base" -mindepth 2 -maxdepth 2 -name base.tar -newer "$IMAGE" 2>/dev/null)" ]; then
+        return 0
+    fi
     # Uncompressed: it is imported on this machine and goes nowhere.
-    scripts/image.sh "$IMAGE.tmp" --plain --binaries "$BINARIES" ${version:+--version "$version"}
-    mv "$IMAGE.tmp" "$IMAGE"
+    scripts/image.sh "$IMAGE.$$.tmp" --plain --binaries "$BINARIES" ${version:+--version "$version"}
+    mv "$IMAGE.$$.tmp" "$IMAGE"
+    # The base is as new as it can be; images of other versions follow it.
+    unset FOREBAY_IMAGE_REFRESH
 }
