@@ -5,31 +5,53 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The server's binary: that of `$FOREBAY_BINARIES`, where the tests run elsewhere than they were built, or built into
-/// the folder where the test's own binary is (`CARGO_BIN_EXE_…`), with the same profile.
+/// The server's binary, as [`binaries`] has it.
 ///
 /// # Errors
 /// It does not build.
 pub fn server_binary(own: &Path) -> Result<PathBuf> {
+    Ok(binaries(own, &["forebay-server"])?.join("forebay-server"))
+}
+
+/// The folder with these packages' binaries: `$FOREBAY_BINARIES`, where the tests run elsewhere than they were built, or
+/// that of the test's own binary (`CARGO_BIN_EXE_…`), into which they are built with the same profile. All at once, so that
+/// they share what they are made of.
+///
+/// # Errors
+/// They do not build.
+pub fn binaries(own: &Path, packages: &[&str]) -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-        return Ok(Path::new(&folder).join("forebay-server"));
+        return Ok(folder.into());
     }
+    let (target, profile) = place(own)?;
+    let mut build = Command::new(std::env::var_os("CARGO").context("run this by cargo")?);
+    build.args(["build", "--quiet", "--bins", "--profile", profile, "--target-dir"]).arg(target);
+    for package in packages {
+        build.args(["--package", package]);
+    }
+    build.current_dir(env!("CARGO_MANIFEST_DIR"));
+    ensure!(build.status().context("run cargo")?.success(), "{} do not build", packages.join(", "));
+    Ok(own.parent().unwrap_or(target).to_owned())
+}
+
+/// Target folder and profile of a binary: `<target>/debug/<binary>` is of the profile `dev`.
+fn place(own: &Path) -> Result<(&Path, &str)> {
     let folder = own.parent().context("a binary lies in a folder")?;
     let target = folder.parent().context("a profile's folder lies in the target folder")?;
-    let mut build = Command::new(std::env::var_os("CARGO").context("run this by cargo")?);
-    build.args([
-        "build",
-        "--quiet",
-        "--package",
-        "forebay-server",
-        "--bin",
-        "forebay-server",
-        "--target-dir",
-    ]);
-    build.arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if folder.ends_with("release") {
-        build.arg("--release");
+    let profile =
+        folder.file_name().and_then(|name| name.to_str()).context("a profile's folder has a name")?;
+    Ok((target, if profile == "debug" { "dev" } else { profile }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_profile_and_the_target_folder_are_those_of_the_test() {
+        let place = |own| place(Path::new(own)).expect("a place");
+        assert_eq!(place("/tree/target/debug/program"), (Path::new("/tree/target"), "dev"));
+        assert_eq!(place("/elsewhere/release/program"), (Path::new("/elsewhere"), "release"));
+        assert_eq!(place("/elsewhere/checked/program"), (Path::new("/elsewhere"), "checked"));
     }
-    ensure!(build.status().context("run cargo")?.success(), "the server does not build");
-    Ok(folder.join("forebay-server"))
 }

@@ -12,6 +12,7 @@ use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::kubectl::Kubectl;
 use forebay_e2e::kubernetes::service::Service;
 use forebay_e2e::kubernetes::tools::{self, Tools};
+use forebay_e2e::sibling;
 use serde_json::{Value, json};
 
 use crate::helm::{NAMESPACE, objects, root, template};
@@ -109,16 +110,9 @@ fn node(kubectl: &Kubectl) {
 /// A program of the product, built from this tree or in `$FOREBAY_BINARIES`.
 fn binary(name: &str) -> PathBuf {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
-        if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-            return PathBuf::from(folder);
-        }
-        // Those that lie beside this test may be of an older tree. All at once, so that they share what they are made of.
-        let packages = ["-p", "forebay-csi", "-p", "forebay-operator", "-p", "kubectl-forebay"];
-        let status =
-            Command::new(env!("CARGO")).args(["build", "-q"]).args(packages).current_dir(root()).status();
-        assert!(status.expect("cargo runs").success(), "the programs cannot be built");
-        let test = std::env::current_exe().expect("this program has a path");
-        test.parent().and_then(Path::parent).expect("a target folder").to_owned()
+        let own = Path::new(env!("CARGO_BIN_EXE_forebay-lab"));
+        let packages = ["forebay-csi", "forebay-operator", "kubectl-forebay"];
+        sibling::binaries(own, &packages).expect("the programs")
     });
     BUILT.join(name)
 }
