@@ -18,7 +18,7 @@ need_packages() { # package ...: installs those that are missing
 
 prepare_toolchain() {
     if ! command -v apt-get >/dev/null; then
-        echo "this script expects Debian (apt-get); on other systems install Rust 1.88+, a C compiler and QEMU by hand" >&2
+        echo "this script expects Debian (apt-get); on other systems install Rust 1.89+, a C compiler and QEMU by hand" >&2
         return 1
     fi
     need_packages gcc g++ libc6-dev make curl ca-certificates
@@ -26,7 +26,7 @@ prepare_toolchain() {
     if ! command -v cargo >/dev/null; then
         echo "Rust is missing: installing it for this user with rustup's own installer (https://rustup.rs)"
         if ! curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal -c rustfmt -c clippy; then
-            echo "could not reach rustup.rs: install Rust 1.88 or newer by hand, then run this again" >&2
+            echo "could not reach rustup.rs: install Rust 1.89 or newer by hand, then run this again" >&2
             return 1
         fi
         PATH=$HOME/.cargo/bin:$PATH
