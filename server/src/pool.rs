@@ -434,12 +434,25 @@ impl Pool {
     /// # Errors
     /// Those of the file system.
     pub fn predecessors(&self, instance: u64) -> Result<Vec<u64>, PoolError> {
+        self.predecessors_after(instance, || rustix::fs::syncfs(&self.directory))
+    }
+
+    fn predecessors_after(
+        &self,
+        instance: u64,
+        sync: impl FnOnce() -> rustix::io::Result<()>,
+    ) -> Result<Vec<u64>, PoolError> {
         let boot = std::fs::read_to_string(BOOT_ID).map_err(|e| self.io("reading the id of this boot", e))?;
         let boot = boot.trim();
         let path = self.path.join(".forebay/starts");
-        let text = match std::fs::read_to_string(&path) {
+        let aside = self.path.join(".forebay/starts.syncing");
+        // The kernel tells of a failed write-back once: whoever is killed after it was told and before it is noted below
+        // must leave no list that the next start would believe.
+        let text = match std::fs::rename(&path, &aside) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(|e| self.io("reading the list of starts", e))?,
+            renamed => renamed
+                .and_then(|()| std::fs::read_to_string(&aside))
+                .map_err(|e| self.io("reading the list of starts", e))?,
         };
         let of_this_boot = |line: &str| match line.split_once(' ') {
             Some((number, of)) if of == boot => u64::from_str_radix(number, 16).ok(),
@@ -447,18 +460,19 @@ impl Pool {
         };
         let mut found: Vec<u64> = text.lines().filter_map(of_this_boot).collect();
         found.drain(..found.len().saturating_sub(PREDECESSORS_MAX));
+        if let Err(error) = sync() {
+            tracing::error!(pool = self.name, %error, "what earlier servers wrote could not be put on stable storage");
+            found.clear();
+        }
         let lines = found.iter().chain([&instance]).map(|number| format!("{number:016x} {boot}\n"));
         if let Err(error) = replace(&path, lines.collect::<String>().as_bytes()) {
             // The disk may be full: then clients of this start will be told that their handles are closed by the next.
             tracing::warn!(pool = self.name, %error, "this start could not be noted");
-        }
-        match rustix::fs::syncfs(&self.directory) {
-            Ok(()) => Ok(found),
-            Err(error) => {
-                tracing::error!(pool = self.name, %error, "what earlier servers wrote could not be put on stable storage");
-                Ok(Vec::new())
+            if !found.is_empty() {
+                let _ = std::fs::rename(&aside, &path);
             }
         }
+        Ok(found)
     }
 }
 
@@ -549,6 +563,28 @@ mod tests {
         assert!(unserved.len() == 1 && unserved[0].name == "b" && unserved[0].reason.contains("damaged"));
         assert!(pool.serve(&pool.records["a"]).is_ok());
         assert_eq!(pool.server_guid().expect("a guid"), guid);
+    }
+
+    #[test]
+    fn a_start_believes_only_those_whose_writes_are_on_the_disk() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
+        let start = |instance| pool.predecessors(instance).expect("noted");
+        let lost = || Err(Errno::IO);
+        assert!(start(1).is_empty());
+        assert_eq!(start(2), [1]);
+        assert!(pool.predecessors_after(3, lost).expect("noted").is_empty());
+        // The kernel tells of the failure once: this start's syncfs succeeds again.
+        assert_eq!(start(4), [3]);
+        // Killed after the kernel told it, before it could note it.
+        let killed = std::panic::AssertUnwindSafe(|| pool.predecessors_after(5, || panic!("killed")));
+        assert!(std::panic::catch_unwind(killed).is_err());
+        assert!(start(6).is_empty());
+        assert_eq!(start(7), [6]);
+        // A start that cannot be noted is forgotten, not those before it.
+        std::fs::create_dir(scratch.path().join(".forebay/starts.tmp")).expect("in the way");
+        assert_eq!(start(8), [6, 7]);
+        assert_eq!(start(9), [6, 7]);
     }
 
     #[test]
