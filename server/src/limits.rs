@@ -73,8 +73,10 @@ pub const PREDECESSORS_MAX: usize = 64;
 pub const PROJECT_ID_FIRST: u32 = 0x0F0B_0000;
 /// Bytes of one request to the admin API.
 pub const ADMIN_REQUEST_BYTES_MAX: usize = 256 * 1024;
-/// Connections to the admin API over TLS; further ones wait to be accepted.
+/// Connections to the admin API over TLS whose clients are known; further ones are closed.
 pub const ADMIN_CONNECTIONS_MAX: usize = 256;
+/// Connections to the admin API over TLS whose clients are not known yet; beyond it the oldest is closed.
+pub const ADMIN_HANDSHAKES_MAX: usize = 64;
 /// Time for a TLS handshake.
 pub const ADMIN_HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Requests of one connection to the admin API at once.

@@ -1,5 +1,6 @@
 //! Mutual TLS for the admin API: TLS 1.3, clients known by their certificates, files renewed while it runs.
 
+use std::collections::VecDeque;
 use std::fmt::{Display, Write as _};
 use std::io::Read;
 use std::net::SocketAddr;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
@@ -22,6 +23,7 @@ use rustls::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -31,7 +33,8 @@ use zeroize::Zeroizing;
 
 use crate::config::AdminSection;
 use crate::limits::{
-    ADMIN_CONNECTIONS_MAX, ADMIN_HANDSHAKE_TIME_MAX, CERTIFICATE_BYTES_MAX, CERTIFICATES_REFRESH,
+    ADMIN_CONNECTIONS_MAX, ADMIN_HANDSHAKE_TIME_MAX, ADMIN_HANDSHAKES_MAX, CERTIFICATE_BYTES_MAX,
+    CERTIFICATES_REFRESH,
 };
 
 /// Why the files do not make a TLS configuration.
@@ -376,42 +379,66 @@ impl AsyncWrite for AdminStream {
     }
 }
 
-/// Accepts connections and shakes hands with each, so many at once; those that fail are closed.
+/// Accepts connections and shakes hands with each, so many at once; those that fail are closed. Whoever can reach the
+/// port can take part in a handshake, so those who do nothing but that must make room for others.
 pub(crate) fn accept(
     listener: TcpListener,
     certificates: Arc<Certificates>,
+) -> mpsc::Receiver<std::io::Result<AdminStream>> {
+    accept_within(listener, certificates, ADMIN_HANDSHAKE_TIME_MAX)
+}
+
+fn accept_within(
+    listener: TcpListener,
+    certificates: Arc<Certificates>,
+    handshake_time_max: Duration,
 ) -> mpsc::Receiver<std::io::Result<AdminStream>> {
     // Room for one: those that wait do so with their hands shaken and their permit taken.
     let (sender, receiver) = mpsc::channel(1);
     let permits = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     tokio::spawn(async move {
+        let mut shaking: VecDeque<AbortHandle> = VecDeque::new();
         loop {
-            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
             let (stream, peer) = tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => accepted,
                     Err(error) => {
                         warn!(%error, "admin API: accepting a connection");
-                        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                        tokio::time::sleep(Duration::from_millis(100)).await;
                         continue;
                     }
                 },
                 () = sender.closed() => return,
             };
-            let (acceptor, sender) = (TlsAcceptor::from(certificates.config()), sender.clone());
+            shaking.retain(|handshake| !handshake.is_finished());
+            if shaking.len() >= ADMIN_HANDSHAKES_MAX
+                && let Some(oldest) = shaking.pop_front()
+            {
+                debug!("admin API: too many TLS handshakes at once, the oldest is given up");
+                oldest.abort();
+            }
+            let acceptor = TlsAcceptor::from(certificates.config());
             let allowed = certificates.options.allowed_clients.clone();
-            tokio::spawn(async move {
-                let shaken =
-                    tokio::time::timeout(ADMIN_HANDSHAKE_TIME_MAX, shake(acceptor, stream, &allowed));
+            let (sender, permits) = (sender.clone(), Arc::clone(&permits));
+            let handshake = tokio::spawn(async move {
+                let shaken = tokio::time::timeout(handshake_time_max, shake(acceptor, stream, &allowed));
                 match shaken.await {
-                    Ok(Ok((stream, client))) => {
-                        debug!(%peer, %client, "admin API: connected");
-                        let _ = sender.send(Ok(AdminStream { stream, client, _permit: permit })).await;
-                    }
+                    Ok(Ok((stream, client))) => match permits.try_acquire_owned() {
+                        Ok(permit) => {
+                            debug!(%peer, %client, "admin API: connected");
+                            let stream = AdminStream { stream, client, _permit: permit };
+                            // On its own, because this task can be given up.
+                            tokio::spawn(async move { sender.send(Ok(stream)).await });
+                        }
+                        Err(_) => {
+                            warn!(%peer, %client, "admin API: too many connections, one more is closed")
+                        }
+                    },
                     Ok(Err(error)) => refused(peer, &error),
                     Err(_) => debug!(%peer, "admin API: no TLS handshake in time"),
                 }
             });
+            shaking.push_back(handshake.abort_handle());
         }
     });
     receiver
@@ -439,4 +466,90 @@ async fn shake(
     let certificate = certificate.ok_or_else(|| std::io::Error::other("no certificate"))?;
     let client = client_name(certificate, allowed).map_err(std::io::Error::other)?.into();
     Ok((stream, client))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair};
+    use rustls::ClientConfig;
+    use rustls::pki_types::ServerName;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+
+    const NAME: &str = "one-for-both.example";
+
+    /// A certificate that signs itself and is server, client and authority in one; and the client's configuration.
+    fn identity(folder: &Path) -> (Certificates, ClientConfig) {
+        let mut params = CertificateParams::new(vec![NAME.to_owned()]).expect("a name");
+        params.distinguished_name.push(DnType::CommonName, NAME);
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority_key = KeyPair::generate().expect("a key");
+        let authority = params.self_signed(&authority_key).expect("signed");
+        let issuer = rcgen::Issuer::new(params, authority_key);
+        let leaf = CertificateParams::new(vec![NAME.to_owned()]).expect("a name");
+        let key = KeyPair::generate().expect("a key");
+        let leaf = leaf.signed_by(&key, &issuer).expect("signed");
+        for (name, text) in
+            [("tls.crt", leaf.pem()), ("tls.key", key.serialize_pem()), ("ca.crt", authority.pem())]
+        {
+            std::fs::write(folder.join(name), text).expect("written");
+        }
+        let options = AdminSection {
+            certificate: folder.join("tls.crt"),
+            key: folder.join("tls.key"),
+            client_ca: folder.join("ca.crt"),
+            allowed_clients: vec![NAME.to_owned()],
+            ..AdminSection::default()
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.der().clone()).expect("an authority");
+        let client =
+            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+                .with_protocol_versions(&[&rustls::version::TLS13])
+                .expect("TLS 1.3")
+                .with_root_certificates(roots)
+                .with_client_auth_cert(
+                    vec![leaf.der().clone()],
+                    PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).expect("a key"),
+                )
+                .expect("a client");
+        (Certificates::load(&options).expect("loaded"), client)
+    }
+
+    #[tokio::test]
+    async fn peers_that_say_nothing_shut_nobody_out() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (certificates, client) = identity(scratch.path());
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        // Nobody is closed for being slow here.
+        let hour = Duration::from_secs(3600);
+        let mut accepted = accept_within(listener, Arc::new(certificates), hour);
+        let mut silent = Vec::new();
+        for _ in 0..=ADMIN_CONNECTIONS_MAX + ADMIN_HANDSHAKES_MAX {
+            silent.push(TcpStream::connect(address).await.expect("connected"));
+        }
+        let deadline = Duration::from_secs(60);
+        let connector = TlsConnector::from(Arc::new(client));
+        let connect = async {
+            let stream = TcpStream::connect(address).await?;
+            connector.connect(ServerName::try_from(NAME).expect("a name"), stream).await
+        };
+        let mut stream = tokio::time::timeout(deadline, connect).await.expect("in time").expect("let in");
+        let mut served = accepted.recv().await.expect("it goes on").expect("a stream");
+        assert_eq!(&*served.connect_info().0, NAME);
+        // More silent ones do not close who is known.
+        for _ in 0..=ADMIN_HANDSHAKES_MAX {
+            silent.push(TcpStream::connect(address).await.expect("connected"));
+        }
+        let mut last = TcpStream::connect(address).await.expect("connected");
+        let first = &mut silent[0];
+        assert_eq!(first.read(&mut [0]).await.expect("closed orderly"), 0, "the oldest made room");
+        stream.write_all(b"x").await.expect("sent");
+        assert_eq!(served.read_u8().await.expect("received"), b'x');
+        assert!(last.try_read(&mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
+        last.shutdown().await.expect("closed");
+    }
 }
