@@ -1,15 +1,18 @@
 //! HTTP for those who watch: /metrics, /healthz, /readyz.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use tokio::sync::Semaphore;
 
 use crate::health::Health;
 use crate::life::Life;
+use crate::limits::HTTP_LOOK_TIME_MAX;
 use crate::metrics::Metrics;
 
 #[derive(Clone)]
@@ -17,26 +20,67 @@ struct Watched {
     metrics: Arc<Metrics>,
     life: Arc<Life>,
     health: Arc<Health>,
+    looks: Looks,
+    counts: Looks,
+}
+
+/// Lets one thread at a time ask file systems. One that hangs lets no thread that asks it end, and those who watch ask
+/// again every few seconds.
+#[derive(Clone)]
+struct Looks(Arc<Semaphore>);
+
+/// Why there is nothing to answer with.
+#[derive(Debug, PartialEq, Eq)]
+enum Blind {
+    /// This or an earlier look goes on.
+    Hangs,
+    Panicked,
+}
+
+impl Looks {
+    fn new() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+
+    /// Runs `look` on a thread of its own once the one before has ended. Who waits no longer gives the turn back; what
+    /// runs keeps it until it ends.
+    async fn next<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        look: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Blind> {
+        let turn = Arc::clone(&self.0);
+        let looked = async move {
+            let turn = turn.acquire_owned().await.expect("the semaphore is never closed");
+            let looked = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                look()
+            });
+            looked.await.map_err(|_| Blind::Panicked)
+        };
+        tokio::time::timeout(patience, looked).await.unwrap_or(Err(Blind::Hangs))
+    }
 }
 
 /// The endpoints. /healthz answers as long as the process does. /readyz answers 200 with "ready", or with "degraded" and
-/// what is wrong: it serves all the same. It answers 503 with "draining" or "drained".
+/// what is wrong: it serves all the same. It answers 503 with "draining" or "drained", or where a file system does not
+/// answer in time.
 pub fn router(metrics: Arc<Metrics>, life: Arc<Life>, health: Arc<Health>) -> Router {
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .with_state(Watched { metrics, life, health })
+        .with_state(Watched { metrics, life, health, looks: Looks::new(), counts: Looks::new() })
 }
 
 async fn metrics_text(State(watched): State<Watched>) -> impl IntoResponse {
-    let text = tokio::task::spawn_blocking(move || watched.metrics.text()).await;
-    match text {
+    match watched.counts.next(HTTP_LOOK_TIME_MAX, move || watched.metrics.text()).await {
         Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Err(Blind::Hangs) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Err(Blind::Panicked) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
@@ -47,12 +91,52 @@ async fn ready(State(watched): State<Watched>) -> impl IntoResponse {
     if watched.life.is_draining() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
     }
-    match tokio::task::spawn_blocking(move || watched.health.problems()).await {
+    match watched.looks.next(HTTP_LOOK_TIME_MAX, move || watched.health.problems()).await {
         Ok(problems) if problems.is_empty() => (StatusCode::OK, "ready\n".to_owned()),
         Ok(problems) => {
             let lines: String = problems.iter().map(|problem| format!("- {problem}\n")).collect();
             (StatusCode::OK, format!("degraded\n{lines}"))
         }
-        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "looking for problems panicked\n".to_owned()),
+        Err(Blind::Hangs) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "looking for problems has not ended: does the file system of a pool hang?\n".to_owned(),
+        ),
+        Err(Blind::Panicked) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "looking for problems panicked\n".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_hangs_takes_one_thread_however_often_it_is_asked_for() {
+        const AT_ONCE: Duration = Duration::from_millis(10);
+        let looks = Looks::new();
+        let started = Arc::new(AtomicUsize::new(0));
+        let (release, hanging) = mpsc::channel::<()>();
+        let count = Arc::clone(&started);
+        let first = looks.next(AT_ONCE, move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            hanging.recv().is_err()
+        });
+        assert_eq!(first.await, Err(Blind::Hangs));
+        for _ in 0..5 {
+            let count = Arc::clone(&started);
+            let next = looks.next(AT_ONCE, move || count.fetch_add(1, Ordering::SeqCst));
+            assert_eq!(next.await, Err(Blind::Hangs));
+        }
+        drop(release);
+        // Once it has ended the next one looks, and nobody else has in between.
+        let count = Arc::clone(&started);
+        assert_eq!(looks.next(Duration::from_secs(60), move || count.load(Ordering::SeqCst)).await, Ok(1));
+        let panics = looks.next(Duration::from_secs(60), || panic!("for the test"));
+        assert_eq!(panics.await, Err::<(), _>(Blind::Panicked));
+        assert_eq!(looks.next(Duration::from_secs(60), || 1).await, Ok(1));
     }
 }

@@ -85,6 +85,8 @@ pub const ADMIN_STREAMS_MAX: u32 = 64;
 pub const ADMIN_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// Time that requests to the admin API have to finish when the server ends.
 pub const ADMIN_FINISH_TIME_MAX: Duration = Duration::from_secs(1);
+/// Time that /readyz and /metrics wait for file systems; kubelet waits 5 s for them.
+pub const HTTP_LOOK_TIME_MAX: Duration = Duration::from_secs(4);
 /// How often the files of the admin API's certificates are looked at.
 pub const CERTIFICATES_REFRESH: Duration = Duration::from_secs(3);
 /// Bytes of a file of certificates.
