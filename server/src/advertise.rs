@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::limits::SMB_PORT;
-
 /// One entry of `server.advertise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advertised {
@@ -102,7 +100,8 @@ fn contains(network: IpAddr, length: u8, address: IpAddr) -> bool {
     }
 }
 
-/// The addresses to mount, and the entries that match nothing on this machine. `listening` are the SMB addresses.
+/// The addresses to mount, and the entries that match nothing on this machine that a client could reach. `listening` are
+/// the SMB addresses.
 #[must_use]
 pub fn resolve<'a>(
     entries: &'a [Advertised],
@@ -112,15 +111,18 @@ pub fn resolve<'a>(
     if entries.is_empty() {
         return (listening.iter().map(ToString::to_string).collect(), Vec::new());
     }
-    let port = listening.first().map_or(SMB_PORT, SocketAddr::port);
     let mut found = Vec::new();
     let mut empty = Vec::new();
     for entry in entries {
         let texts: Vec<String> = match entry {
             Advertised::Literal(text) => vec![text.clone()],
             _ => {
-                let taken = locals.iter().filter(|l| entry.takes(l) && !is_link_local(l.address));
-                taken.map(|l| SocketAddr::new(l.address, port).to_string()).collect()
+                let taken = locals.iter().filter(|l| entry.takes(l));
+                let offered = taken.filter_map(|l| {
+                    let port = listener(l.address, listening)?.port();
+                    Some(SocketAddr::new(l.address, port).to_string())
+                });
+                offered.collect()
             }
         };
         if texts.is_empty() {
@@ -135,8 +137,25 @@ pub fn resolve<'a>(
     (found, empty)
 }
 
-/// A client on another machine cannot use these.
-pub(crate) fn is_link_local(address: IpAddr) -> bool {
+/// Who of `listening` takes clients of a local address, where it may be told to clients: link-local ones never, and
+/// loopback only where nothing else is listened on, because a client on another machine cannot use them.
+pub(crate) fn listener(address: IpAddr, listening: &[SocketAddr]) -> Option<SocketAddr> {
+    let only_loopback = listening.iter().all(|l| l.ip().is_loopback());
+    if is_link_local(address) || address.is_loopback() && !only_loopback {
+        return None;
+    }
+    let by_name = listening.iter().find(|l| l.ip() == address);
+    let by_any = || {
+        listening.iter().find(|l| match l.ip() {
+            IpAddr::V4(any) => any.is_unspecified() && address.is_ipv4(),
+            // Dual-stack: "[::]" takes IPv4 too.
+            IpAddr::V6(any) => any.is_unspecified(),
+        })
+    };
+    by_name.or_else(by_any).copied()
+}
+
+fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(a) => a.is_link_local(),
         IpAddr::V6(a) => a.is_unicast_link_local(),
@@ -175,8 +194,32 @@ mod tests {
         assert_eq!(of(&["10.0.0.0/8"]), ["10.1.4.2:445"]);
         assert_eq!(of(&["10.1.4.2/32", "10.1.0.0/16"]), ["10.1.4.2:445"]);
         assert_eq!(of(&["interface:eth1"]), ["10.1.4.2:445", "[fd00:1::2]:445"]);
-        assert_eq!(of(&["0.0.0.0/0"]), ["127.0.0.1:445", "192.0.2.7:445", "10.1.4.2:445"]);
+        assert_eq!(of(&["0.0.0.0/0"]), ["192.0.2.7:445", "10.1.4.2:445"]);
         assert_eq!(of(&["fd00::/16"]), ["[fd00:1::2]:445"]);
+    }
+
+    #[test]
+    fn each_address_is_told_with_the_listener_that_reaches_it() {
+        let of = |entry: &str, listening: &[&str]| {
+            let listening: Vec<SocketAddr> =
+                listening.iter().map(|l| l.parse().expect("an address")).collect();
+            let (entries, locals) = (entries(&[entry]), locals());
+            let (found, empty) = resolve(&entries, &locals, &listening);
+            assert_eq!(empty.is_empty(), !found.is_empty());
+            found
+        };
+        let two = ["192.0.2.7:1445", "10.1.4.2:2445"];
+        assert_eq!(of("0.0.0.0/0", &two), ["192.0.2.7:1445", "10.1.4.2:2445"]);
+        assert_eq!(of("interface:eth1", &two), ["10.1.4.2:2445"], "nobody listens on its IPv6");
+        assert_eq!(of("interface:eth1", &["192.0.2.7:445"]), Vec::<String>::new());
+        assert_eq!(
+            of("interface:eth1", &["0.0.0.0:445", "10.1.4.2:2445"]),
+            ["10.1.4.2:2445"],
+            "by name first"
+        );
+        assert_eq!(of("::/0", &["0.0.0.0:445"]), Vec::<String>::new());
+        assert_eq!(of("interface:lo", &["127.0.0.1:0"]), ["127.0.0.1:0"]);
+        assert_eq!(of("interface:lo", &["127.0.0.1:445", "192.0.2.7:445"]), Vec::<String>::new());
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn advertised(report: &mut Report, config: &Config) {
     let (found, empty) = advertise::resolve(&config.server.advertise, &locals, &config.server.listen);
     report.line("advertised", found.join(" "));
     for entry in empty {
-        report.line("", format_args!("mind: {entry} is no address of this machine now"));
+        report.line("", format_args!("mind: {entry} is no address of this machine now that is listened on and that other machines reach"));
     }
 }
 

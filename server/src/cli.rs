@@ -33,15 +33,19 @@ enum Command {
     Run {
         #[command(flatten)]
         config: ConfigArgs,
-        /// In place of server.advertise, separated by commas.
-        #[arg(long, value_name = "ADDRESS", env = "FOREBAY_ADVERTISE", value_delimiter = ',')]
-        advertise: Option<Vec<Advertised>>,
+        #[command(flatten)]
+        advertise: AdvertiseArgs,
     },
     /// Print a configuration with every option explained.
     SampleConfig,
     /// Check a configuration and say what it amounts to on this machine, without starting anything.
     #[command(alias = "check")]
-    CheckConfig(ConfigArgs),
+    CheckConfig {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[command(flatten)]
+        advertise: AdvertiseArgs,
+    },
     /// Print completions for a shell.
     Completions {
         /// Which.
@@ -85,6 +89,21 @@ struct ConfigArgs {
     /// The configuration file.
     #[arg(long, value_name = "FILE", env = "FOREBAY_CONFIG", default_value = DEFAULT_PATH)]
     config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct AdvertiseArgs {
+    /// In place of server.advertise, separated by commas.
+    #[arg(long, value_name = "ADDRESS", env = "FOREBAY_ADVERTISE", value_delimiter = ',')]
+    advertise: Option<Vec<Advertised>>,
+}
+
+impl AdvertiseArgs {
+    fn apply(self, config: &mut Config) {
+        if let Some(advertise) = self.advertise {
+            config.server.advertise = advertise;
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -197,8 +216,9 @@ pub fn main() -> Exit {
     let result = match Cli::parse().command {
         Command::Run { config, advertise } => return run(&config.config, advertise),
         Command::SampleConfig => print(&config::sample()),
-        Command::CheckConfig(args) => match Config::read(&args.config) {
-            Ok(config) => {
+        Command::CheckConfig { config: args, advertise } => match Config::read(&args.config) {
+            Ok(mut config) => {
+                advertise.apply(&mut config);
                 let report = check::report(&config);
                 let verdict = if report.exit == Exit::Done { "right" } else { "it would not start" };
                 if let Err(error) = print(&format!("{}: {verdict}\n{}", args.config.display(), report.text)) {
@@ -234,14 +254,12 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-fn run(path: &Path, advertise: Option<Vec<Advertised>>) -> Exit {
+fn run(path: &Path, advertise: AdvertiseArgs) -> Exit {
     let mut config = match Config::read(path) {
         Ok(config) => config,
         Err(error) => return fail(Exit::Config, &error),
     };
-    if let Some(advertise) = advertise {
-        config.server.advertise = advertise;
-    }
+    advertise.apply(&mut config);
     log::start(&config.log);
     match daemon::run(&config) {
         Ok(()) => Exit::Done,
@@ -335,7 +353,7 @@ fn ask(command: Command) -> anyhow::Result<()> {
                     if info.draining { "yes" } else { "no" },
                 ))
             }
-            Command::Run { .. } | Command::SampleConfig | Command::CheckConfig(_) | Command::Completions { .. } => Ok(()),
+            Command::Run { .. } | Command::SampleConfig | Command::CheckConfig { .. } | Command::Completions { .. } => Ok(()),
         }
     })
 }

@@ -43,7 +43,7 @@ impl Health {
         }
         let locals = self.locals();
         for entry in advertise::resolve(&self.advertise, &locals, &self.listening).1 {
-            problems.push(format!("server.advertise: {entry} is no address of this machine"));
+            problems.push(format!("server.advertise: {entry} is no address of this machine that is listened on and that other machines reach"));
         }
         problems.extend(self.certificates.as_ref().and_then(|certificates| certificates.problem()));
         problems

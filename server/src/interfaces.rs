@@ -6,13 +6,12 @@ use std::path::Path;
 use forebay_smb::engine::NetworkInterface;
 use tracing::warn;
 
-use crate::advertise::{Advertised, Local, is_link_local};
+use crate::advertise::{self, Advertised, Local};
 
 /// What an interface without a speed of its own (bridges, veth) counts as, as Linux clients count it.
 const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
 
-/// This machine's addresses that `listening` reaches, as they are now. Loopback only where it is listened on by name;
-/// link-local ones never: a client on another machine cannot use them. Where `advertise` chooses among them, only those
+/// This machine's addresses that `listening` reaches and a client can use, as they are now. Where `advertise` chooses among them, only those
 /// that it takes: a node has addresses that no client reaches, those of bridges of its pods for example.
 #[must_use]
 pub fn current(listening: &[SocketAddr], advertise: &[Advertised]) -> Vec<NetworkInterface> {
@@ -42,13 +41,7 @@ fn found() -> Vec<if_addrs::Interface> {
 }
 
 fn is_offered(address: IpAddr, listening: &[SocketAddr]) -> bool {
-    let by_name = listening.iter().any(|l| l.ip() == address);
-    let by_any = listening.iter().any(|l| match l.ip() {
-        IpAddr::V4(any) => any.is_unspecified() && address.is_ipv4(),
-        // Dual-stack: "[::]" takes IPv4 too.
-        IpAddr::V6(any) => any.is_unspecified(),
-    });
-    !is_link_local(address) && (by_name || by_any && !address.is_loopback())
+    advertise::listener(address, listening).is_some()
 }
 
 fn describe(name: &str, index: u32, address: IpAddr) -> NetworkInterface {
@@ -89,6 +82,7 @@ mod tests {
         assert!(!offered("fe80::1", &["[::]:445"]));
         assert!(!offered("127.0.0.1", &["[::]:445"]));
         assert!(offered("127.0.0.1", &["127.0.0.1:445"]));
+        assert!(!offered("127.0.0.1", &["127.0.0.1:445", "192.0.2.1:445"]));
         assert!(offered("192.0.2.1", &["192.0.2.1:445"]));
         assert!(!offered("192.0.2.2", &["192.0.2.1:445"]));
     }

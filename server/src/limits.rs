@@ -91,8 +91,6 @@ pub const HTTP_LOOK_TIME_MAX: Duration = Duration::from_secs(4);
 pub const CERTIFICATES_REFRESH: Duration = Duration::from_secs(3);
 /// Bytes of a file of certificates.
 pub const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
-/// The port of SMB over TCP.
-pub const SMB_PORT: u16 = 445;
 /// Attempts at an operation that another one keeps getting in the way of.
 pub const RACE_ATTEMPTS_MAX: usize = 16;
 /// Bytes fetched by one getdents call.

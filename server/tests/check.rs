@@ -30,6 +30,22 @@ fn a_configuration_is_explained_and_nothing_is_touched() {
         assert!(said.contains(line), "{line:?} is not in\n{said}");
     }
     assert!(!pool.exists() && !place.socket().exists());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-server"));
+    command.args(["check", "--config"]).arg(place.config());
+    for output in [
+        command.env("FOREBAY_ADVERTISE", "nas.example:445,240.1.2.0/24").output().unwrap(),
+        command
+            .env_remove("FOREBAY_ADVERTISE")
+            .arg("--advertise=nas.example:445,240.1.2.0/24")
+            .output()
+            .unwrap(),
+    ] {
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            said.contains("advertised  nas.example:445\n") && said.contains("mind: 240.1.2.0/24"),
+            "{said}"
+        );
+    }
     let daemon = place.start();
     let (code, said) = check(&place);
     assert_eq!(code, 0, "beside the running server: {said}");
