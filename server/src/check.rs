@@ -12,6 +12,7 @@ use crate::config::{Config, IoEngine, PoolQuota, PoolSection};
 use crate::daemon::Exit;
 use crate::interfaces;
 use crate::io::uring;
+use crate::pool::Pool;
 use crate::tls::Certificates;
 
 /// What was found, and what a start would end with if it ended for one of these reasons.
@@ -124,6 +125,9 @@ fn pool(report: &mut Report, section: &PoolSection) {
         }
         Err(error) => return report.fatal(&what, Exit::Pool, format_args!("{path}: {error}")),
     };
+    if let Err(error) = Pool::expected(section) {
+        return report.fatal(&what, Exit::Pool, error);
+    }
     let volumes = std::fs::read_dir(section.path.join(".forebay/volumes")).map_or(0, |entries| {
         entries.flatten().filter(|entry| entry.path().extension() == Some("json".as_ref())).count()
     });

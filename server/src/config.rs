@@ -201,6 +201,13 @@ pub const OPTIONS: &[OptionHelp] = &[
     },
     OptionHelp {
         section: "[pool]",
+        key: "existing",
+        value: "false",
+        set: false,
+        help: "The directory must hold a pool already. Where its disk is not mounted the server then does not start, instead of serving an empty pool.",
+    },
+    OptionHelp {
+        section: "[pool]",
         key: "quota",
         value: "\"project\"",
         set: true,
@@ -409,6 +416,9 @@ pub struct PoolSection {
     /// Make it where it is not there.
     #[serde(default)]
     pub create: bool,
+    /// It must be a pool already.
+    #[serde(default)]
+    pub existing: bool,
     /// How capacity is enforced.
     #[serde(default)]
     pub quota: PoolQuota,

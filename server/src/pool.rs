@@ -35,6 +35,16 @@ pub enum PoolError {
         /// Directory.
         path: PathBuf,
     },
+    /// Its directory holds no pool, and should.
+    #[error(
+        "pool {pool}: {path} holds no pool: is its disk mounted? (to begin an empty one there, set pool.existing = false)"
+    )]
+    NoPool {
+        /// Name.
+        pool: String,
+        /// Directory.
+        path: PathBuf,
+    },
     /// Another server uses it.
     #[error(
         "pool {pool}: another forebay-server uses {path}: stop it, or give this one a directory of its own"
@@ -116,7 +126,7 @@ impl Pool {
     /// # Errors
     /// Why it cannot be used.
     pub fn open(section: &PoolSection) -> Result<(Self, Vec<Unserved>), PoolError> {
-        if section.create && !section.path.is_dir() {
+        if section.create && !section.existing && !section.path.is_dir() {
             make_private_directory(&section.path).map_err(|error| PoolError::Io {
                 pool: section.name.clone(),
                 what: format!("making {}", section.path.display()),
@@ -149,6 +159,7 @@ impl Pool {
                 error,
             }
         };
+        Self::expected(section)?;
         let private = section.path.join(".forebay");
         for path in
             [&private, &private.join("volumes"), &private.join("trash"), &section.path.join("volumes")]
@@ -174,6 +185,18 @@ impl Pool {
         };
         let unserved = pool.read_records()?;
         Ok((pool, unserved))
+    }
+
+    /// Where the configuration says that the pool is there already: an empty directory in its place, as below the mount
+    /// point of a disk that is away, would be served without the volumes.
+    ///
+    /// # Errors
+    /// Where it is not.
+    pub fn expected(section: &PoolSection) -> Result<(), PoolError> {
+        if section.existing && !section.path.join(".forebay/volumes").is_dir() {
+            return Err(PoolError::NoPool { pool: section.name.clone(), path: section.path.clone() });
+        }
+        Ok(())
     }
 
     fn read_records(&mut self) -> Result<Vec<Unserved>, PoolError> {
@@ -513,6 +536,7 @@ mod tests {
             name: "p".to_owned(),
             path: path.to_owned(),
             create: false,
+            existing: false,
             quota: PoolQuota::None,
             overcommit: 1.0,
         }
@@ -537,6 +561,17 @@ mod tests {
     fn a_missing_directory_is_named() {
         let error = Pool::open(&section(Path::new("/nowhere/at/all"))).expect_err("missing").to_string();
         assert!(error.contains("/nowhere/at/all does not exist"), "{error}");
+    }
+
+    #[test]
+    fn a_pool_that_must_be_there_is_not_made() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let expected = PoolSection { create: true, existing: true, ..section(scratch.path()) };
+        let error = Pool::open(&expected).expect_err("its disk is away").to_string();
+        assert!(error.contains("is its disk mounted?"), "{error}");
+        assert_eq!(std::fs::read_dir(scratch.path()).expect("listed").count(), 0, "nothing is written");
+        drop(Pool::open(&section(scratch.path())).expect("made"));
+        assert!(Pool::open(&expected).is_ok());
     }
 
     #[test]
