@@ -23,6 +23,8 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 const NEXT_CERTIFICATE: &str = "next.crt";
 /// Key in the authority's Secret: its private key.
 const NEXT_KEY: &str = "next.key";
+/// Key in the authority's Secret: when the present one began to sign in place of another, seconds since 1970.
+const PROMOTED: &str = "promoted";
 /// Certificates are valid from a little before they are made: clocks differ.
 const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
 /// How long everybody has to take a new bundle of authorities. A kubelet brings a changed Secret into its pods within two
@@ -144,6 +146,8 @@ pub struct Authority {
     pub next: Option<Pair>,
     /// Still known: what signed before.
     pub former: Vec<String>,
+    /// When `current` began to sign in place of another.
+    pub promoted: Option<Timestamp>,
 }
 
 /// What is due for an authority.
@@ -190,7 +194,8 @@ impl Authority {
         };
         let mut former = split(&text(data, tls::AUTHORITY).unwrap_or_default());
         former.retain(|pem| !known(pem) && parse(pem).is_some());
-        Some(Self { current, next, former })
+        let promoted = text(data, PROMOTED).and_then(|t| Timestamp::from_second(t.parse().ok()?).ok());
+        Some(Self { current, next, former, promoted })
     }
 
     /// The data of its Secret.
@@ -205,6 +210,9 @@ impl Authority {
         if let Some(next) = &self.next {
             put(NEXT_CERTIFICATE, &next.certificate);
             put(NEXT_KEY, &next.key);
+        }
+        if let Some(promoted) = self.promoted {
+            put(PROMOTED, &promoted.as_second().to_string());
         }
         data
     }
@@ -223,7 +231,12 @@ impl Authority {
     ///
     /// Where certificates cannot be made.
     pub fn create(cluster: &str, now: Timestamp, rule: Rule) -> Result<Self, CertificateError> {
-        Ok(Self { current: make_authority(cluster, now, rule)?, next: None, former: Vec::new() })
+        Ok(Self {
+            current: make_authority(cluster, now, rule)?,
+            next: None,
+            former: Vec::new(),
+            promoted: None,
+        })
     }
 
     /// After a step.
@@ -245,7 +258,12 @@ impl Authority {
             AuthorityStep::Promote => match self.next {
                 Some(next) => {
                     let former = [vec![self.current.certificate], self.former].concat();
-                    Self { current: next, next: None, former }
+                    Self {
+                        current: next,
+                        next: None,
+                        former,
+                        promoted: Timestamp::from_second(now.as_second()).ok(),
+                    }
                 }
                 None => self,
             },
@@ -322,11 +340,16 @@ pub fn authority_step(now: Timestamp, rule: Rule, authority: Option<&Authority>)
     if current.not_after.duration_since(now) <= rule.authority_renew_before() {
         return AuthorityStep::AddNext;
     }
-    // It was made SETTLE before it began to sign, and what it signed needs as long again to arrive.
-    if !authority.former.is_empty() && now.duration_since(current.not_before + BACKDATE) >= SETTLE * 2 {
+    if !authority.former.is_empty() && now >= forgetting(authority, &current) {
         return AuthorityStep::Forget;
     }
     AuthorityStep::Keep
+}
+
+/// When the former authorities can be forgotten: what the present one has signed needs [`SETTLE`] to arrive, counted from
+/// when it began to, which can be long after it was made.
+fn forgetting(authority: &Authority, current: &Parsed) -> Timestamp {
+    authority.promoted.unwrap_or(current.not_before + BACKDATE + SETTLE) + SETTLE
 }
 
 /// A certificate that ought to be.
@@ -401,7 +424,7 @@ pub fn authority_renewal(rule: Rule, authority: &Authority) -> Option<Timestamp>
         return Some(next.not_before + BACKDATE + SETTLE);
     }
     if !authority.former.is_empty() {
-        return Some(current.not_before + BACKDATE + SETTLE * 2);
+        return Some(forgetting(authority, &current));
     }
     Some(current.not_after - rule.authority_renew_before())
 }

@@ -129,6 +129,21 @@ fn an_authority_is_replaced_without_anybody_meeting_a_stranger() {
     assert_eq!(authority, Authority::read(&authority.write()).expect("it reads what it wrote"));
 }
 
+/// An operator that was away when the next authority was to sign: what it signs late has as long to arrive.
+#[test]
+fn a_former_authority_is_known_for_long_enough_after_a_late_change() {
+    let first = Authority::create("a", NOW, rule()).expect("an authority");
+    let adding = first.after(AuthorityStep::AddNext, "a", NOW, rule()).expect("a step");
+    let late = NOW + hours(48);
+    assert_eq!(authority_step(late, rule(), Some(&adding)), AuthorityStep::Promote);
+    let promoted = adding.after(AuthorityStep::Promote, "a", late, rule()).expect("a step");
+    let promoted = Authority::read(&promoted.write()).expect("it reads what it wrote");
+    let before = late + SETTLE - SignedDuration::from_secs(1);
+    assert_eq!(authority_step(before, rule(), Some(&promoted)), AuthorityStep::Keep);
+    assert_eq!(authority_renewal(rule(), &promoted), Some(late + SETTLE));
+    assert_eq!(authority_step(late + SETTLE, rule(), Some(&promoted)), AuthorityStep::Forget);
+}
+
 #[test]
 fn an_authority_in_the_midst_of_a_change_survives_its_secret() {
     let first = Authority::create("a", NOW, rule()).expect("an authority");
