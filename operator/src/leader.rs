@@ -52,12 +52,13 @@ impl Candidate {
         Self { api: Api::namespaced(client, namespace), identity, timing }
     }
 
-    /// Waits until the Lease is held.
-    pub async fn acquire(&self) {
+    /// Waits until the Lease is held, and says since when: from before it was asked for, as the answer may be late.
+    pub async fn acquire(&self) -> Instant {
         let mut seen: Seen = None;
         loop {
+            let asked = Instant::now();
             match timeout(self.timing.renew_deadline, self.try_acquire(&mut seen)).await {
-                Ok(Ok(true)) => return,
+                Ok(Ok(true)) => return asked,
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be read or taken"),
                 Err(_) => tracing::warn!("the API server does not answer"),
@@ -66,11 +67,12 @@ impl Candidate {
         }
     }
 
-    /// Renews the Lease for as long as that can be done; returns when it is lost.
-    pub async fn hold(&self) {
-        let mut renewed = Instant::now();
+    /// Renews the Lease, held since then, for as long as that can be done; returns when it is lost.
+    pub async fn hold(&self, since: Instant) {
+        let mut renewed = since;
         loop {
-            tokio::time::sleep(self.timing.retry).await;
+            let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
+            tokio::time::sleep(self.timing.retry.min(left)).await;
             // A request that hangs leaves time for another one, on another connection.
             let left = self
                 .timing

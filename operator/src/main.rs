@@ -139,14 +139,14 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin anew.
     let own = kube::Client::try_default().await?;
     let candidate = Candidate::new(own, &options.namespace, options.identity.clone(), timing);
-    tokio::select! {
-        () = candidate.acquire() => {}
+    let since = tokio::select! {
+        since = candidate.acquire() => since,
         () = &mut ended => return Ok(ExitCode::SUCCESS),
         served = listening => {
             served?.with_context(|| format!("{} cannot be listened on", options.http_listen))?;
             anyhow::bail!("the listener has ended");
         }
-    }
+    };
     tracing::info!(identity = options.identity, "holds the Lease");
     metrics.leader.set(1.0);
     let settings = Settings {
@@ -162,8 +162,10 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let (end, ending) = watch::channel(false);
     let mut work =
         tokio::spawn(forebay_operator::run::operate(client, settings, Arc::clone(&metrics), ending));
+    let held = candidate.hold(since);
+    tokio::pin!(held);
     tokio::select! {
-        () = candidate.hold() => {
+        () = &mut held => {
             // Another may work by now: not a moment longer, whatever is in hand.
             tracing::error!("lost the Lease");
             return Ok(ExitCode::FAILURE);
@@ -176,8 +178,19 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     }
     health.ending.store(true, Ordering::Relaxed);
     end.send_replace(true);
-    if tokio::time::timeout(SHUTDOWN_TIME_MAX, work).await.is_err() {
-        tracing::warn!("what was in hand did not end in time");
+    // The Lease is held until the last of the work has ended, so it is renewed as long.
+    tokio::select! {
+        () = &mut held => {
+            tracing::error!("lost the Lease while ending");
+            return Ok(ExitCode::FAILURE);
+        }
+        result = tokio::time::timeout(SHUTDOWN_TIME_MAX, &mut work) => {
+            if result.is_err() {
+                tracing::warn!("what was in hand did not end in time");
+                work.abort();
+                let _ = work.await;
+            }
+        }
     }
     metrics.leader.set(0.0);
     candidate.release().await;

@@ -380,10 +380,10 @@ async fn one_operator_works_and_another_takes_over() {
         lease.holder_identity.unwrap_or_default()
     };
     let (one, two) = (candidate("one"), candidate("two"));
-    one.acquire().await;
+    let since = one.acquire().await;
     let holding = tokio::spawn({
         let one = Arc::clone(&one);
-        async move { one.hold().await }
+        async move { one.hold(since).await }
     });
     let waiting = tokio::spawn({
         let two = Arc::clone(&two);
@@ -405,7 +405,12 @@ async fn one_operator_works_and_another_takes_over() {
     waiting.await.unwrap();
     assert_eq!(holder().await, "two");
     // The first, come back, sees that it has lost.
-    tokio::time::timeout(timing.duration, one.hold()).await.expect("it stops at once");
+    tokio::time::timeout(timing.duration, one.hold(std::time::Instant::now()))
+        .await
+        .expect("it stops at once");
+    // Held for so long already that nothing was left to renew it in: it stops without a try.
+    let long_ago = std::time::Instant::now() - timing.renew_deadline;
+    tokio::time::timeout(timing.retry, one.hold(long_ago)).await.expect("it stops at once");
     // Given back, it can be had at once.
     two.release().await;
     tokio::time::timeout(timing.renew_deadline, one.acquire()).await.expect("nothing to wait for");
