@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements, Toleration};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -67,9 +67,13 @@ pub struct StorageClusterSpec {
     /// How clients reach the instances.
     #[serde(default)]
     pub network: Network,
-    /// Where the instances keep volumes. Every instance has one pool per entry.
+    /// Where the instances keep volumes. Every instance has one pool per entry. Entries can be added; name, kind and path of
+    /// those that are there cannot be changed.
     #[schemars(length(min = 1, max = 8))]
-    #[x_kube(validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))").message("two backends have the same name"))]
+    #[x_kube(
+        validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))").message("two backends have the same name"),
+        validation = Rule::new("oldSelf.all(o, self.exists(b, b.name == o.name && b.kind == o.kind && has(b.directory) == has(o.directory) && (!has(o.directory) || b.directory.path == o.directory.path)))").message("a backend cannot be removed or renamed, and its kind and path cannot be changed: its volumes would be lost from sight. Add another backend, or make another StorageCluster, and move the volumes there")
+    )]
     pub backends: Vec<Backend>,
     /// Protection on the wire, and certificates.
     #[serde(default)]
@@ -541,6 +545,9 @@ pub struct StorageClusterStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+    /// The policy by which it is deleted, once its servers are being removed: what the spec says from then on comes too late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_policy: Option<DeletionPolicy>,
     /// The rest in a few words, for people.
     pub summary: ClusterSummary,
     /// Image that is rolled out.
@@ -578,6 +585,9 @@ pub struct InstanceStatus {
     pub name: String,
     /// Where it is in its life.
     pub phase: InstancePhase,
+    /// Since when everybody can know that the phase is `Removing`: no new volumes are placed on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removing_since: Option<Time>,
     /// Node that it belongs to; empty until it has been placed. For kind Directory it never changes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node: String,

@@ -179,6 +179,8 @@ impl Admin {
             free_bytes: rounded(free, capacity),
             // Those that cannot be served now hold data, too.
             volumes: info.volumes.saturating_add(info.volumes_unserved),
+            unserved: info.volumes_unserved,
+            pools: pools.iter().map(|p| p.name.clone()).collect(),
             sessions: info.sessions,
             draining: info.draining,
             problems: info.problems,

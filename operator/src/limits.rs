@@ -42,6 +42,10 @@ pub const VOLUMES_DESTROYED_AT_ONCE_MAX: usize = 200;
 pub const SOON: Duration = Duration::from_millis(200);
 /// What a deletion or a removal waits for is looked at again after so long.
 pub const WAIT: Duration = Duration::from_secs(10);
+/// An instance counts as without volumes only when its phase has been `Removing` for so long: a CreateVolume that saw an
+/// earlier one has recorded its volume by then, or failed. The driver has 10 s for each of three calls of the API server
+/// until that (`KUBERNETES_DEADLINE`), and 5 s to ask the instances (`PROBE_DEADLINE`).
+pub const ANNOUNCEMENT: Duration = Duration::from_secs(45);
 /// Seconds that a Lease is good for without being renewed, unless the command line says otherwise. A node that is short of
 /// CPU needs ten seconds for its connections when all watches are renewed at once; servers go on without an operator.
 pub const LEASE_DURATION_S: u64 = 45;

@@ -13,7 +13,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use forebay_operator::desired::Settings;
 use forebay_operator::http::{self, Health};
 use forebay_operator::leader::{Candidate, Timing};
-use forebay_operator::limits::{LEASE_DURATION_S, LEASE_DURATION_S_RANGE, SHUTDOWN_TIME_MAX};
+use forebay_operator::limits::{ANNOUNCEMENT, LEASE_DURATION_S, LEASE_DURATION_S_RANGE, SHUTDOWN_TIME_MAX};
 use forebay_operator::metrics::Metrics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -158,6 +158,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
             format!("localhost/{}", options.seccomp_profile)
         },
         priority_class: options.server_priority_class,
+        announcement: ANNOUNCEMENT,
     };
     let (end, ending) = watch::channel(false);
     let mut work =

@@ -70,17 +70,15 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
         async { Ok(secrets.list_metadata(&theirs_only).await?.items) },
     )?;
     let record = maps.iter().find(|m| m.name_any() == objects::placement_record(&name));
-    let bound = record.and_then(|m| m.data.clone()).unwrap_or_default();
+    let record = record.and_then(|m| m.data.clone()).unwrap_or_default();
     let mut recorded_volumes: BTreeMap<String, u32> = BTreeMap::new();
     for secret in &volumes {
         if let Some(instance) = secret.labels().get(names::LABEL_INSTANCE) {
             *recorded_volumes.entry(instance.clone()).or_default() += 1;
         }
     }
-    let server_secrets = our_secrets
-        .iter()
-        .filter_map(|s| Some((s.name_any(), s.labels().get(names::LABEL_INSTANCE)?.clone())))
-        .collect();
+    let our_secrets =
+        our_secrets.iter().map(|s| (s.name_any(), s.labels().get(names::LABEL_INSTANCE).cloned())).collect();
     let pods = by_instance(&name, pods);
     let mount_failures = mount_failures(client, namespace, &pods).await;
     Ok(Observed {
@@ -95,9 +93,11 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
         stateful_sets: by_instance(&name, sets),
         services: by_instance(&name, services),
         config_maps: maps.iter().map(kube::ResourceExt::name_any).collect(),
-        server_secrets,
+        secrets: our_secrets,
         mount_failures,
-        bound: bound.into_iter().filter(|(i, _)| ordinal(&name, i).is_some()).collect(),
+        pools: objects::recorded_pools(&record),
+        recorded: record.keys().cloned().collect(),
+        bound: record.into_iter().filter(|(i, _)| ordinal(&name, i).is_some()).collect(),
         storage_classes: storage_classes(client, cluster).await?,
         reports: BTreeMap::new(),
         recorded_volumes,

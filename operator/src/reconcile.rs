@@ -10,6 +10,7 @@ use forebay_api::node::StorageNode;
 use forebay_api::{GROUP, VERSION, names};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
@@ -22,7 +23,8 @@ use serde_json::{Value, json};
 
 use crate::admin::{Admin, Identity};
 use crate::certificates::{self, Authority, AuthorityStep, Due, Leaf, Rule};
-use crate::desired::objects::{ANNOTATION_APPLIED, FIELD_MANAGER, hash, labels, owner};
+use crate::desired::objects::{self, ANNOTATION_APPLIED, FIELD_MANAGER, hash, labels};
+use crate::desired::rules;
 use crate::desired::{self, CertificatesState, Desired, Observed, PodDeletion, Settings, Target, status};
 use crate::events::{Notice, notices};
 use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX, SOON};
@@ -151,7 +153,13 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     }
     let mut observed = observe(context, &cluster).await?;
     let servers = desired::certificates(&cluster, &context.settings, &observed);
-    let (certificates, identity) = certify(context, &cluster, &servers, observed.now).await?;
+    // Where nobody is left who would use them they go, and are not made again.
+    let over = deleting && observed.stateful_sets.is_empty() && observed.pods.is_empty();
+    let (certificates, identity) = if over {
+        (CertificatesState::default(), None)
+    } else {
+        certify(context, &cluster, &servers, observed.now).await?
+    };
     observed.certificates = certificates;
     let visits = observe::visits(&cluster, namespace, &observed, &servers, identity.as_ref());
     let visited = visits.clone();
@@ -162,6 +170,7 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
         tell_refusal(&mut desired.status, &cluster, &refusals.join("; "), observed.now);
         tracing::warn!(cluster = cluster.name_any(), refusal, "the API server refused an object");
     }
+    let mut failed = refusals.clone();
     for instance in &desired.destroy_volumes {
         if let Some(visit) = visited.get(instance) {
             let destroyed = match Admin::connect(visit.endpoint, &visit.server_name, &visit.identity).await {
@@ -172,9 +181,12 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
                 Ok(count) => {
                     tracing::info!(instance, count, "volumes destroyed, as spec.deletionPolicy says")
                 }
-                Err(error) => return Err(ReconcileError::Refused(format!("volumes of {instance}: {error}"))),
+                Err(error) => failed.push(format!("volumes of {instance} cannot be destroyed: {error}")),
             }
         }
+    }
+    if failed.len() > refusals.len() {
+        tell_failed_destruction(&mut desired.status, &failed[refusals.len()..].join("; "));
     }
     publish(context, &api, &cluster, &desired).await?;
     if let Some(restart) = &desired.restart
@@ -182,8 +194,9 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     {
         restart_pod(context, &cluster, restart).await?;
     }
-    if desired.release {
-        if cluster.spec.deletion_policy == forebay_api::cluster::DeletionPolicy::Destroy {
+    // The finalizer stays for as long as anything is left: nobody else would see to it.
+    if desired.release && failed.is_empty() {
+        if desired.forget_credentials {
             forget_credentials(context, &cluster).await?;
         }
         // Our own last status may have made another version of it: then the next look finds nothing to tell, and lets go.
@@ -196,8 +209,8 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
             }
         };
     }
-    if !refusals.is_empty() {
-        return Err(ReconcileError::Refused(refusals.join("; ")));
+    if !failed.is_empty() {
+        return Err(ReconcileError::Refused(failed.join("; ")));
     }
     Ok(Some(desired.again))
 }
@@ -254,6 +267,11 @@ async fn execute(
     desired: &Desired,
 ) -> Vec<String> {
     let mut refusals = Vec::new();
+    // Before their servers go: whoever takes over between the two must not wait for servers that are gone.
+    if let Err(error) = forget(context, cluster, &desired.forget).await {
+        refusals.push(format!("the record of nodes cannot be changed: {error}"));
+        return refusals;
+    }
     for target in &desired.remove {
         if let Err(error) = remove(context, target).await {
             refusals.push(format!("{} {} cannot be removed: {error}", target.kind, target.name));
@@ -273,6 +291,21 @@ async fn execute(
         tracing::debug!(cluster = cluster.name_any(), refused = refusals.len(), "applied");
     }
     refusals
+}
+
+/// Takes keys out of the record of nodes, whoever has put them there.
+async fn forget(context: &Context, cluster: &StorageCluster, keys: &[String]) -> Result<(), kube::Error> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let data: BTreeMap<&String, Value> = keys.iter().map(|key| (key, Value::Null)).collect();
+    let name = objects::placement_record(&cluster.name_any());
+    context.metrics.writes.get_or_create(&Written { kind: "ConfigMap".to_owned(), verb: "patch" }).inc();
+    let patch = Patch::Merge(json!({ "data": data }));
+    match api_of(context, "ConfigMap").patch(&name, &PatchParams::default(), &patch).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(|_| ()),
+    }
 }
 
 async fn remove(context: &Context, target: &Target) -> Result<(), kube::Error> {
@@ -297,6 +330,7 @@ pub fn holds(found: &Value, wanted: &Value) -> bool {
     match (found, wanted) {
         (Value::Object(found), Value::Object(wanted)) => {
             wanted.iter().all(|(key, wanted)| match found.get(key) {
+                Some(found) if matches!(key.as_str(), "limits" | "requests") => same_amounts(found, wanted),
                 Some(found) => holds(found, wanted),
                 None => is_nothing(wanted),
             })
@@ -306,6 +340,19 @@ pub fn holds(found: &Value, wanted: &Value) -> bool {
         }
         _ => found == wanted,
     }
+}
+
+/// As [`holds`], for quantities: the API server writes 1024Mi as 1Gi and 0.5 as 500m.
+fn same_amounts(found: &Value, wanted: &Value) -> bool {
+    let (Value::Object(found), Value::Object(wanted)) = (found, wanted) else { return holds(found, wanted) };
+    let amount = |value: &Value| rules::amount(&Quantity(value.as_str()?.to_owned()));
+    found.len() == wanted.len()
+        && wanted.iter().all(|(key, wanted)| {
+            found.get(key).is_some_and(|found| match (amount(found), amount(wanted)) {
+                (Some(a), Some(b)) => (a - b).abs() <= a.abs().max(b.abs()) * 1e-12,
+                _ => found == wanted,
+            })
+        })
 }
 
 fn is_nothing(value: &Value) -> bool {
@@ -363,6 +410,13 @@ fn tell_refusal(status: &mut StorageClusterStatus, cluster: &StorageCluster, why
     conditions.push(told("Progressing", "True"));
     conditions.push(told("Ready", "False"));
     status.conditions = status::merge(&before, conditions, now);
+}
+
+fn tell_failed_destruction(status: &mut StorageClusterStatus, why: &str) {
+    if let Some(deletable) = status.conditions.iter_mut().find(|c| c.type_ == "Deletable") {
+        deletable.reason = "DestroyFailed".to_owned();
+        deletable.message = why.chars().take(crate::limits::CONDITION_MESSAGE_MAX / 4).collect();
+    }
 }
 
 /// Writes the status where it differs, and Events for what has changed.
@@ -591,7 +645,6 @@ async fn write_secret(
             "name": name,
             "namespace": context.settings.namespace,
             "labels": labels(&cluster.name_any(), instance),
-            "ownerReferences": [owner(cluster)],
         },
     }))?;
     secret.data = Some(data);
@@ -610,6 +663,17 @@ mod tests {
         assert!(!holds(&json!({ "a": [{ "b": 2 }] }), &wanted));
         assert!(!holds(&json!({ "a": [{ "b": 1 }, { "b": 1 }] }), &wanted));
         assert!(!holds(&json!({}), &wanted));
+    }
+
+    #[test]
+    fn the_same_amount_in_other_words_is_no_difference() {
+        let of =
+            |memory: &str, cpu: &str| json!({ "resources": { "limits": { "memory": memory, "cpu": cpu } } });
+        assert!(holds(&of("1Gi", "500m"), &of("1024Mi", "0.5")));
+        assert!(holds(&of("1536Mi", "700m"), &of("1.5Gi", "0.7")));
+        assert!(!holds(&of("1Gi", "500m"), &of("1025Mi", "0.5")));
+        assert!(!holds(&of("1Gi", "500m"), &json!({ "resources": { "limits": { "memory": "1Gi" } } })));
+        assert!(!holds(&json!({ "resources": {} }), &of("1Gi", "1")));
     }
 
     #[test]

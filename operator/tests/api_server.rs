@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use forebay_api::StorageNode;
 use forebay_api::cluster::InstancePhase;
+use forebay_api::names;
 use forebay_operator::leader::{Candidate, LEASE, Timing};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -36,7 +37,8 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     assert!(status.instances.iter().all(|i| i.capacity_bytes > 0 && !i.version.is_empty()), "{status:?}");
     assert_ne!(status.instances[0].node, status.instances[1].node);
     let record = stage.api::<ConfigMap>().get("life-placement").await.unwrap().data.unwrap();
-    assert_eq!(record.len(), 2, "both have served, so both are bound");
+    assert_eq!(record["life-0.pools"], "main", "its pool is there from now on");
+    assert_eq!(record.len(), 4, "both have served, so both are bound");
 
     // Change: the new image comes to one instance after the other.
     stage.change("life", &json!({ "image": "docker.io/forebay/forebay:2" })).await;
@@ -79,6 +81,13 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     // An instance with a volume is not removed.
     stage.condition("life", "Ready", "True", "AllInstancesReady").await;
     stage.make_volume("life-1", "precious");
+    // As the driver records its volumes: that alone must not keep them from being destroyed.
+    let record = json!({ "metadata": { "name": "forebay-precious", "labels": {
+        (names::LABEL_MANAGED_BY): names::MANAGED_BY_DRIVER, (names::LABEL_CLUSTER): "life",
+        (names::LABEL_INSTANCE): "life-1",
+    } } });
+    let record: Secret = serde_json::from_value(record).unwrap();
+    stage.api::<Secret>().create(&PostParams::default(), &record).await.unwrap();
     stage.cluster("life", "the volume is counted", |c| c.status.as_ref().unwrap().summary.volumes == 1).await;
     stage.change("life", &json!({ "instances": 1 })).await;
     stage.condition("life", "Progressing", "True", "ScaleDownRefused").await;
@@ -100,6 +109,9 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     stage.end_pod("life-1").await;
     stage.gone("life").await;
     assert!(stage.api::<ConfigMap>().get_opt("life-placement").await.unwrap().is_none());
+    let secrets = stage.api::<Secret>().list(&ListParams::default()).await.unwrap().items;
+    let secrets: Vec<_> = secrets.into_iter().filter_map(|s| s.metadata.name).collect();
+    assert!(secrets.is_empty(), "{secrets:?}");
     assert!(Api::<StorageClass>::all(stage.client.clone()).get_opt("stage-life").await.unwrap().is_none());
     let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
     for reason in ["InstancePlaced", "InstanceReady", "Restarting", "ScaleDownRefused", "DeletionWaits"] {
@@ -333,22 +345,60 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
     stage.condition("k", "Progressing", "False", "UpToDate").await;
     assert_eq!(operator.metrics.restarts.get(), 2, "none was restarted twice");
 
-    // Deleted with its data retained: nothing is left but the record of where they are.
-    stage.change("k", &json!({ "deletionPolicy": "Retain" })).await;
-    stage.clusters().delete("k", &DeleteParams::default()).await.unwrap();
-    for instance in ["k-0", "k-1"] {
-        eventually("the garbage collector ends the pod", || async {
-            let pod =
-                stage.api::<Pod>().get_opt(&format!("{instance}-0")).await.map_err(|e| e.to_string())?;
-            if pod.is_none_or(|p| p.metadata.deletion_timestamp.is_some()) {
-                Ok(())
-            } else {
-                Err("it runs".to_owned())
-            }
+    let ended = |instance: &'static str| {
+        let pods = stage.api::<Pod>();
+        async move {
+            eventually("the garbage collector ends the pod", || async {
+                let pod = pods.get_opt(&format!("{instance}-0")).await.map_err(|e| e.to_string())?;
+                if pod.is_none_or(|p| p.metadata.deletion_timestamp.is_some()) {
+                    Ok(())
+                } else {
+                    Err("it runs".to_owned())
+                }
+            })
+            .await;
+        }
+    };
+    // A person's hand in the record does not bring back an instance that is removed.
+    let theirs = json!({ "data": { "k-1": stage.node(2) } });
+    let hands = PatchParams { field_manager: Some("somebody".to_owned()), ..PatchParams::default() };
+    stage
+        .api::<ConfigMap>()
+        .patch("k-placement", &hands, &Patch::Merge(&json!({ "data": { "k-1": null } })))
+        .await
+        .unwrap();
+    stage.api::<ConfigMap>().patch("k-placement", &hands, &Patch::Merge(&theirs)).await.unwrap();
+    stage.change("k", &json!({ "instances": 1 })).await;
+    ended("k-1").await;
+    stage.end_pod("k-1").await;
+    stage
+        .cluster("k", "the instance is gone", |c| {
+            c.status.as_ref().is_some_and(|s| {
+                s.instances.len() == 1
+                    && s.conditions.iter().any(|c| c.type_ == "Progressing" && c.reason == "UpToDate")
+            })
         })
         .await;
-        stage.end_pod(instance).await;
-    }
+    let record = stage.api::<ConfigMap>().get("k-placement").await.unwrap().data.unwrap();
+    assert_eq!(record.keys().collect::<Vec<_>>(), ["k-0", "k-0.pools"]);
+
+    // Volumes are protected from the garbage collector, too.
+    stage.make_volume("k-0", "precious");
+    stage.cluster("k", "the volume is counted", |c| c.status.as_ref().unwrap().summary.volumes == 1).await;
+    stage.clusters().delete("k", &DeleteParams::foreground()).await.unwrap();
+    stage.condition("k", "Deletable", "False", "VolumesExist").await;
+    stage
+        .cluster("k", "the garbage collector is done", |c| {
+            c.metadata.finalizers.iter().flatten().all(|f| f != "foregroundDeletion")
+        })
+        .await;
+    let set = stage.api::<StatefulSet>().get("k-0").await.unwrap();
+    assert!(set.metadata.deletion_timestamp.is_none() && set.metadata.owner_references.is_none());
+
+    // Deleted with its data retained: nothing is left but the record of where they are.
+    stage.change("k", &json!({ "deletionPolicy": "Retain" })).await;
+    ended("k-0").await;
+    stage.end_pod("k-0").await;
     stage.gone("k").await;
     let left = eventually("what was owned is removed", || async {
         let secrets =

@@ -120,6 +120,34 @@ async fn bad_clusters_are_refused_or_answered() {
     operator.stop().await;
 }
 
+/// What would lose volumes from sight is refused when a cluster is changed; what does not is taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backends_stay_what_they_are() {
+    let stage = Stage::new(shared(), "backends", 0).await;
+    let backend = |name: &str, path: &str, quota: &str| json!({ "name": name, "kind": "Directory", "directory": { "path": path, "quota": quota } });
+    let a = || backend("a", "/mnt/a", "None");
+    stage.create("b", &json!({ "backends": [a(), backend("b", "/mnt/b", "None")] })).await;
+    let patch = |backends: serde_json::Value| {
+        let patch = json!({ "spec": { "backends": backends } });
+        let api = stage.clusters();
+        async move { api.patch("b", &PatchParams::default(), &Patch::Merge(&patch)).await }
+    };
+    for lost in [
+        json!([a()]),
+        json!([a(), backend("renamed", "/mnt/b", "None")]),
+        json!([a(), backend("b", "/mnt/elsewhere", "None")]),
+    ] {
+        match patch(lost.clone()).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => {
+                assert!(status.message.contains("lost from sight"), "{}", status.message);
+            }
+            other => panic!("{lost}: {other:?}"),
+        }
+    }
+    let more = json!([backend("c", "/mnt/c", "None"), backend("b", "/mnt/b", "Project"), a()]);
+    patch(more).await.expect("others can be added, and the rest changed");
+}
+
 /// A resource as no schema would let it through, for instance because an older definition did: the operator says so and
 /// does not panic.
 #[test]

@@ -220,7 +220,7 @@ fn no_node_fits(stage: &Stage) -> Result<String> {
     });
     let cluster = get()?;
     let ready = condition(&cluster, "Ready").clone();
-    stage.kubectl().run(&["delete", "storagecluster", "picky", "-n", NAMESPACE, "--timeout=120s"])?;
+    stage.kubectl().run(&["delete", "storagecluster", "picky", "-n", NAMESPACE, "--timeout=240s"])?;
     explained?;
     ensure!(ready["status"] == "False", "Ready is {ready}");
     Ok(ready["reason"].as_str().unwrap_or("").to_owned())
@@ -233,7 +233,7 @@ fn uninstalled(stage: &Stage) -> Result<String> {
     stage.wait("the volume is gone", Duration::from_secs(180), || {
         Ok(kubectl.get(&["pv"])?["items"].as_array().is_some_and(Vec::is_empty))
     })?;
-    kubectl.run(&["delete", "storagecluster", CLUSTER, "-n", NAMESPACE, "--timeout=240s"])?;
+    kubectl.run(&["delete", "storagecluster", CLUSTER, "-n", NAMESPACE, "--timeout=360s"])?;
     stage.helm(&["uninstall", RELEASE, "--wait", "--timeout", "240s"])?;
     let mut left = Vec::new();
     let mut look = |kinds: &[&str]| -> Result<()> {

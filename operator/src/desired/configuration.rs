@@ -1,6 +1,6 @@
 //! The configuration file of an instance's server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use forebay_api::cluster::{BackendKind, QuotaKind, Sealing, Signing};
@@ -67,13 +67,14 @@ struct Pool {
     name: String,
     path: String,
     create: bool,
+    existing: bool,
     quota: &'static str,
     overcommit: f64,
 }
 
-/// The file for an instance that is reached at `address`.
+/// The file for an instance that is reached at `address` and has these pools already.
 #[must_use]
-pub fn file(view: &View<'_>, instance: &str, address: IpAddr) -> String {
+pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<String>) -> String {
     let spec = &view.cluster.spec;
     let ports = &spec.network.ports;
     // All addresses of the one family: where IPv6 is switched off, `[::]` could not be listened on.
@@ -95,6 +96,7 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr) -> String {
                 name: backend.name.clone(),
                 path: format!("{POOLS}/{}/{instance}", backend.name),
                 create: true,
+                existing: made.contains(&backend.name),
                 quota: match directory.quota {
                     QuotaKind::Project => "project",
                     QuotaKind::None => "none",

@@ -1,11 +1,12 @@
 //! How a cluster goes: what becomes of its volumes first, then the servers, then the finalizer.
 
-use forebay_api::cluster::{DeletionPolicy, InstancePhase};
+use forebay_api::cluster::DeletionPolicy;
 use kube::ResourceExt as _;
 
 use super::objects::{is_ours, placement_record};
 use super::status::Said;
-use super::{Desired, Target, View, soon};
+use super::{Desired, Report, Target, View, soon};
+use crate::limits::SOON;
 
 /// What the condition `Deletable` says.
 pub type Verdict = (bool, &'static str, String);
@@ -24,6 +25,12 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     for (name, class) in view.observed.storage_classes.iter().filter(|(_, c)| is_ours(view, c)) {
         desired.remove.push(Target { kind: "StorageClass", name: name.clone(), uid: class.uid() });
     }
+    // Once servers end their volumes cannot be counted any more. That they need not be is in the status before the first
+    // of them ends, and with it by which policy: another one comes too late then.
+    if let Some(policy) = view.before.deletion_policy {
+        tear_down(view, policy, desired, said);
+        return;
+    }
     let policy = view.cluster.spec.deletion_policy;
     if policy != DeletionPolicy::Retain
         && let Err(verdict) = volumes_are_gone(view, policy, desired)
@@ -31,23 +38,41 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
         said.deletable = Some(verdict);
         return;
     }
-    tear_down(view, policy, desired, said);
+    said.deletion_policy = Some(policy);
+    said.deletable =
+        Some((true, "Decided", format!("servers are removed now, by deletionPolicy {policy:?}")));
+    desired.again = SOON;
+}
+
+/// Volumes of an instance, and those of them that cannot be served; `None` where that cannot be told now.
+fn volumes(view: &View<'_>, policy: DeletionPolicy, instance: &str) -> Option<(u32, u32)> {
+    let unserved = match view.observed.reports.get(instance) {
+        Some(Report::Answered(report)) => report.unserved,
+        _ => 0,
+    };
+    if policy == DeletionPolicy::Destroy {
+        // What the driver has recorded stays recorded until all is over: here only what is there counts.
+        return match view.observed.reports.get(instance) {
+            Some(Report::Answered(report)) => Some((report.volumes, unserved)),
+            _ => view.seats.get(instance).is_none_or(|s| !s.bound).then_some((0, 0)),
+        };
+    }
+    view.volumes(instance).map(|count| (count, unserved))
 }
 
 fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired) -> Result<(), Verdict> {
-    // Once servers end their volumes cannot be counted any more, and need not be.
-    if view.before.conditions.iter().any(|c| c.type_ == "Deletable" && c.status == "True") {
-        return Ok(());
-    }
     let mut holding = Vec::new();
     let mut silent = Vec::new();
-    let mut unannounced = false;
+    let mut damaged = Vec::new();
     for instance in &view.instances {
-        // The driver makes no volumes where the phase is Removing; zero counts only once it has been told.
-        unannounced |= view.before(instance).is_some_and(|b| b.phase != InstancePhase::Removing);
-        match view.volumes(instance) {
-            Some(0) => {}
-            Some(count) => holding.push((instance.clone(), count)),
+        match volumes(view, policy, instance) {
+            Some((0, _)) => {}
+            Some((count, unserved)) => {
+                if unserved > 0 {
+                    damaged.push(format!("{unserved} on {instance}"));
+                }
+                holding.push((instance.clone(), count, count.saturating_sub(unserved)));
+            }
             None => silent.push(instance.clone()),
         }
     }
@@ -61,32 +86,52 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
             ),
         ));
     }
-    if unannounced {
+    // The driver makes no volumes where the phase is Removing; zero counts only once it has been able to know that.
+    if view.instances.iter().any(|i| !view.announced(i))
+        && (holding.is_empty() || policy == DeletionPolicy::Destroy)
+    {
         return Err((false, "Announcing", "the driver is told to make no more volumes".to_owned()));
     }
     if holding.is_empty() {
         return Ok(());
     }
-    let list: Vec<String> = holding.iter().map(|(i, n)| format!("{n} on {i}")).collect();
+    let list: Vec<String> = holding.iter().map(|(i, n, _)| format!("{n} on {i}")).collect();
+    let list = list.join(", ");
     if policy == DeletionPolicy::Destroy {
-        desired.destroy_volumes = holding.into_iter().map(|(i, _)| i).collect();
-        return Err((
-            false,
-            "DestroyingVolumes",
-            format!("volumes are being destroyed: {}", list.join(", ")),
-        ));
+        let verdict = if holding.iter().all(|(_, _, served)| *served == 0) {
+            (
+                false,
+                "VolumesUnserved",
+                format!(
+                    "volumes are damaged, so that they may not be destroyed by asking: {}; the servers' logs name them and say why: mend or remove their records, or set spec.deletionPolicy to Retain",
+                    damaged.join(", ")
+                ),
+            )
+        } else {
+            (false, "DestroyingVolumes", format!("volumes are being destroyed: {list}"))
+        };
+        desired.destroy_volumes = holding.into_iter().map(|(i, ..)| i).collect();
+        return Err(verdict);
     }
+    let damaged = match damaged.as_slice() {
+        [] => String::new(),
+        some => format!(" (of these damaged, see the servers' logs: {})", some.join(", ")),
+    };
     Err((
         false,
         "VolumesExist",
         format!(
-            "{}: delete their PersistentVolumeClaims, or set spec.deletionPolicy to Retain (data stay on the nodes) or Destroy (data are lost)",
-            list.join(", ")
+            "{list}{damaged}: delete their PersistentVolumeClaims, or set spec.deletionPolicy to Retain (data stay on the nodes) or Destroy (data are lost)",
         ),
     ))
 }
 
+/// Everything is removed by name: with owners the garbage collector would do it whatever the policy says.
 fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, said: &mut Said) {
+    let came_too_late = match view.cluster.spec.deletion_policy {
+        same if same == policy => String::new(),
+        other => format!("; spec.deletionPolicy {other:?} came after it was decided by {policy:?}"),
+    };
     for (instance, set) in &view.observed.stateful_sets {
         desired.remove.push(Target { kind: "StatefulSet", name: instance.clone(), uid: set.uid() });
     }
@@ -95,7 +140,8 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
     }
     if !view.observed.stateful_sets.is_empty() || !view.observed.pods.is_empty() {
         let left: Vec<&str> = view.observed.pods.keys().map(String::as_str).collect();
-        said.deletable = Some((true, "ServersEnding", format!("servers are ending: {}", left.join(", "))));
+        let message = format!("servers are ending: {}{came_too_late}", left.join(", "));
+        said.deletable = Some((true, "ServersEnding", message));
         return;
     }
     for name in &view.observed.config_maps {
@@ -104,6 +150,10 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
             desired.remove.push(Target { kind: "ConfigMap", name: name.clone(), uid: None });
         }
     }
-    said.deletable = Some((true, "Gone", "nothing is left to see to".to_owned()));
+    for name in view.observed.secrets.keys() {
+        desired.remove.push(Target { kind: "Secret", name: name.clone(), uid: None });
+    }
+    desired.forget_credentials = policy == DeletionPolicy::Destroy;
+    said.deletable = Some((true, "Gone", format!("nothing is left to see to{came_too_late}")));
     desired.release = true;
 }

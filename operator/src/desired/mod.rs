@@ -8,7 +8,7 @@ pub mod rollout;
 pub mod rules;
 pub mod status;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub struct Settings {
     pub seccomp_profile: String,
     /// Priority class of the servers; empty for none.
     pub priority_class: String,
+    /// How long the driver must have been able to know that an instance is being removed before that counts.
+    pub announcement: Duration,
 }
 
 /// What an instance's server told last.
@@ -60,6 +62,10 @@ pub struct ServerReport {
     pub free_bytes: i64,
     /// Number of volumes, served or not.
     pub volumes: u32,
+    /// Of these, those that cannot be served.
+    pub unserved: u32,
+    /// Names of its pools.
+    pub pools: BTreeSet<String>,
     /// SMB sessions.
     pub sessions: u32,
     /// It takes no more connections.
@@ -96,12 +102,16 @@ pub struct Observed {
     pub services: BTreeMap<String, Service>,
     /// Names of the ConfigMaps of this cluster.
     pub config_maps: Vec<String>,
-    /// Secrets with server certificates of this cluster: name and instance.
-    pub server_secrets: BTreeMap<String, String>,
+    /// Names of the operator's Secrets of this cluster, and the instances that they are of.
+    pub secrets: BTreeMap<String, Option<String>>,
     /// What the kubelet says of volumes that it cannot mount, by instance.
     pub mount_failures: BTreeMap<String, String>,
     /// Instances that have served, and their nodes, as recorded.
     pub bound: BTreeMap<String, String>,
+    /// Pools that have been made, by instance, as recorded.
+    pub pools: BTreeMap<String, BTreeSet<String>>,
+    /// Every key of the record.
+    pub recorded: BTreeSet<String>,
     /// StorageClasses by name: those of this cluster, and others with names that it wants.
     pub storage_classes: BTreeMap<String, StorageClass>,
     /// What the servers told last.
@@ -145,8 +155,12 @@ pub struct Desired {
     pub remove: Vec<Target>,
     /// The pod to be restarted now; never more than one.
     pub restart: Option<PodDeletion>,
+    /// Keys to be taken out of the record of nodes, whoever has put them there.
+    pub forget: Vec<String>,
     /// Instances whose volumes are to be destroyed.
     pub destroy_volumes: Vec<String>,
+    /// The credentials of volumes are to be removed, since these are destroyed.
+    pub forget_credentials: bool,
     /// Nothing is left to see to: the finalizer can go.
     pub release: bool,
     /// The status, but for the transition times of its conditions.
@@ -207,6 +221,12 @@ impl<'a> View<'a> {
         Self { cluster, name, settings, observed, before, verdicts, instances, leaving, seats }
     }
 
+    /// Whether the cluster is to go.
+    #[must_use]
+    pub fn deleting(&self) -> bool {
+        self.cluster.metadata.deletion_timestamp.is_some()
+    }
+
     /// What the status said of an instance before.
     #[must_use]
     pub fn before(&self, instance: &str) -> Option<&InstanceStatus> {
@@ -244,6 +264,15 @@ impl<'a> View<'a> {
     #[must_use]
     pub fn image(&self) -> &str {
         self.cluster.spec.image.as_deref().unwrap_or(&self.settings.image)
+    }
+
+    /// Whether the driver has known for long enough that an instance is being removed: nothing that it began before can
+    /// still become a volume there.
+    #[must_use]
+    pub fn announced(&self, instance: &str) -> bool {
+        let since = self.before(instance).and_then(|b| b.removing_since.as_ref());
+        let known = since.and_then(|s| Duration::try_from(self.observed.now.duration_since(s.0)).ok());
+        known.is_some_and(|known| known >= self.settings.announcement)
     }
 
     /// Volumes of an instance, made or about to be made; `None` where that cannot be told now.
@@ -336,7 +365,7 @@ pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observe
     let view = View::new(cluster, settings, observed);
     let problems = rules::problems(&view);
     let refused = problems.iter().any(|p| p.fatal);
-    let deleting = cluster.metadata.deletion_timestamp.is_some();
+    let deleting = view.deleting();
     let mut desired = Desired { again: RESYNC, ..Desired::default() };
     let mut said = status::Said::default();
     if cluster.spec.paused {
@@ -364,10 +393,8 @@ fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
     let mut removing = Vec::new();
     let mut refusals = Vec::new();
     for instance in &view.leaving {
-        use forebay_api::cluster::InstancePhase::Removing;
-        let announced = view.before(instance).is_some_and(|b| b.phase == Removing);
         match view.volumes(instance) {
-            Some(0) if announced => removing.push(instance.clone()),
+            Some(0) if view.announced(instance) => removing.push(instance.clone()),
             Some(0) => said.waits = true,
             Some(count) => refusals.push(format!("{instance} holds {count} volumes")),
             None => {

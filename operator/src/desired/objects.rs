@@ -1,14 +1,16 @@
 //! The objects of a cluster as manifests.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use forebay_api::cluster::{BackendKind, Network, PullPolicy, QuotaKind, ReclaimPolicy, VolumeProtection};
 use forebay_api::cluster::{StorageClassTemplate, StorageClusterSpec};
-use forebay_api::{DRIVER, GROUP, VERSION, names};
+use forebay_api::{DRIVER, names};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::configuration::{self, CERTIFICATES, CONFIGURATION, POOLS};
-use super::{Desired, Target, View};
+use super::{Desired, Report, Target, View};
 
 /// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
 pub const ANNOTATION_APPLIED: &str = "storage.forebay.io/applied";
@@ -24,6 +26,7 @@ pub const SERVER_ACCOUNT: &str = "forebay-server";
 pub const CONFIGURATION_KEY: &str = "server.toml";
 /// Capabilities of a server (docs/server.md says what each is for).
 pub const CAPABILITIES: [&str; 4] = ["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"];
+const POOLS_SUFFIX: &str = ".pools";
 /// Seconds that a server has beyond the drain for its own end.
 const GRACE_SECONDS: u32 = 30;
 
@@ -69,22 +72,10 @@ pub fn labels(cluster: &str, instance: Option<&str>) -> Value {
     labels
 }
 
-/// The reference that makes an object go with its cluster.
-#[must_use]
-pub fn owner(cluster: &forebay_api::StorageCluster) -> Value {
-    json!({
-        "apiVersion": format!("{GROUP}/{VERSION}"),
-        "kind": "StorageCluster",
-        "name": cluster.name_any(),
-        "uid": cluster.metadata.uid.clone().unwrap_or_default(),
-        "controller": true,
-        "blockOwnerDeletion": true,
-    })
-}
-
 /// Everything that ought to be, and what ought not to be any more.
 pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
-    desired.objects.push(placement_record_object(view, removing));
+    let record = placement_record_object(view, removing, desired);
+    desired.objects.push(record);
     for instance in view.instances.iter().filter(|i| !removing.contains(i)) {
         instance_objects(view, instance, desired);
     }
@@ -104,7 +95,8 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
     for (instance, service) in view.observed.services.iter().filter(|(i, _)| !kept(i) || host_network) {
         desired.remove.push(Target { kind: "Service", name: instance.clone(), uid: service.uid() });
     }
-    for (name, _) in view.observed.server_secrets.iter().filter(|(_, i)| !kept(i)) {
+    let gone = |i: &Option<String>| i.as_ref().is_some_and(|i| !kept(i));
+    for (name, _) in view.observed.secrets.iter().filter(|(_, i)| gone(i)) {
         desired.remove.push(Target { kind: "Secret", name: name.clone(), uid: None });
     }
     for name in &view.observed.config_maps {
@@ -115,13 +107,44 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
     }
 }
 
-fn placement_record_object(view: &View<'_>, removing: &[String]) -> Value {
-    let data: serde_json::Map<String, Value> = view
-        .seats
+/// Key in the record under which the pools of an instance are told that have been made, with blanks between their names.
+/// A pool that is not there any more is never made anew: its disk is not mounted.
+#[must_use]
+pub fn pools_key(instance: &str) -> String {
+    format!("{instance}{POOLS_SUFFIX}")
+}
+
+/// The pools that a record tells of, by instance.
+#[must_use]
+pub fn recorded_pools(record: &BTreeMap<String, String>) -> BTreeMap<String, BTreeSet<String>> {
+    let pools = |text: &String| text.split_whitespace().map(str::to_owned).collect();
+    record
         .iter()
-        .filter(|(instance, seat)| seat.bound && !removing.contains(instance))
-        .map(|(instance, seat)| (instance.clone(), seat.node.clone().into()))
-        .collect();
+        .filter_map(|(key, text)| Some((key.strip_suffix(POOLS_SUFFIX)?.to_owned(), pools(text))))
+        .collect()
+}
+
+/// Pools of an instance that have been made: recorded, or served now.
+#[must_use]
+pub fn made_pools(view: &View<'_>, instance: &str) -> BTreeSet<String> {
+    let mut pools = view.observed.pools.get(instance).cloned().unwrap_or_default();
+    if let Some(Report::Answered(report)) = view.observed.reports.get(instance) {
+        pools.extend(report.pools.iter().cloned());
+    }
+    pools
+}
+
+fn placement_record_object(view: &View<'_>, removing: &[String], desired: &mut Desired) -> Value {
+    let mut data = serde_json::Map::new();
+    for (instance, seat) in view.seats.iter().filter(|(i, seat)| seat.bound && !removing.contains(i)) {
+        data.insert(instance.clone(), seat.node.clone().into());
+        let pools = made_pools(view, instance);
+        if !pools.is_empty() {
+            data.insert(pools_key(instance), pools.into_iter().collect::<Vec<_>>().join(" ").into());
+        }
+    }
+    // What a person has written stays when the operator does not apply it any more, so it is taken out by name.
+    desired.forget = view.observed.recorded.iter().filter(|key| !data.contains_key(*key)).cloned().collect();
     json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -139,8 +162,8 @@ fn metadata(view: &View<'_>, name: &str, instance: &str) -> Value {
     json!({
         "name": name,
         "namespace": view.settings.namespace,
+        // No owner: `kubectl delete --cascade=foreground` would have the garbage collector end servers that hold volumes.
         "labels": labels(&view.name, Some(instance)),
-        "ownerReferences": [owner(view.cluster)],
     })
 }
 
@@ -160,10 +183,10 @@ fn instance_objects(view: &View<'_>, instance: &str, desired: &mut Desired) {
     if !view.observed.certificates.issued.iter().any(|i| i == instance) {
         return;
     }
-    let file = configuration::file(view, instance, address);
+    let file = configuration::file(view, instance, address, &made_pools(view, instance));
     let mut map_metadata = metadata(view, &configuration_map(instance), instance);
     map_metadata["annotations"] = json!({ (names::ANNOTATION_NODE): seat.node });
-    let template = template(view, instance, &seat.node, &file);
+    let template = template(view, instance, &seat.node, address);
     desired.objects.push(json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -217,12 +240,11 @@ fn stateful_set(view: &View<'_>, instance: &str, node: &str, template: &Value) -
 pub fn revision(view: &View<'_>, instance: &str) -> Option<String> {
     let seat = view.seats.get(instance)?;
     let address = view.address(instance)?.parse().ok()?;
-    let file = configuration::file(view, instance, address);
-    let template = template(view, instance, &seat.node, &file);
+    let template = template(view, instance, &seat.node, address);
     template["metadata"]["annotations"][ANNOTATION_REVISION].as_str().map(str::to_owned)
 }
 
-fn template(view: &View<'_>, instance: &str, node: &str, file: &str) -> Value {
+fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAddr) -> Value {
     let spec = &view.cluster.spec;
     let ports = &spec.network.ports;
     let probe = |path: &str, period: u32, failures: u32| {
@@ -301,6 +323,8 @@ fn template(view: &View<'_>, instance: &str, node: &str, file: &str) -> Value {
     if !spec.image_pull_secrets.is_empty() {
         pod["imagePullSecrets"] = json!(spec.image_pull_secrets);
     }
+    // As if no pool had been made: that one exists now is no reason for a restart.
+    let file = configuration::file(view, instance, address, &BTreeSet::new());
     let mut annotations = json!({ (ANNOTATION_CONFIGURATION): hash(&json!(file)) });
     if let Some(attachment) = &spec.network.attachment {
         annotations["k8s.v1.cni.cncf.io/networks"] = attachment.clone().into();

@@ -210,7 +210,7 @@ fn directories(view: &View<'_>) -> Result<(), String> {
                 |outer: &str, inner: &str| inner.strip_prefix(outer).is_some_and(|r| r.starts_with('/'));
             if a == b || below(a, b) || below(b, a) {
                 return Err(format!(
-                    "backends {one} ({a}) and {other} ({b}) lie in one another: give each a directory of its own"
+                    "backends {one} ({a}) and {other} ({b}) lie in one another: make the StorageCluster anew, and give each a directory of its own"
                 ));
             }
         }

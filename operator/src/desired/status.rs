@@ -1,6 +1,8 @@
 //! The status: instances, nodes, conditions.
 
-use forebay_api::cluster::{ClusterSummary, InstancePhase, InstanceStatus, StorageClusterStatus};
+use forebay_api::cluster::{
+    ClusterSummary, DeletionPolicy, InstancePhase, InstanceStatus, StorageClusterStatus,
+};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -21,6 +23,8 @@ pub struct Said {
     pub rollout: Option<(&'static str, String)>,
     /// Whether the cluster can go.
     pub deletable: Option<super::deletion::Verdict>,
+    /// By which policy it goes, where that is decided now.
+    pub deletion_policy: Option<DeletionPolicy>,
 }
 
 /// Since when a pod has been ready; `None` where it is not, or is ending.
@@ -50,6 +54,7 @@ pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut
     desired.status = StorageClusterStatus {
         observed_generation: view.cluster.metadata.generation,
         conditions: merge(&view.before.conditions, conditions, view.observed.now),
+        deletion_policy: said.deletion_policy.or(view.before.deletion_policy).filter(|_| view.deleting()),
         summary: summary(view, &instances),
         image: view.image().to_owned(),
         instances,
@@ -84,11 +89,15 @@ fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
     };
     let pod = view.observed.pods.get(name);
     let (mut phase, mut message) = phase(view, name, pod, report);
-    let going = view.cluster.metadata.deletion_timestamp.is_some() && !view.cluster.spec.paused;
+    let going = view.deleting() && !view.cluster.spec.paused;
     if going || view.leaving.iter().any(|i| i == name) {
         phase = InstancePhase::Removing;
         message = if message.is_empty() { "it is being removed".to_owned() } else { message };
     }
+    // It was published before it was read, so whoever reads it from now on sees it.
+    let told = before.filter(|b| b.phase == InstancePhase::Removing && phase == InstancePhase::Removing);
+    let removing_since =
+        told.map(|b| b.removing_since.clone().unwrap_or_else(|| Time(whole_seconds(view.observed.now))));
     let ports = &view.cluster.spec.network.ports;
     let address = view.address(name).unwrap_or_default();
     let admin_endpoint = address
@@ -102,6 +111,7 @@ fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
     InstanceStatus {
         name: name.to_owned(),
         phase,
+        removing_since,
         node: view.seats.get(name).map(|s| s.node.clone()).unwrap_or_default(),
         address,
         port: ports.smb,
@@ -116,6 +126,11 @@ fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
         epoch: before.map_or(1, |b| b.epoch.max(1)),
         message,
     }
+}
+
+/// The second after, as the API server keeps times in whole ones.
+fn whole_seconds(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second().saturating_add(1)).unwrap_or(at)
 }
 
 fn phase(

@@ -13,6 +13,7 @@ fn settings() -> Settings {
         image: "forebay:1".to_owned(),
         seccomp_profile: "localhost/forebay/server.json".to_owned(),
         priority_class: "system-cluster-critical".to_owned(),
+        announcement: crate::limits::ANNOUNCEMENT,
     }
 }
 
@@ -116,6 +117,7 @@ fn settle(cluster: &mut StorageCluster, observed: &mut Observed, ready_for_s: i6
                     transports: vec!["TCP".to_owned()],
                     capacity_bytes: 1 << 40,
                     free_bytes: 1 << 39,
+                    pools: cluster.spec.backends.iter().map(|b| b.name.clone()).collect(),
                     ..ServerReport::default()
                 };
                 observed.reports.entry(name).or_insert(Report::Answered(Box::new(report)));
@@ -128,7 +130,12 @@ fn settle(cluster: &mut StorageCluster, observed: &mut Observed, ready_for_s: i6
             }
             "ConfigMap" => {
                 if name == objects::placement_record("a") {
-                    observed.bound = serde_json::from_value(object["data"].clone()).expect("strings");
+                    let record: BTreeMap<String, String> =
+                        serde_json::from_value(object["data"].clone()).expect("strings");
+                    observed.pools = objects::recorded_pools(&record);
+                    observed.recorded.retain(|key| !done.forget.contains(key));
+                    observed.recorded.extend(record.keys().cloned());
+                    observed.bound = record.into_iter().filter(|(i, _)| ordinal("a", i).is_some()).collect();
                 }
                 if !observed.config_maps.contains(&name) {
                     observed.config_maps.push(name);
@@ -181,6 +188,16 @@ fn change(cluster: &mut StorageCluster, field: &str, value: Value) {
     cluster.spec = serde_json::from_value(spec).expect("a spec");
 }
 
+/// What is being removed is told, and long enough goes by.
+fn announce(cluster: &mut StorageCluster, observed: &mut Observed) {
+    for _ in 0..2 {
+        let found = desired(cluster, &settings(), observed);
+        assert!(!found.remove.iter().any(|t| t.kind == "StatefulSet"), "{:?}", found.remove);
+        cluster.status = Some(found.status);
+    }
+    observed.now += crate::limits::ANNOUNCEMENT + Duration::from_secs(1);
+}
+
 fn volumes(observed: &mut Observed, instance: &str, count: u32) {
     let Some(Report::Answered(report)) = observed.reports.get_mut(instance) else {
         panic!("{instance} does not answer")
@@ -209,10 +226,9 @@ fn a_new_cluster_gets_its_objects() {
     assert_eq!(pod["containers"][0]["image"], "forebay:1");
     assert_eq!(pod["terminationGracePeriodSeconds"], 90);
     assert_eq!(pod["volumes"][3]["hostPath"], json!({ "path": "/mnt/a", "type": "Directory" }));
-    // The record of nodes is not owned: it outlives the cluster where its volumes do.
-    assert!(found.objects[0]["metadata"].get("ownerReferences").is_none());
-    for object in &found.objects[1..] {
-        assert_eq!(object["metadata"]["ownerReferences"][0]["uid"], "u");
+    // Nothing is owned: the garbage collector must not end servers that hold volumes.
+    for object in &found.objects {
+        assert!(object["metadata"].get("ownerReferences").is_none());
     }
 }
 
@@ -365,6 +381,7 @@ fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
     assert_eq!(condition(&refused, "Progressing").reason, "ScaleDownRefused");
     assert!(condition(&refused, "Progressing").message.contains("set spec.instances to 2"));
     assert!(refused.remove.is_empty());
+    announce(&mut cluster, &mut observed);
     // Empty, but the driver is about to make a volume there.
     volumes(&mut observed, "a-1", 0);
     observed.recorded_volumes.insert("a-1".to_owned(), 1);
@@ -378,20 +395,80 @@ fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
         removed(&desired(&cluster, &settings(), &observed)),
         ["StatefulSet a-1", "ConfigMap a-1-config"]
     );
+    // The record goes first, and by name: what a person has put there is not the operator's to leave out.
+    let removing = desired(&cluster, &settings(), &observed);
+    assert_eq!(removing.forget, ["a-1", "a-1.pools"]);
     settle(&mut cluster, &mut observed, 1000);
     settle(&mut cluster, &mut observed, 1000);
     assert_eq!(cluster.status.as_ref().expect("a status").instances.len(), 1);
     assert!(!observed.bound.contains_key("a-1"));
+    assert!(desired(&cluster, &settings(), &observed).forget.is_empty());
 }
 
 #[test]
-fn an_empty_instance_is_announced_before_it_is_removed() {
-    let (mut cluster, observed) = running(json!({}));
+fn an_empty_instance_is_announced_for_a_while_before_it_is_removed() {
+    let (mut cluster, mut observed) = running(json!({}));
     change(&mut cluster, "instances", json!(1));
     let found = desired(&cluster, &settings(), &observed);
     assert!(found.remove.is_empty());
     assert_eq!(found.status.instances[1].phase, InstancePhase::Removing);
+    assert_eq!(found.status.instances[1].removing_since, None, "nobody can have read it yet");
     assert!(found.again <= WAIT);
+    cluster.status = Some(found.status);
+    let told = desired(&cluster, &settings(), &observed);
+    assert!(told.remove.is_empty() && told.status.instances[1].removing_since.is_some());
+    cluster.status = Some(told.status.clone());
+    observed.now += crate::limits::ANNOUNCEMENT - Duration::from_secs(1);
+    let waiting = desired(&cluster, &settings(), &observed);
+    assert!(waiting.remove.is_empty(), "a CreateVolume may be on its way");
+    assert_eq!(waiting.status, told.status, "waiting changes nothing");
+    // Wanted again meanwhile: the next announcement begins anew.
+    change(&mut cluster, "instances", json!(2));
+    assert_eq!(desired(&cluster, &settings(), &observed).status.instances[1].removing_since, None);
+    change(&mut cluster, "instances", json!(1));
+    observed.now += Duration::from_secs(2);
+    assert_eq!(
+        removed(&desired(&cluster, &settings(), &observed)),
+        ["StatefulSet a-1", "ConfigMap a-1-config"]
+    );
+}
+
+#[test]
+fn a_pool_that_was_made_is_never_made_again() {
+    let configuration = |found: &Desired, instance: &str| -> toml::Value {
+        let map = found.objects.iter().find(|o| o["metadata"]["name"] == format!("{instance}-config"));
+        toml::from_str(map.and_then(|m| m["data"]["server.toml"].as_str()).expect("a map")).expect("TOML")
+    };
+    let existing =
+        |found: &Desired, pool: usize| configuration(found, "a-0")["pool"][pool]["existing"].as_bool();
+    let revisions = |found: &Desired| -> Vec<Value> {
+        let sets = found.objects.iter().filter(|o| o["kind"] == "StatefulSet");
+        sets.map(|s| s["spec"]["template"]["metadata"]["annotations"].clone()).collect()
+    };
+    let mut new = cluster(json!({}));
+    let mut seen = observed();
+    let first = desired(&new, &settings(), &seen);
+    assert_eq!(existing(&first, 0), Some(false));
+    for _ in 0..3 {
+        settle(&mut new, &mut seen, 1000);
+    }
+    let bound = desired(&new, &settings(), &seen);
+    assert_eq!(existing(&bound, 0), Some(true));
+    assert_eq!(
+        bound.objects[0]["data"],
+        json!({ "a-0": "n1", "a-0.pools": "main", "a-1": "n2", "a-1.pools": "main" })
+    );
+    assert_eq!(revisions(&first), revisions(&bound), "no restart for it");
+    assert_eq!(bound.restart, None);
+    // Away, with its disk, and back without it.
+    seen.pods.remove("a-0");
+    seen.reports.remove("a-0");
+    assert_eq!(existing(&desired(&new, &settings(), &seen), 0), Some(true));
+    // Another backend is new there.
+    let backend = |name: &str| json!({ "name": name, "kind": "Directory", "directory": { "path": format!("/mnt/{name}") } });
+    change(&mut new, "backends", json!([backend("main"), backend("more")]));
+    let added = desired(&new, &settings(), &seen);
+    assert_eq!((existing(&added, 0), existing(&added, 1)), (Some(true), Some(false)));
 }
 
 fn deleted(policy: &str) -> (StorageCluster, Observed) {
@@ -404,7 +481,7 @@ fn deleted(policy: &str) -> (StorageCluster, Observed) {
 fn a_cluster_with_volumes_is_not_deleted_by_default() {
     let (mut cluster, mut observed) = deleted("Protect");
     volumes(&mut observed, "a-0", 3);
-    settle(&mut cluster, &mut observed, 1000);
+    announce(&mut cluster, &mut observed);
     let found = desired(&cluster, &settings(), &observed);
     assert_eq!(condition(&found, "Deletable").reason, "VolumesExist");
     assert!(condition(&found, "Deletable").message.contains("3 on a-0"));
@@ -415,34 +492,47 @@ fn a_cluster_with_volumes_is_not_deleted_by_default() {
     assert_eq!(condition(&desired(&cluster, &settings(), &observed), "Deletable").reason, "VolumesUnknown");
 }
 
+/// The status says that the servers go, and by which policy, before the first of them does.
+fn decide(cluster: &mut StorageCluster, observed: &Observed) {
+    let decided = desired(cluster, &settings(), observed);
+    assert_eq!(condition(&decided, "Deletable").reason, "Decided");
+    assert!(decided.remove.is_empty() && !decided.release);
+    cluster.status = Some(decided.status);
+}
+
 #[test]
 fn an_empty_cluster_goes_step_by_step() {
     let (mut cluster, mut observed) = deleted("Protect");
+    observed.secrets = [("a-ca".to_owned(), None), ("a-0-tls".to_owned(), Some("a-0".to_owned()))].into();
     let announced = desired(&cluster, &settings(), &observed);
     assert_eq!(condition(&announced, "Deletable").reason, "Announcing");
     assert!(announced.remove.is_empty());
-    cluster.status = Some(announced.status);
+    announce(&mut cluster, &mut observed);
+    decide(&mut cluster, &observed);
     let ending = desired(&cluster, &settings(), &observed);
     assert_eq!(removed(&ending), ["StatefulSet a-0", "StatefulSet a-1"]);
     assert!(!ending.release);
-    cluster.status = Some(ending.status);
-    // The sets are gone, a pod drains, its server does not answer any more.
+    // The operator is killed before it tells; the sets are gone, a pod drains, its server does not answer any more.
     observed.stateful_sets.clear();
     observed.pods.remove("a-1");
     observed.reports.clear();
     let draining = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&draining, "Deletable").reason, "ServersEnding");
     assert!(!draining.release);
     cluster.status = Some(draining.status);
     observed.pods.clear();
     let gone = desired(&cluster, &settings(), &observed);
-    assert!(gone.release);
-    assert!(removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
+    assert!(gone.release && !gone.forget_credentials);
+    for target in ["ConfigMap a-placement", "Secret a-ca", "Secret a-0-tls"] {
+        assert!(removed(&gone).contains(&target.to_owned()), "{target}");
+    }
 }
 
 #[test]
 fn retained_volumes_leave_the_record_of_their_nodes() {
     let (mut cluster, mut observed) = deleted("Retain");
     volumes(&mut observed, "a-0", 3);
+    decide(&mut cluster, &observed);
     let ending = desired(&cluster, &settings(), &observed);
     assert_eq!(removed(&ending), ["StatefulSet a-0", "StatefulSet a-1"]);
     cluster.status = Some(ending.status);
@@ -451,6 +541,14 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
     let gone = desired(&cluster, &settings(), &observed);
     assert!(gone.release);
     assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
+    // Another policy comes too late: nobody has counted or destroyed anything.
+    for late in ["Protect", "Destroy"] {
+        change(&mut cluster, "deletionPolicy", json!(late));
+        let gone = desired(&cluster, &settings(), &observed);
+        assert!(gone.release && !gone.forget_credentials, "{late}");
+        assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()), "{late}");
+        assert!(condition(&gone, "Deletable").message.contains("decided by Retain"), "{late}");
+    }
     // A cluster of the same name finds its nodes.
     let mut again = tests::cluster(json!({}));
     again.status = Some(StorageClusterStatus::default());
@@ -465,12 +563,37 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
 fn destroying_asks_the_servers_first() {
     let (mut cluster, mut observed) = deleted("Destroy");
     volumes(&mut observed, "a-1", 1);
-    settle(&mut cluster, &mut observed, 1000);
+    // The driver's record of the volume stays until the end.
+    observed.recorded_volumes.insert("a-1".to_owned(), 1);
+    announce(&mut cluster, &mut observed);
     let found = desired(&cluster, &settings(), &observed);
     assert_eq!(found.destroy_volumes, ["a-1"]);
     assert!(found.remove.is_empty());
     volumes(&mut observed, "a-1", 0);
+    decide(&mut cluster, &observed);
     assert_eq!(removed(&desired(&cluster, &settings(), &observed)), ["StatefulSet a-0", "StatefulSet a-1"]);
+    observed.stateful_sets.clear();
+    observed.pods.clear();
+    let gone = desired(&cluster, &settings(), &observed);
+    assert!(gone.release && gone.forget_credentials);
+}
+
+#[test]
+fn volumes_that_cannot_be_served_are_told_apart() {
+    let (mut cluster, mut observed) = deleted("Destroy");
+    volumes(&mut observed, "a-1", 2);
+    let Some(Report::Answered(report)) = observed.reports.get_mut("a-1") else { panic!("it answers") };
+    report.unserved = 1;
+    announce(&mut cluster, &mut observed);
+    assert_eq!(
+        condition(&desired(&cluster, &settings(), &observed), "Deletable").reason,
+        "DestroyingVolumes"
+    );
+    volumes(&mut observed, "a-1", 1);
+    let damaged = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&damaged, "Deletable").reason, "VolumesUnserved");
+    assert!(condition(&damaged, "Deletable").message.contains("1 on a-1"));
+    assert!(!damaged.release && damaged.remove.is_empty());
 }
 
 #[test]

@@ -204,6 +204,7 @@ impl Stage {
             image: "docker.io/forebay/forebay:1".to_owned(),
             seccomp_profile: "RuntimeDefault".to_owned(),
             priority_class: String::new(),
+            announcement: Duration::from_secs(1),
         }
     }
 
