@@ -8,8 +8,12 @@ use serde_json::Value;
 use super::stage::{CLUSTER, LONG, NAMESPACE, RELEASE, Stage, condition};
 use super::story;
 use super::workload::{Stream, claim};
+use crate::lab::Node;
 use crate::progress::say;
 use crate::report::Table;
+
+/// Pods of the StorageCluster that is beside the story's.
+const PICKY: &str = "storage.forebay.io/cluster=picky";
 
 /// One scenario.
 pub struct Scenario {
@@ -26,6 +30,11 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "operator killed during a rollout", lab_only: false, run: operator_killed },
     Scenario { name: "upgrade under a writer and a reader", lab_only: false, run: upgraded },
     Scenario { name: "storage node rebooted under a writer and a reader", lab_only: true, run: rebooted },
+    Scenario {
+        name: "servers land where the RDMA NIC fits, and nowhere else",
+        lab_only: true,
+        run: lands_where_it_fits,
+    },
     Scenario { name: "a NIC that goes down marks its node", lab_only: true, run: nic_down },
     Scenario {
         name: "a cluster that no node fits says why, node by node",
@@ -187,30 +196,139 @@ fn rebooted(stage: &Stage) -> Result<String> {
     Ok(format!("back after {back} s; {}", resumed(stream)?))
 }
 
+/// A further NIC that can RDMA: soft-RoCE on a network device that leads nowhere. Removed when dropped.
+struct FurtherNic<'a>(&'a Node);
+
+impl<'a> FurtherNic<'a> {
+    fn new(node: &'a Node) -> Result<Self> {
+        node.run(
+            "modprobe -a dummy rdma_rxe\n\
+             ip link add rdma0 type dummy\n\
+             ip address add 192.168.78.1/24 dev rdma0\n\
+             ip link set rdma0 up\n\
+             rdma link add rxe1 type rxe netdev rdma0",
+        )?;
+        Ok(Self(node))
+    }
+
+    fn set(&self, state: &str) -> Result<()> {
+        self.0.run(&format!("ip link set rdma0 {state}")).map(drop)
+    }
+}
+
+impl Drop for FurtherNic<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.run("rdma link delete rxe1; ip link delete rdma0");
+    }
+}
+
+/// The port of the node's [`FurtherNic`] as its StorageNode shows it; null where it does not.
+fn further_port(stage: &Stage, node: &str) -> Result<Value> {
+    let found = stage.kubectl().get(&["storagenode", node])?;
+    let devices = found["status"]["rdmaDevices"].as_array();
+    let device = devices.and_then(|all| all.iter().find(|device| device["name"] == "rxe1"));
+    Ok(device.map_or(Value::Null, |device| device["ports"][0].clone()))
+}
+
+/// Waits until the StorageCluster `picky` judges the nodes like this.
+fn wait_verdicts(stage: &Stage, what: &str, wanted: &[(&str, &str)]) -> Result<()> {
+    stage.wait(&format!("{what}: {wanted:?}"), Duration::from_secs(120), || {
+        let cluster = stage.kubectl().get(&["storagecluster", "picky", "-n", NAMESPACE])?;
+        let nodes = cluster["status"]["nodes"].as_array().cloned().unwrap_or_default();
+        Ok(wanted.iter().all(|(name, reason)| {
+            nodes.iter().any(|node| node["name"] == *name && node["reason"] == *reason)
+        }))
+    })
+}
+
+/// A StorageCluster beside the story's, on other ports, with these lines in its `placement.rdma` and a directory that any
+/// node has.
+fn picky(rdma: &str) -> String {
+    story::STORAGE_CLUSTER
+        .replace("name: main", "name: picky")
+        .replace("      linkLayer: Ethernet\n", rdma)
+        .replace(
+            "    transport: Auto\n",
+            "    ports: {smb: 1445, smbDirect: 1446, admin: 19443, metrics: 19444}\n",
+        )
+        .replace("path: /var/lib/forebay", "path: /var/lib/forebay-picky")
+        .replace("quota: Project", "quota: None")
+        .replace("    - name: forebay\n      default: true\n", "    - name: picky\n")
+}
+
+fn lands_where_it_fits(stage: &Stage) -> Result<String> {
+    let cluster = stage.cluster().context("only in the lab")?;
+    let kubectl = stage.kubectl();
+    let nic = FurtherNic::new(cluster.lab().node("compute1"))?;
+    stage.wait("the StorageNode shows the further NIC", Duration::from_secs(120), || {
+        Ok(further_port(stage, "compute1")?["usable"] == true)
+    })?;
+    let done = (|| {
+        // Nowhere: each of these asks for more than any port has.
+        for (rdma, storage1, compute1) in [
+            ("      linkLayer: InfiniBand\n", "WrongLinkLayer", "WrongLinkLayer"),
+            ("      minRateGbps: 400\n", "RdmaTooSlow", "RdmaTooSlow"),
+            ("      devices: [mlx5_*]\n", "DeviceNotSelected", "DeviceNotSelected"),
+        ] {
+            kubectl.apply(&picky(rdma))?;
+            let wanted = [("storage1", storage1), ("compute1", compute1), ("compute2", "RdmaMissing")];
+            wait_verdicts(stage, rdma.trim(), &wanted)?;
+        }
+        let wanted =
+            [("storage1", "DeviceNotSelected"), ("compute1", "RdmaPortDown"), ("compute2", "RdmaMissing")];
+        nic.set("down")?;
+        kubectl.apply(&picky("      netdevs: [rdma0]\n"))?;
+        wait_verdicts(stage, "the link is down", &wanted)?;
+        let none = kubectl.run(&["get", "pods", "-n", NAMESPACE, "-l", PICKY, "-o", "name"])?;
+        ensure!(none.is_empty(), "it runs though no node fits: {none}");
+        // And there alone where one does.
+        nic.set("up")?;
+        stage.wait("the cluster on the further NIC is Ready", LONG, || {
+            let found = kubectl.get(&["storagecluster", "picky", "-n", NAMESPACE])?;
+            Ok(condition(&found, "Ready")["status"] == "True")
+        })?;
+        kubectl.run(&["get", "pods", "-n", NAMESPACE, "-l", PICKY, "-o=jsonpath={.items[*].spec.nodeName}"])
+    })();
+    let gone = kubectl.run(&[
+        "delete",
+        "storagecluster",
+        "picky",
+        "-n",
+        NAMESPACE,
+        "--ignore-not-found",
+        "--timeout=240s",
+    ]);
+    let landed = done?;
+    gone?;
+    ensure!(landed == "compute1", "it runs on {landed:?}");
+    Ok("4 times nowhere, with the reason of each node; then on compute1 alone".into())
+}
+
 fn nic_down(stage: &Stage) -> Result<String> {
     let cluster = stage.cluster().context("only in the lab")?;
-    let node = cluster.lab().node("storage1");
-    let devices = || -> Result<usize> {
-        let found = stage.kubectl().get(&["storagenode", "storage1"])?;
-        Ok(found["status"]["rdmaDevices"].as_array().map_or(0, Vec::len))
+    let nic = FurtherNic::new(cluster.lab().node("compute1"))?;
+    let deadline = Duration::from_secs(120);
+    let ready = || -> Result<Value> {
+        let found = stage.kubectl().get(&["storagenode", "compute1"])?;
+        Ok(condition(&found, "RdmaReady").clone())
     };
-    ensure!(devices()? > 0, "storage1 shows no RDMA device");
-    node.run("rdma link delete rxe0")?;
-    let gone =
-        stage.wait("the StorageNode shows no device", Duration::from_secs(240), || Ok(devices()? == 0));
-    let netdev = "ip -o link show | sed -n 's/^[0-9]*: \\(e[^:@]*\\)[:@].*/\\1/p' | head -n 1";
-    node.run(&format!("rdma link add rxe0 type rxe netdev $({netdev})"))?;
-    gone?;
-    stage.wait("the StorageNode shows it again", Duration::from_secs(240), || Ok(devices()? > 0))?;
-    Ok("seen to go and to come".into())
+    stage.wait("compute1 is RdmaReady", deadline, || Ok(ready()?["status"] == "True"))?;
+    nic.set("down")?;
+    let mut reason = String::new();
+    stage.wait("compute1 is marked", deadline, || {
+        let now = ready()?;
+        reason = now["message"].as_str().unwrap_or("").to_owned();
+        Ok(now["status"] == "False" && further_port(stage, "compute1")?["usable"] == false)
+    })?;
+    nic.set("up")?;
+    stage.wait("compute1 is RdmaReady again", deadline, || Ok(ready()?["status"] == "True"))?;
+    drop(nic);
+    stage.wait("the device is gone", deadline, || Ok(further_port(stage, "compute1")?.is_null()))?;
+    Ok(format!("marked ({reason}), and not any more"))
 }
 
 fn no_node_fits(stage: &Stage) -> Result<String> {
-    let other = story::STORAGE_CLUSTER
-        .replace("name: main", "name: picky")
-        .replace("linkLayer: Ethernet", "linkLayer: InfiniBand")
-        .replace("    - name: forebay\n      default: true\n", "    - name: picky\n");
-    stage.kubectl().apply(&other)?;
+    stage.kubectl().apply(&picky("      linkLayer: InfiniBand\n"))?;
     let get = || stage.kubectl().get(&["storagecluster", "picky", "-n", NAMESPACE]);
     let explained = stage.wait("a condition names every node", Duration::from_secs(120), || {
         let text = get()?["status"].to_string();
@@ -282,7 +400,17 @@ mod tests {
 
     #[test]
     fn the_cluster_that_fits_nowhere_differs_from_the_one_that_does() {
-        let other = super::story::STORAGE_CLUSTER.replace("linkLayer: Ethernet", "linkLayer: InfiniBand");
-        assert_ne!(other, super::story::STORAGE_CLUSTER);
+        let other = super::picky("      linkLayer: InfiniBand\n");
+        for wanted in [
+            "name: picky\n",
+            "linkLayer: InfiniBand",
+            "forebay-picky",
+            "smb: 1445",
+            "quota: None",
+            "- name: picky\n",
+        ] {
+            assert!(other.contains(wanted), "{wanted} in {other}");
+        }
+        assert!(!other.contains("linkLayer: Ethernet") && !other.contains("default: true"));
     }
 }
