@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
@@ -169,11 +169,19 @@ enum KubernetesCommand {
     Quickstart {
         #[command(flatten)]
         on: On,
+        /// Use the cluster of $KUBECONFIG instead of the lab's, and in it the namespace forebay-quickstart. What is installed
+        /// there already is left as it is.
+        #[arg(long)]
+        existing_cluster: bool,
+        /// Further argument for helm on an existing cluster, e.g. --helm=--set=image.repository=…; may be repeated.
+        #[arg(long = "helm", allow_hyphen_values = true, requires = "existing_cluster")]
+        helm_arguments: Vec<String>,
         /// Hold the cluster, with everything on it, until a signal.
         #[arg(long)]
         keep: bool,
     },
-    /// Run the scenarios on a cluster; ends with an error when one fails.
+    /// Run the scenarios on a cluster of the lab; ends with an error when one fails. Takes two images: the second is what an
+    /// upgrade goes to.
     Test {
         /// Only those whose name contains one of these.
         filters: Vec<String>,
@@ -197,12 +205,6 @@ struct On {
     /// The chart.
     #[arg(long, default_value = "charts/forebay")]
     chart: PathBuf,
-    /// Use the cluster of $KUBECONFIG instead of the lab's. Its current namespace is worked in.
-    #[arg(long)]
-    existing_cluster: bool,
-    /// Further argument for helm on an existing cluster, e.g. --helm=--set=image.repository=…; may be repeated.
-    #[arg(long = "helm", allow_hyphen_values = true)]
-    helm_arguments: Vec<String>,
 }
 
 #[derive(Subcommand)]
@@ -349,13 +351,14 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(500));
             }
         }
-        KubernetesCommand::Quickstart { on, keep } => {
+        KubernetesCommand::Quickstart { on, existing_cluster, helm_arguments, keep } => {
             let started = Instant::now();
             let mut table = Table::default();
-            let stage = match on.stage(&mut table)? {
-                Place::Here(stage) => stage,
-                Place::Ended(code) => return Ok(code),
-            };
+            let stage =
+                match if existing_cluster { on.existing(&helm_arguments) } else { on.stage(&mut table) }? {
+                    Place::Here(stage) => stage,
+                    Place::Ended(code) => return Ok(code),
+                };
             let good = story_on_kubernetes::tell(&stage, &mut table, started);
             if keep && let Some(cluster) = stage.cluster() {
                 println!("The cluster stays up until this is interrupted. In another terminal:");
@@ -374,6 +377,10 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
             }
         }
         KubernetesCommand::Test { filters, on, .. } => {
+            ensure!(
+                on.images.len() >= 2,
+                "two images are needed: --image NOW --image NEXT (scripts/image.sh)"
+            );
             let mut table = Table::default();
             let stage = match on.stage(&mut table)? {
                 Place::Here(stage) => stage,
@@ -392,13 +399,13 @@ enum Place {
 }
 
 impl On {
+    fn existing(&self, helm_arguments: &[String]) -> Result<Place> {
+        let tools = Tools::prepare(&Cache::open()?, &[&["kubectl"], tools::CLIENT])?;
+        let stage = Stage::existing(tools.path("kubectl"), tools.path("helm"), &self.chart, helm_arguments)?;
+        Ok(Place::Here(Box::new(stage)))
+    }
+
     fn stage(&self, table: &mut Table) -> Result<Place> {
-        if self.existing_cluster {
-            let tools = Tools::prepare(&Cache::open()?, &[&["kubectl"], tools::CLIENT])?;
-            let (kubectl, helm) = (tools.path("kubectl"), tools.path("helm"));
-            let stage = Stage::existing(kubectl, helm, &self.chart, &self.helm_arguments)?;
-            return Ok(Place::Here(Box::new(stage)));
-        }
         let nodes = cluster::plan(&self.nodes)?;
         let room = match room::enter(cluster::prepare)? {
             Entered::Inside(room) => room,

@@ -15,12 +15,18 @@ use crate::limits::KUBECTL_DEADLINE;
 pub struct Kubectl {
     program: PathBuf,
     kubeconfig: PathBuf,
+    namespace: Option<String>,
 }
 
 impl Kubectl {
     /// With this program and this configuration.
     pub fn new(program: PathBuf, kubeconfig: PathBuf) -> Self {
-        Self { program, kubeconfig }
+        Self { program, kubeconfig, namespace: None }
+    }
+
+    /// The same in this namespace, where a call names none.
+    pub fn within(self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self }
     }
 
     /// The program.
@@ -51,7 +57,8 @@ impl Kubectl {
     pub fn run_with(&self, arguments: &[&str], input: &[u8]) -> Result<String> {
         let mut command = self.command(&self.program);
         // A server that hangs must not hang its caller; 0 would wait for ever.
-        command.arg(format!("--request-timeout={}s", KUBECTL_DEADLINE.as_secs())).args(arguments);
+        command.arg(format!("--request-timeout={}s", KUBECTL_DEADLINE.as_secs()));
+        command.args(self.namespace.iter().map(|name| format!("--namespace={name}"))).args(arguments);
         output_of(command, input).with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 

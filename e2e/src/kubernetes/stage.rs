@@ -18,8 +18,8 @@ pub const NAMESPACE: &str = "forebay-system";
 pub const RELEASE: &str = "forebay";
 /// The StorageCluster.
 pub const CLUSTER: &str = "main";
-/// The image of operator, driver and servers, and of the pods that use volumes: it has a shell and coreutils.
-pub const IMAGE: &str = "docker.io/forebay/forebay:0.1.0";
+/// Where the story works on a user's own cluster.
+const OWN_NAMESPACE: &str = "forebay-quickstart";
 /// A rollout or a job on emulated nodes that share two cores.
 pub const LONG: Duration = Duration::from_secs(420);
 
@@ -44,14 +44,29 @@ impl Stage {
         Ok(Self { kubectl: cluster.kubectl(), helm, chart, helm_arguments, cluster: Some(cluster) })
     }
 
-    /// On the cluster of the user's kubeconfig. Nodes must have the image, or know a registry that does.
+    /// On the cluster of the user's kubeconfig, in a namespace of its own. Nodes must have the image, or know a registry that
+    /// does.
     pub fn existing(kubectl: PathBuf, helm: PathBuf, chart: &Path, arguments: &[String]) -> Result<Self> {
         let set = std::env::var_os("KUBECONFIG")
             .context("--existing-cluster takes the cluster of KUBECONFIG, which is not set")?;
         let kubectl = Kubectl::new(kubectl, PathBuf::from(set));
         let context = kubectl.run(&["config", "current-context"])?;
-        say(format!("the existing cluster of the context {}", context.trim()));
+        say(format!("the existing cluster of the context {}, namespace {OWN_NAMESPACE}", context.trim()));
+        if kubectl.find(&["namespace", OWN_NAMESPACE])?.is_none() {
+            kubectl.run(&["create", "namespace", OWN_NAMESPACE])?;
+        }
+        let kubectl = kubectl.within(OWN_NAMESPACE);
         Ok(Self { kubectl, helm, chart: chart_at(chart)?, helm_arguments: arguments.to_vec(), cluster: None })
+    }
+
+    /// What a user removes afterwards.
+    pub fn farewell(&self) -> Option<String> {
+        self.cluster.is_none().then(|| {
+            format!(
+                "What the story made is in the namespace {OWN_NAMESPACE}; Forebay stays installed.\n\
+                 kubectl delete namespace {OWN_NAMESPACE}   removes the former, docs/operations.md says how to uninstall.\n"
+            )
+        })
     }
 
     /// kubectl.
@@ -80,6 +95,18 @@ impl Stage {
         all.extend(arguments);
         self.helm(&all)?;
         self.wait_rolled_out()
+    }
+
+    /// Whether someone has installed Forebay here before.
+    pub fn is_installed(&self) -> Result<bool> {
+        let found = self.helm(&["list", "--all", "--short", "--filter", &format!("^{RELEASE}$")])?;
+        Ok(!found.trim().is_empty())
+    }
+
+    /// The image that the operator runs from, of pods that use volumes, too: it has a shell and coreutils.
+    pub fn image(&self) -> Result<String> {
+        let path = "-o=jsonpath={.spec.template.spec.containers[0].image}";
+        self.kubectl.run(&["get", "deployment", "forebay-operator", "-n", NAMESPACE, path])
     }
 
     /// Waits until every part of the chart runs as its manifest says.

@@ -35,6 +35,9 @@ spec:
       default: true
 ";
 
+/// The same on a user's own cluster, of which nothing is known: the documentation's least, and not the default class.
+const STORAGE_CLUSTER_ANYWHERE: &str = include_str!("../../../manifests/examples/cluster-minimal.yaml");
+
 const FIRST: &str = "1Gi";
 const LATER: &str = "1280Mi";
 
@@ -46,6 +49,10 @@ fn must(done: Option<String>) -> Result<()> {
 /// Installs Forebay and makes a StorageCluster.
 pub fn install(stage: &Stage, table: &mut Table) -> Result<()> {
     must(table.run("helm install forebay", || {
+        // What a user has is not ours to change.
+        if stage.cluster().is_none() && stage.is_installed()? {
+            return Ok("there already: left as it is".into());
+        }
         stage.install(&[])?;
         Ok("operator, CSI controller, a node plugin on every node".into())
     }))?;
@@ -58,7 +65,11 @@ pub fn install(stage: &Stage, table: &mut Table) -> Result<()> {
         Ok(format!("{nodes} nodes"))
     }))?;
     must(table.run("kubectl apply a StorageCluster", || {
-        stage.kubectl().apply(STORAGE_CLUSTER)?;
+        if stage.cluster().is_some() {
+            stage.kubectl().apply(STORAGE_CLUSTER)?;
+        } else if stage.kubectl().find(&["storagecluster", CLUSTER, "-n", NAMESPACE])?.is_none() {
+            stage.kubectl().apply(&STORAGE_CLUSTER_ANYWHERE.replace("default: true", "default: false"))?;
+        }
         stage.wait_cluster_ready()?;
         let path = "-o=jsonpath={range .status.instances[*]}{.name} on {.node} at {.address}{end}";
         stage.kubectl().run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])
@@ -75,31 +86,39 @@ pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
         Ok(format!("{FIRST}, Bound"))
     }))?;
     must(table.run("a pod mounts it", || {
-        stage.kubectl().apply(&pod("notebook", None, "sleep infinity"))?;
+        stage.kubectl().apply(&pod("notebook", &stage.image()?, None, "sleep infinity"))?;
         stage.wait_pod("notebook")?;
         Ok(stage.exec("notebook", "df -h --output=size,target /data | tail -n 1")?.trim().to_owned())
     }))?;
     must(table.run("two training pods on two nodes: data set and checkpoint verified across them", || {
-        stage.kubectl().apply(&training("training"))?;
+        stage.kubectl().apply(&training(&stage.image()?))?;
         stage.wait_job("training")?;
         let logs = stage.job_logs("training")?;
-        let verified = logs.lines().filter(|line| line.contains("verified")).count();
-        ensure!(verified == 4, "two data sets and two checkpoints are to be verified:\n{logs}");
+        // A rank that was started again says it twice.
+        for line in ["rank 0 on", "rank 1 on", "rank 0: checkpoint of rank 1", "rank 1: checkpoint of rank 0"]
+        {
+            let said = logs.lines().any(|one| one.contains(line) && one.ends_with(" verified"));
+            ensure!(said, "nobody says {line:?} … verified:\n{logs}");
+        }
         let path = "-o=jsonpath={range .items[*]}{.spec.nodeName} {end}";
-        let nodes = stage.kubectl().run(&["get", "pods", "-l", "job-name=training", path])?;
+        let done = ["-l", "job-name=training", "--field-selector=status.phase=Succeeded", path];
+        let nodes = stage.kubectl().run(&[&["get", "pods"], &done[..]].concat())?;
         let mut nodes: Vec<&str> = nodes.split_whitespace().collect();
         nodes.sort_unstable();
         nodes.dedup();
-        ensure!(nodes.len() == 2, "the pods ran on {nodes:?}");
+        let all = stage.kubectl().get(&["nodes"])?["items"].as_array().map_or(0, Vec::len);
+        ensure!(nodes.len() == all.min(2), "the pods ran on {nodes:?}");
         Ok(format!("on {}", nodes.join(" and ")))
     }))?;
     must(table.run("the claim grows while a pod uses it", || {
         let patch = format!(r#"{{"spec":{{"resources":{{"requests":{{"storage":"{LATER}"}}}}}}}}"#);
         stage.kubectl().run(&["patch", "pvc", "training", "-p", &patch])?;
-        let size = || stage.exec("notebook", "df --output=size -BM /data | tail -n 1");
-        stage.wait("df in the running pod shows the new size", Duration::from_secs(180), || {
-            Ok(size()?.trim() == "1280M")
-        })?;
+        // Without quotas, as they may be on a user's own nodes, the volume is as large as the disk.
+        if stage.cluster().is_some() {
+            stage.wait("df in the running pod shows the new size", Duration::from_secs(180), || {
+                Ok(stage.exec("notebook", "df --output=size -BM /data | tail -n 1")?.trim() == "1280M")
+            })?;
+        }
         stage.wait("the claim shows the new size", Duration::from_secs(120), || {
             let path = "-o=jsonpath={.status.capacity.storage}";
             Ok(stage.kubectl().run(&["get", "pvc", "training", path])? == LATER)
@@ -139,5 +158,8 @@ pub fn tell(stage: &Stage, table: &mut Table, started: Instant) -> bool {
         table.failed(),
         started.elapsed().as_secs_f64()
     );
+    if let Some(farewell) = stage.farewell() {
+        println!("{farewell}");
+    }
     table.failed() == 0
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::stage::{IMAGE, LONG, Stage};
+use super::stage::{LONG, Stage};
 
 /// The job of the documentation, as it stands there.
 const TRAINING: &str = include_str!("../../../manifests/examples/training-two-pods.yaml");
@@ -15,13 +15,16 @@ pub fn claim(size: &str) -> String {
     CLAIM.replace("storage: 10Gi", &format!("storage: {size}"))
 }
 
-/// The two-pod training job under this name.
-pub fn training(name: &str) -> String {
-    TRAINING.replace("  name: training\n", &format!("  name: {name}\n"))
+/// The image in the example.
+const EXAMPLE_IMAGE: &str = "docker.io/forebay/forebay:0.1.0";
+
+/// The two-pod training job, of this image.
+pub fn training(image: &str) -> String {
+    TRAINING.replace(EXAMPLE_IMAGE, image)
 }
 
-/// A pod that mounts the claim `training` at /data and runs this script.
-pub fn pod(name: &str, node: Option<&str>, script: &str) -> String {
+/// A pod of this image that mounts the claim `training` at /data and runs this script.
+pub fn pod(name: &str, image: &str, node: Option<&str>, script: &str) -> String {
     let node =
         node.map(|node| format!("  nodeSelector: {{kubernetes.io/hostname: {node}}}\n")).unwrap_or_default();
     let script: String = script.lines().map(|line| format!("        {}\n", line.trim_end())).collect();
@@ -38,7 +41,7 @@ spec:
     seccompProfile: {{type: RuntimeDefault}}
   containers:
   - name: main
-    image: {IMAGE}
+    image: {image}
     imagePullPolicy: IfNotPresent
     command: [/bin/bash, -euc]
     args:
@@ -84,7 +87,7 @@ while :; do
 done
 "#;
 
-/// A writer and a reader of one volume, on two nodes where it can be said which.
+/// A writer and a reader of one volume, on two nodes.
 #[derive(Debug)]
 pub struct Stream<'a> {
     stage: &'a Stage,
@@ -92,10 +95,11 @@ pub struct Stream<'a> {
 
 impl<'a> Stream<'a> {
     /// Starts both, and waits until both get on.
-    pub fn start(stage: &'a Stage, nodes: Option<[&str; 2]>) -> Result<Self> {
-        let node = |index: usize| nodes.map(|nodes| nodes[index]);
-        stage.kubectl().apply(&pod("writer", node(0), WRITER))?;
-        stage.kubectl().apply(&pod("reader", node(1), READER))?;
+    pub fn start(stage: &'a Stage, nodes: [&str; 2]) -> Result<Self> {
+        let node = |index: usize| Some(nodes[index]);
+        let image = stage.image()?;
+        stage.kubectl().apply(&pod("writer", &image, node(0), WRITER))?;
+        stage.kubectl().apply(&pod("reader", &image, node(1), READER))?;
         let stream = Self { stage };
         stream.wait_progress((0, 0))?;
         Ok(stream)
@@ -160,9 +164,8 @@ mod tests {
     #[test]
     fn the_examples_are_what_the_lab_expects_of_them() {
         assert!(claim("1Gi").contains("storage: 1Gi") && claim("1Gi").contains("name: training"));
-        let job = training("second");
-        assert!(
-            job.contains("  name: second\n") && job.contains("claimName: training") && job.contains(IMAGE)
-        );
+        let job = training("here/forebay:1");
+        assert!(job.contains("  name: training\n") && job.contains("claimName: training"));
+        assert!(job.contains("image: here/forebay:1\n") && !job.contains(EXAMPLE_IMAGE));
     }
 }
