@@ -99,7 +99,7 @@ impl Stage {
 
     /// Whether someone has installed Forebay here before.
     pub fn is_installed(&self) -> Result<bool> {
-        let found = self.helm(&["list", "--all", "--short", "--filter", &format!("^{RELEASE}$")])?;
+        let found = self.helm(&["list", "--short", "--filter", &format!("^{RELEASE}$")])?;
         Ok(!found.trim().is_empty())
     }
 
