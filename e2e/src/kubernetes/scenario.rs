@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::stage::{CLUSTER, LONG, NAMESPACE, RELEASE, Stage, condition};
 use super::story;
-use super::workload::{Stream, claim};
+use super::workload::{OnError, Stream, claim};
 use crate::lab::Node;
 use crate::progress::say;
 use crate::report::Table;
@@ -72,8 +72,8 @@ fn pod_uid(stage: &Stage, pod: &str) -> Result<String> {
     stage.kubectl().run(&["get", "pod", pod, "-n", NAMESPACE, "-o=jsonpath={.metadata.uid}"])
 }
 
-fn stream(stage: &Stage) -> Result<Stream<'_>> {
-    Stream::start(stage, ["compute1", "compute2"])
+fn stream(stage: &Stage, on_error: OnError) -> Result<Stream<'_>> {
+    Stream::start(stage, ["compute1", "compute2"], on_error)
 }
 
 /// Waits until both have got on since now, and ends them.
@@ -94,7 +94,7 @@ fn wait_replaced(stage: &Stage, pod: &str, old: &str) -> Result<()> {
 }
 
 fn pod_deleted(stage: &Stage) -> Result<String> {
-    let stream = stream(stage)?;
+    let stream = stream(stage, OnError::End)?;
     let pod = format!("{}-0", instance(stage)?);
     let old = pod_uid(stage, &pod)?;
     stage.kubectl().run(&["delete", "pod", &pod, "-n", NAMESPACE, "--wait=false"])?;
@@ -149,7 +149,7 @@ fn operator_killed(stage: &Stage) -> Result<String> {
 }
 
 fn upgraded(stage: &Stage) -> Result<String> {
-    let stream = stream(stage)?;
+    let stream = stream(stage, OnError::End)?;
     let pod = format!("{}-0", instance(stage)?);
     let old = pod_uid(stage, &pod)?;
     stage.install(&["--set", "image.tag=0.1.0-next"])?;
@@ -163,7 +163,8 @@ fn upgraded(stage: &Stage) -> Result<String> {
 
 fn rebooted(stage: &Stage) -> Result<String> {
     let cluster = stage.cluster().context("only in the lab")?;
-    let stream = stream(stage)?;
+    // What the power cut takes before it is synced, its writer hears of and writes again.
+    let stream = stream(stage, OnError::Again)?;
     let started = Instant::now();
     cluster.reboot("storage1")?;
     let pod = format!("{}-0", instance(stage)?);
@@ -173,7 +174,11 @@ fn rebooted(stage: &Stage) -> Result<String> {
     })?;
     stage.wait_cluster_ready()?;
     let back = started.elapsed().as_secs();
-    Ok(format!("back after {back} s; {}", resumed(stream)?))
+    let at = stream.progress()?;
+    stream.wait_progress((at.0 + 5, at.1 + 5))?;
+    let again = stream.repetitions()?;
+    let (written, verified) = stream.finish()?;
+    Ok(format!("back after {back} s; {written} files written, {verified} verified, {again} calls done again"))
 }
 
 /// A further NIC that can RDMA: soft-RoCE on a network device that leads nowhere. Removed when dropped.
@@ -257,6 +262,9 @@ fn lands_where_it_fits(stage: &Stage) -> Result<String> {
         let wanted =
             [("storage1", "DeviceNotSelected"), ("compute1", "RdmaPortDown"), ("compute2", "RdmaMissing")];
         nic.set("down")?;
+        stage.wait("the StorageNode shows that it is down", Duration::from_secs(120), || {
+            Ok(further_port(stage, "compute1")?["usable"] == false)
+        })?;
         kubectl.apply(&picky("      netdevs: [rdma0]\n"))?;
         wait_verdicts(stage, "the link is down", &wanted)?;
         let none = kubectl.run(&["get", "pods", "-n", NAMESPACE, "-l", PICKY, "-o", "name"])?;

@@ -1,5 +1,7 @@
 //! Claims and pods as users have them.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use anyhow::{Result, ensure};
 
 use super::stage::{LONG, Stage};
@@ -60,32 +62,54 @@ spec:
     )
 }
 
-/// Writes file after file, each with its own checksum at its end, synced before it gets its name. Any error ends it.
-pub const WRITER: &str = r#"
-mkdir -p /data/stream
+/// Writes file after file, each with its own checksum at its end, synced before it gets its name. One WRITE each, so that a
+/// server that loses its memory between two of them cannot leave half of it.
+const WRITER: &str = r#"
+mkdir -p $folder
 number=0
 while :; do
     number=$((number + 1))
     head -c 32768 /dev/urandom > /tmp/body
-    { cat /tmp/body; sha256sum < /tmp/body; } > /data/stream/.new
-    sync /data/stream/.new
-    mv /data/stream/.new /data/stream/$number
+    { cat /tmp/body; sha256sum < /tmp/body; } > /tmp/whole
+    again dd if=/tmp/whole of=$folder/.new bs=64K conv=fsync status=none
+    again mv $folder/.new $folder/$number
     echo "wrote $number"
 done
 "#;
 
-/// Verifies file after file of [`WRITER`]. A wrong sum or any error ends it.
-pub const READER: &str = r#"
+/// Verifies file after file of [`WRITER`]. A wrong sum ends it: what has its name was synced.
+const READER: &str = r#"
 number=0
 while :; do
     number=$((number + 1))
-    until [ -e /data/stream/$number ]; do sleep 0.2; done
-    cp /data/stream/$number /tmp/file
+    until [ -e $folder/$number ]; do sleep 0.2; done
+    again cp $folder/$number /tmp/file
     want=$(tail -c +32769 /tmp/file)
     [ "$(head -c 32768 /tmp/file | sha256sum)" = "$want" ] || { echo "wrong sum of $number"; exit 1; }
     echo "verified $number"
 done
 "#;
+
+/// What writer and reader do when a call fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnError {
+    /// They end.
+    End,
+    /// They do it again: what a power cut took before it was synced is reported to who wrote it.
+    Again,
+}
+
+impl OnError {
+    fn shell(self) -> &'static str {
+        match self {
+            Self::End => "again() { \"$@\"; }\n",
+            Self::Again => {
+                "again() { until \"$@\"; do echo \"again: $*\"; sleep 1; \
+                 if [ \"$1\" = mv ] && [ ! -e \"$2\" ] && [ -e \"$3\" ]; then return; fi; done; }\n"
+            }
+        }
+    }
+}
 
 /// A writer and a reader of one volume, on two nodes.
 #[derive(Debug)]
@@ -94,12 +118,15 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Starts both, and waits until both get on.
-    pub fn start(stage: &'a Stage, nodes: [&str; 2]) -> Result<Self> {
-        let node = |index: usize| Some(nodes[index]);
+    /// Starts both in a folder of their own, and waits until both get on.
+    pub fn start(stage: &'a Stage, nodes: [&str; 2], on_error: OnError) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let image = stage.image()?;
-        stage.kubectl().apply(&pod("writer", &image, node(0), WRITER))?;
-        stage.kubectl().apply(&pod("reader", &image, node(1), READER))?;
+        for ((name, node), script) in ["writer", "reader"].into_iter().zip(nodes).zip([WRITER, READER]) {
+            let script = format!("folder=/data/stream-{number}\n{}{script}", on_error.shell());
+            stage.kubectl().apply(&pod(name, &image, Some(node), &script))?;
+        }
         let stream = Self { stage };
         stream.wait_progress((0, 0))?;
         Ok(stream)
@@ -112,7 +139,8 @@ impl<'a> Stream<'a> {
             let phase = self.stage.kubectl().run(&["get", "pod", pod, "-o=jsonpath={.status.phase}"])?;
             let said = self.stage.kubectl().run(&["logs", pod, "--tail=5"]).unwrap_or_default();
             ensure!(phase != "Failed" && phase != "Succeeded", "the {pod} ended: {said}");
-            let last = said.lines().last().and_then(|line| line.rsplit(' ').next());
+            let last =
+                said.lines().rfind(|line| !line.contains(':')).and_then(|line| line.rsplit(' ').next());
             *at = last.and_then(|number| number.parse().ok()).unwrap_or(0);
         }
         Ok((at[0], at[1]))
@@ -134,6 +162,12 @@ impl<'a> Stream<'a> {
             Err(error) => Err(error),
         })?;
         ended.map_or(Ok(now), Err)
+    }
+
+    /// How often writer and reader did something again.
+    pub fn repetitions(&self) -> Result<usize> {
+        let logs = |pod| self.stage.kubectl().run(&["logs", pod, "--tail=-1"]);
+        Ok(["writer", "reader"].into_iter().map(logs).collect::<Result<String>>()?.matches("again: ").count())
     }
 
     /// Ends both; how many files were written and verified.

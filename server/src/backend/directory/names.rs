@@ -44,12 +44,13 @@ pub(super) fn unlink(file: &OpenFile) -> Result<(), NtStatus> {
     }
 }
 
-/// Gives the file another name.
+/// Gives the file another name, on stable storage: Linux takes it for that and sends nothing when a program then syncs the
+/// directory, as it does after it has put a checkpoint in its place.
 pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), NtStatus> {
     if to.is_root() {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    let _names = file.volume.names.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = file.volume.names.lock().unwrap_or_else(PoisonError::into_inner);
     let from = locate(file)?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     let target = directory(&file.volume, &to.parent())?;
     match attrs::key_of_entry(target.as_fd(), to.name().as_bytes()) {
@@ -65,7 +66,8 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
             // Another link to the same file: rename(2) would leave both.
             rustix::fs::unlinkat(&from.parent, from.name.as_slice(), AtFlags::empty()).map_err(status)?;
             renamed(file, to);
-            return Ok(());
+            drop(names);
+            return settle_name(file);
         }
         Ok(_) if !replace => return Err(NtStatus::OBJECT_NAME_COLLISION),
         // [MS-FSA] 2.1.5.15.11: neither is a directory replaced nor by a directory replaced.
@@ -89,7 +91,8 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
         result => result.map_err(status)?,
     }
     renamed(file, to);
-    Ok(())
+    drop(names);
+    settle_name(file)
 }
 
 fn renamed(file: &OpenFile, to: &RelPath) {
@@ -140,6 +143,11 @@ pub(super) fn flush(file: &OpenFile) -> Result<(), NtStatus> {
         file.set_sync_failed();
         status(errno)
     })?;
+    settle_name(file)
+}
+
+/// Puts the name on stable storage, where this handle made or changed it.
+fn settle_name(file: &OpenFile) -> Result<(), NtStatus> {
     if file.name_unsynced.swap(false, Ordering::AcqRel) {
         sync_name(file).inspect_err(|_| file.name_unsynced.store(true, Ordering::Release))?;
     }
