@@ -48,8 +48,9 @@ impl Ledger {
             for candidate in candidates.iter_mut().filter(|c| c.name == entry.place.instance) {
                 candidate.volumes = candidate.volumes.saturating_add(1);
                 let pools = candidate.pools.iter_mut().flatten();
-                for pool in pools.filter(|p| p.has_quota && p.name == entry.place.pool) {
-                    pool.provisioned_bytes = pool.provisioned_bytes.saturating_add(entry.size_bytes);
+                for pool in pools.filter(|p| p.told.has_quota() && p.told.name == entry.place.pool) {
+                    let provisioned = &mut pool.told.provisioned_bytes;
+                    *provisioned = provisioned.saturating_add(entry.size_bytes);
                 }
             }
         }
@@ -81,8 +82,7 @@ impl Drop for Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::Pool;
-    use crate::placement::tests::{pool, ready, wanted};
+    use crate::placement::tests::{pool, ready, unlimited, wanted};
 
     #[test]
     fn volumes_made_at_once_are_spread() {
@@ -102,8 +102,7 @@ mod tests {
     #[test]
     fn volumes_without_quota_are_spread_one_after_the_other() {
         let ledger = Ledger::default();
-        let unlimited = |gib| Pool { has_quota: false, ..pool("a", gib, 0) };
-        let candidates = || vec![ready(0, 0, &[unlimited(11)]), ready(1, 0, &[unlimited(10)])];
+        let candidates = || vec![ready(0, 0, &[unlimited("a", 11)]), ready(1, 0, &[unlimited("a", 10)])];
         let instances: Vec<String> = (0..4)
             .map(|_| ledger.place(candidates(), wanted(1)).expect("room").place.instance.clone())
             .collect();
@@ -113,7 +112,7 @@ mod tests {
     #[test]
     fn the_ledger_is_bounded() {
         let ledger = Ledger::default();
-        let unlimited = Pool { has_quota: false, ..pool("a", 1, 0) };
+        let unlimited = unlimited("a", 1);
         for _ in 0..=LEDGER_ENTRIES_MAX {
             drop(ledger.place(
                 vec![ready(0, 0, std::slice::from_ref(&unlimited))],

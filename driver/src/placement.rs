@@ -6,7 +6,7 @@ use forebay_proto::admin::{self, Quota};
 const NAMED_MAX: usize = 8;
 
 /// One instance as the choice sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) name: String,
     /// Order among equals.
@@ -18,50 +18,20 @@ pub(crate) struct Candidate {
 }
 
 /// One pool of an instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pool {
-    /// The backend's name.
-    pub(crate) name: String,
-    pub(crate) total_bytes: u64,
-    pub(crate) free_bytes: u64,
-    /// Promised to volumes.
-    pub(crate) provisioned_bytes: u64,
-    pub(crate) has_quota: bool,
-    /// So many percent of `total_bytes` may be promised.
+    /// As the server tells it; its name is the backend's.
+    pub(crate) told: admin::Pool,
+    /// So many percent of its size may be promised.
     pub(crate) overcommit_percent: u32,
 }
 
 impl Pool {
-    /// As the server tells it.
-    pub(crate) fn of(pool: &admin::Pool, overcommit_percent: u32) -> Self {
-        Self {
-            name: pool.name.clone(),
-            total_bytes: pool.total_bytes,
-            free_bytes: pool.free_bytes,
-            provisioned_bytes: pool.provisioned_bytes,
-            has_quota: pool.quota != "none",
-            overcommit_percent,
-        }
-    }
-
-    /// What can still be promised to volumes with this quota. Promises that are not used yet count as used; where
-    /// nothing is promised what is free counts.
+    /// What can still be promised to volumes with this quota.
     pub(crate) fn available_bytes(&self, quota: Quota) -> u64 {
-        match (quota, self.has_quota) {
+        match (quota, self.told.has_quota()) {
             (Quota::Hard, false) | (Quota::None, true) => 0,
-            (_, false) => self.free_bytes,
-            (_, true) => {
-                let limit = u128::from(self.total_bytes) * u128::from(self.overcommit_percent) / 100;
-                let limit = u64::try_from(limit).unwrap_or(u64::MAX);
-                let promised = limit.saturating_sub(self.provisioned_bytes);
-                // What others keep in the file system is not there to be promised. Who overcommits has said that it
-                // may be, as long as there is anything.
-                match self.overcommit_percent {
-                    ..=100 => promised.min(self.free_bytes),
-                    _ if self.free_bytes == 0 => 0,
-                    _ => promised,
-                }
-            }
+            _ => self.told.available_bytes(self.overcommit_percent),
         }
     }
 }
@@ -111,7 +81,7 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Pla
     if candidates.is_empty() {
         return Err(Refusal::NoInstance);
     }
-    let fits = |pool: &Pool| wanted.backend.is_none_or(|backend| pool.name == backend);
+    let fits = |pool: &Pool| wanted.backend.is_none_or(|backend| pool.told.name == backend);
     let mut best: Option<(u64, &Candidate, &Pool)> = None;
     for candidate in &candidates {
         for pool in candidate.pools.iter().flatten().filter(|pool| fits(pool)) {
@@ -119,7 +89,7 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Pla
             if available_bytes < wanted.size_bytes {
                 continue;
             }
-            let room = match pool.has_quota {
+            let room = match pool.told.has_quota() {
                 true => available_bytes,
                 false => available_bytes / (u64::from(candidate.volumes) + 1),
             };
@@ -134,7 +104,9 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Pla
     }
     match best {
         Some((_, candidate, pool)) => {
-            Ok(Place { instance: candidate.name.clone(), pool: pool.name.clone(), has_quota: pool.has_quota })
+            let (instance, pool, has_quota) =
+                (candidate.name.clone(), pool.told.name.clone(), pool.told.has_quota());
+            Ok(Place { instance, pool, has_quota })
         }
         None => Err(refusal(&candidates, wanted, fits)),
     }
@@ -145,15 +117,15 @@ fn refusal(candidates: &[&Candidate], wanted: Wanted<'_>, fits: impl Fn(&Pool) -
     let are_ready = candidates.iter().all(|c| c.pools.is_ok());
     if let (Some(backend), false, true) = (wanted.backend, is_known, are_ready) {
         let mut known: Vec<&str> =
-            candidates.iter().flat_map(|c| c.pools.iter().flatten()).map(|p| p.name.as_str()).collect();
+            candidates.iter().flat_map(|c| c.pools.iter().flatten()).map(|p| p.told.name.as_str()).collect();
         known.sort_unstable();
         known.dedup();
         return Refusal::NoBackend { backend: backend.to_owned(), known: known.join(", ") };
     }
     let has_such_quota = |pool: &Pool| match wanted.quota {
         Quota::Unspecified => true,
-        Quota::Hard => pool.has_quota,
-        Quota::None => !pool.has_quota,
+        Quota::Hard => pool.told.has_quota(),
+        Quota::None => !pool.told.has_quota(),
     };
     let pools = || candidates.iter().flat_map(|c| c.pools.iter().flatten()).filter(|pool| fits(pool));
     if are_ready && is_known && !pools().any(has_such_quota) {
@@ -167,7 +139,7 @@ fn refusal(candidates: &[&Candidate], wanted: Wanted<'_>, fits: impl Fn(&Pool) -
                 let pools: Vec<String> = pools
                     .iter()
                     .filter(|pool| fits(pool))
-                    .map(|pool| format!("{} in {}", mib(pool.available_bytes(wanted.quota)), pool.name))
+                    .map(|pool| format!("{} in {}", mib(pool.available_bytes(wanted.quota)), pool.told.name))
                     .collect();
                 format!("{} has {}", candidate.name, pools.join(", "))
             }
@@ -193,18 +165,26 @@ pub(crate) mod tests {
     const GIB: u64 = 1 << 30;
 
     pub(crate) fn pool(name: &str, total_gib: u64, provisioned_gib: u64) -> Pool {
-        Pool {
+        let told = admin::Pool {
             name: name.into(),
             total_bytes: total_gib * GIB,
             free_bytes: total_gib * GIB,
             provisioned_bytes: provisioned_gib * GIB,
-            has_quota: true,
-            overcommit_percent: 100,
-        }
+            quota: "project".into(),
+            ..Default::default()
+        };
+        Pool { told, overcommit_percent: 100 }
     }
 
-    fn unlimited(name: &str, free_gib: u64) -> Pool {
-        Pool { has_quota: false, ..pool(name, free_gib, 0) }
+    pub(crate) fn unlimited(name: &str, free_gib: u64) -> Pool {
+        let mut pool = pool(name, free_gib, 0);
+        pool.told.quota = "none".into();
+        pool
+    }
+
+    fn with_free(mut pool: Pool, free_bytes: u64) -> Pool {
+        pool.told.free_bytes = free_bytes;
+        pool
     }
 
     pub(crate) fn ready(ordinal: u32, volumes: u32, pools: &[Pool]) -> Candidate {
@@ -263,10 +243,7 @@ pub(crate) mod tests {
             ),
             (
                 "what others use in the file system is gone",
-                vec![
-                    ready(0, 0, &[Pool { free_bytes: GIB, ..pool("a", 100, 0) }]),
-                    ready(1, 0, &[pool("a", 10, 0)]),
-                ],
+                vec![ready(0, 0, &[with_free(pool("a", 100, 0), GIB)]), ready(1, 0, &[pool("a", 10, 0)])],
                 wanted(5),
                 place(1, "a"),
             ),
@@ -284,7 +261,7 @@ pub(crate) mod tests {
             ),
             (
                 "nothing is promised of a full file system",
-                vec![ready(0, 0, &[Pool { overcommit_percent: 300, free_bytes: 0, ..pool("a", 10, 0) }])],
+                vec![ready(0, 0, &[Pool { overcommit_percent: 300, ..with_free(pool("a", 10, 0), 0) }])],
                 wanted(1),
                 None,
             ),
@@ -351,25 +328,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pool_promises_what_it_can_keep() {
-        let pool = |has_quota, free_bytes, provisioned_bytes| Pool {
-            name: "a".into(),
-            total_bytes: 100,
-            free_bytes,
-            provisioned_bytes,
-            has_quota,
-            overcommit_percent: 100,
-        };
-        for (pool, quota, bytes) in [
-            (pool(true, 90, 30), Quota::Unspecified, 70),
-            (pool(true, 60, 30), Quota::Hard, 60),
-            (pool(true, 90, 300), Quota::Hard, 0),
-            (pool(true, 90, 0), Quota::None, 0),
-            (pool(false, 90, 0), Quota::Unspecified, 90),
-            (pool(false, 90, 0), Quota::None, 90),
-            (pool(false, 90, 0), Quota::Hard, 0),
+    fn a_pool_takes_only_volumes_with_its_kind_of_quota() {
+        let (hard, none) = (pool("a", 90, 0), unlimited("a", 90));
+        for (pool, quota, gib) in [
+            (&hard, Quota::Unspecified, 90),
+            (&hard, Quota::Hard, 90),
+            (&hard, Quota::None, 0),
+            (&none, Quota::Unspecified, 90),
+            (&none, Quota::None, 90),
+            (&none, Quota::Hard, 0),
         ] {
-            assert_eq!(pool.available_bytes(quota), bytes, "{pool:?} {quota:?}");
+            assert_eq!(pool.available_bytes(quota), gib * GIB, "{pool:?} {quota:?}");
         }
     }
 }

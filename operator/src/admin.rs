@@ -171,7 +171,7 @@ impl Admin {
             i64::try_from(pools.iter().map(of).fold(0, u64::saturating_add)).unwrap_or(i64::MAX)
         };
         let capacity = sum(&|p| p.total_bytes);
-        let free = sum(&|p| can_be_given(p, overcommit(&p.name)));
+        let free = sum(&|p| p.available_bytes(overcommit(&p.name)));
         Ok(ServerReport {
             version: info.version,
             transports: info.transports.iter().map(|t| t.to_uppercase()).collect(),
@@ -219,15 +219,6 @@ impl Admin {
     }
 }
 
-/// Bytes of a pool that can still be given to volumes.
-fn can_be_given(pool: &Pool, overcommit_percent: u32) -> u64 {
-    if pool.quota == "none" {
-        return pool.free_bytes;
-    }
-    let limit = u128::from(pool.total_bytes) * u128::from(overcommit_percent) / 100;
-    u64::try_from(limit).unwrap_or(u64::MAX).saturating_sub(pool.provisioned_bytes)
-}
-
 /// Rounded down to a 256th of the whole, so that writers do not make a new status every few seconds.
 fn rounded(free: i64, capacity: i64) -> i64 {
     let step = (capacity / 256).max(1 << 20);
@@ -237,21 +228,6 @@ fn rounded(free: i64, capacity: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn space_is_what_can_still_be_given() {
-        let pool = |quota: &str, provisioned_bytes| Pool {
-            total_bytes: 1000,
-            free_bytes: 300,
-            provisioned_bytes,
-            quota: quota.to_owned(),
-            ..Pool::default()
-        };
-        assert_eq!(can_be_given(&pool("project", 600), 100), 400);
-        assert_eq!(can_be_given(&pool("project", 600), 50), 0);
-        assert_eq!(can_be_given(&pool("project", 600), 10_000), 99_400);
-        assert_eq!(can_be_given(&pool("none", 600), 100), 300);
-    }
 
     #[test]
     fn little_changes_of_free_space_are_none() {

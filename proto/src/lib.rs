@@ -9,6 +9,8 @@
 
 use std::fmt;
 
+mod pool;
+
 /// `csi.v1`, the Container Storage Interface 1.12.
 #[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, rustdoc::all)]

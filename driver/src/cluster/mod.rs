@@ -189,7 +189,8 @@ impl Clusters {
             let backend = cluster.spec.backends.iter().find(|backend| backend.name == pool);
             backend.and_then(|backend| backend.directory.as_ref()).map_or(100, |d| d.overcommit_percent)
         };
-        Ok(pools.iter().map(|pool| Pool::of(pool, percent(&pool.name))).collect())
+        let pools = pools.into_iter();
+        Ok(pools.map(|told| Pool { overcommit_percent: percent(&told.name), told }).collect())
     }
 
     /// Where clients mount the volumes of an instance.
