@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{debug, info, warn};
 
-use crate::agent::status::Findings;
+use crate::agent::status::{Findings, Unknown};
 use crate::deadline::run_until;
 use crate::error::Error;
 use crate::in_flight::InFlight;
@@ -99,9 +99,14 @@ impl Agent {
         // The API server keeps whole seconds.
         let now = Time(k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0));
         let status = match self.findings().await {
-            Ok(findings) => status::status(&findings, &current.status, current.generation, &now),
+            Ok(Ok(findings)) => status::status(&findings, &current.status, current.generation, &now),
+            Ok(Err(error)) => {
+                let unknown = Unknown::Addresses(error.to_string());
+                status::unknown(&unknown, &current.status, current.generation, &now)
+            }
             Err(Error::Deadline { .. } | Error::InFlight(_)) => {
-                status::hanging(INVENTORY_DEADLINE.as_secs(), &current.status, current.generation, &now)
+                let unknown = Unknown::Hangs { seconds: INVENTORY_DEADLINE.as_secs() };
+                status::unknown(&unknown, &current.status, current.generation, &now)
             }
             Err(error) => return Err(error.into()),
         };
@@ -113,22 +118,25 @@ impl Agent {
                 nvme = status.summary.nvme,
                 "published the node"
             );
+        } else {
+            debug!(node = self.node, "looked at the node, nothing has changed");
         }
         *published = Some(Published { status, ..current });
         Ok(())
     }
 
-    /// Looks at the node on a thread of its own: a driver that hangs lets no read of its files end.
-    async fn findings(&self) -> Result<Findings, Error> {
+    /// Looks at the node on a thread of its own: a driver that hangs lets no read of its files end. The inner error is
+    /// that of the addresses: without them every port would look unusable.
+    async fn findings(&self) -> Result<std::io::Result<Findings>, Error> {
         let claim = self.reading.claim(&self.node)?;
         let host = Arc::clone(&self.host);
         run_until("inventory", INVENTORY_DEADLINE, move || {
             let _claim = claim;
-            Findings {
+            Ok(Findings {
+                addresses: addresses()?,
                 inventory: host.read(),
-                addresses: addresses(),
                 architecture: rustix::system::uname().machine().to_string_lossy().into_owned(),
-            }
+            })
         })
         .await
     }
@@ -181,11 +189,11 @@ fn parameters() -> PatchParams {
 }
 
 /// The addresses of this network namespace, which must be the host's.
-fn addresses() -> Addresses {
+fn addresses() -> std::io::Result<Addresses> {
     let mut addresses = Addresses::new();
-    for interface in if_addrs::get_if_addrs().unwrap_or_default() {
+    for interface in if_addrs::get_if_addrs()? {
         let ip = interface.ip();
         addresses.entry(interface.name).or_default().push(ip);
     }
-    addresses
+    Ok(addresses)
 }

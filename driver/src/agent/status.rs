@@ -58,18 +58,38 @@ pub(crate) fn status(
     status
 }
 
-/// The status of a node whose hardware does not answer: what was known last, and that it may be wrong.
-pub(crate) fn hanging(
-    seconds: u64,
+/// Why a look at the node found nothing that could be published.
+pub(crate) enum Unknown {
+    /// The hardware does not answer.
+    Hangs { seconds: u64 },
+    /// The kernel does not tell the interfaces' addresses, and why.
+    Addresses(String),
+}
+
+/// The status of a node of which nothing is known now: what was known last, and that it may be wrong.
+pub(crate) fn unknown(
+    why: &Unknown,
     previous: &StorageNodeStatus,
     generation: Option<i64>,
     now: &Time,
 ) -> StorageNodeStatus {
-    let message = format!(
-        "reading sysfs has not ended after {seconds} s: a driver hangs, the rest of this status is what was known before; \
-         see the kernel's log"
-    );
-    let finding = Finding { kind: READY, holds: false, reason: "ReadHangs", message };
+    let (reason, message) = match why {
+        Unknown::Hangs { seconds } => (
+            "ReadHangs",
+            format!(
+                "reading sysfs has not ended after {seconds} s: a driver hangs, the rest of this status is what was known \
+                 before; see the kernel's log"
+            ),
+        ),
+        Unknown::Addresses(error) => (
+            "AddressesUnknown",
+            format!(
+                "the addresses of the network interfaces cannot be read: {error}; the rest of this status is what was \
+                 known before"
+            ),
+        ),
+    };
+    let finding = Finding { kind: READY, holds: false, reason, message };
     let mut status = previous.clone();
     status.observed_generation = generation;
     status.agent_version = env!("CARGO_PKG_VERSION").to_owned();
@@ -457,11 +477,26 @@ mod tests {
     #[test]
     fn a_driver_that_hangs_keeps_what_was_known() {
         let before = first(&findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]));
-        let after = hanging(30, &before, Some(2), &time(200));
+        let hangs = Unknown::Hangs { seconds: 30 };
+        let after = unknown(&hangs, &before, Some(2), &time(200));
         assert_eq!(after.rdma_devices, before.rdma_devices);
         assert_eq!(condition(&after, "Ready").reason, "ReadHangs");
         assert_eq!(after.last_change_time, Some(time(200)));
-        assert_eq!(hanging(30, &after, Some(2), &time(300)), after);
-        assert_eq!(hanging(30, &StorageNodeStatus::default(), None, &time(1)).conditions.len(), 1);
+        assert_eq!(unknown(&hangs, &after, Some(2), &time(300)), after);
+        assert_eq!(unknown(&hangs, &StorageNodeStatus::default(), None, &time(1)).conditions.len(), 1);
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_read_are_no_ports_without_address() {
+        let up = findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]);
+        let before = first(&up);
+        let why = Unknown::Addresses("Too many open files (os error 24)".into());
+        let after = unknown(&why, &before, Some(1), &time(200));
+        assert_eq!((&after.rdma_devices, &after.summary), (&before.rdma_devices, &before.summary));
+        assert_eq!(condition(&after, "RdmaReady"), condition(&before, "RdmaReady"));
+        let ready = condition(&after, "Ready");
+        assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "AddressesUnknown"));
+        assert!(ready.message.contains("Too many open files"), "{}", ready.message);
+        assert_eq!(condition(&status(&up, &after, Some(1), &time(300)), "Ready").status, "True");
     }
 }
