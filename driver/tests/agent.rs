@@ -69,7 +69,8 @@ impl Node {
         }
         let mut command = Command::new(driver_binary());
         command.args(["--mode", "node", "--kubernetes", "--node-id", NODE, "--log-format", "json"]);
-        command.args(["--health-address", "127.0.0.1:0"]).env("KUBECONFIG", kubeconfig);
+        command.args(["--health-address", "127.0.0.1:0", "--log", "info,forebay_csi=debug"]);
+        command.env("KUBECONFIG", kubeconfig);
         command
             .arg("--endpoint")
             .arg(at("plugins/csi.forebay.io/csi.sock"))
@@ -93,6 +94,18 @@ impl Node {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+
+    /// Waits until the agent has looked so often more without anything to publish.
+    fn looks_again(&mut self, times: usize) {
+        let looks =
+            |driver: &Process| driver.log().matches("looked at the node, nothing has changed").count();
+        let (started, before) = (Instant::now(), looks(&self.driver));
+        while looks(&self.driver) < before + times {
+            self.driver.assert_running();
+            assert!(started.elapsed() < DEADLINE, "{}", self.driver.log());
+            std::thread::yield_now();
+        }
     }
 
     /// Waits until the published node is so.
@@ -163,21 +176,22 @@ async fn a_node_is_registered_and_published() {
     };
     assert_eq!(condition(&status, "Ready").as_deref(), Some("True"));
 
-    // What others say of the node stays, and nothing is written while nothing changes: the link's fall is the next write.
+    // What others say of the node stays, and nothing is written while nothing changes.
     let patch = json!({"spec": {"unschedulable": true}}).to_string();
     api.kubectl().run(&["patch", "storagenode", NODE, "--type=merge", "-p", &patch]).unwrap();
     let before = api.kubectl().get(&["storagenode", NODE]).unwrap();
+    node.looks_again(2);
+    let later = api.kubectl().get(&["storagenode", NODE]).unwrap();
+    assert_eq!(later["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "{later:#}");
     let state = node.dir.path().join("host/sys/class/infiniband/rxe0/ports/1/state");
     fs::write(state, "1: DOWN\n").unwrap();
     let object = node.published(&api, |status| condition(status, "RdmaReady").as_deref() == Some("False"));
     assert_eq!(object["spec"]["unschedulable"], json!(true));
     assert_eq!(object["status"]["summary"]["rdma"], json!("0/1 soft-RoCE (port down)"));
     assert_eq!(before["status"]["rdmaDevices"][0]["ports"][0]["state"], json!("ACTIVE"));
-    let managers = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
-    assert!(
-        managers.is_empty() || managers.iter().any(|m| m["manager"] == "forebay-node-agent"),
-        "{managers:?}"
-    );
+    let object = api.kubectl().get(&["storagenode", NODE, "--show-managed-fields"]).unwrap();
+    let managers = object["metadata"]["managedFields"].as_array().unwrap();
+    assert!(managers.iter().any(|m| m["manager"] == "forebay-node-agent"), "{managers:?}");
 
     assert!(node.driver.terminate().await.success(), "{}", node.driver.log());
     assert!(!node.dir.path().join("plugins_registry/csi.forebay.io-reg.sock").exists());
