@@ -186,6 +186,8 @@ fn open(
         .connect_timeout(PROBE_DEADLINE)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        // Else a channel whose peer went silently between two calls is found out by the next call, at its expense.
+        .keep_alive_while_idle(true)
         .connect_lazy();
     Ok(Admin::over(channel, format!("instance {instance}")))
 }
