@@ -19,7 +19,7 @@ use forebay_proto::csi::{
     GetCapacityRequest, ListVolumesRequest, NodeStageVolumeRequest, ProbeRequest,
     ValidateVolumeCapabilitiesRequest, Volume,
 };
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use process::{Process, connect, driver_binary, eventually};
 use serde_json::json;
 use tonic::{Code, Status};
@@ -367,6 +367,79 @@ async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     assert!(status.message().contains("forebay-pvc-1"), "{status}");
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
     assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "given up");
+}
+
+#[tokio::test]
+async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
+    let mut town = Town::new(2).await;
+    let volume = town.create(create("pvc-1", MIB)).await.unwrap();
+    // An instance that is told to go: the operator waits for every record on it.
+    town.write_record("pvc-2", "c-1", PASSWORD).await;
+    town.statuses[1].phase = InstancePhase::Removing;
+    town.tell().await;
+    let status = town.create(create("pvc-2", MIB)).await.expect_err("it goes");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(town.record("pvc-2").await.is_none());
+    assert_eq!(town.create(create("pvc-2", MIB)).await.unwrap().volume_id, "c-0/pvc-2");
+    // One that is to go, which the operator has not said yet.
+    town.statuses[1].phase = InstancePhase::Ready;
+    town.tell().await;
+    town.write_record("pvc-3", "c-1", PASSWORD).await;
+    let fewer = Patch::Merge(json!({ "spec": { "instances": 1 } }));
+    town.clusters().patch(CLUSTER, &PatchParams::default(), &fewer).await.unwrap();
+    assert_eq!(code(town.controller.create_volume(create("pvc-3", MIB)).await), Code::Unavailable);
+    assert!(town.record("pvc-3").await.is_none());
+    // One that only starts keeps its record.
+    town.write_record("pvc-3", "c-0", PASSWORD).await;
+    town.statuses[0].phase = InstancePhase::Starting;
+    town.tell().await;
+    assert_eq!(code(town.controller.create_volume(create("pvc-3", MIB)).await), Code::Unavailable);
+    assert!(town.record("pvc-3").await.is_some());
+
+    // A cluster that is being deleted, as long as its finalizer stays.
+    let held = Patch::Merge(json!({ "metadata": { "finalizers": ["example.com/held"] } }));
+    town.clusters().patch(CLUSTER, &PatchParams::default(), &held).await.unwrap();
+    town.clusters().delete(CLUSTER, &DeleteParams::default()).await.unwrap();
+    let status = town.create(create("pvc-3", MIB)).await.expect_err("it is being deleted");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(town.record("pvc-3").await.is_none());
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "what is there is there");
+    assert_eq!((town.volumes().await.iter().sum::<usize>(), town.records().await), (2, 2));
+}
+
+#[tokio::test]
+async fn who_was_not_told_that_an_instance_goes_is_counted() {
+    const CLAIMS: usize = 40;
+    let mut town = Town::new(2).await;
+    let calls = (0..CLAIMS).map(|n| {
+        let mut controller = town.controller.clone();
+        tokio::spawn(async move { controller.create_volume(create(&format!("pvc-{n}"), MIB)).await })
+    });
+    let calls: Vec<_> = calls.collect();
+    // In the middle of it, as the operator does it: it tells, then it counts.
+    let started = Instant::now();
+    while town.records().await < 2 {
+        assert!(started.elapsed() < process::DEADLINE);
+    }
+    town.statuses[1].phase = InstancePhase::Removing;
+    town.tell().await;
+    let on_it = ListParams::default().labels(&format!("{}=c-1", names::LABEL_INSTANCE));
+    let counted = town.secrets().list(&on_it).await.unwrap();
+    let counted: Vec<String> =
+        counted.items.into_iter().filter_map(|s| s.metadata.labels?.remove(names::LABEL_VOLUME)).collect();
+    for call in calls {
+        if let Err(status) = call.await.unwrap() {
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+        }
+    }
+    let made = town.instances[1].volumes().await;
+    assert!(made.iter().all(|share| counted.contains(share)), "{made:?} are there, counted were {counted:?}");
+    // All that was given up finds its place.
+    for n in 0..CLAIMS {
+        town.create(create(&format!("pvc-{n}"), MIB)).await.unwrap();
+    }
+    assert_eq!((town.volumes().await.iter().sum::<usize>(), town.records().await), (CLAIMS, CLAIMS));
+    assert_eq!(town.instances[1].volumes().await, made);
 }
 
 #[tokio::test]

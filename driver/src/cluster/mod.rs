@@ -227,6 +227,20 @@ pub(crate) fn is_removed(cluster: &StorageCluster, instance: &InstanceName) -> b
         && !instances(cluster).any(|(name, _)| name == *instance)
 }
 
+/// Whether the instance takes no more volumes: the operator takes it away as soon as it holds none.
+pub(crate) fn is_leaving(cluster: &StorageCluster, instance: &InstanceName) -> bool {
+    let told = instances(cluster).find(|(name, _)| name == instance);
+    instance.ordinal() >= cluster.spec.instances
+        || told.is_some_and(|(_, status)| status.phase == InstancePhase::Removing)
+}
+
+/// Whether new volumes may be placed there.
+pub(crate) fn takes_volumes(cluster: &StorageCluster, instance: &InstanceName) -> bool {
+    let told = instances(cluster).find(|(name, _)| name == instance);
+    instance.ordinal() < cluster.spec.instances
+        && told.is_some_and(|(_, status)| status.phase == InstancePhase::Ready)
+}
+
 fn status_of<'a>(cluster: &'a StorageCluster, instance: &InstanceName) -> Result<&'a InstanceStatus, Error> {
     let found = instances(cluster).find(|(name, _)| name == instance);
     found.map(|(_, status)| status).ok_or_else(|| {
@@ -319,6 +333,25 @@ mod tests {
         assert!(!is_removed(&stale, &name("c-1")), "the operator has not seen it");
         stale.status = None;
         assert!(!is_removed(&stale, &name("c-1")));
+    }
+
+    #[test]
+    fn volumes_are_placed_on_what_stays() {
+        use InstancePhase::{Draining, NotReady, Pending, Ready, Removing, Starting};
+        let leaves = |instances, phase| {
+            let status = InstanceStatus { phase, ..instance("c-1", "") };
+            let cluster = cluster(instances, &[instance("c-0", ""), status]);
+            (is_leaving(&cluster, &name("c-1")), takes_volumes(&cluster, &name("c-1")))
+        };
+        assert_eq!(leaves(2, Ready), (false, true));
+        assert_eq!(leaves(1, Ready), (true, false), "the operator has not seen it yet");
+        for phase in [Pending, Starting, Draining, NotReady] {
+            assert_eq!(leaves(2, phase), (false, false), "{phase:?}");
+        }
+        assert_eq!(leaves(1, Removing), (true, false));
+        assert_eq!(leaves(2, Removing), (true, false), "its removal was taken back a moment ago");
+        let none = cluster(2, &[]);
+        assert_eq!((is_leaving(&none, &name("c-1")), takes_volumes(&none, &name("c-1"))), (false, false));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::address;
 use crate::capability::Capability;
 use crate::capacity::Capacity;
 use crate::cluster::handle::InstanceName;
-use crate::cluster::{Clusters, is_removed};
+use crate::cluster::{Clusters, is_leaving, is_removed, takes_volumes};
 use crate::error::Error;
 use crate::ledger::Placement;
 use crate::names::VolumeId;
@@ -83,7 +83,7 @@ impl ControllerService {
                 }
                 order.check_name()?;
                 let _claim = self.in_flight.claim(order.share.as_str())?;
-                let (home, volume) = self.create_in_cluster(clusters, &order).await?;
+                let (home, volume) = Box::pin(self.create_in_cluster(clusters, &order)).await?;
                 Ok(CreateVolumeResponse { volume: Some(home.to_csi(&volume, &[])) })
             }
         }
@@ -109,6 +109,10 @@ impl ControllerService {
         let home = Home::on(clusters, &cluster, &record.instance).await?;
         let existing = home.admin.stat(&order.share).await?;
         let is_there = existing.is_some();
+        let record = match is_there {
+            true => record,
+            false => self.confirm(clusters, &cluster, record, placement.is_some()).await?,
+        };
         let made = match &existing {
             Some(volume) => {
                 order.make(&home, existing.clone(), volume.pool.clone(), &record.credentials).await
@@ -157,7 +161,7 @@ impl ControllerService {
             return Ok((record, None));
         }
         if cluster.metadata.deletion_timestamp.is_some() {
-            return Err(Error::Refused(format!("StorageCluster {} is being deleted", cluster.name_any())));
+            return Err(being_deleted(&cluster.name_any()));
         }
         let placement = self.place(clusters, cluster, order, None).await?;
         let instance = &placement.place.instance;
@@ -172,6 +176,35 @@ impl ControllerService {
                 None => Err(Error::Overtaken(order.share.to_string())),
             },
         }
+    }
+
+    /// Looks at the cluster again, now that the record is written, and gives the record up where its instance is about to
+    /// go. The operator says so first and counts records then, so whoever was not told here is counted. It waits for
+    /// those that it counts: a record without a volume must not stay there.
+    async fn confirm(
+        &self,
+        clusters: &Clusters,
+        cluster: &StorageCluster,
+        record: Record,
+        is_new: bool,
+    ) -> Result<Record, Error> {
+        let name = cluster.name_any();
+        let instance = &record.instance;
+        let now = clusters.find(&name).await?.filter(|now| {
+            now.metadata.uid == cluster.metadata.uid && now.metadata.deletion_timestamp.is_none()
+        });
+        let refusal = match now {
+            None => being_deleted(&name),
+            Some(now) if is_leaving(&now, instance) || is_new && !takes_volumes(&now, instance) => {
+                Error::NotNow(format!(
+                    "instance {instance} takes no new volumes any more; the next try places anew"
+                ))
+            }
+            Some(_) => return Ok(record),
+        };
+        info!(share = %record.share, %instance, refusal = refusal.to_string(), "the volume's place is given up");
+        record.remove(clusters.kubernetes()).await?;
+        Err(refusal)
     }
 
     async fn place(
@@ -279,6 +312,10 @@ impl Order {
             _ => Ok(()),
         }
     }
+}
+
+fn being_deleted(cluster: &str) -> Error {
+    Error::Refused(format!("StorageCluster {cluster} is being deleted"))
 }
 
 /// The StorageCluster that the parameters name.
