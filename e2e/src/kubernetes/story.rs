@@ -68,7 +68,8 @@ pub fn install(stage: &Stage, table: &mut Table) -> Result<()> {
         if stage.cluster().is_some() {
             stage.kubectl().apply(STORAGE_CLUSTER)?;
         } else if stage.kubectl().find(&["storagecluster", CLUSTER, "-n", NAMESPACE])?.is_none() {
-            stage.kubectl().apply(&STORAGE_CLUSTER_ANYWHERE.replace("default: true", "default: false"))?;
+            let kubectl = stage.kubectl().clone().within(NAMESPACE);
+            kubectl.apply(&STORAGE_CLUSTER_ANYWHERE.replace("default: true", "default: false"))?;
         }
         stage.wait_cluster_ready()?;
         let path = "-o=jsonpath={range .status.instances[*]}{.name} on {.node} at {.address}{end}";
