@@ -38,8 +38,8 @@ spec:
 /// The same on a user's own cluster, of which nothing is known: the documentation's least, and not the default class.
 const STORAGE_CLUSTER_ANYWHERE: &str = include_str!("../../../manifests/examples/cluster-minimal.yaml");
 
-const FIRST: &str = "1Gi";
-const LATER: &str = "1280Mi";
+const FIRST: &str = "512Mi";
+const LATER: &str = "640Mi";
 
 /// A step that the next ones need.
 fn must(done: Option<String>) -> Result<()> {
@@ -117,7 +117,7 @@ pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
         // Without quotas, as they may be on a user's own nodes, the volume is as large as the disk.
         if stage.cluster().is_some() {
             stage.wait("df in the running pod shows the new size", Duration::from_secs(180), || {
-                Ok(stage.exec("notebook", "df --output=size -BM /data | tail -n 1")?.trim() == "1280M")
+                Ok(stage.exec("notebook", "df --output=size -BM /data | tail -n 1")?.trim() == "640M")
             })?;
         }
         stage.wait("the claim shows the new size", Duration::from_secs(120), || {
