@@ -510,9 +510,8 @@ async fn two_processes_hand_over_the_work() {
     stage.create("p", &json!({})).await;
     stage.condition("p", "Progressing", "True", "Starting").await;
     // SIGTERM: it ends well, and the other one goes on.
-    let terminated =
-        Command::new("kill").args(["-TERM", &first.lock().unwrap().0.id().to_string()]).status().unwrap();
-    assert!(terminated.success());
+    let pid = rustix::process::Pid::from_child(&first.lock().unwrap().0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     eventually("the first ends", || async {
         match first.lock().unwrap().0.try_wait().unwrap() {
             Some(status) if status.success() => Ok(()),
