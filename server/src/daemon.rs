@@ -12,7 +12,7 @@ use forebay_smb::engine::{Encryption as WireEncryption, Server, ServerConfig};
 use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::server::Connected;
 use tracing::{debug, error, info, warn};
@@ -34,7 +34,7 @@ use crate::io::workers::Workers;
 use crate::life::Life;
 use crate::limits::{
     ADMIN_FINISH_TIME_MAX, ADMIN_KEEPALIVE_INTERVAL, ADMIN_REQUEST_BYTES_MAX, ADMIN_STREAMS_MAX,
-    BUFFER_BYTES_MAX, LISTEN_BACKLOG,
+    BUFFER_BYTES_MAX, LISTEN_BACKLOG, RETURN_PAUSE, RETURN_TIME, RETURNING_MAX,
 };
 use crate::metrics::{Metrics, PoolSpace};
 use crate::pool::{Pool, PoolError};
@@ -402,10 +402,11 @@ impl Daemon {
             });
         }
         let mut acceptors = Vec::new();
+        let returning = Returning::new(!self.service.catalog.list("", 1).0.is_empty());
         for listener in self.listeners {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(system("server.listen"))?;
             let (loops, metrics) = (self.service.loops.clone(), Arc::clone(&self.metrics));
-            acceptors.push(tokio::spawn(accept(listener, loops, metrics)));
+            acceptors.push(tokio::spawn(accept(listener, returning.clone(), loops, metrics)));
         }
         let about = &self.service.about;
         info!(
@@ -501,7 +502,33 @@ async fn join(threads: Vec<JoinHandle<LoopEnd>>) -> Result<(), DaemonError> {
     Ok(())
 }
 
-async fn accept(listener: tokio::net::TcpListener, loops: Loops, metrics: Arc<Metrics>) {
+/// Clients that had mounted volumes before this start come back at once.
+#[derive(Clone)]
+struct Returning {
+    until: tokio::time::Instant,
+    places: Arc<Semaphore>,
+}
+
+impl Returning {
+    fn new(any: bool) -> Self {
+        let wait = if any { RETURN_TIME } else { Duration::ZERO };
+        Self { until: tokio::time::Instant::now() + wait, places: Arc::new(Semaphore::new(RETURNING_MAX)) }
+    }
+
+    /// A place for a connection that is to wait.
+    fn place(&self) -> Option<OwnedSemaphorePermit> {
+        (tokio::time::Instant::now() < self.until)
+            .then(|| Arc::clone(&self.places).try_acquire_owned().ok())
+            .flatten()
+    }
+}
+
+async fn accept(
+    listener: tokio::net::TcpListener,
+    returning: Returning,
+    loops: Loops,
+    metrics: Arc<Metrics>,
+) {
     loop {
         let accepted = match listener.accept().await {
             Ok((stream, peer)) => stream.into_std().map(|stream| (stream, peer)),
@@ -510,9 +537,20 @@ async fn accept(listener: tokio::net::TcpListener, loops: Loops, metrics: Arc<Me
         match accepted {
             Ok((stream, peer)) => {
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-                if !loops.accept(stream.into(), peer, &metrics) {
-                    metrics.connections_refused.inc();
-                    debug!(%peer, "connection refused: too many");
+                let (loops, metrics) = (loops.clone(), Arc::clone(&metrics));
+                let hand_over = move || {
+                    if !loops.accept(stream.into(), peer, &metrics) {
+                        metrics.connections_refused.inc();
+                        debug!(%peer, "connection refused: too many");
+                    }
+                };
+                match returning.place() {
+                    None => hand_over(),
+                    Some(place) => drop(tokio::spawn(async move {
+                        tokio::time::sleep(RETURN_PAUSE).await;
+                        drop(place);
+                        hand_over();
+                    })),
                 }
             }
             Err(error) => {
@@ -521,5 +559,20 @@ async fn accept(listener: tokio::net::TcpListener, loops: Loops, metrics: Arc<Me
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_many_wait_and_only_where_there_were_volumes() {
+        assert!(Returning::new(false).place().is_none());
+        let returning = Returning::new(true);
+        let places: Vec<_> = (0..=RETURNING_MAX).map(|_| returning.place()).collect();
+        assert_eq!(places.iter().flatten().count(), RETURNING_MAX);
+        drop(places);
+        assert!(returning.place().is_some());
     }
 }

@@ -77,6 +77,14 @@ pub const ADMIN_REQUEST_BYTES_MAX: usize = 256 * 1024;
 pub const ADMIN_CONNECTIONS_MAX: usize = 256;
 /// Connections to the admin API over TLS whose clients are not known yet; beyond it the oldest is closed.
 pub const ADMIN_HANDSHAKES_MAX: usize = 64;
+/// How long after a start with volumes clients are taken to come back to handles of before.
+pub const RETURN_TIME: Duration = Duration::from_secs(60);
+/// How long those are made to wait for the first answer. Linux decides for each request whether its handle has to be
+/// opened again, and then waits for the connection: a thread that wakes up when another has set up session and tree already
+/// sends the handle of before, and its read fails.
+pub const RETURN_PAUSE: Duration = Duration::from_millis(250);
+/// Connections that wait so at once; further ones are not made to.
+pub const RETURNING_MAX: usize = 1024;
 /// Time for a TLS handshake.
 pub const ADMIN_HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Requests of one connection to the admin API at once.
