@@ -2,6 +2,8 @@
 //! servers. What no kubelet and no StatefulSet controller do here is played by [`stage`].
 #![allow(clippy::unwrap_used)]
 
+#[path = "api_server/rotation.rs"]
+mod rotation;
 mod stage;
 
 use std::process::{Child, Command, Stdio};

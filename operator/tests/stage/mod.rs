@@ -394,6 +394,20 @@ impl Stage {
         .await;
     }
 
+    /// The kubelet's part when a Secret changes: the server finds other files, and is not told.
+    pub async fn refresh_certificates(&self, instance: &str) {
+        let tls = self.servers.lock().unwrap()[instance].folder.path().join("tls");
+        let secret = self.api::<Secret>().get(&format!("{instance}-tls")).await.expect("its certificates");
+        for (key, value) in secret.data.unwrap() {
+            std::fs::write(tls.join(key), value.0).unwrap();
+        }
+    }
+
+    /// Where an instance's admin API is.
+    pub fn admin_endpoint(&self, n: u8) -> std::net::SocketAddr {
+        std::net::SocketAddr::new(self.address(n).parse().unwrap(), 19444)
+    }
+
     /// The kubelet's part when a pod is deleted: the server ends, the pod goes.
     pub async fn end_pod(&self, instance: &str) {
         self.servers.lock().unwrap().remove(instance);
@@ -427,7 +441,7 @@ impl Stage {
             "--quota",
             "none",
             "--username",
-            "u",
+            volume,
             "--socket",
         ]);
         command.arg(folder.join("admin.sock")).env("FOREBAY_PASSWORD", "a-password-of-tests");
