@@ -128,11 +128,15 @@ impl Site {
             Kind::Samba => storage.start_service("smbd", &["smbd", "--foreground", "--no-process-group"]),
         }?;
         storage
-            .wait_until("the server listens on port 445", Duration::from_secs(20), || {
+            .wait_until("the server listens on port 445, or ends", Duration::from_secs(20), || {
+                Ok(!storage.service_runs(self.service())?
+                    || storage
+                        .attempt(&["nc", "-z", storage.address(), "445"], &[], Duration::from_secs(5))?
+                        .success())
+            })
+            .and_then(|()| {
                 ensure!(storage.service_runs(self.service())?, "the server has ended");
-                Ok(storage
-                    .attempt(&["nc", "-z", storage.address(), "445"], &[], Duration::from_secs(5))?
-                    .success())
+                Ok(())
             })
             .with_context(|| {
                 format!("log of {}:\n{}", self.service(), storage.service_log(self.service()))
