@@ -14,6 +14,7 @@ const CONNECTX3: &str = include_str!("trees/connectx3-two-ports.tree");
 const BROADCOM: &str = include_str!("trees/broadcom.tree");
 const INTEL: &str = include_str!("trees/intel.tree");
 const RXE: &str = include_str!("trees/rxe.tree");
+const RXE_CAPTURED: &str = include_str!("trees/rxe-captured.tree");
 const SIW: &str = include_str!("trees/siw.tree");
 const STACKED: &str = include_str!("trees/stacked.tree");
 
@@ -226,6 +227,21 @@ fn a_port_that_is_not_usable_says_why() {
     let unusable =
         assessed(&read(&[&down]), "rxe0", 0, &addresses(&[("eth1", "10.0.0.1")])).unusable.unwrap();
     assert_eq!(unusable.to_string(), "its network device eth1 is down");
+}
+
+#[test]
+fn soft_roce_is_what_a_running_kernel_shows() {
+    let inventory = read(&[RXE_CAPTURED]);
+    let rxe = |name| (name, "rdma_rxe", "", "", Transport::InfiniBand, true, None);
+    assert_eq!(rows(&inventory), [rxe("rxe0"), rxe("rxe1"), rxe("rxe2")]);
+    let own = addresses(&[("eth0", "192.168.77.1"), ("rdma0", "192.168.78.1"), ("rdma1", "192.168.79.1")]);
+    let usable = |name| assessed(&inventory, name, 0, &own);
+    assert_eq!((usable("rxe0").netdev.as_deref(), usable("rxe0").mtu), (Some("eth0"), 9000));
+    assert_eq!(usable("rxe0").unusable, None);
+    // A dummy has no carrier to speak of: its state is unknown, and the link is up.
+    assert_eq!((usable("rxe1").netdev.as_deref(), usable("rxe1").unusable), (Some("rdma0"), None));
+    assert_eq!(usable("rxe2").unusable.unwrap().reason(), "PortNotActive");
+    assert_eq!(device(&inventory, "rxe0").ports[0].rate_mbps, 2_500);
 }
 
 #[test]
