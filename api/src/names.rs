@@ -18,8 +18,6 @@ pub const MANAGED_BY_DRIVER: &str = "forebay-csi";
 pub const ANNOTATION_NODE: &str = "storage.forebay.io/node";
 /// Keeps a StorageCluster until its instances are gone and its volumes are seen to.
 pub const FINALIZER_CLUSTER: &str = "storage.forebay.io/cluster";
-/// Topology key of the CSI driver: the node's name.
-pub const TOPOLOGY_NODE: &str = "topology.csi.forebay.io/node";
 
 /// Common name and DNS name of the operator's client certificate.
 pub const CLIENT_OPERATOR: &str = "forebay-operator";
