@@ -31,6 +31,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "servers land where the RDMA NIC fits, and nowhere else", run: lands_where_it_fits },
     Scenario { name: "a NIC that goes down marks its node", run: nic_down },
     Scenario { name: "a cluster that no node fits says why, node by node", run: no_node_fits },
+    Scenario { name: "helm test", run: tested },
     Scenario { name: "uninstall leaves nothing but what the docs say", run: uninstalled },
 ];
 
@@ -330,6 +331,15 @@ fn no_node_fits(stage: &Stage) -> Result<String> {
     explained?;
     ensure!(ready["status"] == "False", "Ready is {ready}");
     Ok(ready["reason"].as_str().unwrap_or("").to_owned())
+}
+
+/// As NOTES.txt says it: the doctor, in a pod with no rights but to look.
+fn tested(stage: &Stage) -> Result<String> {
+    let said = stage.helm(&["test", RELEASE, "--logs", "--timeout", "240s"])?;
+    let verdict = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned();
+    ensure!(said.contains("Succeeded"), "{said}");
+    ensure!(!verdict.is_empty(), "the doctor's words are not shown:\n{said}");
+    Ok(verdict)
 }
 
 fn uninstalled(stage: &Stage) -> Result<String> {
