@@ -23,6 +23,15 @@ enum Wish {
     Required,
 }
 
+/// That, of the two who could use it.
+#[derive(Clone, Copy, Debug)]
+struct Wishes {
+    /// Servers: where they are put, and what they listen on.
+    servers: Wish,
+    /// Mounts: they go on by TCP unless the transport is to be RDMA.
+    mounts: Wish,
+}
+
 pub(crate) fn examine(snapshot: &Snapshot) -> Vec<Finding> {
     let nodes = match &snapshot.nodes {
         Ok(nodes) => nodes,
@@ -39,24 +48,33 @@ pub(crate) fn examine(snapshot: &Snapshot) -> Vec<Finding> {
     if let Err(error) = &snapshot.csi_nodes {
         report.unread("CSINodes", error);
     }
-    let wish = wish(snapshot);
+    let wishes = wishes(snapshot);
     let mut findings = report.findings;
-    findings.extend(nodes.iter().flat_map(|node| one(snapshot, node, wish)));
+    findings.extend(nodes.iter().flat_map(|node| one(snapshot, node, wishes)));
     findings
 }
 
-fn wish(snapshot: &Snapshot) -> Wish {
-    let clusters = snapshot.clusters.as_deref().unwrap_or_default().iter();
-    let of_one = |rdma: RdmaRequirement, transport: Transport| match (rdma, transport) {
-        (_, Transport::TCP) | (RdmaRequirement::None, _) => Wish::None,
-        (RdmaRequirement::Required, _) | (_, Transport::RDMA) => Wish::Required,
-        (RdmaRequirement::Preferred, Transport::Auto) => Wish::Used,
+fn wishes(snapshot: &Snapshot) -> Wishes {
+    let most = |of_one: fn(RdmaRequirement, Transport) -> Wish| {
+        let clusters = snapshot.clusters.as_deref().unwrap_or_default().iter();
+        let wishes = clusters.map(|c| of_one(c.spec.placement.rdma.requirement, c.spec.network.transport));
+        wishes.max().unwrap_or(Wish::Used)
     };
-    let wishes = clusters.map(|c| of_one(c.spec.placement.rdma.requirement, c.spec.network.transport));
-    wishes.max().unwrap_or(Wish::Used)
+    Wishes {
+        servers: most(|rdma, transport| match (rdma, transport) {
+            (_, Transport::TCP) | (RdmaRequirement::None, _) => Wish::None,
+            (RdmaRequirement::Required, _) | (_, Transport::RDMA) => Wish::Required,
+            (RdmaRequirement::Preferred, Transport::Auto) => Wish::Used,
+        }),
+        mounts: most(|rdma, transport| match (rdma, transport) {
+            (_, Transport::TCP) | (RdmaRequirement::None, _) => Wish::None,
+            (_, Transport::RDMA) => Wish::Required,
+            (_, Transport::Auto) => Wish::Used,
+        }),
+    }
 }
 
-fn one(snapshot: &Snapshot, node: &Node, wish: Wish) -> Vec<Finding> {
+fn one(snapshot: &Snapshot, node: &Node, wishes: Wishes) -> Vec<Finding> {
     let name = node.name_any();
     let mut report = Report::about(format!("node {name}"));
     kubelet(node, &mut report);
@@ -81,7 +99,7 @@ fn one(snapshot: &Snapshot, node: &Node, wish: Wish) -> Vec<Finding> {
     registration(snapshot, &name, &mut report);
     if let Ok(storage_nodes) = &snapshot.storage_nodes {
         match storage_nodes.iter().find(|n| n.name_any() == name) {
-            Some(storage_node) => published(storage_node, wish, &mut report),
+            Some(storage_node) => published(storage_node, wishes, &mut report),
             None => report.error(
                 "its agent has not reported",
                 format!("there is no StorageNode {name}"),
@@ -143,7 +161,7 @@ fn registration(snapshot: &Snapshot, name: &str, report: &mut Report) {
     }
 }
 
-fn published(node: &StorageNode, wish: Wish, report: &mut Report) {
+fn published(node: &StorageNode, wishes: Wishes, report: &mut Report) {
     let status = node.status.clone().unwrap_or_default();
     match status.conditions.iter().find(|c| c.type_ == "Ready") {
         Some(ready) if ready.status == "True" => report.ok("its agent reports"),
@@ -169,8 +187,8 @@ fn published(node: &StorageNode, wish: Wish, report: &mut Report) {
     if node.spec.unschedulable {
         report.note("no new instances are put here", "spec.unschedulable of its StorageNode", "");
     }
-    kernel(&status, wish, report);
-    rdma(&status, wish, report);
+    kernel(&status, wishes.mounts, report);
+    rdma(&status, wishes.servers, report);
 }
 
 fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {

@@ -348,6 +348,19 @@ fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
     assert_eq!(wanting("Preferred", "Auto"), Severity::Warning);
     assert_eq!(wanting("None", "TCP"), Severity::Note);
 
+    // A mount goes on by TCP, wherever the servers are to be.
+    let mounting = |transport: &str| {
+        let mut cluster = fixture::cluster();
+        cluster["spec"]["placement"] = json!({"rdma": {"requirement": "Required"}});
+        cluster["spec"]["network"] = json!({"transport": transport});
+        let without = with_storage_node(|n| n["status"]["kernel"]["cifsSmbDirect"] = json!("No"));
+        let snapshot = Snapshot { clusters: Ok(vec![object(cluster)]), ..without };
+        finding(&snapshot, "does not speak SMB Direct").severity
+    };
+    assert_eq!(mounting("Auto"), Severity::Warning);
+    assert_eq!(mounting("RDMA"), Severity::Error);
+    assert_eq!(mounting("TCP"), Severity::Note);
+
     // No RDMA at all is nothing to speak of unless it is required.
     let none = |n: &mut Value| n["status"]["rdmaDevices"] = json!([]);
     assert_eq!(found(&with_storage_node(none)), [""; 0]);
