@@ -7,6 +7,7 @@ use std::process::Command;
 const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-proto", &[]),
     ("forebay-smb", &[]),
+    ("forebay-smbdirect", &[]),
     ("forebay-server", &["forebay-proto", "forebay-smb"]),
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
@@ -51,18 +52,20 @@ fn rooms_use_only_what_the_architecture_allows() {
 }
 
 #[test]
-fn the_protocol_core_has_no_io_runtime_or_randomness() {
-    let output = Command::new(env!("CARGO"))
-        .args(["tree", "-p", "forebay-smb", "-e", "normal", "--prefix", "none", "--offline"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let tree = String::from_utf8_lossy(&output.stdout);
-    for forbidden in ["tokio", "mio", "io-uring", "rustix", "rand", "tracing", "forebay-server"] {
-        assert!(
-            !tree.lines().any(|l| l.split_whitespace().next() == Some(forbidden)),
-            "forebay-smb must not depend on {forbidden}:\n{tree}"
-        );
+fn the_protocol_cores_have_no_io_runtime_or_randomness() {
+    for core in ["forebay-smb", "forebay-smbdirect"] {
+        let output = Command::new(env!("CARGO"))
+            .args(["tree", "-p", core, "-e", "normal", "--prefix", "none", "--offline"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let tree = String::from_utf8_lossy(&output.stdout);
+        for forbidden in ["tokio", "mio", "io-uring", "rustix", "rand", "tracing", "forebay-server"] {
+            assert!(
+                !tree.lines().any(|l| l.split_whitespace().next() == Some(forbidden)),
+                "{core} must not depend on {forbidden}:\n{tree}"
+            );
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Fuzz targets over everything that reads what a peer sends. `fuzz/run` runs them; `smb/tests/codec_hostile.rs` runs the
-//! same functions over the same corpora in every test run.
+//! Fuzz targets over everything that reads what a peer sends. `fuzz/run` runs them; `smb/tests/codec/hostile.rs` and
+//! `smbdirect/tests/codec.rs` run the same functions over the same corpora in every test run.
 
+pub mod smbdirect;
 pub mod targets;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::{env, fs};
 
+use crate::hostile::TARGETS;
 use crate::samples;
 
 /// Names of seeds that the samples make begin so; what a fuzzer found keeps its own name.
@@ -17,13 +18,12 @@ pub(crate) fn directory() -> PathBuf {
 /// Every seed: target, file name, bytes.
 pub(crate) fn seeds() -> Vec<(String, String, Vec<u8>)> {
     let mut seeds = Vec::new();
-    for target in fs::read_dir(directory()).expect("the corpora are committed") {
-        let target = target.expect("a readable directory").path();
-        let name = target.file_name().expect("a name").to_string_lossy().into_owned();
-        for seed in fs::read_dir(&target).expect("a directory for each target") {
+    // Other rooms' targets have corpora beside these.
+    for (name, _) in TARGETS {
+        for seed in fs::read_dir(directory().join(name)).expect("a directory for each target") {
             let seed = seed.expect("a readable directory").path();
             let file = seed.file_name().expect("a name").to_string_lossy().into_owned();
-            seeds.push((name.clone(), file, fs::read(&seed).expect("a readable seed")));
+            seeds.push(((*name).to_owned(), file, fs::read(&seed).expect("a readable seed")));
         }
     }
     seeds.sort();

@@ -14,9 +14,9 @@ const HELD_PER_BYTE: usize = 64;
 /// Bytes held whatever the input: the first growth of vectors, and a message's fixed part written again.
 const HELD_ALWAYS: usize = 8 * 1024;
 
-type Target = fn(&[u8]);
+pub(crate) type Target = fn(&[u8]);
 
-const TARGETS: &[(&str, Target)] = &[
+pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("frame", targets::frame),
     ("responses", targets::responses),
     ("create_contexts", targets::create_contexts),

@@ -1,0 +1,61 @@
+//! The SMB Direct protocol ([MS-SMBD]) as a state machine, pure: no I/O, no clock, no randomness, no runtime.
+//!
+//! * [`wire`]: the messages, and the descriptors of a peer's memory.
+//! * [`Connection`]: negotiation, credits both ways, fragments, keep-alive, for who connects and who accepts.
+//! * [`Config`]: what a side can and wants; [`limits`]: every limit by name.
+//!
+//! Payload never enters this crate. The transport owns registered buffers and names them by [`BufferId`]; what is to be sent
+//! comes in as [`Segment`]s of them, and what was received goes out as such.
+//!
+//! # How a transport drives it
+//!
+//! ```text
+//! ibv_post_recv × config.receive_buffers()  ─► receives_posted(n)     before rdma_connect or rdma_accept
+//! RDMA_CM_EVENT_ESTABLISHED                 ─► handle_established()   may come after the first receive
+//! completion of a receive                   ─► handle_receive(now, buffer, bytes, invalidated)
+//!                                                Free:    post it again, receives_posted(1)
+//!                                                Held:    leave it alone
+//!                                                Message: to the upper layer; its buffers are free when that is done
+//! upper layer has a message                 ─► send(id, segments, invalidate)
+//! after each of these                       ─► while poll_transmit(now): header, then segments, one ibv_post_send
+//! completion of a send                      ─► handle_sent(n); `completes` said which message's buffers are free
+//! poll_timeout() came                       ─► handle_timeout(now)
+//! an error completion, DISCONNECTED         ─► handle_lost()
+//! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() name what is still out
+//! ```
+//!
+//! Two promises keep a connection from standing still: receive buffers of a delivered message are given back without
+//! waiting for a send on the same connection, and `receives_posted` is told of every receive once it is posted.
+//! In steady state nothing is allocated.
+
+mod config;
+mod connection;
+mod credits;
+mod disconnect;
+pub mod limits;
+mod outbound;
+mod reassembly;
+mod timers;
+pub mod wire;
+
+pub use config::{Config, InvalidConfig, Role};
+pub use connection::{Connection, Parameters, Received};
+pub use credits::Credits;
+pub use disconnect::{Disconnect, Incompatibility, Misbehaviour, Timeout};
+pub use outbound::{MessageId, SendError, Transmit};
+pub use reassembly::Message;
+
+/// A registered buffer, in the transport's own numbering. Buffers for sending and for receiving need not be told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(pub u32);
+
+/// A piece of a registered buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Bytes from its start.
+    pub start: u32,
+    /// Bytes.
+    pub length: u32,
+}

@@ -1,0 +1,74 @@
+//! The frame of SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43), as far as it says where descriptors lie. The transforms themselves
+//! are the business of whoever has keys.
+
+use super::descriptor::Descriptors;
+use super::{Fault, Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
+
+/// Channel information of READ and WRITE whose payload is sealed or signed on its way by RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaTransform<'a> {
+    /// How the descriptors are to be read, as the Channel of READ and WRITE.
+    pub channel: u32,
+    /// SMB2_RDMA_CRYPTO_TRANSFORM structures in `transforms`.
+    pub transform_count: u16,
+    /// What follows the fixed part, up to the descriptors where those follow, with padding.
+    pub transforms: &'a [u8],
+    /// The peer's buffer; none where the channel is SMB2_CHANNEL_NONE.
+    pub descriptors: Option<Descriptors<'a>>,
+}
+
+const FIXED_LEN: usize = 16;
+
+impl<'a> RdmaTransform<'a> {
+    /// Bytes of the fixed part.
+    pub const LEN: usize = FIXED_LEN;
+    /// SMB2_CHANNEL_NONE.
+    pub const CHANNEL_NONE: u32 = 0;
+    /// SMB2_CHANNEL_RDMA_V1.
+    pub const CHANNEL_RDMA_V1: u32 = 1;
+    /// SMB2_CHANNEL_RDMA_V1_INVALIDATE.
+    pub const CHANNEL_RDMA_V1_INVALIDATE: u32 = 2;
+
+    /// Reads the structure and its descriptors.
+    ///
+    /// # Errors
+    /// [`Malformed`] where it breaks off, names no transform or a channel it must not name, or has its descriptors
+    /// elsewhere than behind the fixed part.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let fault = |fault, offset| Malformed { fault, what: "RDMA transform", offset };
+        let b: &[u8; FIXED_LEN] = fixed(bytes, "RDMA transform")?;
+        let (offset, len) = (usize::from(get_u16(b, 0)), usize::from(get_u16(b, 2)));
+        let (channel, transform_count) = (get_u32(b, 4), get_u16(b, 8));
+        if transform_count == 0 {
+            return Err(fault(Fault::Value, 8));
+        }
+        match channel {
+            Self::CHANNEL_NONE => {
+                Ok(Self { channel, transform_count, transforms: &bytes[Self::LEN..], descriptors: None })
+            }
+            Self::CHANNEL_RDMA_V1 | Self::CHANNEL_RDMA_V1_INVALIDATE => {
+                let transforms = bytes.get(Self::LEN..offset).ok_or(fault(Fault::Offset, 0))?;
+                let array = bytes.get(offset..offset + len).ok_or(fault(Fault::Truncated, 2))?;
+                let descriptors = Some(Descriptors::parse(array)?);
+                Ok(Self { channel, transform_count, transforms, descriptors })
+            }
+            _ => Err(fault(Fault::Value, 4)),
+        }
+    }
+
+    /// The fixed part, for descriptors of `descriptors_len` bytes at `descriptors_offset` from its start.
+    #[must_use]
+    pub fn encode_fixed(
+        channel: u32,
+        transform_count: u16,
+        descriptors_offset: u16,
+        descriptors_len: u16,
+    ) -> [u8; FIXED_LEN] {
+        let mut b = [0; FIXED_LEN];
+        put_u16(&mut b, 0, descriptors_offset);
+        put_u16(&mut b, 2, descriptors_len);
+        put_u32(&mut b, 4, channel);
+        put_u16(&mut b, 8, transform_count);
+        b
+    }
+}

@@ -1,0 +1,214 @@
+//! A peer that breaks a rule is disconnected, with the rule as the reason, whatever else it sends.
+
+use std::time::Instant;
+
+use forebay_smbdirect::wire::{DataTransfer, Fault, Flags, Malformed, NegotiateRequest, Token};
+use forebay_smbdirect::{BufferId, Config, Connection, Disconnect, Misbehaviour, Received, Segment};
+
+/// A server whose client asked for `credits`.
+fn server(credits: u16) -> (Connection, Instant) {
+    let now = Instant::now();
+    let config = Config::passive();
+    let mut server = Connection::new(config, now).expect("valid");
+    server.receives_posted(config.receive_buffers());
+    server.handle_established();
+    let request = NegotiateRequest {
+        min_version: 0x0100,
+        max_version: 0x0100,
+        credits_requested: credits,
+        preferred_send_size: 1364,
+        max_receive_size: 1364,
+        max_fragmented_size: 131_072,
+    };
+    server.handle_receive(now, BufferId(0), &request.encode(), None).expect("accepted");
+    assert!(server.poll_transmit(now).is_some());
+    server.handle_sent(1).expect("goes on");
+    (server, now)
+}
+
+/// A message with `length` bytes of payload at `offset`.
+fn message(data: DataTransfer) -> Vec<u8> {
+    let mut bytes = data.encode()[..20].to_vec();
+    bytes.resize(bytes.len().max((data.data_offset + data.data_length) as usize), 0xab);
+    bytes
+}
+
+const fn data(length: u32, remaining: u32) -> DataTransfer {
+    DataTransfer {
+        credits_requested: 255,
+        credits_granted: 1,
+        flags: Flags(0),
+        remaining_data_length: remaining,
+        data_offset: if length > 0 { 24 } else { 0 },
+        data_length: length,
+    }
+}
+
+const fn malformed(fault: Fault, offset: u32) -> Disconnect {
+    Disconnect::Malformed(Malformed { fault, what: "data transfer", offset })
+}
+
+#[test]
+fn each_rule_has_its_reason() {
+    let remaining =
+        |length, remaining, expected| Misbehaviour::Remaining { length, remaining, expected }.into();
+    let too_long = |length| Misbehaviour::FragmentedTooLong { length, max: 170_850 }.into();
+    let good = |length, remaining| message(data(length, remaining));
+    let cases: Vec<(&str, Vec<Vec<u8>>, Disconnect)> = vec![
+        ("nothing at all", vec![vec![]], malformed(Fault::Truncated, 0)),
+        ("half a header", vec![good(0, 0)[..19].to_vec()], malformed(Fault::Truncated, 19)),
+        (
+            "a payload that ends behind the message",
+            vec![good(100, 0)[..123].to_vec()],
+            malformed(Fault::Truncated, 16),
+        ),
+        (
+            "lengths that overflow",
+            vec![
+                DataTransfer { data_offset: 0xffff_fff8, data_length: 0x20, ..data(0, 0) }.encode().to_vec(),
+            ],
+            malformed(Fault::Truncated, 16),
+        ),
+        (
+            "an offset beyond all bounds",
+            vec![DataTransfer { data_offset: 0xffff_fff8, ..data(0, 0) }.encode()[..20].to_vec()],
+            malformed(Fault::Truncated, 16),
+        ),
+        (
+            "a payload that is not aligned",
+            vec![message(DataTransfer { data_offset: 28, ..data(10, 0) })],
+            malformed(Fault::Offset, 12),
+        ),
+        (
+            "an empty message with an offset that is not aligned",
+            vec![message(DataTransfer { data_offset: 20, ..data(0, 0) })],
+            malformed(Fault::Offset, 12),
+        ),
+        (
+            "a payload in the header",
+            vec![message(DataTransfer { data_offset: 16, ..data(10, 0) })],
+            malformed(Fault::Offset, 12),
+        ),
+        (
+            "no credits requested",
+            vec![message(DataTransfer { credits_requested: 0, ..data(10, 0) })],
+            Misbehaviour::NoCreditsRequested.into(),
+        ),
+        (
+            "longer than negotiated",
+            vec![good(1341, 0)],
+            Misbehaviour::MessageTooLong { length: 1365, max: 1364 }.into(),
+        ),
+        ("a message longer than announced", vec![good(1340, 170_850 - 1340 + 1)], too_long(170_851)),
+        ("a remainder beyond all bounds", vec![good(1340, u32::MAX)], too_long(1340 + 0xffff_ffff)),
+        ("a remainder without a payload", vec![good(0, 5)], Misbehaviour::RemainingWithoutData.into()),
+        ("an end before the end", vec![good(100, 300), good(100, 0)], remaining(100, 0, 300)),
+        ("a remainder that grows", vec![good(100, 300), good(100, 300)], remaining(100, 300, 300)),
+        (
+            "a remainder that does not shrink enough",
+            vec![good(100, 300), good(100, 201)],
+            remaining(100, 201, 300),
+        ),
+        ("more than was left", vec![good(100, 300), good(301, 0)], remaining(301, 0, 300)),
+        (
+            "more credits than there can be receives",
+            vec![message(DataTransfer { credits_granted: 0xffff, ..data(10, 0) })],
+            Misbehaviour::TooManyCredits { held: 255 + 0xffff }.into(),
+        ),
+    ];
+    for (name, messages, reason) in cases {
+        let (mut server, now) = server(255);
+        // It has some credits, so that too many can be added.
+        let grant = message(DataTransfer { credits_granted: 255, ..data(0, 0) });
+        assert_eq!(server.handle_receive(now, BufferId(0), &grant, None), Ok(Received::Free));
+        let (last, before) = messages.split_last().expect("something");
+        for (index, message) in before.iter().enumerate() {
+            let received = server.handle_receive(now, BufferId(index as u32), message, None);
+            assert!(received.is_ok(), "{name}: {received:?}");
+        }
+        assert_eq!(server.handle_receive(now, BufferId(9), last, None), Err(reason), "{name}");
+        assert_eq!(server.closed(), Some(reason), "{name}");
+        assert_eq!(server.drain_held().count(), before.len(), "{name}");
+        assert!(server.poll_transmit(now).is_none() && server.poll_timeout().is_none(), "{name}");
+    }
+}
+
+#[test]
+fn a_message_without_a_credit() {
+    let (mut server, now) = server(3);
+    for _ in 0..3 {
+        let received = server.handle_receive(now, BufferId(0), &message(data(10, 0)), None);
+        assert!(matches!(received, Ok(Received::Message(_))));
+    }
+    // Receives are posted, but none of them was announced.
+    assert_eq!(server.credits().posted, 252);
+    let reason = Disconnect::Misbehaved(Misbehaviour::WithoutCredit);
+    assert_eq!(server.handle_receive(now, BufferId(0), &message(data(10, 0)), None), Err(reason));
+}
+
+#[test]
+fn data_before_the_answer() {
+    let now = Instant::now();
+    let mut server = Connection::new(Config::passive(), now).expect("valid");
+    server.receives_posted(10);
+    let request = NegotiateRequest {
+        min_version: 0x0100,
+        max_version: 0x0100,
+        credits_requested: 5,
+        preferred_send_size: 1364,
+        max_receive_size: 1364,
+        max_fragmented_size: 131_072,
+    };
+    server.handle_receive(now, BufferId(0), &request.encode(), None).expect("accepted");
+    let reason = Disconnect::Misbehaved(Misbehaviour::WithoutCredit);
+    assert_eq!(server.handle_receive(now, BufferId(0), &message(data(10, 0)), None), Err(reason));
+}
+
+#[test]
+fn a_message_in_crumbs_does_not_take_all_buffers() {
+    let (mut server, now) = server(255);
+    for sent in 1..=255_u32 {
+        // What is free is posted, and announced.
+        while server.poll_transmit(now).is_some() {}
+        let crumb = message(data(1, 1000 - sent));
+        let received = server.handle_receive(now, BufferId(sent), &crumb, None);
+        if sent < 255 {
+            assert_eq!(received, Ok(Received::Held), "crumb {sent}");
+        } else {
+            let reason = Disconnect::Misbehaved(Misbehaviour::TooManyFragments { max: 255 });
+            assert_eq!(received, Err(reason));
+        }
+    }
+    assert_eq!(server.drain_held().count(), 254);
+}
+
+#[test]
+fn what_is_odd_but_allowed_is_taken() {
+    let (mut server, now) = server(255);
+    // Further behind, with bytes after it and unknown flags.
+    let odd = DataTransfer { data_offset: 40, flags: Flags(0xfffe), ..data(7, 3) };
+    let mut bytes = message(odd);
+    bytes.extend_from_slice(&[0; 9]);
+    assert_eq!(server.handle_receive(now, BufferId(4), &bytes, None), Ok(Received::Held));
+    // An empty message between fragments; a token that was invalidated with it.
+    let empty = message(DataTransfer { data_offset: 8, ..data(0, 0) });
+    assert_eq!(server.handle_receive(now, BufferId(5), &empty, Some(Token(1))), Ok(Received::Free));
+    let Ok(Received::Message(whole)) = server.handle_receive(now, BufferId(6), &message(data(3, 0)), None)
+    else {
+        panic!("the message is whole");
+    };
+    assert_eq!(
+        whole.segments,
+        [
+            Segment { buffer: BufferId(4), start: 40, length: 7 },
+            Segment { buffer: BufferId(6), start: 24, length: 3 }
+        ]
+    );
+    assert_eq!((whole.length, whole.invalidated), (10, Some(Token(1))));
+    // The next one begins afresh.
+    let Ok(Received::Message(next)) = server.handle_receive(now, BufferId(7), &message(data(5, 0)), None)
+    else {
+        panic!("the message is whole");
+    };
+    assert_eq!((next.segments.len(), next.length, next.invalidated), (1, 5, None));
+}
