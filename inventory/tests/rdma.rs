@@ -17,6 +17,7 @@ const RXE: &str = include_str!("trees/rxe.tree");
 const RXE_CAPTURED: &str = include_str!("trees/rxe-captured.tree");
 const SIW: &str = include_str!("trees/siw.tree");
 const STACKED: &str = include_str!("trees/stacked.tree");
+const SIW_CAPTURED: &str = include_str!("trees/siw-captured.tree");
 
 fn addresses(of: &[(&str, &str)]) -> Addresses {
     let mut addresses = Addresses::new();
@@ -260,4 +261,29 @@ fn several_vendors_live_side_by_side() {
     for device in &inventory.rdma {
         assert!(!device.ports[0].netdevs.is_empty(), "{}", device.name);
     }
+}
+
+#[test]
+fn software_iwarp_is_what_a_running_kernel_shows() {
+    let inventory = read(&[SIW_CAPTURED]);
+    let siw = |name| (name, "siw", "", "", Transport::Iwarp, true, None);
+    assert_eq!(rows(&inventory), [siw("siw0"), siw("siw1"), siw("siw2"), siw("siw3")]);
+    assert_eq!(inventory.oddities, []);
+    let netdevs: Vec<_> = inventory.rdma.iter().map(|d| d.ports[0].netdevs.join(",")).collect();
+    // By the GIDs' network devices: the GUIDs of the first and the last are the same.
+    assert_eq!(netdevs, ["eth0", "rdma0", "rdma1", "rdma2"]);
+    let own = addresses(&[
+        ("eth0", "192.168.77.1"),
+        ("rdma0", "192.168.78.1"),
+        ("rdma1", "192.168.79.1"),
+        ("rdma2", "192.168.80.1"),
+    ]);
+    let usable = |name| assessed(&inventory, name, 0, &own);
+    for (name, netdev, mtu) in [("siw0", "eth0", 9000), ("siw1", "rdma0", 1500), ("siw3", "rdma2", 1500)] {
+        let found = usable(name);
+        assert_eq!((found.netdev.as_deref(), found.mtu, found.unusable), (Some(netdev), mtu, None), "{name}");
+    }
+    assert_eq!(usable("siw2").unusable.unwrap().reason(), "PortNotActive");
+    let port = &device(&inventory, "siw0").ports[0];
+    assert_eq!((port.link_layer, port.rate_mbps), (LinkLayer::Ethernet, 2_500));
 }
