@@ -73,7 +73,7 @@ pub fn tell(keep: bool) -> Result<bool> {
         println!("  {lab} down --lab {name}             ends it");
     } else {
         println!("What to try next:");
-        println!("  ./quickstart --keep                  the same, and leaves the nodes and the volume up");
+        println!("  ./quickstart --plain --keep          the same, and leaves the nodes and the volume up");
         println!("  {lab} test --list    shows the scenarios; `test NAME` runs those of that name");
         println!("  {lab} up             boots nodes of your own, then `shell node1`, `down`");
         println!("  ./test                               all tests");
