@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::cache::Cache;
+use crate::cache::{Artefact, Cache};
 use crate::host;
 use crate::images::{clients, root};
 
@@ -21,8 +21,11 @@ mount -t overlay -o "lowerdir=$tree,upperdir=$base/upper,workdir=$base/work" ove
 root=$base/root
 for folder in proc sys dev tmp; do mount --rbind "/$folder" "$root/$folder"; done
 mount -t tmpfs -o mode=755 run "$root/run"
-mkdir -p "$root/$site_at" "$root/scratch"
-mount --bind "$site" "$root/$site_at"
+mkdir -p "$root/scratch"
+if [ -n "$site" ]; then
+    mkdir -p "$root/$site_at"
+    mount --bind "$site" "$root/$site_at"
+fi
 mount --bind "$work" "$root/scratch"
 for file in hosts resolv.conf; do [ -e "/etc/$file" ] && cat "/etc/$file" > "$root/etc/$file"; done
 exec chroot "$root" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
@@ -30,8 +33,18 @@ exec chroot "$root" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbi
 "#;
 
 /// The command that runs `argv` in the root, with `work` as its `/scratch` and current folder. It shares the machine's
-/// network, `/proc`, `/dev` and `/tmp`; what it writes elsewhere is gone when it ends. Needs root.
+/// network, `/proc`, `/dev` and `/tmp`; what it writes elsewhere is gone when it ends. It has the clients from the Python
+/// index, which are fetched where they are missing. Needs root.
 pub fn command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
+    enter(cache, Some(clients::get(cache)?), work, argv)
+}
+
+/// Same, without those clients.
+pub fn plain_command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
+    enter(cache, None, work, argv)
+}
+
+fn enter(cache: &Cache, clients: Option<Artefact>, work: &Path, argv: &[String]) -> Result<Command> {
     if !host::is_root() {
         bail!("root-exec changes root, which needs root; run it with sudo");
     }
@@ -39,10 +52,10 @@ pub fn command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
         bail!("no command given");
     }
     let root = root::get(cache)?;
-    let clients = clients::get(cache)?;
+    let site = clients.as_ref().map(|clients| clients.file("site")).unwrap_or_default();
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "root-exec"]);
-    command.arg(root.file("tree")).arg(clients.file("site")).arg(clients::MOUNT_POINT).arg(work).args(argv);
+    command.arg(root.file("tree")).arg(site).arg(clients::MOUNT_POINT).arg(work).args(argv);
     // The entries may be used until the command ends, which the caller alone knows: keep them locked with the process.
     std::mem::forget((root, clients));
     Ok(command)
