@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::cache::Cache;
 use crate::progress::say;
 
 /// Packages that making the images needs.
@@ -44,6 +45,18 @@ pub const QEMU_PACKAGES: &[&str] = &[
 /// Whether this process may install packages and chroot.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// An error that names the command to run as root, unless this process is root. `why` begins the sentence.
+pub fn require_root(cache: &Cache, why: &str, command: &str) -> Result<()> {
+    if !is_root() {
+        bail!(
+            "{why}, as root; run:  sudo FOREBAY_CACHE={} {} {command}",
+            cache.root().display(),
+            std::env::current_exe()?.display()
+        );
+    }
+    Ok(())
 }
 
 /// Runs a command quietly; on failure its whole output is in the error.

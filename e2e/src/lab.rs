@@ -34,6 +34,15 @@ pub struct NodeSpec {
     pub scratch_template: Option<PathBuf>,
     /// Further read-only disks: `/dev/vde` and so on where it has a writable one.
     pub disks: Vec<PathBuf>,
+    /// Whether cifs and ksmbd have SMB Direct, and siw is there. Debian's kernel has neither.
+    pub smb_direct: bool,
+}
+
+impl NodeSpec {
+    /// The same node with SMB Direct in its kernel.
+    pub fn with_smb_direct(self) -> Self {
+        Self { smb_direct: true, ..self }
+    }
 }
 
 /// The node that serves volumes: it has a disk.
@@ -44,6 +53,7 @@ pub fn storage() -> NodeSpec {
         scratch_bytes: SCRATCH_BYTES,
         scratch_template: None,
         disks: Vec::new(),
+        smb_direct: false,
     }
 }
 
@@ -55,6 +65,7 @@ pub fn client(name: &str) -> NodeSpec {
         scratch_bytes: 0,
         scratch_template: None,
         disks: Vec::new(),
+        smb_direct: false,
     }
 }
 
@@ -97,6 +108,7 @@ impl Plan {
             scratch_bytes: spec.scratch_bytes,
             scratch_template: spec.scratch_template.as_deref(),
             disks: &spec.disks,
+            smb_direct: spec.smb_direct,
         };
         Machine::start(
             &specification,
@@ -140,7 +152,11 @@ impl Lab {
             bail!("a lab has 1 to {NODES_MAX} nodes");
         }
         let cache = Cache::open()?;
-        let images = Images::prepare(&cache, false)?;
+        let images = if specs.iter().any(|spec| spec.smb_direct) {
+            Images::prepare_with_smb_direct(&cache, false)?
+        } else {
+            Images::prepare(&cache, false)?
+        };
         let acceleration = Acceleration::detect(&cache, &images)?;
         let rundir = RunDir::create(name)?;
         switch::start(&rundir.path().join("lan"))?;

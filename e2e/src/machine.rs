@@ -162,6 +162,8 @@ pub struct Specification<'a> {
     pub scratch_template: Option<&'a Path>,
     /// Further read-only disks.
     pub disks: &'a [PathBuf],
+    /// Whether its modules are those with SMB Direct.
+    pub smb_direct: bool,
 }
 
 /// A running guest; killed when dropped.
@@ -192,6 +194,7 @@ impl Machine {
             scratch_bytes,
             scratch_template,
             disks,
+            smb_direct,
         } = specification;
         let console = folder.join(format!("{name}.console"));
         let log = folder.join(format!("{name}.qemu.log"));
@@ -214,7 +217,7 @@ impl Machine {
         // The order is what the initrd mounts: vda root, vdb modules, vdc product, vdd scratch, then the further ones.
         let read_only =
             |image: &Path| format!("file={},if=virtio,format=raw,readonly=on,cache=unsafe", image.display());
-        for image in [&images.root.file("root.erofs"), &images.kernel.file("modules.erofs"), product] {
+        for image in [&images.root.file("root.erofs"), &images.modules(*smb_direct)?, product] {
             qemu.arg("-drive").arg(read_only(image));
         }
         if *scratch_bytes > 0 {

@@ -38,7 +38,7 @@ pub fn tell(keep: bool) -> Result<bool> {
     let mut lab = None;
     table.run("boot a storage node and two client nodes", || {
         let booted = if keep {
-            supervise::up(&name, "storage,node1,node2")?;
+            supervise::up(&name, "storage,node1,node2", false)?;
             Lab::attach(&supervise::find(Some(&name))?)?
         } else {
             Lab::start(&name, &[storage(), client(NODES[0]), client(NODES[1])])?

@@ -106,12 +106,15 @@ fn serve(client: UnixStream, channel: &Arc<Channel>) {
 }
 
 /// Starts a supervisor and waits until its lab is up. Its progress goes to this process's standard error.
-pub fn up(name: &str, nodes: &str) -> Result<()> {
+pub fn up(name: &str, nodes: &str, smb_direct: bool) -> Result<()> {
     if find(Some(name)).is_ok() {
         bail!("a lab named {name} is already up; `forebay-lab down --lab {name}` ends it");
     }
     let mut command = Command::new("setsid");
     command.arg(std::env::current_exe()?).args(["supervise", "--name", name, "--nodes", nodes]);
+    if smb_direct {
+        command.arg("--smb-direct");
+    }
     let log = std::env::temp_dir()
         .join(format!("forebay-supervisor-{}-{name}.log", rustix::process::getuid().as_raw()));
     let output = std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;

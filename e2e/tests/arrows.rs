@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-e2e"]),
     ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-e2e"]),
     ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
-    ("forebay-e2e", &["forebay-proto"]),
+    ("forebay-e2e", &["forebay-proto", "forebay-inventory"]),
     ("forebay-bench", &["forebay-e2e"]),
 ];
 

@@ -38,6 +38,9 @@ enum Command {
         /// Look for newer packages in the archive first.
         #[arg(long)]
         refresh: bool,
+        /// Those of nodes with SMB Direct, too: compiles modules for the kernel.
+        #[arg(long)]
+        smb_direct: bool,
     },
     /// Boot nodes and leave them running.
     Up {
@@ -47,6 +50,9 @@ enum Command {
         /// Name of the lab.
         #[arg(long, default_value = "default")]
         name: String,
+        /// With SMB Direct in the kernel's client and in ksmbd, and with siw.
+        #[arg(long)]
+        smb_direct: bool,
     },
     /// Run a command on a node of a running lab, with this terminal's input and output.
     Exec {
@@ -149,6 +155,8 @@ enum Command {
         name: String,
         #[arg(long)]
         nodes: String,
+        #[arg(long)]
+        smb_direct: bool,
     },
 }
 
@@ -231,18 +239,22 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<u8> {
     match command {
-        Command::Prepare { refresh } => {
+        Command::Prepare { refresh, smb_direct } => {
             rundir::clean_up_on_signals()?;
             let cache = Cache::open()?;
-            Images::prepare(&cache, refresh)?;
+            if smb_direct {
+                Images::prepare_with_smb_direct(&cache, refresh)?;
+            } else {
+                Images::prepare(&cache, refresh)?;
+            }
             if let Err(error) = clients::get(&cache) {
                 eprintln!("forebay-lab: smbprotocol is not available to root-exec: {error:#}");
             }
             cache.hand_to_sudo_user()?;
         }
-        Command::Up { nodes, name } => {
-            specs(&nodes)?;
-            supervise::up(&name, &nodes)?;
+        Command::Up { nodes, name, smb_direct } => {
+            specs(&nodes, smb_direct)?;
+            supervise::up(&name, &nodes, smb_direct)?;
             println!("forebay-lab shell --lab {name} NODE   opens a shell on one of: {nodes}");
             println!("forebay-lab down --lab {name}         ends the lab");
         }
@@ -250,9 +262,9 @@ fn run(command: Command) -> Result<u8> {
             rundir::clean_up_on_signals()?;
             return Ok(u8::from(!foreign::run(&Options { filter, server, logs })?));
         }
-        Command::Supervise { name, nodes } => {
+        Command::Supervise { name, nodes, smb_direct } => {
             rundir::clean_up_on_signals()?;
-            supervise::supervise(&name, &specs(&nodes)?)?;
+            supervise::supervise(&name, &specs(&nodes, smb_direct)?)?;
         }
         Command::Exec { lab, node, command } => {
             let channel = supervise::connect(&supervise::find(lab.as_deref())?, &node)?;
@@ -317,7 +329,7 @@ fn run(command: Command) -> Result<u8> {
     Ok(0)
 }
 
-fn specs(nodes: &str) -> Result<Vec<NodeSpec>> {
+fn specs(nodes: &str, smb_direct: bool) -> Result<Vec<NodeSpec>> {
     let mut specs: Vec<NodeSpec> = Vec::new();
     for name in nodes.split(',') {
         let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -327,7 +339,8 @@ fn specs(nodes: &str) -> Result<Vec<NodeSpec>> {
         if specs.iter().any(|spec| spec.name == name) {
             bail!("{name} is named twice");
         }
-        specs.push(if name == "storage" { storage() } else { client(name) });
+        let spec = if name == "storage" { storage() } else { client(name) };
+        specs.push(if smb_direct { spec.with_smb_direct() } else { spec });
     }
     Ok(specs)
 }

@@ -1,7 +1,8 @@
 //! Debian's stock kernel from trixie-backports, and the modules a node needs as an image of its own.
 //!
 //! The modules are kept apart from the root file system, so that a new kernel does not make a new root. Modules built
-//! out of tree (SMB Direct in cifs.ko is off in Debian's configuration) will go to `updates/` of the same image.
+//! out of tree (SMB Direct in cifs.ko is off in Debian's configuration) go to `updates/` of an image made of this one:
+//! [`super::smb_direct`].
 
 use std::fs;
 use std::path::Path;

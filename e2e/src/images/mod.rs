@@ -9,6 +9,7 @@ pub mod product;
 pub mod prune;
 pub mod qemu;
 pub mod root;
+pub mod smb_direct;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,6 +33,8 @@ pub struct Images {
     pub root: Artefact,
     /// First file system of the boot.
     pub initrd: Artefact,
+    /// The kernel's modules with SMB Direct, where a node wants them.
+    pub smb_direct: Option<Artefact>,
 }
 
 impl Images {
@@ -42,7 +45,24 @@ impl Images {
         let kernel = kernel::get(cache, &versions)?;
         let root = root::get(cache)?;
         let initrd = initrd::get(cache, &kernel, &root)?;
-        Ok(Self { qemu, kernel, root, initrd })
+        Ok(Self { qemu, kernel, root, initrd, smb_direct: None })
+    }
+
+    /// Same, and the modules for nodes with SMB Direct.
+    pub fn prepare_with_smb_direct(cache: &Cache, refresh: bool) -> Result<Self> {
+        let mut images = Self::prepare(cache, refresh)?;
+        images.smb_direct = Some(smb_direct::get(cache, &Versions::resolve(cache, false)?, &images.kernel)?);
+        Ok(images)
+    }
+
+    /// The modules of a node with or without SMB Direct.
+    pub(crate) fn modules(&self, smb_direct: bool) -> Result<PathBuf> {
+        let entry = match (smb_direct, &self.smb_direct) {
+            (false, _) => &self.kernel,
+            (true, Some(entry)) => entry,
+            (true, None) => bail!("the modules with SMB Direct were not prepared"),
+        };
+        Ok(entry.file("modules.erofs"))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{Versions, clients, initrd, kernel, node, qemu, root};
+use super::{Versions, clients, initrd, kernel, node, qemu, root, smb_direct};
 use crate::cache::Cache;
 use crate::kubernetes::tools::{self, Tools};
 
@@ -34,6 +34,9 @@ fn in_use(cache: &Cache) -> Result<BTreeSet<String>> {
         qemu::get(&cache, versions).ok();
         kernel::get(&cache, versions).ok()
     });
+    if let (Some(versions), Some(kernel)) = (&versions, &kernel) {
+        smb_direct::get(&cache, versions, kernel).ok();
+    }
     if let (Ok(root), Some(kernel)) = (root::get(&cache), kernel) {
         initrd::get(&cache, &kernel, &root).ok();
     }
@@ -102,7 +105,17 @@ mod tests {
         everything(&cache);
         let used = in_use(&cache).expect("names");
         let kinds: BTreeSet<&str> = used.iter().map(|name| kind(name)).filter(|kind| *kind != "go").collect();
-        let expected = ["initrd", "kernel", "node", "python-clients", "qemu", "root", "tool"];
+        let expected = [
+            "initrd",
+            "kernel",
+            "node",
+            "python-clients",
+            "qemu",
+            "root",
+            "smb-direct",
+            "smb-direct-kernel",
+            "tool",
+        ];
         assert_eq!(kinds, BTreeSet::from(expected));
         let tools = used.iter().filter(|name| kind(name) == "tool").count();
         assert_eq!(tools, tools::ALL.iter().copied().flatten().count());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::cache::{Artefact, Cache, Recipe};
 use crate::host;
@@ -22,12 +22,16 @@ const PACKAGES: &[&str] = &[
     "e2fsprogs",
     "fio",
     "git",
+    "ibverbs-providers",
+    "ibverbs-utils",
     "iproute2",
     "iptables",
     "iputils-ping",
     "jq",
     "keyutils",
     "kmod",
+    "libglib2.0-0t64",
+    "libnl-genl-3-200",
     "mount",
     "netcat-openbsd",
     "procps",
@@ -35,6 +39,7 @@ const PACKAGES: &[&str] = &[
     "python3-impacket",
     "python3-minimal",
     "quota",
+    "rdmacm-utils",
     "runc",
     "samba",
     "samba-testsuite",
@@ -44,6 +49,9 @@ const PACKAGES: &[&str] = &[
     "util-linux",
     "xfsprogs",
 ];
+
+/// ksmbd's own tools: only unpacked, because the package refuses to be installed beside Samba's (both want port 445).
+const KSMBD_TOOLS: &str = r#"into=$(mktemp -d); cd "$into"; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download -qq ksmbd-tools; dpkg-deb -x ksmbd-tools_*.deb "$1"; cd /; rm -r "$into""#;
 
 /// Services must not start while packages are unpacked.
 const SETUP: &str = r#"mkdir -p "$1/usr/sbin"; printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d"; chmod +x "$1/usr/sbin/policy-rc.d""#;
@@ -57,17 +65,12 @@ pub fn get(cache: &Cache) -> Result<Artefact> {
         .with("release", RELEASE)
         .with("packages", PACKAGES.join("\n"))
         .with("setup", SETUP)
+        .with("ksmbd", KSMBD_TOOLS)
         .with("customize", CUSTOMIZE)
         .with("layout", "1");
     cache.get("root", &recipe, |into| {
         host::ensure_packages(host::BUILD_PACKAGES)?;
-        if !host::is_root() {
-            bail!(
-                "the nodes' root file system is made once, as root; run:  sudo FOREBAY_CACHE={} {} prepare",
-                cache.root().display(),
-                std::env::current_exe()?.display()
-            );
-        }
+        host::require_root(cache, "the nodes' root file system is made once", "prepare")?;
         step(
             &format!("making the nodes' root file system (Debian {RELEASE}, {} packages)", PACKAGES.len()),
             || make(into),
@@ -88,6 +91,7 @@ fn make(into: &Path) -> Result<()> {
             .arg("--dpkgopt=force-unsafe-io")
             .arg(format!("--include={}", PACKAGES.join(",")))
             .arg(format!("--setup-hook={SETUP}"))
+            .arg(format!("--customize-hook={KSMBD_TOOLS}"))
             .arg(format!("--customize-hook={CUSTOMIZE}"))
             .arg(RELEASE)
             .arg(&tree)

@@ -110,6 +110,7 @@ impl Cluster {
                 scratch_bytes: SCRATCH_BYTES,
                 scratch_template: preloaded.as_ref().map(|entry| entry.file("scratch.ext4")),
                 disks: disks.clone(),
+                smb_direct: false,
             })
             .collect();
         let rundir = RunDir::create(&format!("{name}-control"))?;

@@ -8,6 +8,7 @@ mod everyday;
 mod locks;
 mod mounts;
 mod refusal;
+mod smb_direct;
 mod space;
 
 use anyhow::Result;
@@ -23,6 +24,8 @@ pub struct Scenario {
     pub name: String,
     /// Whether it needs our own server and driver.
     pub ours_only: bool,
+    /// Whether it runs on nodes with SMB Direct in their kernel, in a lab of their own.
+    pub smb_direct: bool,
     run: Body,
 }
 
@@ -37,7 +40,7 @@ const TWO: &str = "node2";
 const MIB: u64 = 1 << 20;
 
 fn scenario(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
-    Scenario { name: name.into(), ours_only: false, run: Box::new(run) }
+    Scenario { name: name.into(), ours_only: false, smb_direct: false, run: Box::new(run) }
 }
 
 fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
@@ -47,6 +50,8 @@ fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static
 /// All scenarios, in the order they run.
 pub fn all() -> Vec<Scenario> {
     [
+        // First: the kernel's modules as they are before anybody has used them.
+        smb_direct::scenarios(),
         mounts::scenarios(),
         refusal::scenarios(),
         coherence::scenarios(),
@@ -62,7 +67,8 @@ pub fn all() -> Vec<Scenario> {
     .collect()
 }
 
-/// Runs the scenarios whose name contains one of `filters` (all where there are none) in one lab; whether all passed.
+/// Runs the scenarios whose name contains one of `filters` (all where there are none), in one lab of nodes as Debian has
+/// them and one of nodes with SMB Direct; whether all passed.
 pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
@@ -71,24 +77,37 @@ pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "no scenario's name contains any of {filters:?}");
     check_built(kind)?;
-    let lab = Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
+    let (smb_direct, plain): (Vec<_>, Vec<_>) = chosen.iter().partition(|scenario| scenario.smb_direct);
     let mut table = Table::default();
-    let mut site = None;
-    table.run("server up", || {
-        site = Some(Site::start(lab, kind)?);
-        Ok(String::new())
-    });
-    if let Some(site) = &site {
-        for scenario in &chosen {
-            if table.run(&scenario.name, || (scenario.run)(site)).is_none() {
-                site.lab().check()?;
-                say(format!("the server's log ends with:\n{}", site.server_log()));
-            }
-        }
+    if !plain.is_empty() {
+        let lab =
+            Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
+        run_in(lab, kind, "server up", &plain, &mut table)?;
+    }
+    if !smb_direct.is_empty() {
+        let nodes = [storage().with_smb_direct(), client(ONE).with_smb_direct()];
+        let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
+        run_in(lab, kind, "server up beside SMB Direct", &smb_direct, &mut table)?;
     }
     print!("\n{}", table.render());
     println!("{} passed, {} failed", table.passed(), table.failed());
     Ok(table.failed() == 0)
+}
+
+fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut Table) -> Result<()> {
+    let mut site = None;
+    table.run(up, || {
+        site = Some(Site::start(lab, kind)?);
+        Ok(String::new())
+    });
+    let Some(site) = site else { return Ok(()) };
+    for scenario in scenarios {
+        if table.run(&scenario.name, || (scenario.run)(&site)).is_none() {
+            site.lab().check()?;
+            say(format!("the server's log ends with:\n{}", site.server_log()));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 pub mod data;
 pub mod grpc;
+pub mod inventory;
 pub mod locks;
 pub mod mounting;
 pub mod posix;
@@ -24,6 +25,7 @@ pub fn dispatch(function: &str, arguments: &[u8]) -> Result<Vec<u8>> {
         "unmount" => call(arguments, mounting::unmount),
         "posix" => call(arguments, posix::all),
         "fill" => call(arguments, space::fill),
+        "inventory" => call(arguments, inventory::inventory),
         "space" => call(arguments, space::space),
         "verify-records" => call(arguments, writer::verify),
         "csi" => call(arguments, grpc::csi),
