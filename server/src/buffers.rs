@@ -12,8 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_smb::fs::{Frame, Payload};
+use rustix::io::Errno;
 
 use crate::limits::{BUFFER_BYTES_MAX, BUFFER_POOLED_BYTES_MAX};
+use crate::rdma::verbs::{Device, Region};
 
 /// Alignment of a buffer's data, and the headroom before it.
 pub const PAGE: usize = 4096;
@@ -41,9 +43,13 @@ struct Pool {
     bytes: AtomicUsize,
     bytes_pooled: AtomicUsize,
     bytes_max: usize,
+    /// What can reach all of it.
+    device: Option<Arc<Device>>,
 }
 
 struct Memory {
+    /// Before the bytes: it must be gone when they are freed.
+    region: Option<Region>,
     bytes: Box<[u8]>,
     /// Where the aligned data begin; at least [`PAGE`].
     data: usize,
@@ -56,10 +62,11 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    fn new(class: usize) -> Self {
-        let bytes = vec![0_u8; memory_bytes(class)].into_boxed_slice();
+    fn new(class: usize, device: Option<&Arc<Device>>) -> Result<Self, Errno> {
+        let mut bytes = vec![0_u8; memory_bytes(class)].into_boxed_slice();
         let data = PAGE + bytes.as_ptr().align_offset(PAGE);
-        Self { bytes, data }
+        let region = device.map(|device| device.register(&mut bytes)).transpose()?;
+        Ok(Self { region, bytes, data })
     }
 }
 
@@ -77,11 +84,22 @@ impl BufferPool {
     /// A pool that never holds more than `bytes_max`.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
+        Self::made(bytes_max, None)
+    }
+
+    /// The same, of buffers that `device` can reach.
+    #[must_use]
+    pub fn registered(bytes_max: usize, device: Arc<Device>) -> Self {
+        Self::made(bytes_max, Some(device))
+    }
+
+    fn made(bytes_max: usize, device: Option<Arc<Device>>) -> Self {
         Self(Arc::new(Pool {
             free: Default::default(),
             bytes: AtomicUsize::new(0),
             bytes_pooled: AtomicUsize::new(0),
             bytes_max,
+            device,
         }))
     }
 
@@ -104,7 +122,11 @@ impl BufferPool {
                     self.0.bytes.fetch_sub(size, Ordering::Relaxed);
                     return Err(OutOfBuffers(length));
                 }
-                Memory::new(class)
+                Memory::new(class, self.0.device.as_ref()).map_err(|error| {
+                    self.0.bytes.fetch_sub(size, Ordering::Relaxed);
+                    tracing::warn!(%error, bytes = size, "memory could not be registered with the RDMA device");
+                    OutOfBuffers(length)
+                })?
             }
         };
         Ok(Buffer { memory: Some(memory), class, pool: Arc::clone(&self.0) })
@@ -139,6 +161,12 @@ impl Buffer {
     #[must_use]
     pub fn capacity(&self) -> usize {
         CLASSES[self.class]
+    }
+
+    /// By what a device can reach it, where one can.
+    #[must_use]
+    pub fn region(&self) -> Option<&Region> {
+        self.memory().region.as_ref()
     }
 
     /// `range` of the buffer, counted from the aligned data; negative positions down to `-PAGE` are the headroom.

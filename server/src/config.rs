@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-pub use crate::advertise::Advertised;
+pub use crate::rdma::listener::Ports;
+use crate::advertise::Advertised;
 use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
 
 /// Where the daemon looks for its configuration when it is not told.
@@ -107,6 +108,27 @@ pub const OPTIONS: &[OptionHelp] = &[
         value: "\"auto\"",
         set: false,
         help: "\"io_uring\", \"readiness\" (epoll and threads), or \"auto\": io_uring where it is allowed.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "rdma",
+        value: "\"auto\"",
+        set: false,
+        help: "\"auto\": clients may come by RDMA (SMB Direct) to those addresses of `listen` that belong to an RDMA device, as long as its port is up; devices may come later. \"off\": TCP only.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "rdma_port",
+        value: "445",
+        set: false,
+        help: "Port of SMB Direct over InfiniBand and RoCE. Linux and Windows know no other than 445.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "iwarp_port",
+        value: "5445",
+        set: false,
+        help: "Port of SMB Direct over iWARP, which shares TCP's ports. Linux and Windows know no other than 5445.",
     },
     OptionHelp {
         section: "server",
@@ -309,6 +331,12 @@ pub struct ServerSection {
     pub workers: usize,
     /// Which engine.
     pub io_engine: IoEngine,
+    /// Whether clients may come by RDMA.
+    pub rdma: Rdma,
+    /// Where, over InfiniBand and RoCE.
+    pub rdma_port: u16,
+    /// Where, over iWARP.
+    pub iwarp_port: u16,
     /// Seconds for a graceful end.
     pub drain_timeout_s: u64,
 }
@@ -325,6 +353,9 @@ impl Default for ServerSection {
             event_loops: 0,
             workers: WORKERS_DEFAULT,
             io_engine: IoEngine::default(),
+            rdma: Rdma::default(),
+            rdma_port: Ports::default().rdma,
+            iwarp_port: Ports::default().iwarp,
             drain_timeout_s: 30,
         }
     }
@@ -466,6 +497,17 @@ pub enum IoEngine {
     IoUring,
     /// epoll and threads.
     Readiness,
+}
+
+/// `server.rdma`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rdma {
+    /// Where there are devices, and as they come.
+    #[default]
+    Auto,
+    /// TCP only.
+    Off,
 }
 
 /// `log.format`

@@ -22,8 +22,8 @@ use crate::backend::directory::quota;
 use crate::buffers::BufferPool;
 use crate::catalog::Catalog;
 use crate::clock;
-use crate::config::{Config, Encryption, IoEngine, Signing};
-use crate::eventloop::{EventLoop, Inbox, Loops, Shared};
+use crate::config::{Config, Encryption, IoEngine, Rdma, Signing};
+use crate::eventloop::{Arrival, EventLoop, Inbox, Loops, Shared};
 use crate::health::Health;
 use crate::http;
 use crate::interfaces;
@@ -38,6 +38,7 @@ use crate::limits::{
 };
 use crate::metrics::{Metrics, PoolSpace};
 use crate::pool::{Pool, PoolError};
+use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
 
 /// How often the list of this machine's addresses is renewed.
@@ -191,6 +192,17 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     drop(ended);
     let listening: Vec<SocketAddr> = listeners.iter().filter_map(|l| l.local_addr().ok()).collect();
     let listen = listening.iter().map(ToString::to_string).collect();
+    let rdma = Listening::default();
+    if config.server.rdma == Rdma::Auto {
+        let listeners = Listeners {
+            tcp: listening.clone(),
+            ports: Ports { rdma: config.server.rdma_port, iwarp: config.server.iwarp_port },
+            loops: loops.clone(),
+            metrics: Arc::clone(&metrics),
+            listening: rdma.clone(),
+        };
+        listeners.start().map_err(system("starting threads"))?;
+    }
     let health = Arc::new(Health {
         catalog: Arc::clone(&catalog),
         certificates: admin_tls.as_ref().map(|(_, certificates)| Arc::clone(certificates)),
@@ -214,6 +226,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         listeners,
         http,
         threads,
+        rdma,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -356,6 +369,7 @@ struct Daemon {
     listeners: Vec<TcpListener>,
     http: Option<TcpListener>,
     threads: Vec<JoinHandle<LoopEnd>>,
+    rdma: Listening,
 }
 
 impl Daemon {
@@ -363,11 +377,13 @@ impl Daemon {
     fn announce_interfaces(&self) {
         let server = Arc::clone(&self.service.server);
         let health = Arc::clone(&self.service.health);
+        let rdma = self.rdma.clone();
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(INTERFACES_REFRESH);
             loop {
                 tick.tick().await;
-                server.set_interfaces(interfaces::current(&health.listening, &health.advertise));
+                let found = interfaces::current(&health.listening, &health.advertise, &rdma);
+                server.set_interfaces(found);
             }
         });
     }
@@ -539,7 +555,7 @@ async fn accept(
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 let (loops, metrics) = (loops.clone(), Arc::clone(&metrics));
                 let hand_over = move || {
-                    if !loops.accept(stream.into(), peer, &metrics) {
+                    if !loops.accept(Arrival::Socket(stream.into()), peer, &metrics) {
                         metrics.connections_refused.inc();
                         debug!(%peer, "connection refused: too many");
                     }

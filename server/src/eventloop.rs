@@ -23,12 +23,14 @@ use crate::clock;
 use crate::io::workers::Workers;
 use crate::io::{Completion, Engine, Operation, Purpose, Token, Waker};
 use crate::limits::{
-    AUTHENTICATION_TIME_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, FAREWELL_TIME_MAX,
+    AUTHENTICATION_TIME_MAX, BUFFER_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, FAREWELL_TIME_MAX,
     FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX,
     WRITE_BYTES_IN_FLIGHT_MAX,
 };
 use crate::metrics::Metrics;
-use crate::transport::tcp::{Received, Receiver, SendQueue, message};
+use crate::rdma::{self, Rdma};
+use crate::transport::smb_direct::SmbDirect;
+use crate::transport::tcp::{Received, TcpLink, message};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -36,13 +38,22 @@ const TICK: Duration = Duration::from_secs(1);
 /// What comes to a loop from other threads.
 pub enum Note {
     /// A connection that was accepted.
-    Accepted(OwnedFd, SocketAddr),
+    Accepted(Arrival, SocketAddr),
     /// A worker's answer.
     Answered(ConnectionId, OpId, FsResult),
     /// From another connection or an administrator.
     Mail(ConnectionId, Mail),
     /// Take no more requests, finish those in flight until the time, then end.
     Drain(Instant),
+}
+
+/// What a connection comes as.
+#[derive(Debug)]
+pub enum Arrival {
+    /// Over TCP.
+    Socket(OwnedFd),
+    /// Over RDMA; not let in yet.
+    Rdma(rdma::verbs::Incoming),
 }
 
 /// The way to a loop from other threads.
@@ -106,8 +117,8 @@ impl Loops {
         self.0.iter().map(|inbox| inbox.connections.load(Ordering::Relaxed)).sum()
     }
 
-    /// Gives a connection to the loop that has the fewest. False, and the socket closed, where there are too many.
-    pub fn accept(&self, socket: OwnedFd, peer: SocketAddr, metrics: &Metrics) -> bool {
+    /// Gives a connection to the loop that has the fewest. False, and the connection closed, where there are too many.
+    pub fn accept(&self, arrival: Arrival, peer: SocketAddr, metrics: &Metrics) -> bool {
         if self.connections() >= CONNECTIONS_MAX {
             return false;
         }
@@ -116,7 +127,7 @@ impl Loops {
         inbox.connections.fetch_add(1, Ordering::Relaxed);
         metrics.connections.inc();
         metrics.connections_unauthenticated.inc();
-        inbox.post(Note::Accepted(socket, peer));
+        inbox.post(Note::Accepted(arrival, peer));
         true
     }
 
@@ -156,17 +167,15 @@ pub struct Shared {
 
 struct Client {
     id: ConnectionId,
-    socket: Arc<OwnedFd>,
+    link: Link,
     peer: SocketAddr,
     protocol: Connection,
-    receiver: Receiver,
-    queue: SendQueue,
-    /// When the send in flight was begun or last seen to move.
-    sending: Option<Instant>,
     accepted: Instant,
     authenticated: bool,
     /// READs that wait for earlier ones to be sent.
     reads_waiting: VecDeque<FsOp>,
+    /// WRITEs whose data are being fetched from the peer's memory.
+    fetching: HashMap<OpId, FsOpKind>,
     read_bytes: u64,
     write_bytes: u64,
     ops: usize,
@@ -175,14 +184,46 @@ struct Client {
     leaving: Option<Instant>,
 }
 
+/// What carries a client's frames.
+enum Link {
+    Tcp(TcpLink),
+    SmbDirect(Box<SmbDirect>),
+}
+
+impl Link {
+    /// Bytes of responses that are not sent.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Tcp(link) => link.queue.bytes(),
+            Self::SmbDirect(link) => link.bytes(),
+        }
+    }
+
+    /// Whether the engine has nothing of it.
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Tcp(link) => link.sending.is_none() && !link.receiver.is_waiting(),
+            Self::SmbDirect(_) => true,
+        }
+    }
+}
+
 impl Client {
+    /// Where buffers for its payload come from.
+    fn buffers<'a>(&'a self, shared: &'a Shared) -> &'a BufferPool {
+        match &self.link {
+            Link::Tcp(_) => &shared.buffers,
+            Link::SmbDirect(link) => link.buffers(),
+        }
+    }
+
     fn token(&self, purpose: Purpose) -> Token {
         Token { connection: self.id.0, purpose }
     }
 
     /// Whether the peer has to wait until what it asked for is done.
     fn is_held_back(&self) -> bool {
-        self.queue.bytes() > SEND_QUEUE_BYTES_MAX
+        self.link.bytes() > SEND_QUEUE_BYTES_MAX
             || self.write_bytes > WRITE_BYTES_IN_FLIGHT_MAX
             || self.ops + self.reads_waiting.len() > FS_OPS_IN_FLIGHT_MAX
     }
@@ -198,6 +239,8 @@ pub struct EventLoop<E> {
     /// Ids of those from which nobody has logged in, and so the oldest first.
     unauthenticated: BTreeSet<u64>,
     next_id: u64,
+    /// From the first connection over RDMA on.
+    rdma: Option<Rdma>,
     draining: Option<Instant>,
     last_tick: Instant,
     done: Vec<Completion>,
@@ -216,6 +259,7 @@ impl<E: Engine> EventLoop<E> {
             clients: HashMap::new(),
             unauthenticated: BTreeSet::new(),
             next_id: 0,
+            rdma: None,
             draining: None,
             last_tick: Instant::now(),
             done: Vec::new(),
@@ -256,7 +300,8 @@ impl<E: Engine> EventLoop<E> {
 
     fn noted(&mut self, now: u64, note: Note) {
         match note {
-            Note::Accepted(socket, peer) => self.accepted(now, socket, peer),
+            Note::Accepted(Arrival::Socket(socket), peer) => self.accepted(now, socket, peer),
+            Note::Accepted(Arrival::Rdma(incoming), peer) => self.accepted_rdma(now, incoming, peer),
             Note::Answered(id, op, result) => self.with(now, id.0, |this, client| {
                 client.ops -= 1;
                 this.answer(now, client, op, result)
@@ -269,29 +314,100 @@ impl<E: Engine> EventLoop<E> {
     fn accepted(&mut self, now: u64, socket: OwnedFd, peer: SocketAddr) {
         let socket = Arc::new(socket);
         if self.draining.is_some() || prepare(&socket).and_then(|()| self.engine.adopt(&socket)).is_err() {
-            self.inbox.connections.fetch_sub(1, Ordering::Relaxed);
-            self.shared.metrics.connections.dec();
-            self.shared.metrics.connections_unauthenticated.dec();
-            return;
+            return self.turned_away();
         }
+        let id = self.next_id();
+        self.admit(now, id, peer, Link::Tcp(TcpLink::new(socket)));
+    }
+
+    fn accepted_rdma(&mut self, now: u64, incoming: rdma::verbs::Incoming, peer: SocketAddr) {
+        if self.draining.is_some() {
+            return self.turned_away();
+        }
+        let id = self.next_id();
+        match self.let_in(id, incoming, peer) {
+            Ok(link) => self.admit(now, id, peer, Link::SmbDirect(Box::new(link))),
+            Err(reason) => {
+                warn!(%peer, reason, "a connection over RDMA could not be accepted");
+                self.turned_away();
+            }
+        }
+    }
+
+    fn let_in(
+        &mut self,
+        id: ConnectionId,
+        incoming: rdma::verbs::Incoming,
+        peer: SocketAddr,
+    ) -> Result<SmbDirect, String> {
+        if self.rdma.is_none() {
+            let bytes_max = BUFFER_BYTES_MAX / self.shared.loops.0.len();
+            let rdma = Rdma::new(bytes_max).map_err(|error| error.to_string())?;
+            self.watch(rdma.events());
+            self.rdma = Some(rdma);
+        }
+        let rdma = self.rdma.as_mut().expect("it was just made");
+        let (link, watched) = rdma.accept(id.0, incoming, peer)?;
+        if let Some(descriptor) = watched {
+            self.watch(descriptor);
+        }
+        Ok(link)
+    }
+
+    fn watch(&mut self, descriptor: Arc<OwnedFd>) {
+        let token = Token { connection: 0, purpose: Purpose::Readable };
+        self.engine.submit(token, Operation::Readable { descriptor });
+    }
+
+    /// Events and completions of RDMA are there.
+    fn rdma_ready(&mut self, now: u64) {
+        let Some(rdma) = &mut self.rdma else { return };
+        for (id, event) in rdma.take() {
+            self.with(now, id, |this, client| {
+                let Link::SmbDirect(link) = &mut client.link else { return Ok(()) };
+                match event {
+                    rdma::Event::Established => link.established(Instant::now()),
+                    rdma::Event::Ready => link.ready(Instant::now(), &this.shared.metrics),
+                    rdma::Event::Ended(reason) => Err(Disconnect(reason)),
+                }
+            });
+        }
+    }
+
+    fn turned_away(&self) {
+        self.inbox.connections.fetch_sub(1, Ordering::Relaxed);
+        self.shared.metrics.connections.dec();
+        self.shared.metrics.connections_unauthenticated.dec();
+    }
+
+    fn next_id(&mut self) -> ConnectionId {
         let id = ConnectionId(self.next_id * self.shared.loops.0.len() as u64 + self.index as u64);
         self.next_id += 1;
+        id
+    }
+
+    fn admit(&mut self, now: u64, id: ConnectionId, peer: SocketAddr, link: Link) {
         let entropy = Box::new(|bytes: &mut [u8]| {
             getrandom::fill(bytes).expect("the kernel has randomness once it has booted");
         });
-        let protocol = Connection::new(Arc::clone(&self.shared.server), id, peer.to_string(), entropy);
-        debug!(%peer, connection = id.0, "connected");
+        let mut protocol = Connection::new(Arc::clone(&self.shared.server), id, peer.to_string(), entropy);
+        let transport = match link {
+            Link::Tcp(_) => "TCP",
+            Link::SmbDirect(_) => {
+                protocol = protocol.over_rdma();
+                "SMB Direct"
+            }
+        };
+        debug!(%peer, connection = id.0, transport, "connected");
         let client = Client {
             id,
-            socket,
+            link,
             peer,
             protocol,
-            receiver: Receiver::new(),
-            queue: SendQueue::default(),
-            sending: None,
             accepted: Instant::now(),
             authenticated: false,
             reads_waiting: VecDeque::new(),
+            fetching: HashMap::new(),
             read_bytes: 0,
             write_bytes: 0,
             ops: 0,
@@ -339,12 +455,13 @@ impl<E: Engine> EventLoop<E> {
         client.protocol.is_finished()
             && client.leaving.is_none()
             && client.ops == 0
-            && client.sending.is_none()
-            && !client.receiver.is_waiting()
+            && client.link.is_idle()
     }
 
     fn removed(&mut self, client: &Client) {
-        self.engine.forget(&client.socket);
+        if let Link::Tcp(link) = &client.link {
+            self.engine.forget(&link.socket);
+        }
         self.inbox.connections.fetch_sub(1, Ordering::Relaxed);
         self.shared.metrics.connections.dec();
         self.unauthenticated.remove(&client.id.0);
@@ -364,31 +481,52 @@ impl<E: Engine> EventLoop<E> {
                 }
                 return Ok(());
             }
-            if client.is_held_back() || self.draining.is_some() || client.receiver.is_waiting() {
+            if client.is_held_back() || self.draining.is_some() {
                 break;
             }
-            match client.receiver.next(client.protocol.frame_bytes_max(), &self.shared.buffers)? {
-                Received::Frame(frame) => self.frame(now, client, frame)?,
-                Received::More => {
-                    if let Some(operation) =
-                        client.receiver.operation(&client.socket, &self.shared.buffers)?
-                    {
-                        self.engine.submit(client.token(Purpose::Receive), operation);
-                    }
-                    break;
-                }
+            match self.next_frame(client)? {
+                Some(frame) => self.frame(now, client, frame)?,
+                None => break,
             }
+        }
+        Ok(())
+    }
+
+    /// The next frame that is all there; begins to receive more where there is none.
+    fn next_frame(&mut self, client: &mut Client) -> Result<Option<FrameBuffer>, Disconnect> {
+        let frame_bytes_max = client.protocol.frame_bytes_max();
+        let link = match &mut client.link {
+            Link::SmbDirect(link) => return link.next(frame_bytes_max),
+            Link::Tcp(link) => link,
+        };
+        if link.receiver.is_waiting() {
+            return Ok(None);
+        }
+        match link.receiver.next(frame_bytes_max, &self.shared.buffers)? {
+            Received::Frame(frame) => Ok(Some(frame)),
+            Received::More => {
+                self.receive(client)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn receive(&mut self, client: &mut Client) -> Result<(), Disconnect> {
+        if let Link::Tcp(link) = &mut client.link
+            && let Some(operation) = link.receiver.operation(&link.socket, &self.shared.buffers)?
+        {
+            self.engine.submit(client.token(Purpose::Receive), operation);
         }
         Ok(())
     }
 
     /// Keeps a receive in flight whose bytes nobody looks at.
     fn receive_to_nowhere(&mut self, client: &mut Client) -> Result<(), Disconnect> {
-        client.receiver.discard();
-        if let Some(operation) = client.receiver.operation(&client.socket, &self.shared.buffers)? {
-            self.engine.submit(client.token(Purpose::Receive), operation);
+        match &mut client.link {
+            Link::SmbDirect(link) => link.discard(),
+            Link::Tcp(link) => link.receiver.discard(),
         }
-        Ok(())
+        self.receive(client)
     }
 
     fn frame(&mut self, now: u64, client: &mut Client, mut frame: FrameBuffer) -> Result<(), Disconnect> {
@@ -406,8 +544,12 @@ impl<E: Engine> EventLoop<E> {
                 self.event(now, client, &event);
             }
             while let Some(transmit) = client.protocol.poll_transmit() {
-                if !client.closing {
-                    client.queue.push(message(transmit, &self.shared.buffers)?);
+                if client.closing {
+                    continue;
+                }
+                match &mut client.link {
+                    Link::Tcp(link) => link.queue.push(message(transmit, &self.shared.buffers)?),
+                    Link::SmbDirect(link) => link.push(transmit, &self.shared.metrics)?,
                 }
             }
             let mut begun = false;
@@ -415,24 +557,54 @@ impl<E: Engine> EventLoop<E> {
                 begun = true;
                 self.begin(now, client, op)?;
             }
+            if let Link::SmbDirect(link) = &mut client.link
+                && let Some((op, frame)) = link.next_fetched()
+            {
+                begun = true;
+                self.fetched(now, client, op, frame)?;
+            }
             if !begun {
                 break;
             }
         }
         // READs wait while enough is on its way: buffers stay few and in the cache.
-        while client.read_bytes + client.queue.bytes() < READ_AHEAD_BYTES_MAX || client.closing {
+        while client.read_bytes + client.link.bytes() < READ_AHEAD_BYTES_MAX || client.closing {
             let Some(op) = client.reads_waiting.pop_front() else { break };
             self.read(now, client, op)?;
         }
-        if client.sending.is_none()
-            && !client.closing
-            && let Some(message) = client.queue.take()
-        {
-            client.sending = Some(Instant::now());
-            let operation = Operation::Send { socket: Arc::clone(&client.socket), message };
-            self.engine.submit(client.token(Purpose::Send), operation);
+        if client.closing {
+            return Ok(());
         }
-        Ok(())
+        match &mut client.link {
+            Link::SmbDirect(link) => link.pump(Instant::now()),
+            Link::Tcp(link) => {
+                if link.sending.is_none()
+                    && let Some(message) = link.queue.take()
+                {
+                    link.sending = Some(Instant::now());
+                    let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
+                    self.engine.submit(client.token(Purpose::Send), operation);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// What a WRITE is to write has come from the peer's memory: from here on it is like any other.
+    fn fetched(
+        &mut self,
+        now: u64,
+        client: &mut Client,
+        op: OpId,
+        frame: FrameBuffer,
+    ) -> Result<(), Disconnect> {
+        let Some(kind) = client.fetching.remove(&op) else { return Ok(()) };
+        let range = 0..frame.length();
+        client.ops -= 1;
+        client.write_bytes -= range.len() as u64;
+        let FsOpKind::WriteRemote { handle, offset, write_through, .. } = kind else { return Ok(()) };
+        let kind = FsOpKind::Write { handle, offset, frame: Arc::new(frame), range, write_through };
+        self.begin(now, client, FsOp { id: op, kind })
     }
 
     /// Begins an operation with the file system: contents of files on the engine, all else on a worker.
@@ -453,6 +625,17 @@ impl<E: Engine> EventLoop<E> {
                 let durable = write_through || file.write_through();
                 let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
                 self.engine.submit(client.token(Purpose::File(op.id)), operation);
+            }
+            FsOpKind::WriteRemote { ref source, length, .. } => {
+                let Link::SmbDirect(link) = &mut client.link else {
+                    return Err(Disconnect("a peer's memory where there is no RDMA"));
+                };
+                if link.fetch(op.id, source, length).is_err() {
+                    return self.answer(now, client, op.id, Err(NtStatus::INSUFFICIENT_RESOURCES));
+                }
+                client.ops += 1;
+                client.write_bytes += u64::from(length);
+                client.fetching.insert(op.id, op.kind);
             }
             FsOpKind::Flush { handle } => match directory::file(&handle) {
                 Ok(file) if file.flush_is_fsync() => {
@@ -482,7 +665,7 @@ impl<E: Engine> EventLoop<E> {
                 return Ok(());
             }
         };
-        let Ok(buffer) = self.shared.buffers.take(length as usize) else {
+        let Ok(buffer) = client.buffers(&self.shared).take(length as usize) else {
             return self.answer(now, client, op.id, Err(NtStatus::INSUFFICIENT_RESOURCES));
         };
         client.ops += 1;
@@ -494,7 +677,8 @@ impl<E: Engine> EventLoop<E> {
 
     fn work(&self, client: &mut Client, op: FsOp) {
         client.ops += 1;
-        let (id, inbox, buffers) = (client.id, self.inbox.clone(), self.shared.buffers.clone());
+        let (id, inbox) = (client.id, self.inbox.clone());
+        let buffers = client.buffers(&self.shared).clone();
         self.shared.workers.submit(move || {
             let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
             // The request is answered whatever happens: a client that waits for ever is worse than an error.
@@ -515,6 +699,13 @@ impl<E: Engine> EventLoop<E> {
 
     fn completed(&mut self, now: u64, completion: Completion) {
         let Completion { token, operation, result } = completion;
+        if let Operation::Readable { descriptor } = operation {
+            self.rdma_ready(now);
+            if self.rdma.as_ref().is_some_and(|rdma| rdma.waits_for(&descriptor)) {
+                self.watch(descriptor);
+            }
+            return;
+        }
         self.with(now, token.connection, |this, client| {
             let (Purpose::Receive | Purpose::Send) = token.purpose else {
                 let Purpose::File(op) = token.purpose else { return Ok(()) };
@@ -522,9 +713,10 @@ impl<E: Engine> EventLoop<E> {
                 let result = file_result(client, operation, result);
                 return this.answer(now, client, op, result);
             };
+            let Link::Tcp(link) = &mut client.link else { return Ok(()) };
             match operation {
                 Operation::Receive { buffer, start, filled, least, most, .. } => {
-                    let all = client.receiver.completed(buffer, start, filled, least, most);
+                    let all = link.receiver.completed(buffer, start, filled, least, most);
                     match result {
                         Err(_) => Err(Disconnect("connection reset")),
                         Ok(()) if !all => Err(Disconnect("closed by the peer")),
@@ -532,8 +724,8 @@ impl<E: Engine> EventLoop<E> {
                     }
                 }
                 Operation::Send { message, .. } => {
-                    client.sending = None;
-                    client.queue.completed(&message);
+                    link.sending = None;
+                    link.queue.completed(&message);
                     this.shared.metrics.bytes_sent.inc_by(message.sent() as u64);
                     result.map_err(|_| Disconnect("connection reset"))
                 }
@@ -552,17 +744,39 @@ impl<E: Engine> EventLoop<E> {
                 }
                 reason => info!(peer = %client.peer, reason, "disconnecting"),
             }
-            client.queue.clear();
-            // Already gone where the peer was faster.
-            let _ = rustix::net::shutdown(&*client.socket, rustix::net::Shutdown::Both);
+            self.hang_up(now, client);
             client.protocol.close(now);
         }
         if client.leaving.take().is_some() {
-            // Ends the receive that may be in flight.
-            let _ = rustix::net::shutdown(&*client.socket, rustix::net::Shutdown::Both);
+            self.hang_up(now, client);
         }
         // Nothing is sent any more, so nothing can break the protocol any more.
         let _ = self.drain_effects(now, client);
+    }
+
+    /// Drops what is queued and ends the receive that may be in flight.
+    fn hang_up(&mut self, now: u64, client: &mut Client) {
+        let lost = match &mut client.link {
+            Link::Tcp(link) => {
+                link.queue.clear();
+                // Already gone where the peer was faster.
+                let _ = rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Both);
+                Vec::new()
+            }
+            Link::SmbDirect(link) => {
+                if let (Some(rdma), Some(key)) = (&mut self.rdma, link.key()) {
+                    rdma.forget(key);
+                }
+                link.close()
+            }
+        };
+        for op in lost {
+            if client.fetching.remove(&op).is_some() {
+                client.ops -= 1;
+            }
+            // The connection is gone: nobody can break the protocol any more.
+            let _ = self.answer(now, client, op, Err(NtStatus::CONNECTION_DISCONNECTED));
+        }
     }
 
     /// Ends a connection whose requests are all answered, so that the answers arrive: what was not answered was not done
@@ -573,14 +787,17 @@ impl<E: Engine> EventLoop<E> {
         client.leaving = Some(Instant::now() + FAREWELL_TIME_MAX);
         debug!(peer = %client.peer, "taking leave");
         client.protocol.close(now);
-        rustix::net::shutdown(&*client.socket, rustix::net::Shutdown::Write)
-            .map_err(|_| Disconnect("connection reset"))
+        match &mut client.link {
+            Link::Tcp(link) => rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Write)
+                .map_err(|_| Disconnect("connection reset")),
+            Link::SmbDirect(link) => link.leave(Instant::now()),
+        }
     }
 
     fn tick(&mut self, now: u64) {
         if self.draining.is_some() {
             let is_idle = |client: &Client| {
-                !client.closing && client.protocol.requests_in_flight() == 0 && client.queue.bytes() == 0
+                !client.closing && client.protocol.requests_in_flight() == 0 && client.link.bytes() == 0
             };
             let idle: Vec<u64> =
                 self.clients.values().filter(|client| is_idle(client)).map(|client| client.id.0).collect();
@@ -596,7 +813,20 @@ impl<E: Engine> EventLoop<E> {
         for (id, reason) in late {
             self.with(now, id, |_, _| Err(Disconnect(reason)));
         }
-        self.shared.metrics.buffer_bytes(self.index, self.shared.buffers.bytes_in_use());
+        let over_rdma: Vec<u64> = self
+            .clients
+            .values()
+            .filter(|client| matches!(client.link, Link::SmbDirect(_)) && !client.closing)
+            .map(|client| client.id.0)
+            .collect();
+        for id in over_rdma {
+            self.with(now, id, |_, client| match &mut client.link {
+                Link::SmbDirect(link) => link.tick(Instant::now()),
+                Link::Tcp(_) => Ok(()),
+            });
+        }
+        let rdma_bytes = self.rdma.as_ref().map_or(0, Rdma::buffer_bytes);
+        self.shared.metrics.buffer_bytes(self.index, self.shared.buffers.bytes_in_use() + rdma_bytes);
     }
 
     fn overdue(&self, client: &Client) -> Option<&'static str> {
@@ -612,7 +842,8 @@ impl<E: Engine> EventLoop<E> {
         if !client.authenticated && client.accepted.elapsed() > AUTHENTICATION_TIME_MAX {
             return Some("not logged in in time");
         }
-        let stalled = client.sending.is_some_and(|since| since.elapsed() > SEND_STALL_TIME_MAX);
+        let Link::Tcp(link) = &client.link else { return None };
+        let stalled = link.sending.is_some_and(|since| since.elapsed() > SEND_STALL_TIME_MAX);
         stalled.then_some("the peer takes no data")
     }
 
@@ -639,8 +870,9 @@ impl<E: Engine> EventLoop<E> {
             Event::TreeRefused { username, share, status } => {
                 warn!(%peer, user = username, share, %status, "tree connect refused");
             }
-            Event::Completed { command, status, began, payload_bytes } => {
-                self.shared.metrics.request(*command, *status, now.saturating_sub(*began), *payload_bytes);
+            Event::Completed { command, status, began, payload_bytes, by_rdma } => {
+                let took = now.saturating_sub(*began);
+                self.shared.metrics.request(*command, *status, took, *payload_bytes, *by_rdma);
             }
         }
     }
@@ -674,7 +906,9 @@ fn file_result(client: &mut Client, operation: Operation, result: Result<(), Err
                 Err(status(errno))
             }
         },
-        Operation::Receive { .. } | Operation::Send { .. } => Err(NtStatus::INTERNAL_ERROR),
+        Operation::Receive { .. } | Operation::Send { .. } | Operation::Readable { .. } => {
+            Err(NtStatus::INTERNAL_ERROR)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use forebay_smb::engine::NetworkInterface;
 use tracing::warn;
 
 use crate::advertise::{self, Advertised, Local};
+use crate::rdma::listener::Listening;
 
 /// What an interface without a speed of its own (bridges, veth) counts as, as Linux clients count it.
 const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
@@ -14,7 +15,11 @@ const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
 /// This machine's addresses that `listening` reaches and a client can use, as they are now. Where `advertise` chooses among them, only those
 /// that it takes: a node has addresses that no client reaches, those of bridges of its pods for example.
 #[must_use]
-pub fn current(listening: &[SocketAddr], advertise: &[Advertised]) -> Vec<NetworkInterface> {
+pub fn current(
+    listening: &[SocketAddr],
+    advertise: &[Advertised],
+    rdma: &Listening,
+) -> Vec<NetworkInterface> {
     let chooses = advertise.iter().any(Advertised::chooses);
     let is_taken = |interface: &if_addrs::Interface| {
         let local = Local { interface: interface.name.clone(), address: interface.ip() };
@@ -23,7 +28,10 @@ pub fn current(listening: &[SocketAddr], advertise: &[Advertised]) -> Vec<Networ
     found()
         .into_iter()
         .filter(|interface| is_offered(interface.ip(), listening) && is_taken(interface))
-        .map(|interface| describe(&interface.name, interface.index.unwrap_or(0), interface.ip()))
+        .map(|interface| NetworkInterface {
+            rdma_capable: rdma.has(interface.ip()),
+            ..describe(&interface.name, interface.index.unwrap_or(0), interface.ip())
+        })
         .collect()
 }
 
@@ -90,13 +98,13 @@ mod tests {
     #[test]
     fn this_machine_has_the_interface_it_listens_on() {
         let listening = ["127.0.0.1:445".parse().expect("an address")];
-        let found = current(&listening, &[]);
+        let found = current(&listening, &[], &Listening::default());
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].address, IpAddr::from([127, 0, 0, 1]));
         assert!(found[0].speed_bits_per_second > 0);
         let entry = |text: &str| vec![text.parse::<Advertised>().expect("an entry")];
-        assert_eq!(current(&listening, &entry("interface:lo")).len(), 1);
-        assert_eq!(current(&listening, &entry("storage.example:445")).len(), 1);
-        assert_eq!(current(&listening, &entry("192.0.2.0/24")).len(), 0);
+        assert_eq!(current(&listening, &entry("interface:lo"), &Listening::default()).len(), 1);
+        assert_eq!(current(&listening, &entry("storage.example:445"), &Listening::default()).len(), 1);
+        assert_eq!(current(&listening, &entry("192.0.2.0/24"), &Listening::default()).len(), 0);
     }
 }

@@ -23,6 +23,7 @@ pub mod limits;
 pub mod log;
 pub mod metrics;
 pub mod pool;
+pub mod rdma;
 pub mod tls;
 pub mod transport;
 pub mod volume;

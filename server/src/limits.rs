@@ -22,6 +22,10 @@ pub const SEND_QUEUE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 pub const WRITE_BYTES_IN_FLIGHT_MAX: u64 = 32 * 1024 * 1024;
 /// Operations of one connection with the file system at once; more wait in its queue, and nothing more is received.
 pub const FS_OPS_IN_FLIGHT_MAX: usize = 1024;
+/// RDMA READs and WRITEs of one connection under way at once.
+pub const RDMA_TRANSFERS_MAX: u16 = 128;
+/// Requests of one connection over RDMA that were received and not taken before no more are received.
+pub const RDMA_FRAMES_WAITING_MAX: usize = 64;
 /// Memory of all payload buffers, in use and pooled.
 pub const BUFFER_BYTES_MAX: usize = 4 << 30;
 /// Payload buffers that stay pooled when nobody uses them.

@@ -147,8 +147,10 @@ pub struct Metrics {
     pub authentication_failures: Count,
     /// Bytes sent, frames whole.
     pub bytes_sent: Count,
-    read_bytes: Count,
-    written_bytes: Count,
+    /// Payload that a CPU copied on its way to RDMA.
+    pub rdma_copied_bytes: Count,
+    read_bytes: Payload,
+    written_bytes: Payload,
     commands: [CommandStats; COMMANDS.len()],
     buffers: [AtomicUsize; EVENT_LOOPS_MAX],
     io_engine: &'static str,
@@ -158,6 +160,20 @@ pub struct Metrics {
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Metrics")
+    }
+}
+
+/// Payload by the way it took.
+#[derive(Default)]
+struct Payload {
+    copied: Count,
+    rdma_direct: Count,
+}
+
+impl Payload {
+    fn count(&self, by_rdma: bool, bytes: u32) {
+        let path = if by_rdma { &self.rdma_direct } else { &self.copied };
+        path.inc_by(bytes.into());
     }
 }
 
@@ -172,8 +188,9 @@ impl Metrics {
             sessions: Level::default(),
             authentication_failures: Count::default(),
             bytes_sent: Count::default(),
-            read_bytes: Count::default(),
-            written_bytes: Count::default(),
+            rdma_copied_bytes: Count::default(),
+            read_bytes: Payload::default(),
+            written_bytes: Payload::default(),
             commands: Default::default(),
             buffers: [const { AtomicUsize::new(0) }; EVENT_LOOPS_MAX],
             io_engine,
@@ -182,7 +199,14 @@ impl Metrics {
     }
 
     /// Counts an answered request that took `latency` times 100 ns.
-    pub fn request(&self, command: Command, status: NtStatus, latency: u64, payload_bytes: u32) {
+    pub fn request(
+        &self,
+        command: Command,
+        status: NtStatus,
+        latency: u64,
+        payload_bytes: u32,
+        by_rdma: bool,
+    ) {
         let index = usize::from(command.0).min(COMMANDS.len() - 1);
         let stats = &self.commands[index];
         // A step of a login is no failure.
@@ -191,8 +215,8 @@ impl Metrics {
         stats.latency[LATENCY_BOUNDS.partition_point(|&bound| bound < latency)].inc();
         stats.latency_sum.inc_by(latency);
         match command {
-            Command::READ => self.read_bytes.inc_by(payload_bytes.into()),
-            Command::WRITE => self.written_bytes.inc_by(payload_bytes.into()),
+            Command::READ => self.read_bytes.count(by_rdma, payload_bytes),
+            Command::WRITE => self.written_bytes.count(by_rdma, payload_bytes),
             _ => {}
         }
     }
@@ -231,14 +255,20 @@ impl Collector for Metrics {
         gauge(e, "forebay_sessions", "SMB sessions", &[(&[], self.sessions.get() as f64)])?;
         let failures = self.authentication_failures.get();
         counter(e, "forebay_authentication_failures", "Logins that failed", &[(&[], failures)])?;
-        let copied = [("path", "copied")];
-        counter(e, "forebay_read_bytes", "Bytes read by clients", &[(&copied, self.read_bytes.get())])?;
-        counter(
-            e,
-            "forebay_written_bytes",
-            "Bytes written by clients",
-            &[(&copied, self.written_bytes.get())],
-        )?;
+        let (copied, direct) = ([("path", "copied")], [("path", "rdma-direct")]);
+        for (name, help, payload) in [
+            ("forebay_read_bytes", "Bytes read by clients", &self.read_bytes),
+            ("forebay_written_bytes", "Bytes written by clients", &self.written_bytes),
+        ] {
+            counter(
+                e,
+                name,
+                help,
+                &[(&copied, payload.copied.get()), (&direct, payload.rdma_direct.get())],
+            )?;
+        }
+        let help = "Bytes that a CPU copied on their way to RDMA: none, if all is well";
+        counter(e, "forebay_rdma_copied_bytes", help, &[(&[], self.rdma_copied_bytes.get())])?;
         counter(e, "forebay_sent_bytes", "Bytes sent, with headers", &[(&[], self.bytes_sent.get())])?;
         let buffers: usize = self.buffers.iter().map(|b| b.load(Ordering::Relaxed)).sum();
         gauge(e, "forebay_buffer_bytes", "Payload buffers in use", &[(&[], buffers as f64)])?;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::engine::RemoteBuffer;
 use crate::status::NtStatus;
 
 /// Identifies an operation in flight on one connection. Chosen by the connection, echoed on completion.
@@ -265,6 +266,20 @@ pub enum FsOpKind {
         frame: Arc<dyn Frame>,
         /// Where in the frame.
         range: Range<usize>,
+        /// On stable storage before the answer.
+        write_through: bool,
+    },
+    /// As [`FsOpKind::Write`], but the data are still with the peer: the transport fetches them, and what a backend sees
+    /// is a write. Answered by [`FsReply::Written`].
+    WriteRemote {
+        /// The handle.
+        handle: FsHandle,
+        /// First byte; `u64::MAX` appends.
+        offset: u64,
+        /// Where the data are.
+        source: RemoteBuffer,
+        /// Bytes, as many as the source has or fewer.
+        length: u32,
         /// On stable storage before the answer.
         write_through: bool,
     },

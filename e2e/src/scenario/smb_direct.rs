@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{ONE, Scenario, scenario};
+use super::{MIB, ONE, Scenario, ours, scenario};
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::inventory::{Device, Found};
 use crate::guest::calls::mounting::Mount;
@@ -22,6 +22,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         })),
         on_fabric(scenario("ksmbd and cifs over software iWARP", |site| {
             carries(site, &Link { kind: "siw", module: "siw", iwarp: true })
+        })),
+        on_fabric(ours("SMB Direct over soft-RoCE", |site| {
+            served(site, &Link { kind: "rxe", module: "rdma_rxe", iwarp: false })
+        })),
+        on_fabric(ours("SMB Direct over software iWARP", |site| {
+            served(site, &Link { kind: "siw", module: "siw", iwarp: true })
         })),
     ]
 }
@@ -163,6 +169,40 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
             Ok(node.run("rdma resource show qp | grep -c 'type RC' || true")? == "0")
         })?;
     }
+    Ok(format!("port {port}"))
+}
+
+/// Our own server, to which the devices come while it runs.
+fn served(site: &Site, link: &Link) -> Result<String> {
+    let (server, client) = (site.storage(), site.node(ONE));
+    let _links = [link.add(server)?, link.add(client)?];
+    // [MS-SMBD] 1.9
+    let port = if link.iwarp { "5445" } else { "445" };
+    server.wait_until("the server listens on the device", Duration::from_secs(20), || {
+        let listening = server.run("rdma resource show cm_id | grep 'state LISTEN' || true")?;
+        Ok(listening.contains(&format!(":{port} ")))
+    })?;
+    let volume = site.volume(256 * MIB)?;
+    let mounted = site.mount(client, &volume, &[("vers", "3.1.1"), ("rdma", "")])?;
+    let status = || client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData");
+    ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct: {}", status()?);
+    let connected = client.run("rdma resource show cm_id | grep 'state CONNECT'")?;
+    ensure!(connected.trim_end().ends_with(&format!("dst-addr {}:{port}", server.address())), "{connected}");
+    let shards =
+        Shards { folder: mounted.path().into(), prefix: "f".into(), count: 2, bytes: 5_500_001, seed: 7 };
+    let sums: Vec<Sum> = client.call("write-shards", &shards)?;
+    client.run("sync; echo 3 > /proc/sys/vm/drop_caches")?;
+    client
+        .call::<u64>("verify-sums", &Sums { folder: mounted.path().into(), sums })
+        .context("read over SMB Direct")?;
+    ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct any more: {}", status()?);
+    mounted.unmount()?;
+    for node in [client, server] {
+        node.wait_until("no queue pair is left", Duration::from_secs(20), || {
+            Ok(node.run("rdma resource show qp | grep -c 'type RC' || true")? == "0")
+        })?;
+    }
+    site.delete(&volume)?;
     Ok(format!("port {port}"))
 }
 

@@ -43,6 +43,8 @@ pub enum Purpose {
     Send,
     /// An operation with the file system.
     File(OpId),
+    /// A descriptor of the loop's own.
+    Readable,
 }
 
 /// Something for an engine to do. It owns its buffers until it is done.
@@ -98,6 +100,11 @@ pub enum Operation {
         /// On stable storage before it is done.
         durable: bool,
     },
+    /// Waits until a descriptor is readable.
+    Readable {
+        /// Which.
+        descriptor: Arc<OwnedFd>,
+    },
     /// Data and attributes on stable storage.
     Sync {
         /// Of what.
@@ -112,6 +119,7 @@ impl fmt::Debug for Operation {
             Self::Send { .. } => "Send",
             Self::Read { .. } => "Read",
             Self::Write { .. } => "Write",
+            Self::Readable { .. } => "Readable",
             Self::Sync { .. } => "Sync",
         })
     }
@@ -280,7 +288,7 @@ impl Operation {
                 *written += bytes;
                 bytes == 0 || *written >= range.len()
             }
-            Self::Sync { .. } => true,
+            Self::Readable { .. } | Self::Sync { .. } => true,
         }
     }
 }

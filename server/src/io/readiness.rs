@@ -26,6 +26,8 @@ pub struct Readiness {
     workers: Arc<Workers>,
     /// By descriptor: what waits for it to be readable, and for it to be writable.
     sockets: HashMap<RawFd, Waiting>,
+    /// By descriptor: what waits for it once.
+    watched: HashMap<RawFd, (Token, Operation)>,
     /// Done without waiting.
     ready: Vec<Completion>,
     /// Done by workers.
@@ -58,6 +60,7 @@ impl Readiness {
             waker,
             workers,
             sockets: HashMap::new(),
+            watched: HashMap::new(),
             ready: Vec::new(),
             finished: Arc::default(),
             events: Vec::with_capacity(EVENTS),
@@ -93,6 +96,13 @@ impl Readiness {
 
     fn retry(&mut self, fd: RawFd, flags: epoll::EventFlags) {
         use epoll::EventFlags as F;
+        if let Some((token, operation)) = self.watched.remove(&fd) {
+            if let Operation::Readable { descriptor } = &operation {
+                let _ = epoll::delete(&self.epoll, &**descriptor);
+            }
+            self.ready.push(Completion { token, operation, result: Ok(()) });
+            return;
+        }
         let Some(waiting) = self.sockets.get_mut(&fd) else { return };
         let failed = flags.intersects(F::ERR | F::HUP);
         let receive =
@@ -145,6 +155,14 @@ impl Engine for Readiness {
             Operation::Receive { .. } | Operation::Send { .. } => {
                 if let Some(again) = self.attempt(token, operation) {
                     self.park(again);
+                }
+            }
+            Operation::Readable { ref descriptor } => {
+                let fd = descriptor.as_raw_fd();
+                let data = epoll::EventData::new_u64(fd.cast_unsigned().into());
+                match epoll::add(&self.epoll, &**descriptor, data, epoll::EventFlags::IN) {
+                    Ok(()) => drop(self.watched.insert(fd, (token, operation))),
+                    Err(errno) => self.ready.push(Completion { token, operation, result: Err(errno) }),
                 }
             }
             mut file_operation => {
@@ -205,7 +223,9 @@ fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Er
                 rustix::io::pwritev2(&**file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
             }
             Operation::Sync { file } => rustix::fs::fsync(&**file).map(|()| 0),
-            Operation::Receive { .. } | Operation::Send { .. } => unreachable!("sockets are not for workers"),
+            Operation::Receive { .. } | Operation::Send { .. } | Operation::Readable { .. } => {
+                unreachable!("sockets are not for workers")
+            }
         };
         match moved {
             Err(Errno::INTR) => {}

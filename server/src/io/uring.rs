@@ -176,6 +176,9 @@ impl Uring {
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };
                 opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(at).rw_flags(flags).build()
             }
+            Operation::Readable { descriptor } => {
+                opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), libc::POLLIN as u32).build()
+            }
             Operation::Sync { file } => {
                 opcode::Fsync::new(Fd(file.as_fd().as_raw_fd())).flags(FsyncFlags::empty()).build()
             }

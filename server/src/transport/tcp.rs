@@ -7,20 +7,33 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_smb::engine::{Disconnect, Segment, Transmit};
 
-use crate::buffers::{Buffer, BufferPool, FrameBuffer, PAGE, ReadBuffer};
+use super::frame::{OUT_OF_MEMORY, TRANSFORM, WRITE_DATA, in_one_piece};
+use crate::buffers::{Buffer, BufferPool, FrameBuffer};
 use crate::io::{Message, Operation, Part};
 use crate::limits::{SEND_GATHER_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES};
 
 const PREFIX: usize = 4;
-/// Where the data of a WRITE begin: 64 bytes of header, 48 of the request ([MS-SMB2] 2.2.21).
-const WRITE_DATA: isize = 112;
-/// Length of a transform header ([MS-SMB2] 2.2.41).
-const TRANSFORM: isize = 52;
 /// How a sealed frame begins.
 const SEALED: &[u8] = b"\xfdSMB";
+
+/// A connection over TCP.
+pub(crate) struct TcpLink {
+    pub(crate) socket: Arc<OwnedFd>,
+    pub(crate) receiver: Receiver,
+    pub(crate) queue: SendQueue,
+    /// When the send in flight was begun.
+    pub(crate) sending: Option<Instant>,
+}
+
+impl TcpLink {
+    pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
+        Self { socket, receiver: Receiver::new(), queue: SendQueue::default(), sending: None }
+    }
+}
 
 /// The receiving side of a connection.
 pub(crate) struct Receiver {
@@ -186,9 +199,6 @@ impl Receiver {
     }
 }
 
-const OUT_OF_MEMORY: Disconnect =
-    Disconnect("no buffer to be had: the server's memory for payload is used up");
-
 /// The sending side of a connection: whole frames, in order.
 #[derive(Default)]
 pub(crate) struct SendQueue {
@@ -234,8 +244,8 @@ impl SendQueue {
 
 /// Makes a message of a frame, sealing it where that is asked for.
 pub(crate) fn message(transmit: Transmit, buffers: &BufferPool) -> Result<Message, Disconnect> {
-    let Transmit { segments, seal } = transmit;
-    let length: usize = segments.iter().map(|segment| segment.bytes().len()).sum();
+    let length = transmit.len();
+    let Transmit { segments, seal, .. } = transmit;
     let Some(sealer) = seal else {
         let mut parts = Vec::with_capacity(1 + segments.len());
         parts.push(Part::Prefix(prefix(length)?));
@@ -245,14 +255,10 @@ pub(crate) fn message(transmit: Transmit, buffers: &BufferPool) -> Result<Messag
         }));
         return Ok(Message::new(parts));
     };
-    let (mut buffer, start) = contiguous(segments, length, buffers)?;
-    let end = start + length.cast_signed();
-    let header = sealer.seal(buffer.bytes_mut(start..end))?;
-    buffer.bytes_mut(start - TRANSFORM..start).copy_from_slice(&header);
-    let begin = start - TRANSFORM - PREFIX.cast_signed();
-    let prefix = prefix(length + header.len())?;
-    buffer.bytes_mut(begin..start - TRANSFORM).copy_from_slice(&prefix);
-    Ok(Message::new(vec![Part::Whole(buffer, begin..end)]))
+    let (mut buffer, range) = in_one_piece(segments, Some(sealer), buffers)?;
+    let begin = range.start - PREFIX.cast_signed();
+    buffer.bytes_mut(begin..range.start).copy_from_slice(&prefix(range.len())?);
+    Ok(Message::new(vec![Part::Whole(buffer, begin..range.end)]))
 }
 
 fn prefix(length: usize) -> Result<[u8; PREFIX], Disconnect> {
@@ -262,43 +268,10 @@ fn prefix(length: usize) -> Result<[u8; PREFIX], Disconnect> {
     }
 }
 
-/// Puts all segments in one buffer, from the position returned on: before the data that were read, if there is place.
-fn contiguous(
-    segments: Vec<Segment>,
-    length: usize,
-    buffers: &BufferPool,
-) -> Result<(Buffer, isize), Disconnect> {
-    let segments = match <[Segment; 2]>::try_from(segments) {
-        Ok([Segment::Bytes(headers), Segment::Payload(payload)])
-            if headers.len() + TRANSFORM.unsigned_abs() + PREFIX <= PAGE =>
-        {
-            match payload.into_any().downcast::<ReadBuffer>() {
-                Ok(read) => {
-                    let (mut buffer, _) = read.into_parts();
-                    let start = -headers.len().cast_signed();
-                    buffer.bytes_mut(start..0).copy_from_slice(&headers);
-                    return Ok((buffer, start));
-                }
-                Err(_) => return Err(Disconnect("data read by another backend than this transport knows")),
-            }
-        }
-        Ok(segments) => Vec::from(segments),
-        Err(segments) => segments,
-    };
-    let mut buffer = buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
-    let mut at = 0_isize;
-    for segment in &segments {
-        let bytes = segment.bytes();
-        let end = at + bytes.len().cast_signed();
-        buffer.bytes_mut(at..end).copy_from_slice(bytes);
-        at = end;
-    }
-    Ok((buffer, 0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffers::PAGE;
     use forebay_smb::fs::Frame;
 
     fn framed(payload: &[u8]) -> Vec<u8> {

@@ -4,6 +4,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use forebay_smbdirect::wire::Token;
+
+use super::remote::RemoteWrite;
 use super::step::{Reply, Request};
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, Payload};
@@ -46,6 +49,8 @@ pub(super) struct Response {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
     pub(super) payload: Option<Box<dyn Payload>>,
+    pub(super) remote: Option<RemoteWrite>,
+    pub(super) invalidate: Option<Token>,
     pub(super) sign: Option<SigningKey>,
 }
 
@@ -54,11 +59,12 @@ pub(super) const ERROR_BODY: [u8; 9] = [9, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Response {
     pub(super) fn error(header: Header) -> Self {
-        Self { header, body: ERROR_BODY.to_vec(), payload: None, sign: None }
+        Self::reply(header, Reply::ok(ERROR_BODY.to_vec()))
     }
 
     pub(super) fn reply(header: Header, reply: Reply) -> Self {
-        Self { header, body: reply.body, payload: reply.payload, sign: None }
+        let Reply { status: _, body, payload, remote } = reply;
+        Self { header, body, payload, remote, invalidate: None, sign: None }
     }
 }
 
@@ -86,7 +92,7 @@ pub(super) fn assemble(responses: Vec<Response>) -> Vec<Segment> {
     let mut segments = Vec::with_capacity(responses.len() * 2);
     let last = responses.len().saturating_sub(1);
     for (index, response) in responses.into_iter().enumerate() {
-        let Response { mut header, body, payload, sign } = response;
+        let Response { mut header, body, payload, sign, .. } = response;
         let length = HEADER_LEN + body.len() + payload.as_ref().map_or(0, |p| p.bytes().len());
         let padding = if index == last { 0 } else { length.next_multiple_of(8) - length };
         header.next_command = if index == last { 0 } else { (length + padding) as u32 };

@@ -5,12 +5,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use forebay_smbdirect::wire::Token;
+
 pub use super::chain::Segment;
 use super::chain::{Chain, Related, Response, assemble};
 use super::commands;
 use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
+use super::remote::RemoteWrite;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
@@ -34,11 +37,22 @@ pub struct Disconnect(pub &'static str);
 pub struct Transmit {
     /// The frame in parts.
     pub segments: Vec<Segment>,
+    /// What must be in the peer's memory before the frame; over RDMA only.
+    pub remote_writes: Vec<RemoteWrite>,
+    /// The token of the peer that the frame invalidates; over RDMA only.
+    pub invalidate: Option<Token>,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
     pub seal: Option<Sealer>,
 }
 
 impl Transmit {
+    fn new(mut responses: Vec<Response>, seal: Option<Sealer>) -> Self {
+        let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
+        // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
+        let invalidate = responses.iter().find_map(|r| r.invalidate);
+        Self { segments: assemble(responses), remote_writes, invalidate, seal }
+    }
+
     /// Bytes of all parts, before sealing.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -126,6 +140,8 @@ pub enum Event {
         began: u64,
         /// Payload read or written, in bytes.
         payload_bytes: u32,
+        /// Which went by RDMA rather than in messages.
+        by_rdma: bool,
     },
 }
 
@@ -180,6 +196,8 @@ pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 pub(crate) struct Core {
     pub(crate) id: ConnectionId,
     pub(crate) peer: String,
+    /// The transport reaches into the peer's memory.
+    pub(crate) over_rdma: bool,
     pub(crate) negotiated: Option<Negotiated>,
     /// An SMB1 negotiate was answered with the wildcard dialect: an SMB2 one must follow.
     pub(crate) wildcard: bool,
@@ -265,6 +283,7 @@ impl Connection {
             core: Core {
                 id,
                 peer,
+                over_rdma: false,
                 negotiated: None,
                 wildcard: false,
                 channels: HashMap::new(),
@@ -283,6 +302,13 @@ impl Connection {
             parked: HashMap::new(),
             transmit: VecDeque::new(),
         }
+    }
+
+    /// The same over a transport that moves payload by RDMA: READ and WRITE may name the peer's memory.
+    #[must_use]
+    pub fn over_rdma(mut self) -> Self {
+        self.core.over_rdma = true;
+        self
     }
 
     /// The longest frame that the peer may send now, in bytes; a longer one: end the connection.
@@ -495,7 +521,7 @@ impl Connection {
 
     fn finish(&mut self, mut response: Response) {
         response.header.credits = self.credits.grant(1);
-        self.transmit.push_back(Transmit { segments: assemble(vec![response]), seal: None });
+        self.transmit.push_back(Transmit::new(vec![response], None));
     }
 
     /// Runs a chain until it waits or ends.
@@ -514,6 +540,8 @@ impl Connection {
                 sealed: chain.sealed_for.is_some(),
                 began: now,
                 signing: None,
+                by_rdma: false,
+                invalidate: None,
             };
             let step = match self.admit(&mut chain, &mut request) {
                 Err(step) => step,
@@ -669,7 +697,7 @@ impl Connection {
                 Ok(true)
             }
             Step::Fail(status) => {
-                let reply = Reply { status, body: super::chain::ERROR_BODY.to_vec(), payload: None };
+                let reply = Reply { status, ..Reply::ok(super::chain::ERROR_BODY.to_vec()) };
                 self.answer(chain, &mut request, reply);
                 Ok(true)
             }
@@ -695,11 +723,16 @@ impl Connection {
             },
             |p| p.bytes().len() as u32,
         );
+        let payload_bytes = match &reply.remote {
+            Some(remote) => remote.payload.bytes().len() as u32,
+            None => payload_bytes,
+        };
         self.core.events.push_back(Event::Completed {
             command: request.header.command,
             status,
             began: request.began,
             payload_bytes,
+            by_rdma: request.by_rdma,
         });
         let mut header = request.header.response(status);
         header.credits =
@@ -709,6 +742,7 @@ impl Connection {
         }
         let mut response = Response::reply(header, reply);
         response.sign = self.signing_key(chain, request, status);
+        response.invalidate = request.invalidate;
         self.note_preauth(request, &response);
         chain.responses.push(response);
     }
@@ -793,7 +827,7 @@ impl Connection {
             // The session ended under a sealed request: what it asked in secret is not answered in the open.
             return;
         }
-        self.transmit.push_back(Transmit { segments: assemble(responses), seal });
+        self.transmit.push_back(Transmit::new(responses, seal));
     }
 
     fn wake(&mut self, now: u64, token: u64, reason: Wake) -> Result<(), Disconnect> {

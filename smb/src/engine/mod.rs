@@ -19,6 +19,7 @@ mod files;
 mod locks;
 mod names;
 mod open;
+mod remote;
 mod server;
 mod session;
 mod step;
@@ -26,6 +27,7 @@ mod volume;
 
 pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
 pub use open::OpenInfo;
+pub use remote::{RemoteBuffer, RemoteWrite};
 pub use server::{
     ConnectionId, Encryption, InUse, Mail, NetworkInterface, Server, ServerConfig, SessionInfo,
 };

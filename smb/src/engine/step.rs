@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use forebay_smbdirect::wire::Token;
+
 use super::connection::Core;
 use super::open::Open;
+use super::remote::RemoteWrite;
 use super::server::Server;
 use super::session::{Session, Tree};
 use crate::crypto::SigningKey;
@@ -35,12 +38,14 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
     /// READ data that follows the body.
     pub(crate) payload: Option<Box<dyn Payload>>,
+    /// READ data that go by RDMA instead.
+    pub(crate) remote: Option<RemoteWrite>,
 }
 
 impl Reply {
     /// Success with a body.
     pub(crate) fn ok(body: Vec<u8>) -> Self {
-        Self { status: NtStatus::SUCCESS, body, payload: None }
+        Self { status: NtStatus::SUCCESS, body, payload: None, remote: None }
     }
 }
 
@@ -93,6 +98,10 @@ pub(crate) struct Request {
     pub(crate) began: u64,
     /// What to sign the answer with where the session ends with this request.
     pub(crate) signing: Option<SigningKey>,
+    /// Its payload goes by RDMA.
+    pub(crate) by_rdma: bool,
+    /// The peer's token that the answer invalidates.
+    pub(crate) invalidate: Option<Token>,
 }
 
 impl Request {

@@ -239,6 +239,7 @@ impl Inner {
                 let bytes = (!bytes.is_empty()).then_some(bytes);
                 FsReply::Read(Box::new(Data(bytes.ok_or(NtStatus::END_OF_FILE)?.to_vec())))
             }
+            FsOpKind::WriteRemote { .. } => return Err(NtStatus::NOT_SUPPORTED),
             FsOpKind::Write { handle: h, offset, frame, range, .. } => {
                 self.log.push("write");
                 let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;

@@ -182,6 +182,8 @@ pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
         Op::Read { handle, offset, length } => {
             data::read(&*file(&handle)?, offset, length, buffers).map(FsReply::Read)
         }
+        // Transports fetch the data and then write them.
+        Op::WriteRemote { .. } => Err(NtStatus::INTERNAL_ERROR),
         Op::Write { handle, offset, frame, range, write_through } => {
             let bytes = frame.bytes().get(range).ok_or(NtStatus::INVALID_PARAMETER)?;
             data::write(&*file(&handle)?, offset, bytes, write_through).map(FsReply::Written)

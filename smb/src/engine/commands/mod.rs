@@ -71,7 +71,12 @@ pub(crate) fn payload_bytes(command: Command, message: &[u8]) -> Option<u32> {
     let u32_at =
         |at: usize| message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
     match command {
-        Command::READ | Command::WRITE | Command::SET_INFO => u32_at(4),
+        // By RDMA, Length of a WRITE is 0 and RemainingBytes counts ([MS-SMB2] 3.2.4.7).
+        Command::WRITE => match u32_at(32)? {
+            0 => u32_at(4),
+            _ => Some(u32_at(4)?.max(u32_at(36)?)),
+        },
+        Command::READ | Command::SET_INFO => u32_at(4),
         Command::QUERY_INFO => Some(u32_at(4)?.max(u32_at(12)?)),
         Command::QUERY_DIRECTORY => u32_at(28),
         Command::CHANGE_NOTIFY => u32_at(4),

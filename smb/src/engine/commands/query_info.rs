@@ -76,7 +76,7 @@ fn answer(mut output: Vec<u8>, fixed: usize, limit: u32) -> Step {
     output.truncate(limit);
     let mut body = Vec::with_capacity(8 + output.len());
     Response { output_buffer: &output }.encode(&mut body);
-    Step::Reply(Reply { status, body, payload: None })
+    Step::Reply(Reply { status, ..Reply::ok(body) })
 }
 
 fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {

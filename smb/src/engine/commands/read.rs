@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::engine::remote::{self, RemoteWrite};
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
-use crate::wire::read::{Channel, RESPONSE_FIXED_LEN, Request, Response};
+use crate::wire::read::{RESPONSE_FIXED_LEN, Request, Response};
 
 /// The first offset that no file reaches ([MS-FSA] 2.1.5.3: offsets are signed).
 pub(super) const OFFSET_END: u64 = i64::MAX as u64;
@@ -18,6 +19,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     };
     let (length, offset, minimum_count) = (request.length, request.offset, request.minimum_count);
     let (file_id, channel) = (request.file_id, request.channel);
+    let info = request.channel_info.to_vec();
     let open = match ctx.open(file_id) {
         Ok(o) => o,
         Err(status) => return status.into(),
@@ -29,9 +31,13 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if !AccessMask(open.access).intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
-    if length > ctx.core.io_bytes_max() || (channel != Channel::NONE && ctx.core.is_smb3()) {
+    if length > ctx.core.io_bytes_max() {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
+    let target = match remote::channel(ctx, channel, &info, length) {
+        Ok(target) => target,
+        Err(status) => return status.into(),
+    };
     if offset > OFFSET_END || u64::from(length) > OFFSET_END - offset {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
@@ -58,7 +64,12 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
                 return Step::Fail(NtStatus::END_OF_FILE);
             }
             open.position.store(offset + u64::from(count), Ordering::Relaxed);
-            Step::Reply(Reply { status: NtStatus::SUCCESS, body: fixed(count), payload: Some(payload) })
+            Step::Reply(match target {
+                None => Reply { payload: Some(payload), ..Reply::ok(fixed(count)) },
+                Some(target) => {
+                    Reply { remote: Some(RemoteWrite { payload, target }), ..Reply::ok(elsewhere(count)) }
+                }
+            })
         }),
     )
 }
@@ -66,5 +77,12 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 fn fixed(count: u32) -> Vec<u8> {
     let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN);
     Response::inline(count).encode(&mut body);
+    body
+}
+
+/// The body of a response whose data went by RDMA.
+fn elsewhere(count: u32) -> Vec<u8> {
+    let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN);
+    Response { data_remaining: count, ..Response::inline(0) }.encode(&mut body);
     body
 }

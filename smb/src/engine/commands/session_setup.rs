@@ -88,7 +88,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 fn reply(status: NtStatus, session_flags: SessionFlags, token: &[u8]) -> Reply {
     let mut body = Vec::new();
     Response { session_flags, security_buffer: token }.encode(&mut body);
-    Reply { status, body, payload: None }
+    Reply { status, ..Reply::ok(body) }
 }
 
 fn new_session_id(ctx: &mut Ctx<'_>) -> u64 {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::read::OFFSET_END;
 use crate::engine::access::DATA_CHANGING;
+use crate::engine::remote;
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
@@ -18,18 +19,26 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Ok(r) => r,
         Err(e) => return e.into(),
     };
-    let (length, offset, flags) = (request.length, request.offset, request.flags);
-    let (data_offset, file_id, channel) =
-        (usize::from(request.data_offset), request.file_id, request.channel);
-    // [MS-SMB2] 3.3.5.13: the payload lies in this message, no farther than 0x100 bytes from its header.
-    let start = ctx.request.range.start + data_offset;
-    let Some(end) = start.checked_add(length as usize).filter(|end| *end <= ctx.request.range.end) else {
+    let (offset, flags, remaining) = (request.offset, request.flags, request.remaining_bytes);
+    let (data_offset, file_id) = (usize::from(request.data_offset), request.file_id);
+    let (channel, info) = (request.channel, request.channel_info.to_vec());
+    let is_remote = channel != Channel::NONE && ctx.core.is_smb3();
+    // [MS-SMB2] 3.3.5.13: by RDMA nothing lies in the message, and RemainingBytes says how much there is.
+    if is_remote && (request.length != 0 || data_offset != 0) {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    let length = if is_remote { remaining } else { request.length };
+    if length > ctx.core.io_bytes_max() {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
+    let source = match remote::channel(ctx, channel, &info, length) {
+        Ok(source) => source,
+        Err(status) => return status.into(),
     };
-    if data_offset > 0x100
-        || length > ctx.core.io_bytes_max()
-        || (channel != Channel::NONE && ctx.core.is_smb3())
-    {
+    // [MS-SMB2] 3.3.5.13: otherwise the payload lies in this message, no farther than 0x100 bytes from its header.
+    let start = ctx.request.range.start + data_offset;
+    let end = start + if is_remote { 0 } else { length as usize };
+    if end > ctx.request.range.end || data_offset > 0x100 {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
     let open = match ctx.open(file_id) {
@@ -54,13 +63,14 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     let write_through = flags.contains(Flags::WRITE_THROUGH)
         || CreateOptions(open.options).contains(CreateOptions::WRITE_THROUGH);
+    let handle = open.handle.clone();
     Step::Fs(
-        FsOpKind::Write {
-            handle: open.handle.clone(),
-            offset,
-            frame: Arc::clone(&ctx.request.frame),
-            range: start..end,
-            write_through,
+        match source {
+            None => {
+                let frame = Arc::clone(&ctx.request.frame);
+                FsOpKind::Write { handle, offset, frame, range: start..end, write_through }
+            }
+            Some(source) => FsOpKind::WriteRemote { handle, offset, source, length, write_through },
         },
         Box::new(move |_, result| match result {
             Ok(FsReply::Written(count)) => {

@@ -1,0 +1,130 @@
+//! RDMA: where the server listens, and what an event loop has of it.
+
+pub mod listener;
+pub mod verbs;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::info;
+
+use crate::buffers::BufferPool;
+use crate::transport::smb_direct::{SmbDirect, settings};
+use verbs::{CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, NoChannel, Notifier};
+
+/// What happened to a connection of an event loop.
+pub(crate) enum Event {
+    /// It is up.
+    Established,
+    /// Something of it was completed.
+    Ready,
+    /// It is down.
+    Ended(&'static str),
+}
+
+/// An event loop's RDMA: where events and completions of its connections come.
+pub(crate) struct Rdma {
+    channel: Arc<EventChannel>,
+    events: Arc<OwnedFd>,
+    devices: HashMap<DeviceKey, OnDevice>,
+    /// Connections, by how events name them.
+    connections: HashMap<CmKey, u64>,
+    buffer_bytes_max: usize,
+}
+
+struct OnDevice {
+    notifier: Arc<Notifier>,
+    completions: Arc<OwnedFd>,
+    buffers: BufferPool,
+}
+
+impl Rdma {
+    /// With at most `buffer_bytes_max` of buffers on each device.
+    pub(crate) fn new(buffer_bytes_max: usize) -> Result<Self, NoChannel> {
+        let channel = Arc::new(EventChannel::new()?);
+        let events = channel.descriptor();
+        Ok(Self {
+            channel,
+            events,
+            devices: HashMap::new(),
+            connections: HashMap::new(),
+            buffer_bytes_max,
+        })
+    }
+
+    /// What to wait for from the start.
+    pub(crate) fn events(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.events)
+    }
+
+    /// Whether this is still to be waited for.
+    pub(crate) fn waits_for(&self, descriptor: &Arc<OwnedFd>) -> bool {
+        Arc::ptr_eq(descriptor, &self.events)
+            || self.devices.values().any(|device| Arc::ptr_eq(descriptor, &device.completions))
+    }
+
+    /// Lets a peer in as connection `id`. What else is to be waited for comes with it.
+    pub(crate) fn accept(
+        &mut self,
+        id: u64,
+        incoming: Incoming,
+        peer: SocketAddr,
+    ) -> Result<(SmbDirect, Option<Arc<OwnedFd>>), String> {
+        let device = incoming.device().map_err(|errno| errno.to_string())?;
+        let mut watch = None;
+        if !self.devices.contains_key(&device.key()) {
+            let notifier = Notifier::new(&device).map_err(|errno| errno.to_string())?;
+            let completions = notifier.descriptor();
+            watch = Some(Arc::clone(&completions));
+            let buffers = BufferPool::registered(self.buffer_bytes_max, Arc::clone(&device));
+            let on_device = OnDevice { notifier: Arc::new(notifier), completions, buffers };
+            self.devices.insert(device.key(), on_device);
+        }
+        let on_device = &self.devices[&device.key()];
+        let (config, sizes) = settings(&device);
+        let endpoint = Endpoint::new(incoming, &self.channel, &on_device.notifier, id, sizes)
+            .map_err(|errno| format!("{}: {errno}", device.name()))?;
+        let key = endpoint.key();
+        let link = SmbDirect::accept(endpoint, config, peer, on_device.buffers.clone(), Instant::now())?;
+        self.connections.insert(key, id);
+        Ok((link, watch))
+    }
+
+    /// A connection is closed.
+    pub(crate) fn forget(&mut self, key: CmKey) {
+        self.connections.remove(&key);
+    }
+
+    /// What has happened since, by connection.
+    pub(crate) fn take(&mut self) -> Vec<(u64, Event)> {
+        let mut found = Vec::new();
+        while let Some(event) = self.channel.next() {
+            let (key, event) = match event {
+                CmEvent::Established(key) => (key, Event::Established),
+                CmEvent::Ended(key, reason) => (key, Event::Ended(reason)),
+                CmEvent::DeviceRemoved(key) => (key, Event::Ended("the RDMA device was removed")),
+                // Only listeners are asked for connections, and theirs is another channel.
+                CmEvent::Connect(_) => continue,
+            };
+            found.extend(self.connections.get(&key).map(|id| (*id, event)));
+        }
+        let mut ready = Vec::new();
+        self.devices.retain(|_, device| match device.notifier.take(&mut ready) {
+            Ok(()) => true,
+            Err(errno) => {
+                info!(device = ?device.notifier, %errno, "the RDMA device is gone");
+                false
+            }
+        });
+        found.extend(ready.into_iter().map(|id| (id, Event::Ready)));
+        found
+    }
+
+    /// Bytes of buffers in use.
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.devices.values().map(|device| device.buffers.bytes_in_use()).sum()
+    }
+}

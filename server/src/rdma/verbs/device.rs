@@ -1,0 +1,300 @@
+//! RDMA devices, memory registered with them, and the descriptors that tell of completions.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rdma_sys::{ibv_access_flags, ibv_comp_channel, ibv_context, ibv_device_attr, ibv_mr, ibv_pd};
+use rustix::io::Errno;
+
+use super::library::Library;
+use super::{check, last_errno};
+
+/// Tells devices apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceKey(usize);
+
+/// An RDMA device and the protection domain of this process on it.
+pub struct Device {
+    library: &'static Library,
+    context: NonNull<ibv_context>,
+    domain: NonNull<ibv_pd>,
+    name: String,
+    is_iwarp: bool,
+    /// Work requests of one queue.
+    pub(super) work_max: u32,
+    /// Pieces of memory of one work request.
+    pub(super) pieces_max: u32,
+    /// RDMA READs of one connection under way at once.
+    pub(super) reads_max: u8,
+}
+
+// SAFETY: verbs are thread-safe; the context belongs to librdmacm and lives as long as the process.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.name)
+    }
+}
+
+/// All devices in use, so that each has one protection domain.
+static DEVICES: Mutex<Option<HashMap<DeviceKey, Weak<Device>>>> = Mutex::new(None);
+
+impl Device {
+    /// The device of a context of librdmacm.
+    pub(super) fn of(library: &'static Library, context: *mut ibv_context) -> Result<Arc<Self>, Errno> {
+        let context = NonNull::new(context).ok_or(Errno::NODEV)?;
+        let key = DeviceKey(context.as_ptr() as usize);
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = devices.get_or_insert_default();
+        if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        // SAFETY: the structure is plain numbers; the context is librdmacm's.
+        let attributes = unsafe {
+            let mut attributes: ibv_device_attr = std::mem::zeroed();
+            check((library.ibv_query_device)(context.as_ptr(), &raw mut attributes))?;
+            attributes
+        };
+        // SAFETY: the context and its device live; the name is a string within the device.
+        let (name, domain, is_iwarp) = unsafe {
+            let device = (*context.as_ptr()).device;
+            let name = CStr::from_ptr((library.ibv_get_device_name)(device)).to_string_lossy().into_owned();
+            let is_iwarp = (*device).transport_type == rdma_sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
+            (name, (library.ibv_alloc_pd)(context.as_ptr()), is_iwarp)
+        };
+        let device = Arc::new(Self {
+            library,
+            context,
+            domain: NonNull::new(domain).ok_or_else(last_errno)?,
+            name,
+            is_iwarp,
+            work_max: attributes.max_qp_wr.max(0).cast_unsigned(),
+            pieces_max: attributes.max_sge.max(1).cast_unsigned(),
+            reads_max: attributes.max_qp_init_rd_atom.clamp(0, u8::MAX.into()) as u8,
+        });
+        devices.retain(|_, device| device.strong_count() > 0);
+        devices.insert(key, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    /// What tells it from others.
+    #[must_use]
+    pub fn key(&self) -> DeviceKey {
+        DeviceKey(self.context.as_ptr() as usize)
+    }
+
+    /// Its name, such as `mlx5_0`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it speaks iWARP.
+    #[must_use]
+    pub fn is_iwarp(&self) -> bool {
+        self.is_iwarp
+    }
+
+    /// Work requests that one queue can hold.
+    #[must_use]
+    pub fn work_max(&self) -> u32 {
+        self.work_max
+    }
+
+    /// Pieces of memory that one work request can have.
+    #[must_use]
+    pub fn pieces_max(&self) -> u32 {
+        self.pieces_max
+    }
+
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    pub(super) fn context(&self) -> *mut ibv_context {
+        self.context.as_ptr()
+    }
+
+    pub(super) fn domain(&self) -> *mut ibv_pd {
+        self.domain.as_ptr()
+    }
+
+    /// Lets the device reach a block of memory. The block must be freed after the region, as the fields of a structure are
+    /// that has the region before the block; its place stays as it is when the box is moved.
+    ///
+    /// # Errors
+    /// Most often ENOMEM: more memory than may be locked.
+    #[allow(clippy::borrowed_box, reason = "only a box promises that the block does not move")]
+    pub fn register(self: &Arc<Self>, memory: &mut Box<[u8]>) -> Result<Region, Errno> {
+        let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+        if self.is_iwarp {
+            // RFC 5040: what an RDMA READ fills is named to the peer, which writes there.
+            access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        }
+        // SAFETY: the domain lives as long as the device. A device reaches the block only by work requests, which
+        // `Endpoint` makes for buffers that it owns; a region of freed memory that is never named does nothing.
+        let region = unsafe {
+            (self.library.ibv_reg_mr)(
+                self.domain.as_ptr(),
+                memory.as_mut_ptr().cast::<c_void>(),
+                memory.len(),
+                access.0.cast_signed(),
+            )
+        };
+        let region = NonNull::new(region).ok_or_else(last_errno)?;
+        // SAFETY: the region was just made.
+        let key = unsafe { (*region.as_ptr()).lkey };
+        Ok(Region { device: Arc::clone(self), region, key })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: all that was made in the domain holds the device, so nothing is left of it.
+        let result = unsafe { (self.library.ibv_dealloc_pd)(self.domain.as_ptr()) };
+        if let Err(error) = check(result) {
+            tracing::debug!(device = self.name, %error, "the protection domain was not released");
+        }
+    }
+}
+
+/// Memory that a device can reach.
+pub struct Region {
+    device: Arc<Device>,
+    region: NonNull<ibv_mr>,
+    key: u32,
+}
+
+// SAFETY: a region is used by its key; deregistration may be called from any thread.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({})", self.device.name)
+    }
+}
+
+impl Region {
+    /// The key by which work requests name it.
+    pub(super) fn key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by ibv_reg_mr and released only here.
+        let result = unsafe { (self.device.library.ibv_dereg_mr)(self.region.as_ptr()) };
+        if let Err(error) = check(result) {
+            tracing::debug!(device = self.device.name, %error, "memory was not released");
+        }
+    }
+}
+
+/// A descriptor that becomes readable when something was completed on an endpoint that belongs to it.
+pub struct Notifier {
+    device: Arc<Device>,
+    channel: NonNull<ibv_comp_channel>,
+    descriptor: Arc<OwnedFd>,
+}
+
+// SAFETY: verbs are thread-safe.
+unsafe impl Send for Notifier {}
+// SAFETY: as above.
+unsafe impl Sync for Notifier {}
+
+impl fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Notifier({})", self.device.name)
+    }
+}
+
+impl Notifier {
+    /// One for endpoints on `device`.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn new(device: &Arc<Device>) -> Result<Self, Errno> {
+        // SAFETY: the context lives as long as the process.
+        let channel = unsafe { (device.library.ibv_create_comp_channel)(device.context()) };
+        let channel = NonNull::new(channel).ok_or_else(last_errno)?;
+        // SAFETY: just made.
+        let fd = unsafe { (*channel.as_ptr()).fd };
+        let made = duplicate(fd).and_then(|descriptor| {
+            rustix::io::ioctl_fionbio(&*descriptor, true)?;
+            Ok(descriptor)
+        });
+        match made {
+            Ok(descriptor) => Ok(Self { device: Arc::clone(device), channel, descriptor }),
+            Err(errno) => {
+                // SAFETY: nothing uses it.
+                unsafe { (device.library.ibv_destroy_comp_channel)(channel.as_ptr()) };
+                Err(errno)
+            }
+        }
+    }
+
+    /// What to wait for.
+    #[must_use]
+    pub fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.descriptor)
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn channel(&self) -> *mut ibv_comp_channel {
+        self.channel.as_ptr()
+    }
+
+    /// The names of endpoints that have to be polled.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn take(&self, contexts: &mut Vec<u64>) -> Result<(), Errno> {
+        loop {
+            let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: channel and results are valid; the descriptor does not block.
+            let result = unsafe {
+                (self.device.library.ibv_get_cq_event)(
+                    self.channel.as_ptr(),
+                    &raw mut queue,
+                    &raw mut context,
+                )
+            };
+            if result != 0 {
+                return match last_errno() {
+                    Errno::AGAIN | Errno::INTR => Ok(()),
+                    errno => Err(errno),
+                };
+            }
+            // SAFETY: the queue of an event that was not acknowledged cannot be destroyed.
+            unsafe { (self.device.library.ibv_ack_cq_events)(queue, 1) };
+            contexts.push(context as u64);
+        }
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        // SAFETY: endpoints hold their notifier, so no completion queue uses the channel any more.
+        unsafe { (self.device.library.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
+    }
+}
+
+/// Another descriptor for the same file: what waits for it may outlive the library's own.
+pub(super) fn duplicate(fd: i32) -> Result<Arc<OwnedFd>, Errno> {
+    // SAFETY: the descriptor belongs to an object that the caller holds.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(Arc::new(rustix::io::fcntl_dupfd_cloexec(borrowed, 0)?))
+}

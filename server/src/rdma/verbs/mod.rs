@@ -1,0 +1,32 @@
+//! A small safe layer over verbs and the RDMA connection manager.
+//!
+//! What is safe about it: memory that a device may reach is owned by what reaches it ([`Region`], [`Endpoint`]) until the
+//! completion came or the queue pair is destroyed; objects are destroyed in the order in which they depend on each other,
+//! because each holds what it depends on.
+#![allow(unsafe_code)]
+
+mod cm;
+mod device;
+mod endpoint;
+mod library;
+
+pub use cm::{CmEvent, CmKey, EventChannel, Incoming, Listener, NoChannel};
+pub use device::{Device, DeviceKey, Notifier, Region};
+pub use endpoint::{Completed, Endpoint, PIECES_MAX, Piece, Remote, Sizes};
+pub use library::Unavailable;
+
+use rustix::io::Errno;
+
+/// The error of the call that has just failed.
+fn last_errno() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// What a call of librdmacm or libibverbs says: -1 and errno, or an error number.
+fn check(result: std::ffi::c_int) -> Result<(), Errno> {
+    match result {
+        0 => Ok(()),
+        -1 => Err(last_errno()),
+        errno => Err(Errno::from_raw_os_error(errno.abs())),
+    }
+}

@@ -1,0 +1,434 @@
+//! SMB Direct ([MS-SMBD]): the protocol's state machine over an endpoint of verbs.
+//!
+//! Requests come in slots of the endpoint and are copied out of them at once: they are small, because payload does not
+//! travel in messages. Payload is fetched from the peer's memory into a registered buffer, which is then written, and
+//! READ data go from the registered buffer that they were read into to the peer's memory. No CPU touches either.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use forebay_smb::engine::{Disconnect, RemoteBuffer, Transmit};
+use forebay_smb::fs::OpId;
+use forebay_smbdirect::wire::Token;
+use forebay_smbdirect::{self as smbdirect, BufferId, Config, Connection, MessageId, Received, Segment};
+use tracing::{debug, info};
+
+use super::frame::{OUT_OF_MEMORY, WRITE_DATA, in_one_piece};
+use crate::buffers::{Buffer, BufferPool, FrameBuffer, ReadBuffer};
+use crate::limits::{RDMA_FRAMES_WAITING_MAX, RDMA_TRANSFERS_MAX};
+use crate::metrics::Metrics;
+use crate::rdma::verbs::{CmKey, Completed, Device, Endpoint, Piece, Remote, Sizes};
+
+/// A connection over RDMA.
+pub(crate) struct SmbDirect {
+    peer: SocketAddr,
+    /// None once it is closed.
+    endpoint: Option<Endpoint>,
+    protocol: Connection,
+    buffers: BufferPool,
+    /// Slots in which no receive is under way and nothing is kept.
+    slots: Vec<u16>,
+    /// Received and not yet taken.
+    frames: VecDeque<FrameBuffer>,
+    /// Responses that wait until what belongs before them is under way.
+    outbox: VecDeque<Outgoing>,
+    /// Held buffers of responses that are being sent, and their bytes.
+    sending: HashMap<u64, (u32, u32)>,
+    next_message: u64,
+    /// Bytes of responses, and of what goes before them, that are not sent.
+    bytes: u64,
+    fetches: HashMap<u64, Fetch>,
+    /// RDMA READs to be begun, in order.
+    to_fetch: VecDeque<(Piece, Remote, u64)>,
+    fetched: VecDeque<(OpId, FrameBuffer)>,
+    done: Vec<Completed>,
+}
+
+struct Outgoing {
+    /// RDMA WRITEs to be begun before.
+    writes: VecDeque<(Piece, Remote)>,
+    buffer: u32,
+    length: u32,
+    invalidate: Option<Token>,
+}
+
+struct Fetch {
+    buffer: u32,
+    length: u32,
+    left: u32,
+}
+
+/// How a connection on `device` is set up, and the sizes of its endpoint.
+pub(crate) fn settings(device: &Device) -> (Config, Sizes) {
+    let mut config = Config::passive();
+    // A header and two pieces are enough: responses lie in one piece.
+    config.send_segments_max = (device.pieces_max().saturating_sub(1) as usize).clamp(1, 2);
+    let work = device.work_max().min(u32::from(u16::MAX)) as u16;
+    config.receive_credit_max = config.receive_credit_max.min(work.saturating_sub(1));
+    config.send_depth = config.send_depth.min(work / 2);
+    let sizes = Sizes {
+        receives: config.receive_buffers(),
+        receive_bytes: config.max_receive_size,
+        sends: config.send_depth,
+        transfers: RDMA_TRANSFERS_MAX.min(work / 2),
+    };
+    (config, sizes)
+}
+
+impl SmbDirect {
+    /// Lets a peer in.
+    ///
+    /// # Errors
+    /// Why not, for the log.
+    pub(crate) fn accept(
+        endpoint: Endpoint,
+        config: Config,
+        peer: SocketAddr,
+        buffers: BufferPool,
+        now: Instant,
+    ) -> Result<Self, String> {
+        let receives = config.receive_buffers();
+        let protocol = Connection::new(config, now).map_err(|error| error.to_string())?;
+        let mut link = Self {
+            peer,
+            endpoint: Some(endpoint),
+            protocol,
+            buffers,
+            slots: (0..receives).collect(),
+            frames: VecDeque::new(),
+            outbox: VecDeque::new(),
+            sending: HashMap::new(),
+            next_message: 0,
+            bytes: 0,
+            fetches: HashMap::new(),
+            to_fetch: VecDeque::new(),
+            fetched: VecDeque::new(),
+            done: Vec::new(),
+        };
+        // The first message may come before the connection is told to be up.
+        link.post_receives().map_err(|disconnect| disconnect.0.to_owned())?;
+        let endpoint = link.endpoint.as_mut().expect("just given");
+        endpoint.accept().map_err(|errno| errno.to_string())?;
+        Ok(link)
+    }
+
+    /// Under which events name it.
+    pub(crate) fn key(&self) -> Option<CmKey> {
+        self.endpoint.as_ref().map(Endpoint::key)
+    }
+
+    /// Where buffers for it come from.
+    pub(crate) fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// Bytes of responses that are not sent.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The connection is up.
+    pub(crate) fn established(&mut self, now: Instant) -> Result<(), Disconnect> {
+        self.protocol.handle_established();
+        self.pump(now)
+    }
+
+    /// Takes what was completed.
+    pub(crate) fn ready(&mut self, now: Instant, metrics: &Metrics) -> Result<(), Disconnect> {
+        let mut done = std::mem::take(&mut self.done);
+        let result = self.take_completed(now, metrics, &mut done);
+        done.clear();
+        self.done = done;
+        result?;
+        self.post_receives()?;
+        self.pump(now)
+    }
+
+    fn take_completed(
+        &mut self,
+        now: Instant,
+        metrics: &Metrics,
+        done: &mut Vec<Completed>,
+    ) -> Result<(), Disconnect> {
+        let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
+        endpoint.poll(done).map_err(broken)?;
+        for completed in done.drain(..) {
+            match completed {
+                Completed::Received { slot, length, invalidated } => {
+                    self.received(now, slot, length, invalidated)?;
+                }
+                Completed::Sent(mark) => {
+                    if let Some((buffer, length)) = mark.and_then(|id| self.sending.remove(&id)) {
+                        self.bytes -= u64::from(length);
+                        metrics.bytes_sent.inc_by(length.into());
+                        self.endpoint.as_mut().ok_or(CLOSED)?.release(buffer);
+                    }
+                    self.protocol.handle_sent(1).map_err(|reason| self.ended(reason))?;
+                }
+                Completed::Written(length) => {
+                    self.bytes -= u64::from(length);
+                }
+                Completed::Fetched(mark, length) => {
+                    if let Some(op) = mark {
+                        self.fetched(op, length)?;
+                    }
+                }
+                Completed::Failed(reason) => {
+                    debug!(peer = %self.peer, reason, "RDMA failed");
+                    self.protocol.handle_lost();
+                    return Err(Disconnect("connection reset"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn received(
+        &mut self,
+        now: Instant,
+        slot: u16,
+        length: u32,
+        invalidated: Option<u32>,
+    ) -> Result<(), Disconnect> {
+        let endpoint = self.endpoint.as_ref().ok_or(CLOSED)?;
+        let bytes = endpoint.received(slot, length);
+        let buffer = BufferId(slot.into());
+        match self.protocol.handle_receive(now, buffer, bytes, invalidated.map(Token)) {
+            Ok(Received::Negotiated(_) | Received::Free) => self.slots.push(slot),
+            Ok(Received::Held) => {}
+            Ok(Received::Message(message)) => {
+                let length = message.length as usize;
+                let mut frame = self.buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
+                let mut at = -WRITE_DATA;
+                for segment in message.segments {
+                    let slot = segment.buffer.0 as u16;
+                    let part = endpoint.received(slot, segment.start + segment.length);
+                    let end = at + segment.length as isize;
+                    frame.bytes_mut(at..end).copy_from_slice(&part[segment.start as usize..]);
+                    at = end;
+                    self.slots.push(slot);
+                }
+                self.frames.push_back(FrameBuffer::new(frame, -WRITE_DATA, length));
+            }
+            Err(reason) => return Err(self.ended(reason)),
+        }
+        Ok(())
+    }
+
+    fn fetched(&mut self, op: u64, length: u32) -> Result<(), Disconnect> {
+        let Some(fetch) = self.fetches.get_mut(&op) else { return Ok(()) };
+        fetch.left -= length;
+        if fetch.left > 0 {
+            return Ok(());
+        }
+        let Fetch { buffer, length, .. } = self.fetches.remove(&op).expect("it was just found");
+        let endpoint = self.endpoint.as_mut().ok_or(CLOSED)?;
+        let buffer = endpoint.take(buffer).ok_or(Disconnect("a fetch that is done and is not"))?;
+        self.fetched.push_back((OpId(op), FrameBuffer::new(buffer, 0, length as usize)));
+        Ok(())
+    }
+
+    /// A peer that sends faster than its requests are taken runs out of receives.
+    fn post_receives(&mut self) -> Result<(), Disconnect> {
+        let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
+        let mut posted = 0;
+        while self.frames.len() < RDMA_FRAMES_WAITING_MAX
+            && let Some(slot) = self.slots.pop()
+        {
+            endpoint.post_receive(slot).map_err(broken)?;
+            posted += 1;
+        }
+        if posted > 0 {
+            self.protocol.receives_posted(posted);
+        }
+        Ok(())
+    }
+
+    /// The next frame of what was received. `frame_bytes_max` is the longest that the peer may send now.
+    pub(crate) fn next(&mut self, frame_bytes_max: u32) -> Result<Option<FrameBuffer>, Disconnect> {
+        let Some(frame) = self.frames.pop_front() else { return Ok(None) };
+        if frame.length() > frame_bytes_max as usize {
+            return Err(Disconnect("a frame beyond the limit"));
+        }
+        self.post_receives()?;
+        Ok(Some(frame))
+    }
+
+    /// Drops what was received and not taken.
+    pub(crate) fn discard(&mut self) {
+        self.frames.clear();
+    }
+
+    /// Queues a response.
+    pub(crate) fn push(&mut self, transmit: Transmit, metrics: &Metrics) -> Result<(), Disconnect> {
+        let Transmit { segments, remote_writes, invalidate, seal } = transmit;
+        let (buffer, range) = in_one_piece(segments, seal, &self.buffers)?;
+        let length = range.len() as u32;
+        let buffer = registered(buffer, range.start, length, &self.buffers)?;
+        let mut writes = VecDeque::new();
+        let mut bytes = u64::from(length);
+        for write in remote_writes {
+            let Ok(read) = write.payload.into_any().downcast::<ReadBuffer>() else {
+                return Err(Disconnect("data read by another backend than this transport knows"));
+            };
+            let (data, length) = read.into_parts();
+            let length = length as u32;
+            if data.region().is_none() {
+                metrics.rdma_copied_bytes.inc_by(length.into());
+            }
+            let data = registered(data, 0, length, &self.buffers)?;
+            bytes += u64::from(length);
+            let held = self.endpoint.as_mut().ok_or(CLOSED)?.hold(data, 0);
+            writes.extend(pieces(held, &write.target, length));
+        }
+        let origin = range.start;
+        let buffer = self.endpoint.as_mut().ok_or(CLOSED)?.hold(buffer, origin);
+        self.bytes += bytes;
+        self.outbox.push_back(Outgoing { writes, buffer, length, invalidate });
+        Ok(())
+    }
+
+    /// Begins to fetch the data of a WRITE from the peer; [`SmbDirect::next_fetched`] gives them.
+    pub(crate) fn fetch(&mut self, op: OpId, source: &RemoteBuffer, length: u32) -> Result<(), OutOfMemory> {
+        let buffer = self.buffers.take(length as usize).map_err(|_| OutOfMemory)?;
+        let endpoint = self.endpoint.as_mut().ok_or(OutOfMemory)?;
+        let buffer = endpoint.hold(buffer, 0);
+        self.fetches.insert(op.0, Fetch { buffer, length, left: length });
+        self.to_fetch.extend(pieces(buffer, source, length).map(|(piece, remote)| (piece, remote, op.0)));
+        Ok(())
+    }
+
+    /// The data of a WRITE that have come.
+    pub(crate) fn next_fetched(&mut self) -> Option<(OpId, FrameBuffer)> {
+        self.fetched.pop_front()
+    }
+
+    /// Begins all that can be begun now.
+    pub(crate) fn pump(&mut self, now: Instant) -> Result<(), Disconnect> {
+        let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
+        while endpoint.transfers_left() > 0
+            && let Some((piece, remote, op)) = self.to_fetch.pop_front()
+        {
+            endpoint.read(piece, remote, Some(op)).map_err(broken)?;
+        }
+        while let Some(outgoing) = self.outbox.front_mut() {
+            while endpoint.transfers_left() > 0
+                && let Some((piece, remote)) = outgoing.writes.pop_front()
+            {
+                endpoint.write(piece, remote).map_err(broken)?;
+                if outgoing.writes.front().is_none_or(|(next, _)| next.buffer != piece.buffer) {
+                    endpoint.release(piece.buffer);
+                }
+            }
+            if !outgoing.writes.is_empty() {
+                break;
+            }
+            let Outgoing { buffer, length, invalidate, .. } = *outgoing;
+            let id = self.next_message;
+            self.next_message += 1;
+            let segment = Segment { buffer: BufferId(buffer), start: 0, length };
+            self.protocol.send(MessageId(id), &[segment], invalidate).map_err(|error| {
+                info!(peer = %self.peer, %error, "SMB Direct: a response cannot be sent");
+                Disconnect("a response cannot be sent")
+            })?;
+            self.sending.insert(id, (buffer, length));
+            self.outbox.pop_front();
+        }
+        while endpoint.sends_left() > 0
+            && let Some(message) = self.protocol.poll_transmit(now)
+        {
+            let mut pieces = [Piece { buffer: 0, start: 0, length: 0 }; 2];
+            let count = message.segments().len();
+            for (piece, segment) in pieces.iter_mut().zip(message.segments()) {
+                *piece = Piece { buffer: segment.buffer.0, start: segment.start, length: segment.length };
+            }
+            endpoint
+                .send(
+                    message.header(),
+                    &pieces[..count],
+                    message.invalidate().map(|token| token.0),
+                    message.completes().map(|id| id.0),
+                )
+                .map_err(broken)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at the clock; to be called about every second.
+    pub(crate) fn tick(&mut self, now: Instant) -> Result<(), Disconnect> {
+        if self.protocol.poll_timeout().is_some_and(|at| at <= now) {
+            self.protocol.handle_timeout(now).map_err(|reason| self.ended(reason))?;
+        }
+        self.pump(now)
+    }
+
+    /// Sends what is queued, and then ends the connection.
+    pub(crate) fn leave(&mut self, now: Instant) -> Result<(), Disconnect> {
+        self.pump(now)?;
+        self.protocol.shutdown(now).map_err(|reason| self.ended(reason))
+    }
+
+    /// Ends the connection. What was being fetched comes back: it will not come any more.
+    pub(crate) fn close(&mut self) -> Vec<OpId> {
+        self.endpoint = None;
+        self.frames.clear();
+        self.outbox.clear();
+        self.sending.clear();
+        self.to_fetch.clear();
+        self.bytes = 0;
+        let fetched = self.fetched.drain(..).map(|(op, _)| op);
+        fetched.chain(self.fetches.drain().map(|(op, _)| OpId(op))).collect()
+    }
+
+    fn ended(&self, reason: smbdirect::Disconnect) -> Disconnect {
+        match reason {
+            smbdirect::Disconnect::Shutdown => Disconnect("closed by the peer"),
+            smbdirect::Disconnect::Lost => Disconnect("connection reset"),
+            reason => {
+                info!(peer = %self.peer, %reason, "SMB Direct ended");
+                Disconnect("the peer broke SMB Direct")
+            }
+        }
+    }
+}
+
+/// No buffer is to be had.
+pub(crate) struct OutOfMemory;
+
+const CLOSED: Disconnect = Disconnect("connection reset");
+
+fn broken(errno: rustix::io::Errno) -> Disconnect {
+    debug!(%errno, "RDMA failed");
+    Disconnect("connection reset")
+}
+
+/// `buffer`, or a copy of it that the device can reach.
+fn registered(
+    buffer: Buffer,
+    start: isize,
+    length: u32,
+    buffers: &BufferPool,
+) -> Result<Buffer, Disconnect> {
+    if buffer.region().is_some() {
+        return Ok(buffer);
+    }
+    let range = start..start + length as isize;
+    let mut copy = buffers.take((range.end.max(1)) as usize).map_err(|_| OUT_OF_MEMORY)?;
+    copy.bytes_mut(range.clone()).copy_from_slice(buffer.bytes(range));
+    Ok(copy)
+}
+
+/// What goes between a held buffer and the peer's memory.
+fn pieces(
+    buffer: u32,
+    remote: &RemoteBuffer,
+    length: u32,
+) -> impl Iterator<Item = (Piece, Remote)> {
+    let mut start = 0;
+    remote.pieces(length).map(move |there| {
+        let piece = Piece { buffer, start, length: there.length };
+        start += there.length;
+        (piece, Remote { address: there.offset, token: there.token.0 })
+    })
+}
