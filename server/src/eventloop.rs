@@ -394,7 +394,7 @@ impl<E: Engine> EventLoop<E> {
         let transport = match link {
             Link::Tcp(_) => "TCP",
             Link::SmbDirect(_) => {
-                protocol = protocol.over_rdma();
+                protocol.set_over_rdma();
                 "SMB Direct"
             }
         };

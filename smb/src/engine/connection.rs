@@ -304,11 +304,9 @@ impl Connection {
         }
     }
 
-    /// The same over a transport that moves payload by RDMA: READ and WRITE may name the peer's memory.
-    #[must_use]
-    pub fn over_rdma(mut self) -> Self {
+    /// Its transport moves payload by RDMA: READ and WRITE may name the peer's memory.
+    pub fn set_over_rdma(&mut self) {
         self.core.over_rdma = true;
-        self
     }
 
     /// The longest frame that the peer may send now, in bytes; a longer one: end the connection.

@@ -19,5 +19,6 @@ mod hostile;
 mod information;
 mod locking;
 mod memory;
+mod rdma;
 mod reading_and_writing;
 mod renaming;

@@ -21,9 +21,12 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::negotiate::{self, Dialect};
 use forebay_smb::wire::negotiate_context::NegotiateContext;
 use forebay_smb::wire::{Command, HEADER_LEN, Header, HeaderFlags, session_setup};
+use forebay_smbdirect::wire::Token;
 
 /// 2026-11-21, FILETIME.
 pub const NOW: u64 = 134_082_432_000_000_000;
+/// Where a client's memory begins for RDMA.
+pub const MEMORY_AT: u64 = 0x7f00_0000_0000;
 
 /// Bytes that a test received or sends.
 pub struct Bytes(pub Vec<u8>);
@@ -111,6 +114,10 @@ pub struct Client {
     pub now: u64,
     /// Unclaimed answers.
     pub answers: VecDeque<Answer>,
+    /// What the server reaches by RDMA: byte 0 has the address [`MEMORY_AT`].
+    pub memory: Vec<u8>,
+    /// The token that each frame invalidated.
+    pub invalidated: Vec<Option<Token>>,
     cipher: Option<Cipher>,
     signing: SigningAlgorithm,
     preauth: PreauthHash,
@@ -145,6 +152,8 @@ impl Client {
             events: Vec::new(),
             now: NOW,
             answers: VecDeque::new(),
+            memory: Vec::new(),
+            invalidated: Vec::new(),
             cipher: None,
             signing: SigningAlgorithm::HmacSha256,
             preauth: PreauthHash::default(),
@@ -199,7 +208,8 @@ impl Client {
             let mut idle = true;
             while let Some(op) = self.connection.poll_fs() {
                 idle = false;
-                let result = (self.backend)(op.kind);
+                let kind = self.fetched(op.kind);
+                let result = (self.backend)(kind);
                 self.connection.complete(self.now, op.id, result)?;
             }
             while let Some(event) = self.connection.poll_event() {
@@ -207,6 +217,17 @@ impl Client {
             }
             while let Some(transmit) = self.connection.poll_transmit() {
                 idle = false;
+                self.invalidated.push(transmit.invalidate);
+                for write in &transmit.remote_writes {
+                    let mut data = write.payload.bytes();
+                    for piece in write.target.pieces(data.len() as u32) {
+                        let at = (piece.offset - MEMORY_AT) as usize;
+                        let (now, rest) = data.split_at(piece.length as usize);
+                        self.memory[at..at + now.len()].copy_from_slice(now);
+                        data = rest;
+                    }
+                    assert!(data.is_empty(), "all of it has a place");
+                }
                 let mut frame: Vec<u8> = transmit.segments.iter().flat_map(|s| s.bytes().to_vec()).collect();
                 let sealed = transmit.seal.is_some();
                 if let Some(sealer) = transmit.seal {
@@ -224,6 +245,22 @@ impl Client {
                 return Ok(());
             }
         }
+    }
+
+    /// What a transport makes of a WRITE whose data are here.
+    fn fetched(&self, kind: FsOpKind) -> FsOpKind {
+        let FsOpKind::WriteRemote { handle, offset, source, length, write_through } = kind else {
+            return kind;
+        };
+        let data: Vec<u8> = source
+            .pieces(length)
+            .flat_map(|piece| {
+                let at = (piece.offset - MEMORY_AT) as usize;
+                self.memory[at..at + piece.length as usize].to_vec()
+            })
+            .collect();
+        let range = 0..data.len();
+        FsOpKind::Write { handle, offset, frame: Arc::new(Bytes(data)), range, write_through }
     }
 
     fn receive(&mut self, frame: &[u8], sealed: bool) {
