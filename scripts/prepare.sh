@@ -21,7 +21,8 @@ prepare_toolchain() {
         echo "this script expects Debian (apt-get); on other systems install Rust 1.89+, a C compiler and QEMU by hand" >&2
         return 1
     fi
-    need_packages gcc g++ libc6-dev make curl ca-certificates
+    # The last four for rdma-sys, which reads the headers of verbs.
+    need_packages gcc g++ libc6-dev make curl ca-certificates libclang-dev libibverbs-dev librdmacm-dev pkg-config
     [ -x "$HOME/.cargo/bin/cargo" ] && PATH=$HOME/.cargo/bin:$PATH
     if ! command -v cargo >/dev/null; then
         echo "Rust is missing: installing it for this user with rustup's own installer (https://rustup.rs)"

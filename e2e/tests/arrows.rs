@@ -6,9 +6,9 @@ use std::process::Command;
 /// Room → the rooms it may use. Development dependencies count, too.
 const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-proto", &[]),
-    ("forebay-smb", &[]),
+    ("forebay-smb", &["forebay-smbdirect"]),
     ("forebay-smbdirect", &[]),
-    ("forebay-server", &["forebay-proto", "forebay-smb"]),
+    ("forebay-server", &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-inventory"]),
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
     ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-e2e"]),

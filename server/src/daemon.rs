@@ -42,7 +42,7 @@ use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
 
 /// How often the list of this machine's addresses is renewed.
-const INTERFACES_REFRESH: Duration = Duration::from_secs(30);
+const INTERFACES_REFRESH: Duration = Duration::from_secs(5);
 
 /// What the process ends with. Documented in docs/server.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
