@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-pub use crate::rdma::listener::Ports;
 use crate::advertise::Advertised;
 use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
+pub use crate::rdma::listener::Ports;
 
 /// Where the daemon looks for its configuration when it is not told.
 pub const DEFAULT_PATH: &str = "/etc/forebay/server.toml";

@@ -23,8 +23,8 @@ use crate::clock;
 use crate::io::workers::Workers;
 use crate::io::{Completion, Engine, Operation, Purpose, Token, Waker};
 use crate::limits::{
-    AUTHENTICATION_TIME_MAX, BUFFER_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, FAREWELL_TIME_MAX,
-    FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX,
+    AUTHENTICATION_TIME_MAX, BUFFER_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX,
+    FAREWELL_TIME_MAX, FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX,
     WRITE_BYTES_IN_FLIGHT_MAX,
 };
 use crate::metrics::Metrics;
@@ -452,10 +452,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     fn is_over(&self, client: &Client) -> bool {
-        client.protocol.is_finished()
-            && client.leaving.is_none()
-            && client.ops == 0
-            && client.link.is_idle()
+        client.protocol.is_finished() && client.leaving.is_none() && client.ops == 0 && client.link.is_idle()
     }
 
     fn removed(&mut self, client: &Client) {

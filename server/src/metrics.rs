@@ -260,12 +260,7 @@ impl Collector for Metrics {
             ("forebay_read_bytes", "Bytes read by clients", &self.read_bytes),
             ("forebay_written_bytes", "Bytes written by clients", &self.written_bytes),
         ] {
-            counter(
-                e,
-                name,
-                help,
-                &[(&copied, payload.copied.get()), (&direct, payload.rdma_direct.get())],
-            )?;
+            counter(e, name, help, &[(&copied, payload.copied.get()), (&direct, payload.rdma_direct.get())])?;
         }
         let help = "Bytes that a CPU copied on their way to RDMA: none, if all is well";
         counter(e, "forebay_rdma_copied_bytes", help, &[(&[], self.rdma_copied_bytes.get())])?;

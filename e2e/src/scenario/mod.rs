@@ -13,7 +13,7 @@ mod space;
 
 use anyhow::Result;
 
-use crate::lab::{Lab, client, storage};
+use crate::lab::{Lab, NodeSpec, client, storage};
 use crate::progress::say;
 use crate::report::Table;
 use crate::site::{Kind, Site, check_built};
@@ -85,7 +85,7 @@ pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
         run_in(lab, kind, "server up", &plain, &mut table)?;
     }
     if !smb_direct.is_empty() {
-        let nodes = [storage().with_smb_direct(), client(ONE).with_smb_direct()];
+        let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
         let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
         run_in(lab, kind, "server up beside SMB Direct", &smb_direct, &mut table)?;
     }

@@ -1,15 +1,16 @@
 //! Nodes whose kernel has SMB Direct: that it is there and told, and that it carries files, shown with ksmbd, the
-//! kernel's own server.
+//! kernel's own server, and with ours.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{MIB, ONE, Scenario, ours, scenario};
+use super::{MIB, ONE, Scenario, TWO, ours, scenario};
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::inventory::{Device, Found};
 use crate::guest::calls::mounting::Mount;
 use crate::lab::Node;
+use crate::progress::say;
 use crate::site::Site;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -17,18 +18,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         scenario("kernel without SMB Direct: the inventory says so", without),
         on_fabric(scenario("kernel with SMB Direct: the inventory says so", with)),
-        on_fabric(scenario("ksmbd and cifs over soft-RoCE", |site| {
-            carries(site, &Link { kind: "rxe", module: "rdma_rxe", iwarp: false })
-        })),
-        on_fabric(scenario("ksmbd and cifs over software iWARP", |site| {
-            carries(site, &Link { kind: "siw", module: "siw", iwarp: true })
-        })),
-        on_fabric(ours("SMB Direct over soft-RoCE", |site| {
-            served(site, &Link { kind: "rxe", module: "rdma_rxe", iwarp: false })
-        })),
-        on_fabric(ours("SMB Direct over software iWARP", |site| {
-            served(site, &Link { kind: "siw", module: "siw", iwarp: true })
-        })),
+        on_fabric(scenario("ksmbd and cifs over soft-RoCE", |site| carries(site, &ROCE))),
+        on_fabric(scenario("ksmbd and cifs over software iWARP", |site| carries(site, &IWARP))),
+        on_fabric(ours("SMB Direct over soft-RoCE", |site| served(site, &ROCE))),
+        on_fabric(ours("SMB Direct over software iWARP", |site| served(site, &IWARP))),
+        on_fabric(ours("SMB Direct and TCP clients at once", mixed)),
+        on_fabric(ours("SMB Direct mounted and unmounted 50 times", remounted)),
     ]
 }
 
@@ -75,6 +70,9 @@ struct Link {
     module: &'static str,
     iwarp: bool,
 }
+
+const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: false };
+const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
 
 impl Link {
     /// Makes one on the node's network device. Removed when dropped.
@@ -127,8 +125,8 @@ impl Drop for Ksmbd<'_> {
 /// ksmbd on the first client, because port 445 of the storage node is taken; cifs on the storage node.
 fn carries(site: &Site, link: &Link) -> Result<String> {
     let (server, client) = (site.node(ONE), site.storage());
-    let links = [link.add(server)?, link.add(client)?];
-    for Added { node, name } in &links {
+    let fabric = Fabric { site, links: vec![link.add(server)?, link.add(client)?] };
+    for Added { node, name } in &fabric.links {
         let found: Found = node.call("inventory", &())?;
         let wanted = Device {
             name: name.clone(),
@@ -147,7 +145,7 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
     let mount = Mount { server: server.address().into(), share: "s".into(), at: at.into(), options };
     client.call_within::<()>("mount", &mount, Duration::from_secs(60))?;
     let _mounted = Unmount(client, at);
-    let status = || client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData");
+    let status = || statuses(client);
     ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct: {}", status()?);
     let shards = Shards { folder: at.into(), prefix: "f".into(), count: 2, bytes: 1_500_001, seed: 7 };
     let sums: Vec<Sum> = client.call("write-shards", &shards)?;
@@ -158,53 +156,186 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
     verify(client, at).context("read over SMB Direct")?;
     verify(server, "/srv/reference").context("on the server's disk")?;
     ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct any more: {}", status()?);
-    // [MS-SMBD] 1.9: iWARP has a port of its own, because its connections are TCP's.
-    let port = if link.iwarp { "5445" } else { "445" };
     let connected = client.run("rdma resource show cm_id | grep 'state CONNECT'")?;
-    ensure!(connected.trim_end().ends_with(&format!("dst-addr {}:{port}", server.address())), "{connected}");
+    let to = format!("dst-addr {}:{}", server.address(), link.port());
+    ensure!(connected.trim_end().ends_with(&to), "{connected}");
 
     client.call::<()>("unmount", &at)?;
-    for node in [client, server] {
-        node.wait_until("no queue pair is left", Duration::from_secs(20), || {
-            Ok(node.run("rdma resource show qp | grep -c 'type RC' || true")? == "0")
-        })?;
-    }
-    Ok(format!("port {port}"))
+    no_queue_pair_is_left(&[client, server])?;
+    Ok(format!("port {}", link.port()))
 }
 
-/// Our own server, to which the devices come while it runs.
-fn served(site: &Site, link: &Link) -> Result<String> {
-    let (server, client) = (site.storage(), site.node(ONE));
-    let _links = [link.add(server)?, link.add(client)?];
-    // [MS-SMBD] 1.9
-    let port = if link.iwarp { "5445" } else { "445" };
-    server.wait_until("the server listens on the device", Duration::from_secs(20), || {
-        let listening = server.run("rdma resource show cm_id | grep 'state LISTEN' || true")?;
-        Ok(listening.contains(&format!(":{port} ")))
-    })?;
-    let volume = site.volume(256 * MIB)?;
-    let mounted = site.mount(client, &volume, &[("vers", "3.1.1"), ("rdma", "")])?;
-    let status = || client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData");
-    ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct: {}", status()?);
+/// Devices that our server may use, since one is on its node.
+struct Fabric<'a> {
+    site: &'a Site,
+    links: Vec<Added<'a>>,
+}
+
+impl Drop for Fabric<'_> {
+    fn drop(&mut self) {
+        // The kernel does not let go of a software device that a process has open.
+        if let Err(error) = self.site.end_server() {
+            say(format!("the server does not end: {error:#}"));
+            return std::mem::take(&mut self.links).into_iter().for_each(std::mem::forget);
+        }
+        self.links.clear();
+        if let Err(error) = self.site.start_server() {
+            say(format!("the server does not start again: {error:#}"));
+        }
+    }
+}
+
+const RDMA: &[(&str, &str)] = &[("vers", "3.1.1"), ("rdma", "")];
+
+impl<'a> Fabric<'a> {
+    /// A device on each node; our server listens on its own when this returns. It came while the server ran.
+    fn add(site: &'a Site, link: &'a Link, clients: &[&'a Node]) -> Result<Self> {
+        let server = site.storage();
+        let mut fabric = Self { site, links: Vec::new() };
+        for node in [server].iter().chain(clients) {
+            fabric.links.push(link.add(node)?);
+        }
+        server.wait_until("the server listens on the device", Duration::from_secs(20), || {
+            let listening = server.run("rdma resource show cm_id | grep 'state LISTEN' || true")?;
+            Ok(listening.contains(&format!(":{} ", link.port())))
+        })?;
+        Ok(fabric)
+    }
+}
+
+impl Link {
+    /// [MS-SMBD] 1.9: iWARP has a port of its own, because its connections are TCP's.
+    fn port(&self) -> u16 {
+        if self.iwarp { 5445 } else { 445 }
+    }
+}
+
+/// What the client's kernel says of its connections.
+fn statuses(client: &Node) -> Result<String> {
+    client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData")
+}
+
+fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
+    let status = statuses(client)?;
+    ensure!(status.starts_with("CONNECTED"), "not over SMB Direct: {status}");
     let connected = client.run("rdma resource show cm_id | grep 'state CONNECT'")?;
-    ensure!(connected.trim_end().ends_with(&format!("dst-addr {}:{port}", server.address())), "{connected}");
-    let shards =
-        Shards { folder: mounted.path().into(), prefix: "f".into(), count: 2, bytes: 5_500_001, seed: 7 };
-    let sums: Vec<Sum> = client.call("write-shards", &shards)?;
-    client.run("sync; echo 3 > /proc/sys/vm/drop_caches")?;
-    client
-        .call::<u64>("verify-sums", &Sums { folder: mounted.path().into(), sums })
-        .context("read over SMB Direct")?;
-    ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct any more: {}", status()?);
-    mounted.unmount()?;
-    for node in [client, server] {
+    let to = format!("dst-addr {}:{}", site.storage().address(), link.port());
+    ensure!(connected.trim_end().ends_with(&to), "{connected}");
+    Ok(())
+}
+
+/// A counter of our server.
+fn metric(site: &Site, name: &str) -> Result<u64> {
+    let text = site.storage().run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -N 127.0.0.1 9445")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = value.with_context(|| format!("no {name} in\n{text}"))?;
+    Ok(value.trim().parse::<f64>()? as u64)
+}
+
+fn no_queue_pair_is_left(nodes: &[&Node]) -> Result<()> {
+    for node in nodes {
         node.wait_until("no queue pair is left", Duration::from_secs(20), || {
             Ok(node.run("rdma resource show qp | grep -c 'type RC' || true")? == "0")
         })?;
     }
-    site.delete(&volume)?;
-    Ok(format!("port {port}"))
+    Ok(())
 }
+
+/// Our own server.
+fn served(site: &Site, link: &Link) -> Result<String> {
+    let (server, client) = (site.storage(), site.node(ONE));
+    let _fabric = Fabric::add(site, link, &[client])?;
+    let volume = site.volume(256 * MIB)?;
+    let mounted = site.mount(client, &volume, RDMA)?;
+    is_over_smb_direct(site, client, link)?;
+    let by_rdma =
+        |direction: &str| metric(site, &format!("forebay_{direction}_bytes_total{{path=\"rdma-direct\"}}"));
+    let (read, written) = (by_rdma("read")?, by_rdma("written")?);
+    let folder = mounted.path();
+    for block in ["4k", "64k", "1m", "4m"] {
+        client
+            .run_within(
+                &format!(
+                    "cd /tmp; fio --name=v{block} --directory={folder} --size=16m --rw=randwrite --bs={block} --iodepth=16 \
+                     --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --output=/tmp/fio.out \
+                     || {{ cat /tmp/fio.out; exit 1; }}"
+                ),
+                Duration::from_secs(60),
+            )
+            .with_context(|| format!("blocks of {block}"))?;
+    }
+    is_over_smb_direct(site, client, link)?;
+    let (read, written) = (by_rdma("read")? - read, by_rdma("written")? - written);
+    // What fio wrote and read; the 4 KiB blocks are exactly at the client's threshold.
+    ensure!(read >= 64 * MIB && written >= 64 * MIB, "{read} bytes read and {written} written by RDMA");
+    let copied = metric(site, "forebay_rdma_copied_bytes_total")?;
+    ensure!(copied == 0, "{copied} bytes were copied by a CPU");
+    mounted.unmount()?;
+    no_queue_pair_is_left(&[client, server])?;
+    site.delete(&volume)?;
+    Ok(format!("port {}, {} MiB by RDMA", link.port(), (read + written) / MIB))
+}
+
+/// A checkpoint in shards, written over RDMA, read over RDMA and TCP at once by another node.
+fn mixed(site: &Site) -> Result<String> {
+    let (server, one, two) = (site.storage(), site.node(ONE), site.node(TWO));
+    let _fabric = Fabric::add(site, &ROCE, &[one, two])?;
+    let volume = site.volume(256 * MIB)?;
+    let writer = site.mount(one, &volume, RDMA)?;
+    let shards = Shards {
+        folder: writer.path().into(),
+        prefix: "checkpoint".into(),
+        count: 4,
+        bytes: 5_500_001,
+        seed: 11,
+    };
+    let sums: Vec<Sum> = one.call("write-shards", &shards)?;
+    let by_rdma = site.mount(two, &volume, RDMA)?;
+    let by_tcp = site.mount(two, &volume, &[])?;
+    let connections = two.run("grep -c '^[0-9]*) ConnectionId' /proc/fs/cifs/DebugData")?;
+    ensure!(connections == "2" && statuses(two)?.lines().count() == 1, "{connections} connections");
+    std::thread::scope(|scope| {
+        let readers = [&by_rdma, &by_tcp].map(|at| {
+            let sums = Sums { folder: at.path().into(), sums: sums.clone() };
+            scope.spawn(move || two.call::<u64>("verify-sums", &sums))
+        });
+        readers.into_iter().try_for_each(|reader| reader.join().expect("no panic").map(drop))
+    })?;
+    for at in [by_tcp, by_rdma, writer] {
+        at.unmount()?;
+    }
+    no_queue_pair_is_left(&[one, two, server])?;
+    site.delete(&volume)?;
+    Ok(String::new())
+}
+
+/// Mounts and unmounts; what RDMA resources the server has must not grow.
+fn remounted(site: &Site) -> Result<String> {
+    let (server, client) = (site.storage(), site.node(ONE));
+    let _fabric = Fabric::add(site, &ROCE, &[client])?;
+    let volume = site.volume(64 * MIB)?;
+    let resources = || -> Result<String> {
+        no_queue_pair_is_left(&[client, server])?;
+        server.run("for kind in qp cq mr pd cm_id; do echo $kind $(rdma resource show $kind | wc -l); done; ls /proc/$(pidof forebay-server)/fd | wc -l")
+    };
+    let mut first = String::new();
+    for round in 0..REMOUNTS {
+        let mounted = site.mount(client, &volume, RDMA)?;
+        let name = mounted.join("f");
+        client.run(&format!("echo {round} > {name}; test $(cat {name}) = {round}"))?;
+        mounted.unmount()?;
+        // The first ones fill the pool of buffers.
+        if round == 2 {
+            first = resources()?;
+        }
+    }
+    let last = resources()?;
+    ensure!(first == last, "after 3 mounts:\n{first}\nafter {REMOUNTS}:\n{last}");
+    site.delete(&volume)?;
+    Ok(format!("{REMOUNTS} times: {}", last.replace('\n', ", ")))
+}
+
+const REMOUNTS: usize = 50;
 
 struct Unmount<'a>(&'a Node, &'static str);
 

@@ -189,7 +189,8 @@ fn wanted(
             Transport::Iwarp => ports.iwarp,
             Transport::Other => continue,
         };
-        let netdevs = device.ports.iter().filter(|port| port.state == "ACTIVE").flat_map(|port| &port.netdevs);
+        let netdevs =
+            device.ports.iter().filter(|port| port.state == "ACTIVE").flat_map(|port| &port.netdevs);
         for netdev in netdevs {
             for local in locals.iter().filter(|local| local.interface == *netdev) {
                 if advertise::listener(local.address, tcp).is_some() {

@@ -46,13 +46,7 @@ impl Rdma {
     pub(crate) fn new(buffer_bytes_max: usize) -> Result<Self, NoChannel> {
         let channel = Arc::new(EventChannel::new()?);
         let events = channel.descriptor();
-        Ok(Self {
-            channel,
-            events,
-            devices: HashMap::new(),
-            connections: HashMap::new(),
-            buffer_bytes_max,
-        })
+        Ok(Self { channel, events, devices: HashMap::new(), connections: HashMap::new(), buffer_bytes_max })
     }
 
     /// What to wait for from the start.

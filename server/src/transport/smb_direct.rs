@@ -404,12 +404,7 @@ fn broken(errno: rustix::io::Errno) -> Disconnect {
 }
 
 /// `buffer`, or a copy of it that the device can reach.
-fn registered(
-    buffer: Buffer,
-    start: isize,
-    length: u32,
-    buffers: &BufferPool,
-) -> Result<Buffer, Disconnect> {
+fn registered(buffer: Buffer, start: isize, length: u32, buffers: &BufferPool) -> Result<Buffer, Disconnect> {
     if buffer.region().is_some() {
         return Ok(buffer);
     }
@@ -420,11 +415,7 @@ fn registered(
 }
 
 /// What goes between a held buffer and the peer's memory.
-fn pieces(
-    buffer: u32,
-    remote: &RemoteBuffer,
-    length: u32,
-) -> impl Iterator<Item = (Piece, Remote)> {
+fn pieces(buffer: u32, remote: &RemoteBuffer, length: u32) -> impl Iterator<Item = (Piece, Remote)> {
     let mut start = 0;
     remote.pieces(length).map(move |there| {
         let piece = Piece { buffer, start, length: there.length };

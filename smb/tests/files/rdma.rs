@@ -102,8 +102,7 @@ fn payload_goes_between_file_and_the_clients_memory() {
     // In pieces, out of order, longer than what is asked for.
     let there = descriptors(&[(500_000, 100_000), (0, 200_001), (900_000, 100_000)]);
     assert_eq!(write_by(&mut c, f, 350_001, V1, &there), Ok(350_001));
-    let expected =
-        [&c.memory[500_000..600_000], &c.memory[..200_001], &c.memory[900_000..950_000]].concat();
+    let expected = [&c.memory[500_000..600_000], &c.memory[..200_001], &c.memory[900_000..950_000]].concat();
     assert!(calls::read(&mut c, f, 0, 400_000).expect("it is there") == expected);
     c.memory.fill(0);
     let back = descriptors(&[(1, 350_000), (700_000, 10)]);

@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_sys::{rdma_cm_event, rdma_cm_event_type as event_type, rdma_cm_id, rdma_event_channel, rdma_port_space};
+use rdma_sys::{
+    rdma_cm_event, rdma_cm_event_type as event_type, rdma_cm_id, rdma_event_channel, rdma_port_space,
+};
 use rustix::io::Errno;
 
 use super::device::{Device, duplicate};

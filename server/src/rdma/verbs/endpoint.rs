@@ -10,9 +10,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_cq, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr,
-    ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
-    ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_conn_param, rdma_t, wr_t,
+    ibv_cq, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type,
+    ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags,
+    ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_conn_param, rdma_t,
+    wr_t,
 };
 use rustix::io::Errno;
 
@@ -150,8 +151,7 @@ impl Endpoint {
         let mut id = incoming.id;
         id.migrate(channel)?;
         let slots = usize::from(sizes.receives) * sizes.receive_bytes as usize;
-        let mut memory =
-            vec![0; slots + usize::from(sizes.sends) * HEADER_BYTES + PAGE].into_boxed_slice();
+        let mut memory = vec![0; slots + usize::from(sizes.sends) * HEADER_BYTES + PAGE].into_boxed_slice();
         let begin = memory.as_ptr().align_offset(PAGE);
         let region = device.register(&mut memory)?;
         let entries = i32::from(sizes.receives) + i32::from(sizes.sends) + i32::from(sizes.transfers) + 8;
@@ -461,8 +461,7 @@ impl Endpoint {
             // SAFETY: plain numbers.
             let mut completions: [ibv_wc; POLLED] = unsafe { mem::zeroed() };
             // SAFETY: the completion queue lives, and there is place for as many as said.
-            let count =
-                unsafe { ibv_poll_cq(self.queue.as_ptr(), POLLED as i32, completions.as_mut_ptr()) };
+            let count = unsafe { ibv_poll_cq(self.queue.as_ptr(), POLLED as i32, completions.as_mut_ptr()) };
             let count = usize::try_from(count).map_err(|_| Errno::IO)?;
             for completion in &completions[..count] {
                 let completed = self.completed(completion);
@@ -475,7 +474,8 @@ impl Endpoint {
     }
 
     fn completed(&mut self, completion: &ibv_wc) -> Completed {
-        let failure = (completion.status != ibv_wc_status::IBV_WC_SUCCESS).then(|| describe(completion.status));
+        let failure =
+            (completion.status != ibv_wc_status::IBV_WC_SUCCESS).then(|| describe(completion.status));
         if completion.wr_id & RECEIVE != 0 {
             let slot = (completion.wr_id & !RECEIVE) as u16;
             self.posted[usize::from(slot)] = false;
