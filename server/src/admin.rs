@@ -169,7 +169,7 @@ impl Admin for AdminService {
                 advertised_addresses: this.health.advertised(),
                 instance_name: this.about.instance.name.clone(),
                 instance_epoch: this.about.instance.epoch,
-                transports: vec![TRANSPORT.to_owned()],
+                transports: this.health.transports(),
                 connections: this.loops.connections() as u32,
                 sessions: this.server.session_infos().len() as u32,
                 volumes: volumes as u32,

@@ -208,6 +208,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         certificates: admin_tls.as_ref().map(|(_, certificates)| Arc::clone(certificates)),
         advertise: config.server.advertise.clone(),
         listening,
+        rdma,
     });
     let service = AdminService {
         catalog,
@@ -226,7 +227,6 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         listeners,
         http,
         threads,
-        rdma,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -369,7 +369,6 @@ struct Daemon {
     listeners: Vec<TcpListener>,
     http: Option<TcpListener>,
     threads: Vec<JoinHandle<LoopEnd>>,
-    rdma: Listening,
 }
 
 impl Daemon {
@@ -377,12 +376,11 @@ impl Daemon {
     fn announce_interfaces(&self) {
         let server = Arc::clone(&self.service.server);
         let health = Arc::clone(&self.service.health);
-        let rdma = self.rdma.clone();
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(INTERFACES_REFRESH);
             loop {
                 tick.tick().await;
-                let found = interfaces::current(&health.listening, &health.advertise, &rdma);
+                let found = interfaces::current(&health.listening, &health.advertise, &health.rdma);
                 server.set_interfaces(found);
             }
         });

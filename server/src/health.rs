@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::advertise::{self, Advertised};
 use crate::catalog::Catalog;
 use crate::interfaces;
+use crate::rdma::listener::Listening;
 use crate::tls::Certificates;
 
 /// Looks at what may be wrong, each time it is asked.
@@ -18,9 +19,18 @@ pub struct Health {
     pub advertise: Vec<Advertised>,
     /// Where SMB listens.
     pub listening: Vec<SocketAddr>,
+    /// Where it takes connections over RDMA, now.
+    pub rdma: Listening,
 }
 
 impl Health {
+    /// How clients can come now.
+    #[must_use]
+    pub fn transports(&self) -> Vec<String> {
+        let rdma = (!self.rdma.addresses().is_empty()).then_some("rdma");
+        ["tcp"].into_iter().chain(rdma).map(str::to_owned).collect()
+    }
+
     /// The addresses that clients should mount.
     #[must_use]
     pub fn advertised(&self) -> Vec<String> {

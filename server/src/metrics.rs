@@ -382,19 +382,21 @@ mod tests {
         };
         let metrics = Metrics::new("readiness", Box::new(pools));
         metrics.connections.inc();
-        metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 4096);
-        metrics.request(Command::READ, NtStatus::END_OF_FILE, 200_000_000, 0);
-        metrics.request(Command::SESSION_SETUP, NtStatus::MORE_PROCESSING_REQUIRED, 1, 0);
+        metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 4096, false);
+        metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 512, true);
+        metrics.request(Command::READ, NtStatus::END_OF_FILE, 200_000_000, 0, false);
+        metrics.request(Command::SESSION_SETUP, NtStatus::MORE_PROCESSING_REQUIRED, 1, 0, false);
         let text = metrics.text();
         for line in [
             "forebay_connections 1",
             "forebay_read_bytes_total{path=\"copied\"} 4096",
-            "forebay_requests_total{command=\"read\",status=\"success\"} 1",
+            "forebay_read_bytes_total{path=\"rdma-direct\"} 512",
+            "forebay_requests_total{command=\"read\",status=\"success\"} 2",
             "forebay_requests_total{command=\"read\",status=\"error\"} 1",
             "forebay_requests_total{command=\"session_setup\",status=\"success\"} 1",
             "forebay_request_duration_seconds_bucket{le=\"0.0001\",command=\"read\"} 0",
-            "forebay_request_duration_seconds_bucket{le=\"0.00025\",command=\"read\"} 1",
-            "forebay_request_duration_seconds_bucket{le=\"+Inf\",command=\"read\"} 2",
+            "forebay_request_duration_seconds_bucket{le=\"0.00025\",command=\"read\"} 2",
+            "forebay_request_duration_seconds_bucket{le=\"+Inf\",command=\"read\"} 3",
             "forebay_io_engine{engine=\"readiness\"} 1",
             "forebay_pool_free_bytes{pool=\"p\"} 60",
             "forebay_pool_volumes_unserved{pool=\"p\"} 1",

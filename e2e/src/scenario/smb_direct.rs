@@ -226,7 +226,7 @@ fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
 
 /// A counter of our server.
 fn metric(site: &Site, name: &str) -> Result<u64> {
-    let text = site.storage().run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -N 127.0.0.1 9445")?;
+    let text = site.storage().run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -w 5 127.0.0.1 9445")?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     let value = value.with_context(|| format!("no {name} in\n{text}"))?;
     Ok(value.trim().parse::<f64>()? as u64)

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use rdma_sys::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp_init_attr,
-    ibv_wc_status, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space,
+    rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
 /// Why there is no RDMA here.
@@ -62,7 +62,6 @@ library! {
     ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
     ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events: fn(*mut ibv_cq, c_uint);
-    ibv_wc_status_str: fn(ibv_wc_status::Type) -> *const c_char;
     rdma_create_event_channel: fn() -> *mut rdma_event_channel;
     rdma_destroy_event_channel: fn(*mut rdma_event_channel);
     rdma_create_id: fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, rdma_port_space::Type) -> c_int;
@@ -75,7 +74,6 @@ library! {
     rdma_create_qp: fn(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int;
     rdma_destroy_qp: fn(*mut rdma_cm_id);
     rdma_accept: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
-    rdma_reject: fn(*mut rdma_cm_id, *const c_void, u8) -> c_int;
     rdma_disconnect: fn(*mut rdma_cm_id) -> c_int;
 }
 
