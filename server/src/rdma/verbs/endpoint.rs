@@ -393,6 +393,8 @@ impl Endpoint {
             request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
             request.imm_data_invalidated_rkey_union =
                 imm_data_invalidated_rkey_union_t { invalidated_rkey: token };
+            // rdma-core's provider for siw takes it from here.
+            request.wr = wr_t { rdma: rdma_t { remote_addr: 0, rkey: token } };
         }
         let work = Work::Send { slot, pieces: buffers, count: pieces.len(), mark };
         self.post(&mut request, work, &buffers[..pieces.len()])
