@@ -102,8 +102,20 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// A session ended.
+    /// A session ended: with its last channel, which was this connection.
     SessionClosed {
+        /// SessionId.
+        session_id: u64,
+    },
+    /// The connection became a further channel of a session.
+    ChannelBound {
+        /// SessionId.
+        session_id: u64,
+        /// Who.
+        username: String,
+    },
+    /// The connection is no channel of a session any more, but others are.
+    ChannelClosed {
         /// SessionId.
         session_id: u64,
     },
@@ -230,16 +242,39 @@ impl Core {
         self.negotiated.as_ref().map_or(0, |n| n.io_bytes_max)
     }
 
-    /// Ends a session on this connection and closes what it has open.
+    /// Whether the transport is gone: nobody sees an answer any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Ends a session on all its channels and closes what it has open.
     pub(crate) fn end_session(&mut self, server: &Arc<Server>, session_id: u64) {
-        let Some(channel) = self.channels.remove(&session_id) else { return };
+        let Some(channel) = self.channels.get(&session_id) else { return };
         server.sessions().remove(&session_id);
-        for open in channel.session.take_all() {
+        for connection in channel.session.end() {
+            if connection != self.id {
+                server.post(connection, Mail::SessionEnded(session_id));
+            }
+        }
+        self.leave_session(server, session_id);
+    }
+
+    /// Takes this connection's channel of a session away. With its last channel, or where it has ended already, what the
+    /// session has open is closed here.
+    fn leave_session(&mut self, server: &Arc<Server>, session_id: u64) {
+        let Some(channel) = self.channels.remove(&session_id) else { return };
+        let left = channel.session.leave(self.id);
+        for open in left.opens {
             if open.begin_close() {
                 close_open(self, server, &open);
             }
         }
-        self.events.push_back(Event::SessionClosed { session_id });
+        self.events.push_back(if left.last {
+            server.sessions().remove(&session_id);
+            Event::SessionClosed { session_id }
+        } else {
+            Event::ChannelClosed { session_id }
+        });
     }
 }
 
@@ -418,11 +453,15 @@ impl Connection {
             Mail::Wake(token) => self.wake(now, token, Mail::wake_reason()),
             Mail::SessionClosed(session_id) => {
                 if self.core.channels.contains_key(&session_id) {
-                    self.core.end_session(&self.server, session_id);
+                    self.core.leave_session(&self.server, session_id);
                     if self.core.channels.is_empty() {
                         return Err(Disconnect("its session was closed"));
                     }
                 }
+                Ok(())
+            }
+            Mail::SessionEnded(session_id) => {
+                self.core.leave_session(&self.server, session_id);
                 Ok(())
             }
         }
@@ -443,8 +482,8 @@ impl Connection {
         self.core.events.pop_front()
     }
 
-    /// The transport is gone: ends its sessions and closes what they have open. Operations for backends go on to come
-    /// out of [`Self::poll_fs`] until [`Self::is_finished`].
+    /// The transport is gone: ends the sessions that have no other channel and closes what they have open. Operations for
+    /// backends go on to come out of [`Self::poll_fs`] until [`Self::is_finished`].
     pub fn close(&mut self, now: u64) {
         if self.core.closed {
             return;
@@ -452,7 +491,7 @@ impl Connection {
         self.core.closed = true;
         let sessions: Vec<u64> = self.core.channels.keys().copied().collect();
         for session_id in sessions {
-            self.core.end_session(&self.server, session_id);
+            self.core.leave_session(&self.server, session_id);
         }
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();
@@ -514,6 +553,7 @@ impl Connection {
                 sealed: chain.sealed_for.is_some(),
                 began: now,
                 signing: None,
+                counted: None,
             };
             let step = match self.admit(&mut chain, &mut request) {
                 Err(step) => step,
@@ -592,7 +632,9 @@ impl Connection {
         request.session = Some(Arc::clone(&session));
         if !optional && !matches!(command, Command::LOGOFF | Command::TREE_CONNECT) {
             // [MS-SMB2] 3.3.5.2.11
-            let Some(tree) = session.tree(tree_id) else { return fail(NtStatus::NETWORK_NAME_DELETED) };
+            let Some(tree) = session.tree(tree_id) else {
+                return fail(NtStatus::NETWORK_NAME_DELETED);
+            };
             if tree.encrypt && chain.sealed_for.is_none() {
                 return fail(NtStatus::ACCESS_DENIED);
             }
@@ -709,6 +751,10 @@ impl Connection {
         }
         let mut response = Response::reply(header, reply);
         response.sign = self.signing_key(chain, request, status);
+        // There is no key to sign with, but a client that signs believes it only with the flag, which Windows echoes.
+        if status == NtStatus::USER_SESSION_DELETED && request.header.flags.contains(HeaderFlags::SIGNED) {
+            response.header.flags.insert(HeaderFlags::SIGNED);
+        }
         self.note_preauth(request, &response);
         chain.responses.push(response);
     }
@@ -754,7 +800,12 @@ impl Connection {
             }
             Command::SESSION_SETUP if response.header.status == NtStatus::MORE_PROCESSING_REQUIRED => {
                 if let Some(pending) = self.core.pending.get_mut(&response.header.session_id) {
-                    pending.preauth.update(&message());
+                    let mut message = message();
+                    // The legs of a binding are signed, and hashed as they go over the wire.
+                    if let Some(key) = &response.sign {
+                        key.sign_in_place(&mut message, &[]);
+                    }
+                    pending.preauth.update(&message);
                 }
             }
             _ => {}

@@ -12,6 +12,8 @@
 
 mod access;
 mod chain;
+mod channel_sequence;
+mod channels;
 mod commands;
 mod connection;
 mod credits;

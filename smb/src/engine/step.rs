@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::channel_sequence::Verdict;
 use super::connection::Core;
 use super::open::Open;
 use super::server::Server;
@@ -10,7 +11,7 @@ use crate::crypto::SigningKey;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
 use crate::ids::FileId;
 use crate::status::NtStatus;
-use crate::wire::Header;
+use crate::wire::{Command, Header, HeaderFlags};
 
 /// The outcome of one step of a request.
 pub(crate) enum Step {
@@ -71,7 +72,6 @@ pub(crate) struct Ctx<'a> {
 }
 
 /// The request as the dispatcher resolved it.
-#[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) header: Header,
     /// The frame and this message's range in it (from its SMB2 header to the next message or the end).
@@ -93,6 +93,21 @@ pub(crate) struct Request {
     pub(crate) began: u64,
     /// What to sign the answer with where the session ends with this request.
     pub(crate) signing: Option<SigningKey>,
+    /// The open that counts this request among those in flight.
+    pub(crate) counted: Option<Counted>,
+}
+
+/// A request in flight on an open, for as long as this lives.
+pub(crate) struct Counted {
+    open: Arc<Open>,
+    sequence: u16,
+}
+
+impl Drop for Counted {
+    // [MS-SMB2] 3.3.4.1: the response is on its way, or the connection is gone.
+    fn drop(&mut self) {
+        self.open.channel_sequence.ended(self.sequence);
+    }
 }
 
 impl Request {
@@ -136,7 +151,29 @@ impl Ctx<'_> {
         if open.tree_id != tree_id || open.closing.load(std::sync::atomic::Ordering::Acquire) {
             return Err(NtStatus::FILE_CLOSED);
         }
+        self.count(&open)?;
         Ok(open)
+    }
+
+    /// [MS-SMB2] 3.3.5.2.10, for every request that names an open.
+    fn count(&mut self, open: &Arc<Open>) -> Result<(), NtStatus> {
+        if self.request.counted.is_some() || !self.core.is_smb3() {
+            return Ok(());
+        }
+        let header = &self.request.header;
+        let sequence = header.channel_sequence();
+        match open.channel_sequence.begun(sequence, header.flags.contains(HeaderFlags::REPLAY_OPERATION)) {
+            Verdict::Counted => {
+                self.request.counted = Some(Counted { open: Arc::clone(open), sequence });
+                Ok(())
+            }
+            Verdict::Stale
+                if matches!(header.command, Command::WRITE | Command::SET_INFO | Command::IOCTL) =>
+            {
+                Err(NtStatus::FILE_NOT_AVAILABLE)
+            }
+            Verdict::Stale => Ok(()),
+        }
     }
 
     /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).
