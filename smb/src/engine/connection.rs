@@ -11,6 +11,7 @@ use super::commands;
 use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
+use super::lookup::Lookup;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
@@ -163,6 +164,7 @@ pub(crate) struct Channel {
     pub(crate) session: Arc<Session>,
     pub(crate) signing: SigningKey,
     pub(crate) seal: Option<Sealing>,
+    pub(crate) lookup: Lookup,
     /// A re-authentication under way.
     pub(crate) reauth: Option<PendingAuth>,
 }
@@ -607,7 +609,7 @@ impl Connection {
         let flags = header.flags;
         let tree_id = header.tree_id();
         let optional = matches!(command, Command::SESSION_SETUP | Command::ECHO);
-        let Some(channel) = self.core.channels.get(&session_id) else {
+        let Some(channel) = self.core.channels.get_mut(&session_id) else {
             chain.related.broken = !optional;
             return if optional { Ok(()) } else { fail(NtStatus::USER_SESSION_DELETED) };
         };
@@ -632,7 +634,7 @@ impl Connection {
         request.session = Some(Arc::clone(&session));
         if !optional && !matches!(command, Command::LOGOFF | Command::TREE_CONNECT) {
             // [MS-SMB2] 3.3.5.2.11
-            let Some(tree) = session.tree(tree_id) else {
+            let Some(tree) = channel.lookup.tree(&session, tree_id) else {
                 return fail(NtStatus::NETWORK_NAME_DELETED);
             };
             if tree.encrypt && chain.sealed_for.is_none() {

@@ -19,6 +19,7 @@ mod connection;
 mod credits;
 mod files;
 mod locks;
+mod lookup;
 mod names;
 mod open;
 mod server;

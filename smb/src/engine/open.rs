@@ -76,6 +76,11 @@ impl Open {
         !self.closing.swap(true, Ordering::AcqRel)
     }
 
+    /// Whether CLOSE, or another end of it, has begun.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {
         self.state.lock().expect("no panic under this lock")
     }

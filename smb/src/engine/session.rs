@@ -56,6 +56,14 @@ pub(crate) struct Tree {
     pub(crate) access: u32,
     /// Share.EncryptData of a volume that wants it.
     pub(crate) encrypt: bool,
+    disconnected: AtomicBool,
+}
+
+impl Tree {
+    /// Whether TREE_DISCONNECT or the session's end has taken it away.
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.disconnected.load(Ordering::Acquire)
+    }
 }
 
 /// What a tree is connected to.
@@ -133,7 +141,7 @@ impl Session {
         if let Share::Volume(volume) = &share {
             volume.trees.fetch_add(1, Ordering::AcqRel);
         }
-        let mut tree = Tree { id: 0, share, access, encrypt };
+        let mut tree = Tree { id: 0, share, access, encrypt, disconnected: AtomicBool::new(false) };
         let mut inner = self.inner();
         if inner.trees.len() >= limits::TREES_PER_SESSION_MAX {
             return Err(NtStatus::INSUFFICIENT_RESOURCES);
@@ -155,6 +163,7 @@ impl Session {
     pub(crate) fn disconnect(&self, id: u32) -> Option<(Arc<Tree>, Vec<Arc<Open>>)> {
         let mut inner = self.inner();
         let tree = inner.trees.remove(&id)?;
+        tree.disconnected.store(true, Ordering::Release);
         let ids: Vec<u64> =
             inner.opens.iter().filter(|(_, o)| o.tree_id == id).map(|(volatile, _)| *volatile).collect();
         let opens = ids.iter().filter_map(|volatile| inner.opens.remove(volatile)).collect();
@@ -210,7 +219,9 @@ impl Session {
         if !self.closed.load(Ordering::Acquire) {
             return Left { last, opens: Vec::new() };
         }
-        inner.trees.clear();
+        for (_, tree) in inner.trees.drain() {
+            tree.disconnected.store(true, Ordering::Release);
+        }
         Left { last, opens: inner.opens.drain().map(|(_, open)| open).collect() }
     }
 

@@ -146,9 +146,10 @@ impl Ctx<'_> {
         };
         self.request.related_file = Some(id);
         let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
-        let open = session.open(id).ok_or(NtStatus::FILE_CLOSED)?;
+        let channel = self.core.channels.get_mut(&session.id).ok_or(NtStatus::USER_SESSION_DELETED)?;
+        let open = channel.lookup.open(session, id).ok_or(NtStatus::FILE_CLOSED)?;
         let tree_id = self.request.tree.as_ref().map_or(0, |t| t.id);
-        if open.tree_id != tree_id || open.closing.load(std::sync::atomic::Ordering::Acquire) {
+        if open.tree_id != tree_id || open.is_closing() {
             return Err(NtStatus::FILE_CLOSED);
         }
         self.count(&open)?;

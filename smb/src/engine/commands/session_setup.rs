@@ -12,6 +12,7 @@ use crate::crypto::{
 };
 use crate::engine::channels::{FIRST_NONCE_PART, NoncePart};
 use crate::engine::connection::{Channel, Event, Negotiated, Sealing};
+use crate::engine::lookup::Lookup;
 use crate::engine::server::Encryption;
 use crate::engine::session::{NewSession, Session};
 use crate::engine::step::{Ctx, Reply, Step};
@@ -239,7 +240,8 @@ pub(super) fn add_channel(ctx: &mut Ctx<'_>, session: &Arc<Session>, signing: Si
         opening,
         nonces: NonceSequence::new(part, nonce_start),
     });
-    let channel = Channel { session: Arc::clone(session), signing, seal, reauth: None };
+    let channel =
+        Channel { session: Arc::clone(session), signing, seal, lookup: Lookup::new(), reauth: None };
     ctx.core.channels.insert(session.id, channel);
 }
 
