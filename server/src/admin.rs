@@ -314,7 +314,8 @@ impl Admin for AdminService {
         let sessions = self.server.session_infos().into_iter().map(|info| api::Session {
             session_id: info.id,
             username: info.username,
-            client_address: info.client_address,
+            client_address: info.client_addresses.first().cloned().unwrap_or_default(),
+            client_addresses: info.client_addresses,
             dialect: info.dialect.to_owned(),
             signed: info.signed,
             cipher: info.cipher.to_owned(),

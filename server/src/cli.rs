@@ -315,7 +315,7 @@ fn ask(command: Command) -> anyhow::Result<()> {
                     let cipher = if s.cipher.is_empty() { "-".to_owned() } else { s.cipher };
                     let signed = if s.signed { "yes" } else { "no" };
                     vec![
-                        s.session_id.to_string(), s.username, s.client_address, s.dialect, signed.to_owned(), cipher,
+                        s.session_id.to_string(), s.username, s.client_addresses.join(","), s.dialect, signed.to_owned(), cipher,
                         s.volume_ids.join(","), s.open_files.to_string(),
                     ]
                 });

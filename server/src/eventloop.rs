@@ -844,17 +844,28 @@ impl<E: Engine> EventLoop<E> {
         stalled.then_some("the peer takes no data")
     }
 
+    fn authenticated(&mut self, client: &mut Client) {
+        if !std::mem::replace(&mut client.authenticated, true) {
+            self.unauthenticated.remove(&client.id.0);
+            self.shared.metrics.connections_unauthenticated.dec();
+        }
+    }
+
     fn event(&mut self, now: u64, client: &mut Client, event: &Event) {
         let peer = client.peer;
         match event {
             Event::Negotiated { dialect } => debug!(%peer, dialect, "negotiated"),
             Event::SessionEstablished { session_id, username } => {
                 info!(%peer, session = session_id, user = username, "session established");
-                if !std::mem::replace(&mut client.authenticated, true) {
-                    self.unauthenticated.remove(&client.id.0);
-                    self.shared.metrics.connections_unauthenticated.dec();
-                }
+                self.authenticated(client);
                 self.shared.metrics.sessions.inc();
+            }
+            Event::ChannelBound { session_id, username } => {
+                info!(%peer, session = session_id, user = username, "channel bound");
+                self.authenticated(client);
+            }
+            Event::ChannelClosed { session_id } => {
+                info!(%peer, session = session_id, "channel closed");
             }
             Event::AuthenticationFailed { username, reason } => {
                 warn!(%peer, user = username, reason, "authentication failed");

@@ -16,6 +16,8 @@ pub const COMPOUND_MESSAGES_MAX: usize = 64;
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
 /// Sessions whose authentication has not finished, on one connection.
 pub const SESSIONS_PENDING_PER_CONNECTION_MAX: usize = 16;
+/// Channels of one session: connections that carry it. Linux clients open at most 16, Windows servers allow 32.
+pub const CHANNELS_PER_SESSION_MAX: usize = 32;
 /// Tree connects of one session.
 pub const TREES_PER_SESSION_MAX: usize = 256;
 /// Open files and directories of one session.

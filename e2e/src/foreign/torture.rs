@@ -24,9 +24,12 @@ const SUITES: &[&str] = &[
     "smb2.credits.",
     "smb2.mkdir",
     "smb2.rename.",
+    "smb2.multichannel.",
+    "smb2.replay.",
     "smb2.delete-on-close-perms.",
     "smb2.session.reconnect",
     "smb2.session.reauth",
+    "smb2.session.bind",
     "smb2.session.two_logoff",
     "smb2.session.ntlmssp_bug14932",
     "smb2.session.signing-",
@@ -129,7 +132,7 @@ mod tests {
     #[test]
     fn suites_are_chosen_by_name() {
         let list = "smb2.connect\nsmb2.connectx\nsmb2.read.eof.eof\nsmb2.readx.a.a\nsmb2.session.reauth1\n\
-                    smb2.session.reauthx\nsmb2.session.bind1\nsmb2.session.signing-aes-128-cmac\n\
+                    smb2.session.reauthx\nsmb2.session.bind1\nsmb2.session.bind_invalid_auth\nsmb2.session.signing-aes-128-cmac\n\
                     smb2.delete-on-close-perms.CREATE Existing.CREATE Existing\nsmb2.mkdir.mkdir\nsmb2.read.eof.eof\n\
                     smb2.rename.rename_dir_bench.rename_dir_bench\n";
         assert_eq!(
@@ -138,6 +141,7 @@ mod tests {
                 "smb2.connect",
                 "smb2.read.eof",
                 "smb2.session.reauth1",
+                "smb2.session.bind1",
                 "smb2.session.signing-aes-128-cmac",
                 "smb2.delete-on-close-perms.CREATE Existing",
                 "smb2.mkdir",

@@ -212,6 +212,7 @@ pub struct Session {
     pub session_id: u64,
     #[prost(string, tag = "2")]
     pub username: ::prost::alloc::string::String,
+    /// That of its oldest channel.
     #[prost(string, tag = "3")]
     pub client_address: ::prost::alloc::string::String,
     /// "3.1.1" …
@@ -231,6 +232,9 @@ pub struct Session {
     /// "tcp".
     #[prost(string, tag = "10")]
     pub transport: ::prost::alloc::string::String,
+    /// Those of all its channels, oldest first.
+    #[prost(string, repeated, tag = "11")]
+    pub client_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSessionsRequest {}

@@ -61,6 +61,16 @@ impl Cipher {
         self as u16
     }
 
+    /// As people write it: "AES-128-GCM".
+    pub fn name(self) -> &'static str {
+        match self {
+            Cipher::Aes128Ccm => "AES-128-CCM",
+            Cipher::Aes128Gcm => "AES-128-GCM",
+            Cipher::Aes256Ccm => "AES-256-CCM",
+            Cipher::Aes256Gcm => "AES-256-GCM",
+        }
+    }
+
     /// Length of its key in bytes: 16 or 32.
     pub fn key_len(self) -> usize {
         match self {

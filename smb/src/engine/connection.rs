@@ -13,6 +13,7 @@ use super::commands;
 use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
+use super::lookup::Lookup;
 use super::remote::RemoteWrite;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
@@ -116,8 +117,20 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// A session ended.
+    /// A session ended: with its last channel, which was this connection.
     SessionClosed {
+        /// SessionId.
+        session_id: u64,
+    },
+    /// The connection became a further channel of a session.
+    ChannelBound {
+        /// SessionId.
+        session_id: u64,
+        /// Who.
+        username: String,
+    },
+    /// The connection is no channel of a session any more, but others are.
+    ChannelClosed {
         /// SessionId.
         session_id: u64,
     },
@@ -167,6 +180,7 @@ pub(crate) struct Channel {
     pub(crate) session: Arc<Session>,
     pub(crate) signing: SigningKey,
     pub(crate) seal: Option<Sealing>,
+    pub(crate) lookup: Lookup,
     /// A re-authentication under way.
     pub(crate) reauth: Option<PendingAuth>,
 }
@@ -248,16 +262,39 @@ impl Core {
         self.negotiated.as_ref().map_or(0, |n| n.io_bytes_max)
     }
 
-    /// Ends a session on this connection and closes what it has open.
+    /// Whether the transport is gone: nobody sees an answer any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Ends a session on all its channels and closes what it has open.
     pub(crate) fn end_session(&mut self, server: &Arc<Server>, session_id: u64) {
-        let Some(channel) = self.channels.remove(&session_id) else { return };
+        let Some(channel) = self.channels.get(&session_id) else { return };
         server.sessions().remove(&session_id);
-        for open in channel.session.take_all() {
+        for connection in channel.session.end() {
+            if connection != self.id {
+                server.post(connection, Mail::SessionEnded(session_id));
+            }
+        }
+        self.leave_session(server, session_id);
+    }
+
+    /// Takes this connection's channel of a session away. With its last channel, or where it has ended already, what the
+    /// session has open is closed here.
+    fn leave_session(&mut self, server: &Arc<Server>, session_id: u64) {
+        let Some(channel) = self.channels.remove(&session_id) else { return };
+        let left = channel.session.leave(self.id);
+        for open in left.opens {
             if open.begin_close() {
                 close_open(self, server, &open);
             }
         }
-        self.events.push_back(Event::SessionClosed { session_id });
+        self.events.push_back(if left.last {
+            server.sessions().remove(&session_id);
+            Event::SessionClosed { session_id }
+        } else {
+            Event::ChannelClosed { session_id }
+        });
     }
 }
 
@@ -442,11 +479,15 @@ impl Connection {
             Mail::Wake(token) => self.wake(now, token, Mail::wake_reason()),
             Mail::SessionClosed(session_id) => {
                 if self.core.channels.contains_key(&session_id) {
-                    self.core.end_session(&self.server, session_id);
+                    self.core.leave_session(&self.server, session_id);
                     if self.core.channels.is_empty() {
                         return Err(Disconnect("its session was closed"));
                     }
                 }
+                Ok(())
+            }
+            Mail::SessionEnded(session_id) => {
+                self.core.leave_session(&self.server, session_id);
                 Ok(())
             }
         }
@@ -467,8 +508,8 @@ impl Connection {
         self.core.events.pop_front()
     }
 
-    /// The transport is gone: ends its sessions and closes what they have open. Operations for backends go on to come
-    /// out of [`Self::poll_fs`] until [`Self::is_finished`].
+    /// The transport is gone: ends the sessions that have no other channel and closes what they have open. Operations for
+    /// backends go on to come out of [`Self::poll_fs`] until [`Self::is_finished`].
     pub fn close(&mut self, now: u64) {
         if self.core.closed {
             return;
@@ -476,7 +517,7 @@ impl Connection {
         self.core.closed = true;
         let sessions: Vec<u64> = self.core.channels.keys().copied().collect();
         for session_id in sessions {
-            self.core.end_session(&self.server, session_id);
+            self.core.leave_session(&self.server, session_id);
         }
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();
@@ -540,6 +581,7 @@ impl Connection {
                 signing: None,
                 by_rdma: false,
                 invalidate: None,
+                counted: None,
             };
             let step = match self.admit(&mut chain, &mut request) {
                 Err(step) => step,
@@ -593,7 +635,7 @@ impl Connection {
         let flags = header.flags;
         let tree_id = header.tree_id();
         let optional = matches!(command, Command::SESSION_SETUP | Command::ECHO);
-        let Some(channel) = self.core.channels.get(&session_id) else {
+        let Some(channel) = self.core.channels.get_mut(&session_id) else {
             chain.related.broken = !optional;
             return if optional { Ok(()) } else { fail(NtStatus::USER_SESSION_DELETED) };
         };
@@ -618,7 +660,9 @@ impl Connection {
         request.session = Some(Arc::clone(&session));
         if !optional && !matches!(command, Command::LOGOFF | Command::TREE_CONNECT) {
             // [MS-SMB2] 3.3.5.2.11
-            let Some(tree) = session.tree(tree_id) else { return fail(NtStatus::NETWORK_NAME_DELETED) };
+            let Some(tree) = channel.lookup.tree(&session, tree_id) else {
+                return fail(NtStatus::NETWORK_NAME_DELETED);
+            };
             if tree.encrypt && chain.sealed_for.is_none() {
                 return fail(NtStatus::ACCESS_DENIED);
             }
@@ -741,6 +785,10 @@ impl Connection {
         let mut response = Response::reply(header, reply);
         response.sign = self.signing_key(chain, request, status);
         response.invalidate = request.invalidate;
+        // There is no key to sign with, but a client that signs believes it only with the flag, which Windows echoes.
+        if status == NtStatus::USER_SESSION_DELETED && request.header.flags.contains(HeaderFlags::SIGNED) {
+            response.header.flags.insert(HeaderFlags::SIGNED);
+        }
         self.note_preauth(request, &response);
         chain.responses.push(response);
     }
@@ -786,7 +834,12 @@ impl Connection {
             }
             Command::SESSION_SETUP if response.header.status == NtStatus::MORE_PROCESSING_REQUIRED => {
                 if let Some(pending) = self.core.pending.get_mut(&response.header.session_id) {
-                    pending.preauth.update(&message());
+                    let mut message = message();
+                    // The legs of a binding are signed, and hashed as they go over the wire.
+                    if let Some(key) = &response.sign {
+                        key.sign_in_place(&mut message, &[]);
+                    }
+                    pending.preauth.update(&message);
                 }
             }
             _ => {}

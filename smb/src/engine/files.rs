@@ -176,6 +176,14 @@ impl FileTable {
         Ended { unlink: false }
     }
 
+    /// A file that was made for an open that comes to nothing goes with it, unless somebody else has found it meanwhile.
+    pub(crate) fn discard(&mut self, open: &Open) {
+        let mut inner = open.file.inner();
+        if inner.opens.iter().all(|o| o.id == open.id) {
+            inner.delete_pending = true;
+        }
+    }
+
     /// The name of a file that was to go is removed (or could not be).
     pub(crate) fn gone(&mut self, file: &FileState) {
         self.files.remove(&file.key);

@@ -12,11 +12,14 @@
 
 mod access;
 mod chain;
+mod channel_sequence;
+mod channels;
 mod commands;
 mod connection;
 mod credits;
 mod files;
 mod locks;
+mod lookup;
 mod names;
 mod open;
 mod remote;

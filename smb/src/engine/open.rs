@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::channel_sequence::ChannelSequence;
 use super::files::FileState;
 use super::volume::Volume;
 use crate::fs::{DirEntry, FsHandle, RelPath};
@@ -29,6 +30,8 @@ pub(crate) struct Open {
     pub(crate) closing: AtomicBool,
     /// FilePositionInformation: where the last READ or WRITE ended.
     pub(crate) position: AtomicU64,
+    /// Requests in flight on it, by channel sequence number.
+    pub(crate) channel_sequence: ChannelSequence,
     pub(crate) state: Mutex<OpenState>,
 }
 
@@ -71,6 +74,11 @@ impl Open {
     /// Marks it as closing; true for the one caller that may go on to close it.
     pub(crate) fn begin_close(&self) -> bool {
         !self.closing.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether CLOSE, or another end of it, has begun.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {

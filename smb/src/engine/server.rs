@@ -10,6 +10,7 @@ use super::session::Session;
 use super::step::Wake;
 use super::volume::{Account, Accounts, Volume, VolumeConfig};
 use crate::auth::NtHash;
+use crate::crypto::Cipher;
 use crate::ids::FileId;
 
 /// Identifies a connection for as long as the server runs.
@@ -71,6 +72,8 @@ pub enum Mail {
     Wake(u64),
     /// A session of this connection was closed elsewhere: forget it, and end the connection if none is left.
     SessionClosed(u64),
+    /// A session of this connection ended on another of its channels: forget it.
+    SessionEnded(u64),
 }
 
 impl Mail {
@@ -93,8 +96,8 @@ pub struct SessionInfo {
     pub id: u64,
     /// Who logged in.
     pub username: String,
-    /// The transport's name for the peer.
-    pub client_address: String,
+    /// The transports' names for the peer, one for each channel, oldest first.
+    pub client_addresses: Vec<String>,
     /// "3.1.1" …
     pub dialect: &'static str,
     /// Its messages must be signed.
@@ -196,10 +199,10 @@ impl Server {
                 SessionInfo {
                     id: s.id,
                     username: s.username.clone(),
-                    client_address: s.client_address.clone(),
+                    client_addresses: s.addresses(),
                     dialect: s.dialect.name(),
                     signed: s.signing_required.load(Ordering::Relaxed),
-                    cipher: if s.encrypt.load(Ordering::Relaxed) { s.cipher } else { "" },
+                    cipher: s.cipher.filter(|_| s.encrypt.load(Ordering::Relaxed)).map_or("", Cipher::name),
                     established: s.established,
                     volume_ids,
                     open_files: open_files as u32,
@@ -227,9 +230,10 @@ impl Server {
     /// Closes a session and all it has open. False where there is none.
     pub fn close_session(&self, id: u64) -> bool {
         let Some(session) = self.sessions().remove(&id) else { return false };
-        session.closed.store(true, Ordering::Release);
-        // Its connection closes the opens: only there can backend operations be emitted.
-        self.post(session.connection, Mail::SessionClosed(id));
+        // Its connections close the opens: only there can backend operations be emitted.
+        for connection in session.end() {
+            self.post(connection, Mail::SessionClosed(id));
+        }
         true
     }
 

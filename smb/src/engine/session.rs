@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::channels::{ChannelList, NoncePart};
 use super::open::Open;
 use super::server::ConnectionId;
 use super::volume::Volume;
+use crate::crypto::{Cipher, OpeningKey, SealingKey, SigningKey};
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
@@ -19,25 +21,28 @@ pub(crate) struct Session {
     pub(crate) username: String,
     /// The one volume that this user may open.
     pub(crate) volume_id: String,
+    /// Session.Connection.Dialect and the like: what a connection must have in common with the one that the session was
+    /// made on, to become a channel.
     pub(crate) dialect: Dialect,
-    pub(crate) client_address: String,
+    pub(crate) client_guid: [u8; 16],
+    pub(crate) cipher: Option<Cipher>,
+    /// Session.SigningKey: signs the binding of further channels, which then have keys of their own.
+    pub(crate) signing: SigningKey,
+    /// Session.EncryptionKey and Session.DecryptionKey, which all channels share.
+    pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     /// FILETIME.
     pub(crate) established: u64,
     /// Session.SigningRequired.
     pub(crate) signing_required: AtomicBool,
     /// Session.EncryptData: every request but NEGOTIATE and SESSION_SETUP must be sealed.
     pub(crate) encrypt: AtomicBool,
-    /// Cipher name for the session list; empty where it cannot seal.
-    pub(crate) cipher: &'static str,
-    /// The connection it was made on.
-    pub(crate) connection: ConnectionId,
-    /// Logged off, closed by an administrator or disconnected.
+    /// Logged off, closed by an administrator or without a channel left.
     pub(crate) closed: AtomicBool,
     inner: Mutex<Inner>,
 }
 
-#[derive(Default)]
 struct Inner {
+    channels: ChannelList,
     trees: HashMap<u32, Arc<Tree>>,
     next_tree: u32,
     opens: HashMap<u64, Arc<Open>>,
@@ -51,6 +56,14 @@ pub(crate) struct Tree {
     pub(crate) access: u32,
     /// Share.EncryptData of a volume that wants it.
     pub(crate) encrypt: bool,
+    disconnected: AtomicBool,
+}
+
+impl Tree {
+    /// Whether TREE_DISCONNECT or the session's end has taken it away.
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.disconnected.load(Ordering::Acquire)
+    }
 }
 
 /// What a tree is connected to.
@@ -69,18 +82,30 @@ impl Drop for Tree {
     }
 }
 
+/// What is to be done about a channel that was taken away.
+pub(crate) struct Left {
+    /// It was the session's last.
+    pub(crate) last: bool,
+    /// To be closed.
+    pub(crate) opens: Vec<Arc<Open>>,
+}
+
 /// What a new session is made of.
 pub(crate) struct NewSession {
     pub(crate) id: u64,
     pub(crate) username: String,
     pub(crate) volume_id: String,
     pub(crate) dialect: Dialect,
-    pub(crate) client_address: String,
+    pub(crate) client_guid: [u8; 16],
+    pub(crate) cipher: Option<Cipher>,
+    pub(crate) signing: SigningKey,
+    pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     pub(crate) established: u64,
     pub(crate) signing_required: bool,
     pub(crate) encrypt: bool,
-    pub(crate) cipher: &'static str,
+    /// The connection it is made on and that one's peer.
     pub(crate) connection: ConnectionId,
+    pub(crate) client_address: String,
 }
 
 impl Session {
@@ -90,14 +115,20 @@ impl Session {
             username: new.username,
             volume_id: new.volume_id,
             dialect: new.dialect,
-            client_address: new.client_address,
+            client_guid: new.client_guid,
+            cipher: new.cipher,
+            signing: new.signing,
+            sealing: new.sealing,
             established: new.established,
             signing_required: AtomicBool::new(new.signing_required),
             encrypt: AtomicBool::new(new.encrypt),
-            cipher: new.cipher,
-            connection: new.connection,
             closed: AtomicBool::new(false),
-            inner: Mutex::new(Inner { next_tree: 1, ..Inner::default() }),
+            inner: Mutex::new(Inner {
+                channels: ChannelList::new(new.connection, new.client_address),
+                trees: HashMap::new(),
+                next_tree: 1,
+                opens: HashMap::new(),
+            }),
         }
     }
 
@@ -110,7 +141,7 @@ impl Session {
         if let Share::Volume(volume) = &share {
             volume.trees.fetch_add(1, Ordering::AcqRel);
         }
-        let mut tree = Tree { id: 0, share, access, encrypt };
+        let mut tree = Tree { id: 0, share, access, encrypt, disconnected: AtomicBool::new(false) };
         let mut inner = self.inner();
         if inner.trees.len() >= limits::TREES_PER_SESSION_MAX {
             return Err(NtStatus::INSUFFICIENT_RESOURCES);
@@ -132,18 +163,66 @@ impl Session {
     pub(crate) fn disconnect(&self, id: u32) -> Option<(Arc<Tree>, Vec<Arc<Open>>)> {
         let mut inner = self.inner();
         let tree = inner.trees.remove(&id)?;
+        tree.disconnected.store(true, Ordering::Release);
         let ids: Vec<u64> =
             inner.opens.iter().filter(|(_, o)| o.tree_id == id).map(|(volatile, _)| *volatile).collect();
         let opens = ids.iter().filter_map(|volatile| inner.opens.remove(volatile)).collect();
         Some((tree, opens))
     }
 
-    /// Removes everything; what the session's end must close.
-    pub(crate) fn take_all(&self) -> Vec<Arc<Open>> {
-        self.closed.store(true, Ordering::Release);
+    /// Makes a connection a channel; the part of its nonces that no other channel has.
+    ///
+    /// # Errors
+    /// As [`ChannelList::join`], and `STATUS_USER_SESSION_DELETED` where the session has ended.
+    pub(crate) fn join(&self, connection: ConnectionId, address: String) -> Result<NoncePart, NtStatus> {
         let mut inner = self.inner();
-        inner.trees.clear();
-        inner.opens.drain().map(|(_, open)| open).collect()
+        if self.closed.load(Ordering::Acquire) {
+            return Err(NtStatus::USER_SESSION_DELETED);
+        }
+        inner.channels.join(connection, address)
+    }
+
+    /// What [`Self::join`] would say.
+    pub(crate) fn may_join(&self, connection: ConnectionId) -> Result<(), NtStatus> {
+        self.inner().channels.may_join(connection)
+    }
+
+    /// Session.State while it is authenticated anew on a channel.
+    pub(crate) fn reauthenticate(&self, connection: ConnectionId) {
+        self.inner().channels.reauthenticate(connection);
+    }
+
+    pub(crate) fn reauthenticated(&self, connection: ConnectionId) {
+        self.inner().channels.reauthenticated(connection);
+    }
+
+    /// Where its channels are.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.inner().channels.addresses()
+    }
+
+    /// Ends it. Each of the connections must [`Self::leave`] it now.
+    pub(crate) fn end(&self) -> Vec<ConnectionId> {
+        let inner = self.inner();
+        self.closed.store(true, Ordering::Release);
+        inner.channels.connections()
+    }
+
+    /// Takes a channel away. A session without channels has ended. Of one that has ended, the first who comes here gets
+    /// all that must be closed.
+    pub(crate) fn leave(&self, connection: ConnectionId) -> Left {
+        let mut inner = self.inner();
+        let last = inner.channels.leave(connection);
+        if last {
+            self.closed.store(true, Ordering::Release);
+        }
+        if !self.closed.load(Ordering::Acquire) {
+            return Left { last, opens: Vec::new() };
+        }
+        for (_, tree) in inner.trees.drain() {
+            tree.disconnected.store(true, Ordering::Release);
+        }
+        Left { last, opens: inner.opens.drain().map(|(_, open)| open).collect() }
     }
 
     /// Adds an open. `STATUS_TOO_MANY_OPENED_FILES` beyond the limit, `STATUS_USER_SESSION_DELETED` or

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_smbdirect::wire::Token;
 
+use super::channel_sequence::Verdict;
 use super::connection::Core;
 use super::open::Open;
 use super::remote::RemoteWrite;
@@ -13,7 +14,7 @@ use crate::crypto::SigningKey;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
 use crate::ids::FileId;
 use crate::status::NtStatus;
-use crate::wire::Header;
+use crate::wire::{Command, Header, HeaderFlags};
 
 /// The outcome of one step of a request.
 pub(crate) enum Step {
@@ -76,7 +77,6 @@ pub(crate) struct Ctx<'a> {
 }
 
 /// The request as the dispatcher resolved it.
-#[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) header: Header,
     /// The frame and this message's range in it (from its SMB2 header to the next message or the end).
@@ -102,6 +102,21 @@ pub(crate) struct Request {
     pub(crate) by_rdma: bool,
     /// The peer's token that the answer invalidates.
     pub(crate) invalidate: Option<Token>,
+    /// The open that counts this request among those in flight.
+    pub(crate) counted: Option<Counted>,
+}
+
+/// A request in flight on an open, for as long as this lives.
+pub(crate) struct Counted {
+    open: Arc<Open>,
+    sequence: u16,
+}
+
+impl Drop for Counted {
+    // [MS-SMB2] 3.3.4.1: the response is on its way, or the connection is gone.
+    fn drop(&mut self) {
+        self.open.channel_sequence.ended(self.sequence);
+    }
 }
 
 impl Request {
@@ -140,12 +155,35 @@ impl Ctx<'_> {
         };
         self.request.related_file = Some(id);
         let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
-        let open = session.open(id).ok_or(NtStatus::FILE_CLOSED)?;
+        let channel = self.core.channels.get_mut(&session.id).ok_or(NtStatus::USER_SESSION_DELETED)?;
+        let open = channel.lookup.open(session, id).ok_or(NtStatus::FILE_CLOSED)?;
         let tree_id = self.request.tree.as_ref().map_or(0, |t| t.id);
-        if open.tree_id != tree_id || open.closing.load(std::sync::atomic::Ordering::Acquire) {
+        if open.tree_id != tree_id || open.is_closing() {
             return Err(NtStatus::FILE_CLOSED);
         }
+        self.count(&open)?;
         Ok(open)
+    }
+
+    /// [MS-SMB2] 3.3.5.2.10, for every request that names an open.
+    fn count(&mut self, open: &Arc<Open>) -> Result<(), NtStatus> {
+        if self.request.counted.is_some() || !self.core.is_smb3() {
+            return Ok(());
+        }
+        let header = &self.request.header;
+        let sequence = header.channel_sequence();
+        match open.channel_sequence.begun(sequence, header.flags.contains(HeaderFlags::REPLAY_OPERATION)) {
+            Verdict::Counted => {
+                self.request.counted = Some(Counted { open: Arc::clone(open), sequence });
+                Ok(())
+            }
+            Verdict::Stale
+                if matches!(header.command, Command::WRITE | Command::SET_INFO | Command::IOCTL) =>
+            {
+                Err(NtStatus::FILE_NOT_AVAILABLE)
+            }
+            Verdict::Stale => Ok(()),
+        }
     }
 
     /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).

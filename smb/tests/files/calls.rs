@@ -55,6 +55,12 @@ impl Lab {
         Client::mount(&self.server, self.clients, dialect, self.memory.backend())
     }
 
+    /// A further channel of the session of `first`.
+    pub fn channel(&mut self, first: &Client) -> Client {
+        self.clients += 1;
+        Client::channel(first, self.clients, self.memory.backend())
+    }
+
     /// Hands over what connections have for each other. Clients are numbered from 1 in the order they were made.
     pub fn deliver(&self, clients: &mut [&mut Client]) {
         loop {

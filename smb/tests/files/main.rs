@@ -15,6 +15,7 @@ mod copying;
 mod creating;
 mod deleting;
 mod directories;
+mod failover;
 mod hostile;
 mod information;
 mod locking;

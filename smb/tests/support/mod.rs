@@ -16,11 +16,11 @@ use forebay_smb::engine::{
     Account, Connection, ConnectionId, Disconnect, Encryption, Event, Protection, Server, ServerConfig,
     VolumeConfig,
 };
-use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsResult};
+use forebay_smb::fs::{Frame, FsHandle, FsOp, FsOpKind, FsResult};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::negotiate::{self, Dialect};
 use forebay_smb::wire::negotiate_context::NegotiateContext;
-use forebay_smb::wire::{Command, HEADER_LEN, Header, HeaderFlags, session_setup};
+use forebay_smb::wire::{Capabilities, Command, HEADER_LEN, Header, HeaderFlags, session_setup};
 use forebay_smbdirect::wire::Token;
 
 /// 2026-11-21, FILETIME.
@@ -91,16 +91,27 @@ impl Answer {
 }
 
 struct Keys {
+    /// The channel's.
     signing: SigningKey,
+    /// The session's, which is that of its first channel.
+    session: SigningKey,
     seal: Option<(SealingKey, OpeningKey, NonceSequence)>,
 }
 
 pub struct Client {
+    /// That of its connection.
+    pub id: u64,
     pub server: Arc<Server>,
     pub connection: Connection,
     pub dialect: Dialect,
     pub ciphers: Vec<Cipher>,
     pub signing_algorithms: Vec<SigningAlgorithm>,
+    pub capabilities: Capabilities,
+    pub client_guid: [u8; 16],
+    /// ChannelSequence of the requests that are made.
+    pub channel_sequence: u16,
+    /// Requests are said to be sent again.
+    pub replay: bool,
     pub session_id: u64,
     pub tree_id: u32,
     /// Sign every request.
@@ -122,12 +133,22 @@ pub struct Client {
     signing: SigningAlgorithm,
     preauth: PreauthHash,
     keys: Option<Keys>,
+    /// What NTLM exports.
+    session_key: [u8; 16],
+    /// A binding is under way: all its answers but the last are signed with the session's key.
+    binding: bool,
+    /// The nonces of what the server sealed, for tests that look at them.
+    pub nonces: Vec<[u8; 16]>,
 }
 
 impl Client {
     pub fn new(server: &Arc<Server>, id: u64, dialect: Dialect) -> Self {
+        Self::seeded(server, id, id, dialect)
+    }
+
+    /// With randomness from `seed`.
+    pub fn seeded(server: &Arc<Server>, id: u64, mut seed: u64, dialect: Dialect) -> Self {
         // SplitMix64: good enough to be different each time, the same in every run.
-        let mut seed = id;
         let entropy = Box::new(move |bytes: &mut [u8]| {
             for b in bytes {
                 seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -137,11 +158,16 @@ impl Client {
             }
         });
         Self {
+            id,
             server: Arc::clone(server),
             connection: Connection::new(Arc::clone(server), ConnectionId(id), format!("peer-{id}"), entropy),
             dialect,
             ciphers: vec![Cipher::Aes128Gcm],
             signing_algorithms: vec![SigningAlgorithm::AesGmac],
+            capabilities: requests::CAPABILITIES | Capabilities::MULTI_CHANNEL,
+            client_guid: requests::CLIENT_GUID,
+            channel_sequence: 0,
+            replay: false,
             session_id: 0,
             tree_id: 0,
             sign: false,
@@ -158,12 +184,20 @@ impl Client {
             signing: SigningAlgorithm::HmacSha256,
             preauth: PreauthHash::default(),
             keys: None,
+            session_key: [id as u8 ^ 5; 16],
+            binding: false,
+            nonces: Vec::new(),
         }
     }
 
     /// A header for the next request.
     pub fn header(&mut self, command: Command, charge: u16) -> Header {
-        let header = requests::header(command, self.message_id, charge, 64, self.session_id, self.tree_id);
+        let mut header =
+            requests::header(command, self.message_id, charge, 64, self.session_id, self.tree_id);
+        header.status = NtStatus(self.channel_sequence.into());
+        if self.replay {
+            header.flags.insert(HeaderFlags::REPLAY_OPERATION);
+        }
         self.message_id += u64::from(charge.max(1));
         header
     }
@@ -202,6 +236,21 @@ impl Client {
         self.run()
     }
 
+    /// Sends a request in clear whose first operation the backend is slow to carry out: [`Self::finish`] does.
+    pub fn begin(&mut self, command: Command, body: &[u8]) -> FsOp {
+        let header = self.header(command, 1);
+        let message = self.message(header, body);
+        self.connection.handle(self.now, Arc::new(Bytes(message)), None).unwrap();
+        self.connection.poll_fs().expect("an operation")
+    }
+
+    /// Carries out what [`Self::begin`] left, and all that follows from it.
+    pub fn finish(&mut self, op: FsOp) {
+        let result = (self.backend)(op.kind);
+        self.connection.complete(self.now, op.id, result).unwrap();
+        self.run().unwrap();
+    }
+
     /// Carries out everything that is outstanding.
     pub fn run(&mut self) -> Result<(), Disconnect> {
         loop {
@@ -235,6 +284,7 @@ impl Client {
                     let mut whole = header.to_vec();
                     whole.extend_from_slice(&frame);
                     assert!(SealedFrame::claims(&whole));
+                    self.nonces.push(whole[20..36].try_into().unwrap());
                     let keys = self.keys.as_ref().expect("keys");
                     let (_, opening, _) = keys.seal.as_ref().expect("a cipher");
                     frame = opening.open_in_place(&mut whole).expect("opens").to_vec();
@@ -268,10 +318,15 @@ impl Client {
             let message = frame[range.expect("well-formed")].to_vec();
             let header = Header::parse(&message).expect("a header");
             assert!(header.is_response());
+            // That a session is gone is said without its key.
+            let without_key = header.status == NtStatus::USER_SESSION_DELETED && header.signature == [0; 16];
             if header.flags.contains(HeaderFlags::SIGNED)
+                && !without_key
                 && let Some(keys) = &self.keys
             {
-                assert!(keys.signing.verify(&[&message]), "signature of {:?}", header.command);
+                let of_session = self.binding && header.status != NtStatus::SUCCESS;
+                let key = if of_session { &keys.session } else { &keys.signing };
+                assert!(key.verify(&[&message]), "signature of {:?}", header.command);
             }
             self.credits += u64::from(header.credits);
             self.answers.push_back(Answer { header, message, sealed });
@@ -291,7 +346,13 @@ impl Client {
     }
 
     pub fn negotiate(&mut self) -> Result<Answer, Disconnect> {
-        let body = requests::negotiate(self.dialect, &self.ciphers, &self.signing_algorithms);
+        let body = requests::negotiate_as(
+            self.dialect,
+            &self.ciphers,
+            &self.signing_algorithms,
+            self.capabilities,
+            self.client_guid,
+        );
         let header = self.header(Command::NEGOTIATE, 1);
         let message = self.message(header, &body);
         self.preauth.update(&message);
@@ -325,9 +386,122 @@ impl Client {
         self.message(header, &body)
     }
 
+    /// A leg of a binding to the session of `first`, signed with that session's key.
+    fn binding_message(&mut self, first: &Client, token: &[u8]) -> Vec<u8> {
+        let body = requests::session_bind(token);
+        let mut header = self.header(Command::SESSION_SETUP, 1);
+        header.session_id = first.session_id;
+        let mut message = self.message(header, &body);
+        let (head, rest) = message.split_at_mut(HEADER_LEN);
+        first.keys.as_ref().expect("logged on").session.sign_in_place(head, &[rest]);
+        message
+    }
+
+    /// Becomes a channel of the session of `first`; the last answer.
+    pub fn bind(&mut self, first: &Client, user: &str, password: &str) -> Result<Answer, Disconnect> {
+        self.bind_with(first, user, password, |_, _| {})
+    }
+
+    /// As [`Self::bind`]; `change` may spoil each leg (0 and 1) before it is sent.
+    pub fn bind_with(
+        &mut self,
+        first: &Client,
+        user: &str,
+        password: &str,
+        change: impl Fn(usize, &mut Vec<u8>),
+    ) -> Result<Answer, Disconnect> {
+        let session = first.keys.as_ref().expect("logged on").session.clone();
+        let mut initiator = requests::initiator_with(user, password, self.session_key);
+        let mut preauth = self.preauth;
+        let before =
+            self.keys.replace(Keys { signing: session.clone(), session: session.clone(), seal: None });
+        self.binding = true;
+        let mut message = self.binding_message(first, &initiator.first());
+        change(0, &mut message);
+        preauth.update(&message);
+        self.send_raw(message)?;
+        let answer = self.answers.pop_front().expect("an answer");
+        if answer.status() != NtStatus::MORE_PROCESSING_REQUIRED {
+            (self.keys, self.binding) = (before, false);
+            return Ok(answer);
+        }
+        assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "every leg is signed");
+        preauth.update(&answer.message);
+        let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
+        let ClientStep::Last(token, key) = initiator.step(&token, self.now).expect("a challenge") else {
+            panic!("NTLM takes two legs")
+        };
+        let mut message = self.binding_message(first, &token);
+        change(1, &mut message);
+        preauth.update(&message);
+        let derivation = match self.dialect {
+            Dialect::SMB3_1_1 => KeyDerivation::Smb311(&preauth),
+            _ => KeyDerivation::Smb30,
+        };
+        let shared = first.keys.as_ref().and_then(|k| k.seal.as_ref());
+        self.keys = Some(Keys {
+            signing: SigningKey::derive(self.signing, derivation, &key),
+            session,
+            // A client keeps its own nonces apart, too.
+            seal: shared.map(|(s, o, _)| {
+                (s.clone(), o.clone(), NonceSequence::new(self.session_key[..3].try_into().unwrap(), 1))
+            }),
+        });
+        self.send_raw(message)?;
+        self.binding = false;
+        let answer = self.answers.pop_front().expect("an answer");
+        if answer.status() == NtStatus::SUCCESS {
+            assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "the last leg is signed");
+            (self.session_id, self.tree_id) = (first.session_id, first.tree_id);
+        } else {
+            self.keys = before;
+        }
+        Ok(answer)
+    }
+
+    /// A further channel of the session of `first`, a client of volume `vol`.
+    pub fn channel(first: &Client, id: u64, backend: Backend) -> Self {
+        let mut client = Self::new(&first.server, id, first.dialect);
+        client.backend = backend;
+        client.ciphers.clone_from(&first.ciphers);
+        client.signing_algorithms.clone_from(&first.signing_algorithms);
+        assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
+        assert_eq!(client.bind(first, "vol-user", "vol-secret").unwrap().status(), NtStatus::SUCCESS);
+        client
+    }
+
+    /// The first leg of authenticating the session anew.
+    pub fn begin_reauthentication(&mut self, user: &str) -> Result<(), Disconnect> {
+        let first = requests::initiator_with(user, "", self.session_key).first();
+        let message = self.session_setup_message(&first, 0);
+        self.send_raw(message)?;
+        let answer = self.answers.pop_front().expect("an answer");
+        assert_eq!(answer.status(), NtStatus::MORE_PROCESSING_REQUIRED);
+        Ok(())
+    }
+
+    /// Speaks of another client's session without having joined it.
+    pub fn adopt(&mut self, other: &Client) {
+        let session = &other.keys.as_ref().expect("keys").session;
+        self.keys = Some(Keys { signing: session.clone(), session: session.clone(), seal: None });
+        (self.session_id, self.tree_id) = (other.session_id, other.tree_id);
+    }
+
+    /// Signs with the keys of another channel of the session from now on.
+    pub fn sign_as(&mut self, other: &Client) {
+        let (keys, others) = (self.keys.as_mut().expect("keys"), other.keys.as_ref().expect("keys"));
+        keys.signing = others.signing.clone();
+    }
+
+    /// The connection is lost.
+    pub fn disconnect(&mut self) {
+        self.connection.close(self.now);
+        self.run().unwrap();
+    }
+
     /// Logs on; the last answer.
     pub fn logon(&mut self, user: &str, password: &str, previous: u64) -> Result<Answer, Disconnect> {
-        let mut initiator = requests::initiator(user, password);
+        let mut initiator = requests::initiator_with(user, password, self.session_key);
         let mut preauth = self.preauth;
         let message = self.session_setup_message(&initiator.first(), previous);
         preauth.update(&message);
@@ -349,11 +523,13 @@ impl Client {
             Dialect::SMB3_0 | Dialect::SMB3_0_2 => Some(KeyDerivation::Smb30),
             _ => None,
         };
+        let signing = derivation.map_or_else(
+            || SigningKey::new(self.signing, &key),
+            |d| SigningKey::derive(self.signing, d, &key),
+        );
         let keys = Keys {
-            signing: derivation.map_or_else(
-                || SigningKey::new(self.signing, &key),
-                |d| SigningKey::derive(self.signing, d, &key),
-            ),
+            session: signing.clone(),
+            signing,
             seal: derivation.zip(self.cipher).map(|(d, cipher)| {
                 (
                     SealingKey::new(&client_to_server_key(d, key.as_bytes(), cipher)),

@@ -6,6 +6,10 @@ use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
 use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
 use forebay_smb::wire::{Command, FileTime, Header, Ids, session_setup, tree_connect};
 
+/// What a client can do unless it says otherwise.
+pub const CAPABILITIES: Capabilities = Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU);
+pub const CLIENT_GUID: [u8; 16] = [3; 16];
+
 /// A header for a request within a session and a tree.
 pub fn header(
     command: Command,
@@ -25,15 +29,28 @@ pub fn header(
 
 /// NEGOTIATE for one dialect; no signing algorithms, no such context.
 pub fn negotiate(dialect: Dialect, ciphers: &[Cipher], signing: &[SigningAlgorithm]) -> Vec<u8> {
+    negotiate_as(dialect, ciphers, signing, CAPABILITIES, CLIENT_GUID)
+}
+
+/// As [`negotiate`], saying who asks and what it can do.
+pub fn negotiate_as(
+    dialect: Dialect,
+    ciphers: &[Cipher],
+    signing: &[SigningAlgorithm],
+    capabilities: Capabilities,
+    client_guid: [u8; 16],
+) -> Vec<u8> {
     let mut contexts = Vec::new();
     if dialect == Dialect::SMB3_1_1 {
         contexts.push(NegotiateContext::PreauthIntegrity {
             hash_algorithms: vec![HashAlgorithm::SHA_512],
             salt: &[1; 32],
         });
-        contexts.push(NegotiateContext::Encryption {
-            ciphers: ciphers.iter().map(|cipher| negotiate_context::Cipher(cipher.id())).collect(),
-        });
+        if !ciphers.is_empty() {
+            contexts.push(NegotiateContext::Encryption {
+                ciphers: ciphers.iter().map(|cipher| negotiate_context::Cipher(cipher.id())).collect(),
+            });
+        }
         if !signing.is_empty() {
             contexts.push(NegotiateContext::Signing {
                 algorithms: signing.iter().map(|a| negotiate_context::SigningAlgorithm(a.id())).collect(),
@@ -43,8 +60,8 @@ pub fn negotiate(dialect: Dialect, ciphers: &[Cipher], signing: &[SigningAlgorit
     let mut body = Vec::new();
     negotiate::Request {
         security_mode: SecurityMode::SIGNING_ENABLED,
-        capabilities: Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU),
-        client_guid: [3; 16],
+        capabilities,
+        client_guid,
         client_start_time: FileTime(0),
         dialects: vec![dialect],
         contexts,
@@ -55,6 +72,11 @@ pub fn negotiate(dialect: Dialect, ciphers: &[Cipher], signing: &[SigningAlgorit
 
 /// The client's side of a log-on by NTLM.
 pub fn initiator(user: &str, password: &str) -> Initiator {
+    initiator_with(user, password, [5; 16])
+}
+
+/// As [`initiator`], with the key that comes out.
+pub fn initiator_with(user: &str, password: &str, session_key: [u8; 16]) -> Initiator {
     Initiator::new(InitiatorConfig {
         user: user.to_owned(),
         domain: String::new(),
@@ -62,15 +84,24 @@ pub fn initiator(user: &str, password: &str) -> Initiator {
         nt_hash: NtHash::from_password(password),
         spnego: true,
         challenge: [9; 8],
-        random_session_key: Some(SessionKey::new(&[5; 16])),
+        random_session_key: Some(SessionKey::new(&session_key)),
     })
 }
 
 /// One leg of it.
 pub fn session_setup(token: &[u8], previous_session_id: u64) -> Vec<u8> {
+    session_setup_with(token, previous_session_id, session_setup::Flags::empty())
+}
+
+/// One leg of binding a channel.
+pub fn session_bind(token: &[u8]) -> Vec<u8> {
+    session_setup_with(token, 0, session_setup::Flags::BINDING)
+}
+
+fn session_setup_with(token: &[u8], previous_session_id: u64, flags: session_setup::Flags) -> Vec<u8> {
     let mut body = Vec::new();
     session_setup::Request {
-        flags: session_setup::Flags::empty(),
+        flags,
         security_mode: SecurityMode::SIGNING_ENABLED,
         capabilities: Capabilities::empty(),
         channel: 0,

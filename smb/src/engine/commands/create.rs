@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::engine::access::{self, DATA_CHANGING};
+use crate::engine::channel_sequence::ChannelSequence;
 use crate::engine::names;
 use crate::engine::open::{Open, OpenState};
 use crate::engine::session::Share;
@@ -317,6 +318,7 @@ fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> 
         options: plan.options.0,
         closing: AtomicBool::new(false),
         position: AtomicU64::new(0),
+        channel_sequence: ChannelSequence::new(ctx.request.header.channel_sequence()),
         state: Mutex::new(OpenState::new(plan.path.clone())),
     });
     open.state().mode = (plan.options & MODE).0;
@@ -372,6 +374,10 @@ fn stat_again(plan: Plan, mut pending: Pending) -> Step {
 fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
     let Pending { open, created, .. } = &pending;
     let stat = open.file.told(pending.stat);
+    // Other channels may keep the session alive, but nobody will ever learn this FileId.
+    if ctx.core.is_closed() {
+        return give_up(ctx, &pending, NtStatus::USER_SESSION_DELETED);
+    }
     if let Err(status) = ctx.session().add_open(Arc::clone(open)) {
         return give_up(ctx, &pending, status);
     }
@@ -418,7 +424,7 @@ fn give_up(ctx: &mut Ctx<'_>, pending: &Pending, status: NtStatus) -> Step {
     let Pending { open, created, .. } = pending;
     if open.begin_close() {
         if *created {
-            open.file.set_delete_pending(true);
+            open.volume.files().discard(open);
         }
         super::close::close_open(ctx.core, ctx.server, open);
     }

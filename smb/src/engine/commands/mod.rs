@@ -15,6 +15,7 @@ mod query_directory;
 mod query_info;
 mod read;
 mod rename;
+mod session_bind;
 pub(crate) mod session_setup;
 mod set_info;
 mod tree_connect;

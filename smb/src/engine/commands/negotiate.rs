@@ -68,6 +68,12 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
     if dialect != Dialect::SMB2_0_2 {
         capabilities.insert(Capabilities::LARGE_MTU);
     }
+    // [MS-SMB2] 3.3.5.4: for the dialects of SMB 3.x, where the client does it too.
+    if !matches!(dialect, Dialect::SMB2_0_2 | Dialect::SMB2_1)
+        && request.capabilities.contains(Capabilities::MULTI_CHANNEL)
+    {
+        capabilities.insert(Capabilities::MULTI_CHANNEL);
+    }
     let offered = config.encryption != Encryption::Off;
     let mut cipher = None;
     let mut signing = match dialect {

@@ -4,12 +4,15 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::session_bind;
 use crate::auth::{Acceptor, AcceptorConfig, Authenticated, Step as AuthStep};
 use crate::crypto::{
-    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SigningKey,
-    client_to_server_key, server_to_client_key,
+    KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SigningKey, client_to_server_key,
+    server_to_client_key,
 };
+use crate::engine::channels::{FIRST_NONCE_PART, NoncePart};
 use crate::engine::connection::{Channel, Event, Negotiated, Sealing};
+use crate::engine::lookup::Lookup;
 use crate::engine::server::Encryption;
 use crate::engine::session::{NewSession, Session};
 use crate::engine::step::{Ctx, Reply, Step};
@@ -25,12 +28,14 @@ pub(crate) struct PendingAuth {
     /// Session.PreauthIntegrityHashValue.
     pub(crate) preauth: PreauthHash,
     rounds: u8,
+    /// It is to make the connection a channel of a session, not a session.
+    pub(super) binding: bool,
 }
 
 /// Who has proved to be who, and the hash over how.
-struct Proof {
-    who: Authenticated,
-    preauth: PreauthHash,
+pub(super) struct Proof {
+    pub(super) who: Authenticated,
+    pub(super) preauth: PreauthHash,
 }
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -43,35 +48,32 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if request.security_buffer.len() > limits::SECURITY_BLOB_BYTES_MAX {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
-    // [MS-SMB2] 3.3.5.5: binding a channel needs multichannel, which is not offered.
-    if request.flags.contains(Flags::BINDING) {
-        return Step::Fail(NtStatus::REQUEST_NOT_ACCEPTED);
-    }
     let session_id = ctx.request.header.session_id;
+    if request.flags.contains(Flags::BINDING) && session_id != 0 {
+        return session_bind::handle(ctx, &request, message);
+    }
     let reauth = ctx.core.channels.contains_key(&session_id);
     let id = match (session_id, reauth) {
         (0, _) => {
-            let (pending, total) = (ctx.core.pending.len(), ctx.core.channels.len());
-            if pending >= limits::SESSIONS_PENDING_PER_CONNECTION_MAX
-                || total >= limits::SESSIONS_PER_CONNECTION_MAX
-            {
-                return Step::Fail(NtStatus::INSUFFICIENT_RESOURCES);
-            }
             let id = new_session_id(ctx);
-            let pending = begin(ctx);
-            ctx.core.pending.insert(id, pending);
+            if let Err(status) = begin_pending(ctx, id, false) {
+                return Step::Fail(status);
+            }
             id
         }
         (id, true) => {
             if ctx.core.channels.get(&id).is_some_and(|c| c.reauth.is_none()) {
-                let pending = begin(ctx);
+                let pending = begin(ctx, false);
+                let connection = ctx.core.id;
                 if let Some(channel) = ctx.core.channels.get_mut(&id) {
                     channel.reauth = Some(pending);
+                    channel.session.reauthenticate(connection);
                 }
             }
             id
         }
-        (id, false) if ctx.core.pending.contains_key(&id) => id,
+        // What began as a binding must not end as a session of the same id.
+        (id, false) if ctx.core.pending.get(&id).is_some_and(|p| !p.binding) => id,
         _ => return Step::Fail(NtStatus::USER_SESSION_DELETED),
     };
     ctx.request.header.session_id = id;
@@ -85,7 +87,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
 }
 
-fn reply(status: NtStatus, session_flags: SessionFlags, token: &[u8]) -> Reply {
+pub(super) fn reply(status: NtStatus, session_flags: SessionFlags, token: &[u8]) -> Reply {
     let mut body = Vec::new();
     Response { session_flags, security_buffer: token }.encode(&mut body);
     Reply { status, ..Reply::ok(body) }
@@ -102,7 +104,19 @@ fn new_session_id(ctx: &mut Ctx<'_>) -> u64 {
     }
 }
 
-fn begin(ctx: &mut Ctx<'_>) -> PendingAuth {
+/// Begins an authentication that is kept by session id between its legs.
+pub(super) fn begin_pending(ctx: &mut Ctx<'_>, id: u64, binding: bool) -> Result<(), NtStatus> {
+    let (pending, total) = (ctx.core.pending.len(), ctx.core.channels.len());
+    if pending >= limits::SESSIONS_PENDING_PER_CONNECTION_MAX || total >= limits::SESSIONS_PER_CONNECTION_MAX
+    {
+        return Err(NtStatus::INSUFFICIENT_RESOURCES);
+    }
+    let pending = begin(ctx, binding);
+    ctx.core.pending.insert(id, pending);
+    Ok(())
+}
+
+fn begin(ctx: &mut Ctx<'_>, binding: bool) -> PendingAuth {
     let challenge = ctx.core.random::<8>();
     let name = &ctx.server.config.server_name;
     let config = AcceptorConfig {
@@ -112,17 +126,17 @@ fn begin(ctx: &mut Ctx<'_>) -> PendingAuth {
         dns_computer: name.to_lowercase(),
     };
     let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth).unwrap_or_default();
-    PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now), preauth, rounds: 0 }
+    PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now), preauth, rounds: 0, binding }
 }
 
-enum AuthOutcome {
+pub(super) enum AuthOutcome {
     Continue(Vec<u8>),
     Done(Proof),
 }
 
 /// One leg. On failure the authentication is forgotten; a session that was being re-authenticated is ended
 /// ([MS-SMB2] 3.3.5.5.2).
-fn authenticate(
+pub(super) fn authenticate(
     ctx: &mut Ctx<'_>,
     id: u64,
     reauth: bool,
@@ -182,51 +196,67 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
         ctx.core.end_session(ctx.server, id);
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
+    channel.session.reauthenticated(ctx.core.id);
     // [MS-SMB2] 3.3.5.5.3: the keys of the session stay.
     let encrypt = channel.session.encrypt.load(Ordering::Relaxed);
     let flags = if encrypt { SessionFlags::ENCRYPT_DATA } else { SessionFlags::empty() };
     Step::Reply(reply(NtStatus::SUCCESS, flags, &done.who.token))
 }
 
-fn cipher_name(cipher: Cipher) -> &'static str {
-    match cipher {
-        Cipher::Aes128Ccm => "AES-128-CCM",
-        Cipher::Aes128Gcm => "AES-128-GCM",
-        Cipher::Aes256Ccm => "AES-256-CCM",
-        Cipher::Aes256Gcm => "AES-256-GCM",
+/// How keys are derived; `None` for the dialects that sign with the session key itself.
+fn derivation<'a>(negotiated: &Negotiated, done: &'a Proof) -> Option<KeyDerivation<'a>> {
+    match negotiated.dialect {
+        Dialect::SMB2_0_2 | Dialect::SMB2_1 => None,
+        Dialect::SMB3_1_1 => Some(KeyDerivation::Smb311(&done.preauth)),
+        _ => Some(KeyDerivation::Smb30),
     }
 }
 
-/// The keys of a session on the connection that it was made on ([MS-SMB2] 3.3.5.5.3).
-fn keys(negotiated: &Negotiated, done: &Proof, nonce_start: u64) -> (SigningKey, Option<Sealing>) {
+/// The signing key of a channel ([MS-SMB2] 3.3.5.5.3); that of its first one is the session's.
+pub(super) fn signing_key(negotiated: &Negotiated, done: &Proof) -> SigningKey {
     let key = &done.who.session_key;
-    let derivation = match negotiated.dialect {
-        Dialect::SMB2_0_2 | Dialect::SMB2_1 => return (SigningKey::new(negotiated.signing, key), None),
-        Dialect::SMB3_1_1 => KeyDerivation::Smb311(&done.preauth),
-        _ => KeyDerivation::Smb30,
-    };
-    let seal = negotiated.cipher.map(|cipher| Sealing {
-        sealing: SealingKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
-        opening: OpeningKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
-        nonces: NonceSequence::new([0; 3], nonce_start),
+    match derivation(negotiated, done) {
+        None => SigningKey::new(negotiated.signing, key),
+        Some(derivation) => SigningKey::derive(negotiated.signing, derivation, key),
+    }
+}
+
+/// Session.EncryptionKey and Session.DecryptionKey ([MS-SMB2] 3.3.5.5.3).
+fn sealing_keys(negotiated: &Negotiated, done: &Proof) -> Option<(SealingKey, OpeningKey)> {
+    let key = &done.who.session_key;
+    let (derivation, cipher) = derivation(negotiated, done).zip(negotiated.cipher)?;
+    Some((
+        SealingKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
+        OpeningKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
+    ))
+}
+
+/// Adds the session to this connection: `part` is what no other channel's nonces have.
+pub(super) fn add_channel(ctx: &mut Ctx<'_>, session: &Arc<Session>, signing: SigningKey, part: NoncePart) {
+    // Anywhere in the lower half: unpredictable, and far from being used up.
+    let nonce_start = u64::from_le_bytes(ctx.core.random::<8>()) >> 1;
+    let seal = session.sealing.clone().map(|(sealing, opening)| Sealing {
+        sealing,
+        opening,
+        nonces: NonceSequence::new(part, nonce_start),
     });
-    (SigningKey::derive(negotiated.signing, derivation, key), seal)
+    let channel =
+        Channel { session: Arc::clone(session), signing, seal, lookup: Lookup::new(), reauth: None };
+    ctx.core.channels.insert(session.id, channel);
 }
 
 /// [MS-SMB2] 3.3.5.5.3
 fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) -> Step {
-    // Anywhere in the lower half: unpredictable, and far from being used up.
-    let nonce_start = u64::from_le_bytes(ctx.core.random::<8>()) >> 1;
     let Some(negotiated) = &ctx.core.negotiated else {
         return Step::Fail(NtStatus::USER_SESSION_DELETED);
     };
     let Some(volume) = ctx.server.volume_of(&done.who.user).and_then(|v| ctx.server.volume(&v)) else {
         return Step::Fail(NtStatus::LOGON_FAILURE);
     };
-    let (dialect, cipher) = (negotiated.dialect, negotiated.cipher);
-    let (signing, seal) = keys(negotiated, done, nonce_start);
+    let dialect = negotiated.dialect;
+    let (signing, sealing) = (signing_key(negotiated, done), sealing_keys(negotiated, done));
     let encrypt = ctx.server.config.encryption == Encryption::Required;
-    if encrypt && seal.is_none() {
+    if encrypt && sealing.is_none() {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     let signing_required = ctx.server.config.signing_required
@@ -237,15 +267,18 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
         username: done.who.user.clone(),
         volume_id: volume.id.clone(),
         dialect,
-        client_address: ctx.core.peer.clone(),
+        client_guid: negotiated.client_guid,
+        cipher: negotiated.cipher,
+        signing: signing.clone(),
+        sealing,
         established: ctx.now,
         signing_required,
         encrypt,
-        cipher: cipher.map_or("", cipher_name),
         connection: ctx.core.id,
+        client_address: ctx.core.peer.clone(),
     }));
     ctx.server.sessions().insert(id, Arc::clone(&session));
-    ctx.core.channels.insert(id, Channel { session: Arc::clone(&session), signing, seal, reauth: None });
+    add_channel(ctx, &session, signing, FIRST_NONCE_PART);
     replace_previous(ctx, request.previous_session_id, &session);
     ctx.core.events.push_back(Event::SessionEstablished { session_id: id, username: done.who.user.clone() });
     let mut flags = SessionFlags::empty();

@@ -1,0 +1,176 @@
+//! Session.ChannelList ([MS-SMB2] 3.3.1.8, 3.3.1.14): the connections over which one session is spoken.
+
+use super::server::ConnectionId;
+use crate::limits;
+use crate::status::NtStatus;
+
+/// The part of a sealing nonce that tells one channel's nonces from another's.
+pub(crate) type NoncePart = [u8; 3];
+
+/// That of the channel that a session is made on.
+pub(crate) const FIRST_NONCE_PART: NoncePart = [0; 3];
+
+/// Numbers that fit into a [`NoncePart`].
+const NONCE_PARTS: u32 = 1 << 24;
+
+struct Member {
+    connection: ConnectionId,
+    address: String,
+}
+
+/// The channels of a session, oldest first.
+pub(crate) struct ChannelList {
+    members: Vec<Member>,
+    /// The next channel's number. None is given out twice, whatever channels have ended: their nonces were used.
+    next: u32,
+    /// The connection on which the session is being authenticated again.
+    reauthenticating: Option<ConnectionId>,
+}
+
+impl ChannelList {
+    /// With the channel that the session is made on, whose nonce part is [`FIRST_NONCE_PART`].
+    pub(crate) fn new(connection: ConnectionId, address: String) -> Self {
+        Self { members: vec![Member { connection, address }], next: 1, reauthenticating: None }
+    }
+
+    /// Adds a channel and gives its nonce part.
+    ///
+    /// # Errors
+    /// `STATUS_REQUEST_NOT_ACCEPTED` where the connection is a channel already, `STATUS_INSUFFICIENT_RESOURCES` beyond
+    /// the limit and where all nonce parts have been given out.
+    pub(crate) fn join(&mut self, connection: ConnectionId, address: String) -> Result<NoncePart, NtStatus> {
+        self.may_join(connection)?;
+        let [a, b, c, _] = self.next.to_le_bytes();
+        self.next += 1;
+        self.members.push(Member { connection, address });
+        Ok([a, b, c])
+    }
+
+    /// The errors of [`Self::join`] without joining.
+    pub(crate) fn may_join(&self, connection: ConnectionId) -> Result<(), NtStatus> {
+        if self.members.iter().any(|m| m.connection == connection) || self.reauthenticating.is_some() {
+            return Err(NtStatus::REQUEST_NOT_ACCEPTED);
+        }
+        if self.members.len() >= limits::CHANNELS_PER_SESSION_MAX || self.next >= NONCE_PARTS {
+            return Err(NtStatus::INSUFFICIENT_RESOURCES);
+        }
+        Ok(())
+    }
+
+    /// Takes a channel away. True where none is left.
+    pub(crate) fn leave(&mut self, connection: ConnectionId) -> bool {
+        self.members.retain(|m| m.connection != connection);
+        self.reauthenticated(connection);
+        self.members.is_empty()
+    }
+
+    /// Session.State becomes InProgress.
+    pub(crate) fn reauthenticate(&mut self, connection: ConnectionId) {
+        self.reauthenticating = Some(connection);
+    }
+
+    /// Session.State becomes Valid again.
+    pub(crate) fn reauthenticated(&mut self, connection: ConnectionId) {
+        if self.reauthenticating == Some(connection) {
+            self.reauthenticating = None;
+        }
+    }
+
+    pub(crate) fn connections(&self) -> Vec<ConnectionId> {
+        self.members.iter().map(|m| m.connection).collect()
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.members.iter().map(|m| m.address.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::crypto::NonceSequence;
+
+    fn list() -> ChannelList {
+        ChannelList::new(ConnectionId(0), String::new())
+    }
+
+    #[test]
+    fn a_session_has_no_more_channels_than_the_limit() {
+        let mut list = list();
+        for i in 1..limits::CHANNELS_PER_SESSION_MAX as u64 {
+            list.join(ConnectionId(i), String::new()).expect("below the limit");
+        }
+        let one_more = ConnectionId(1 << 20);
+        assert_eq!(list.join(one_more, String::new()), Err(NtStatus::INSUFFICIENT_RESOURCES));
+        list.leave(ConnectionId(3));
+        list.join(one_more, String::new()).expect("a place is free");
+    }
+
+    #[test]
+    fn a_connection_joins_once_and_never_during_reauthentication() {
+        let mut list = list();
+        assert_eq!(list.join(ConnectionId(0), String::new()), Err(NtStatus::REQUEST_NOT_ACCEPTED));
+        list.reauthenticate(ConnectionId(0));
+        assert_eq!(list.join(ConnectionId(1), String::new()), Err(NtStatus::REQUEST_NOT_ACCEPTED));
+        list.reauthenticated(ConnectionId(1));
+        assert_eq!(list.may_join(ConnectionId(1)), Err(NtStatus::REQUEST_NOT_ACCEPTED));
+        list.reauthenticated(ConnectionId(0));
+        list.join(ConnectionId(1), String::new()).expect("authenticated again");
+    }
+
+    #[test]
+    fn a_session_that_has_had_every_nonce_part_takes_no_more_channels() {
+        let mut list = list();
+        list.next = NONCE_PARTS - 1;
+        assert_eq!(list.join(ConnectionId(1), String::new()), Ok([0xff; 3]));
+        list.leave(ConnectionId(1));
+        assert_eq!(list.join(ConnectionId(1), String::new()), Err(NtStatus::INSUFFICIENT_RESOURCES));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Join(u64, u64),
+        Leave(u64),
+        Send(usize),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            // Counters that meet: channels that begin at the same place must be kept apart by their parts alone.
+            (1..40_u64, 0..4_u64).prop_map(|(id, start)| Act::Join(id, start)),
+            (0..40_u64).prop_map(Act::Leave),
+            (0..64_usize).prop_map(Act::Send),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn nonces_of_one_session_never_repeat(acts in prop::collection::vec(act(), 1..300)) {
+            let mut list = list();
+            let mut open = vec![(ConnectionId(0), NonceSequence::new(FIRST_NONCE_PART, 0))];
+            let mut seen = HashSet::new();
+            for act in acts {
+                match act {
+                    Act::Join(id, start) => {
+                        if let Ok(part) = list.join(ConnectionId(id), String::new()) {
+                            open.push((ConnectionId(id), NonceSequence::new(part, start)));
+                        }
+                    }
+                    Act::Leave(id) => {
+                        list.leave(ConnectionId(id));
+                        open.retain(|(c, _)| *c != ConnectionId(id));
+                    }
+                    Act::Send(which) => {
+                        let Some(at) = which.checked_rem(open.len()) else { continue };
+                        let nonce = open[at].1.next_nonce().expect("far from the end");
+                        prop_assert!(seen.insert(format!("{nonce:?}")), "{nonce:?} twice");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a channel has found in its session before: trees and opens, so that a request takes no lock that the requests of
+//! other channels take.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use super::open::Open;
+use super::session::{Session, Tree};
+use crate::ids::FileId;
+
+/// Below this many, what has ended is not looked for.
+const SWEEP_MIN: usize = 64;
+
+/// Something of a session that can end on any of its channels.
+pub(crate) trait Ends {
+    /// Set before it can be found in the session no more.
+    fn has_ended(&self) -> bool;
+}
+
+impl Ends for Open {
+    fn has_ended(&self) -> bool {
+        self.is_closing()
+    }
+}
+
+impl Ends for Tree {
+    fn has_ended(&self) -> bool {
+        self.is_disconnected()
+    }
+}
+
+/// Found before, by id. Keeps nothing alive, and no more than twice as many as lived when it last looked.
+struct Found<T> {
+    by_id: HashMap<u64, Weak<T>>,
+    sweep_at: usize,
+}
+
+impl<T: Ends> Found<T> {
+    fn new() -> Self {
+        Self { by_id: HashMap::new(), sweep_at: SWEEP_MIN }
+    }
+
+    fn get(&self, id: u64) -> Option<Arc<T>> {
+        self.by_id.get(&id)?.upgrade().filter(|t| !t.has_ended())
+    }
+
+    fn remember(&mut self, id: u64, found: &Arc<T>) {
+        if self.by_id.len() >= self.sweep_at {
+            self.by_id.retain(|_, t| t.upgrade().is_some_and(|t| !t.has_ended()));
+            self.sweep_at = (2 * self.by_id.len()).max(SWEEP_MIN);
+        }
+        self.by_id.insert(id, Arc::downgrade(found));
+    }
+}
+
+/// One channel's.
+pub(crate) struct Lookup {
+    trees: Found<Tree>,
+    opens: Found<Open>,
+}
+
+impl Lookup {
+    pub(crate) fn new() -> Self {
+        Self { trees: Found::new(), opens: Found::new() }
+    }
+
+    pub(crate) fn tree(&mut self, session: &Session, id: u32) -> Option<Arc<Tree>> {
+        self.trees.get(id.into()).or_else(|| {
+            let tree = session.tree(id)?;
+            self.trees.remember(id.into(), &tree);
+            Some(tree)
+        })
+    }
+
+    pub(crate) fn open(&mut self, session: &Session, id: FileId) -> Option<Arc<Open>> {
+        let found = self.opens.get(id.volatile).or_else(|| {
+            let open = session.open(id)?;
+            self.opens.remember(id.volatile, &open);
+            Some(open)
+        });
+        found.filter(|o| o.id == id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Thing(AtomicBool);
+
+    impl Ends for Thing {
+        fn has_ended(&self) -> bool {
+            self.0.load(Ordering::Acquire)
+        }
+    }
+
+    #[test]
+    fn what_has_ended_is_not_found_and_not_kept() {
+        let mut found = Found::new();
+        let thing = Arc::new(Thing::default());
+        found.remember(1, &thing);
+        assert!(found.get(1).is_some() && found.get(2).is_none());
+        thing.0.store(true, Ordering::Release);
+        assert!(found.get(1).is_none());
+        let dropped = Arc::new(Thing::default());
+        found.remember(2, &dropped);
+        let weak = Arc::downgrade(&dropped);
+        drop(dropped);
+        assert!(weak.upgrade().is_none() && found.get(2).is_none(), "it keeps nothing alive");
+    }
+
+    #[test]
+    fn it_grows_with_what_lives_and_not_with_what_has_been() {
+        let mut found = Found::new();
+        let alive: Vec<_> = (0..100).map(|_| Arc::new(Thing::default())).collect();
+        for (id, thing) in (0..).zip(&alive) {
+            found.remember(id, thing);
+        }
+        for id in 1000..20_000 {
+            found.remember(id, &Arc::new(Thing::default()));
+            assert!(found.by_id.len() <= 2 * (alive.len() + 1).max(SWEEP_MIN));
+        }
+        assert!((0..100).all(|id| found.get(id).is_some()));
+    }
+}

@@ -1,0 +1,395 @@
+//! Conversations about sessions of several channels: binding, and every way to lose one.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::sync::Arc;
+
+use forebay_smb::crypto::{Cipher, SigningAlgorithm};
+use forebay_smb::engine::{Event, Server};
+use forebay_smb::fs::FsHandle;
+use forebay_smb::limits;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::{Capabilities, Command, Dialect, HeaderFlags, negotiate};
+use support::{Backend, Client, server, volume};
+
+const ECHO: [u8; 4] = [4, 0, 0, 0];
+const USER: &str = "vol-user";
+const PASSWORD: &str = "vol-secret";
+const DIALECTS_3: [Dialect; 3] = [Dialect::SMB3_0, Dialect::SMB3_0_2, Dialect::SMB3_1_1];
+const GMAC: SigningAlgorithm = SigningAlgorithm::AesGmac;
+const CMAC: SigningAlgorithm = SigningAlgorithm::AesCmac;
+const HMAC: SigningAlgorithm = SigningAlgorithm::HmacSha256;
+
+fn nothing() -> Backend {
+    Box::new(|_| Err(NtStatus::NOT_SUPPORTED))
+}
+
+fn first(server: &Arc<Server>) -> Client {
+    Client::mount(server, 1, Dialect::SMB3_1_1, nothing())
+}
+
+/// A connection that has negotiated, after `change`.
+fn negotiated(server: &Arc<Server>, id: u64, change: impl FnOnce(&mut Client)) -> Client {
+    let mut client = Client::new(server, id, Dialect::SMB3_1_1);
+    change(&mut client);
+    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
+    client
+}
+
+fn works(client: &mut Client) {
+    client.sign = true;
+    assert_eq!(client.call(Command::ECHO, &ECHO).unwrap().status(), NtStatus::SUCCESS);
+    // Asks for the session and the tree: they are the same on every channel.
+    assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
+    client.sign = false;
+}
+
+/// Hands over what connections have for each other; which of them ended by it.
+fn deliver(server: &Server, clients: &mut [&mut Client]) -> Vec<u64> {
+    let mut ended = Vec::new();
+    for (to, mail) in server.take_mail() {
+        let client = clients.iter_mut().find(|c| c.id == to.0).expect("mail for one of them");
+        if client.connection.deliver(client.now, mail).is_err() {
+            ended.push(to.0);
+        }
+        client.run().unwrap();
+    }
+    ended
+}
+
+fn closed(client: &Client) -> usize {
+    client.events.iter().filter(|e| matches!(e, Event::SessionClosed { .. })).count()
+}
+
+#[test]
+fn multichannel_is_offered_to_those_who_ask_for_it_in_smb_3() {
+    let offered = |dialect, capabilities| {
+        let server = server();
+        let mut client = Client::new(&server, 1, dialect);
+        client.capabilities = capabilities;
+        let answer = client.negotiate().unwrap();
+        let response = negotiate::Response::parse(&answer.message).unwrap();
+        response.capabilities.contains(Capabilities::MULTI_CHANNEL)
+    };
+    for dialect in DIALECTS_3 {
+        assert!(offered(dialect, Capabilities::MULTI_CHANNEL));
+        assert!(!offered(dialect, Capabilities::LARGE_MTU));
+    }
+    assert!(!offered(Dialect::SMB2_1, Capabilities::MULTI_CHANNEL));
+    assert!(!offered(Dialect::SMB2_0_2, Capabilities::MULTI_CHANNEL));
+}
+
+#[test]
+fn a_second_connection_carries_the_session_under_a_signing_key_of_its_own() {
+    for dialect in DIALECTS_3 {
+        let server = server();
+        let mut a = Client::mount(&server, 1, dialect, nothing());
+        let mut b = Client::channel(&a, 2, nothing());
+        assert!(
+            b.events.iter().any(|e| matches!(e, Event::ChannelBound { username, .. } if username == USER))
+        );
+        assert!(b.connection.is_authenticated());
+        works(&mut a);
+        works(&mut b);
+        let infos = server.session_infos();
+        assert_eq!(infos.len(), 1, "{dialect:?}");
+        assert_eq!(infos[0].client_addresses, ["peer-1", "peer-2"]);
+        // The first channel's key signs nothing on the second.
+        let mut c = Client::channel(&a, 3, nothing());
+        c.sign_as(&a);
+        c.sign = true;
+        assert_eq!(c.call(Command::ECHO, &ECHO).unwrap().status(), NtStatus::ACCESS_DENIED, "{dialect:?}");
+    }
+}
+
+#[test]
+fn every_cipher_seals_on_all_channels_and_no_nonce_comes_twice() {
+    for cipher in [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm] {
+        let server = server();
+        // The same randomness for all: their counters begin at the same place.
+        let new = |id| {
+            let mut client = Client::seeded(&server, id, 7, Dialect::SMB3_1_1);
+            client.ciphers = vec![cipher];
+            client.negotiate().unwrap();
+            client
+        };
+        let mut a = new(1);
+        assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS);
+        let mut channels: Vec<Client> = (2..5).map(new).collect();
+        for client in &mut channels {
+            assert_eq!(client.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+        }
+        let mut nonces = Vec::new();
+        for client in std::iter::once(&mut a).chain(&mut channels) {
+            client.seal = true;
+            for _ in 0..5 {
+                assert!(client.call(Command::ECHO, &ECHO).unwrap().sealed, "{cipher:?}");
+            }
+            nonces.append(&mut client.nonces);
+        }
+        assert_eq!(nonces.len(), 20);
+        nonces.sort_unstable();
+        nonces.dedup();
+        assert_eq!(nonces.len(), 20, "{cipher:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_session_is_refused() {
+    use NtStatus as S;
+    type Change = fn(&mut Client);
+    let same: Change = |_| {};
+    let gmac: Change = |c| c.signing_algorithms = vec![GMAC];
+    let cmac: Change = |c| c.signing_algorithms = vec![CMAC];
+    let hmac: Change = |c| c.signing_algorithms = vec![HMAC];
+    let aes_256: Change = |c| c.ciphers = vec![Cipher::Aes256Gcm];
+    let no_cipher: Change = |c| c.ciphers = vec![];
+    let stranger: Change = |c| c.client_guid = [4; 16];
+    let smb_3_0: Change = |c| c.dialect = Dialect::SMB3_0;
+    let smb_3_0_2: Change = |c| c.dialect = Dialect::SMB3_0_2;
+    let smb_2_1: Change = |c| c.dialect = Dialect::SMB2_1;
+    let smb_2_0_2: Change = |c| c.dialect = Dialect::SMB2_0_2;
+    for (case, session, channel, status) in [
+        ("the same", same, same, S::SUCCESS),
+        ("another dialect", cmac, smb_3_0_2, S::INVALID_PARAMETER),
+        ("an older dialect", smb_3_0_2, smb_3_0, S::INVALID_PARAMETER),
+        ("a newer dialect", smb_3_0_2, cmac, S::INVALID_PARAMETER),
+        ("a dialect without channels", cmac, smb_2_1, S::REQUEST_NOT_ACCEPTED),
+        ("a session without channels", smb_2_1, cmac, S::INVALID_PARAMETER),
+        ("neither knows channels", smb_2_1, smb_2_1, S::REQUEST_NOT_ACCEPTED),
+        ("the oldest", smb_2_0_2, smb_2_0_2, S::REQUEST_NOT_ACCEPTED),
+        ("another client", same, stranger, S::USER_SESSION_DELETED),
+        ("another cipher", same, aes_256, S::INVALID_PARAMETER),
+        ("no cipher", same, no_cipher, S::INVALID_PARAMETER),
+        ("CMAC to HMAC", cmac, hmac, S::SUCCESS),
+        ("HMAC to CMAC", hmac, cmac, S::SUCCESS),
+        ("GMAC to CMAC", gmac, cmac, S::REQUEST_OUT_OF_SEQUENCE),
+        ("GMAC to HMAC of 2.1", gmac, smb_2_1, S::REQUEST_OUT_OF_SEQUENCE),
+        ("CMAC to GMAC", cmac, gmac, S::NOT_SUPPORTED),
+        ("CMAC of 3.0.2 to GMAC", smb_3_0_2, gmac, S::NOT_SUPPORTED),
+    ] {
+        let server = server();
+        let mut a = negotiated(&server, 1, session);
+        assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS, "{case}");
+        let mut b = negotiated(&server, 2, channel);
+        let answer = b.bind(&a, USER, PASSWORD).unwrap();
+        assert_eq!(answer.status(), status, "{case}");
+        assert!(
+            answer.header.flags.contains(HeaderFlags::SIGNED),
+            "{case}: who has the key is told under it"
+        );
+        assert_eq!(b.connection.is_authenticated(), status == S::SUCCESS, "{case}");
+        works(&mut a);
+    }
+}
+
+#[test]
+fn a_binding_must_be_signed_with_the_sessions_key_on_each_leg() {
+    let spoil: fn(&mut Vec<u8>) = |message| message[48] ^= 1;
+    let strip: fn(&mut Vec<u8>) = |message| message[16] &= !8;
+    for leg in [0, 1] {
+        for (change, status) in [(spoil, NtStatus::ACCESS_DENIED), (strip, NtStatus::INVALID_PARAMETER)] {
+            let server = server();
+            let mut a = first(&server);
+            let mut b = negotiated(&server, 2, |_| {});
+            let answer = b
+                .bind_with(&a, USER, PASSWORD, |at, message| {
+                    if at == leg {
+                        change(message);
+                    }
+                })
+                .unwrap();
+            assert_eq!(answer.status(), status, "leg {leg}");
+            assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "nothing is signed for a stranger");
+            assert!(!b.connection.is_authenticated());
+            works(&mut a);
+            let again = b.bind(&a, USER, PASSWORD).unwrap();
+            assert_eq!(again.status(), NtStatus::SUCCESS, "leg {leg}: a refusal leaves nothing behind");
+        }
+    }
+}
+
+#[test]
+fn only_the_sessions_own_user_joins_it() {
+    let server = server();
+    server.add_volume(volume("other", FsHandle(Arc::new(())))).unwrap();
+    let mut a = first(&server);
+    let mut b = negotiated(&server, 2, |_| {});
+    for (user, password, status) in [
+        ("other-user", "other-secret", NtStatus::NOT_SUPPORTED),
+        (USER, "wrong", NtStatus::LOGON_FAILURE),
+        ("nobody", PASSWORD, NtStatus::LOGON_FAILURE),
+    ] {
+        b.events.clear();
+        assert_eq!(b.bind(&a, user, password).unwrap().status(), status, "{user}");
+        assert!(b.events.iter().any(|e| matches!(e, Event::AuthenticationFailed { .. })), "{user}");
+        assert!(!b.connection.is_authenticated());
+        works(&mut a);
+    }
+    assert_eq!(b.bind(&a, "VOL-User", PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+}
+
+#[test]
+fn a_connection_is_a_channel_once_and_of_sessions_that_exist() {
+    let server = server();
+    let mut a = first(&server);
+    let outsider = Client::mount(&support::server(), 9, Dialect::SMB3_1_1, nothing());
+    let mut b = negotiated(&server, 2, |_| {});
+    assert_eq!(b.bind(&outsider, USER, PASSWORD).unwrap().status(), NtStatus::USER_SESSION_DELETED);
+    // Other requests than a binding must not name a session that is not the connection's.
+    let mut stranger = negotiated(&server, 5, |_| {});
+    stranger.adopt(&a);
+    stranger.sign = true;
+    let answer = stranger.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
+    assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
+    assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "or clients would not believe it");
+    // The first connection is a channel from the start.
+    let session = a.session_id;
+    let keys = Client::channel(&a, 3, nothing());
+    assert_eq!(a.bind(&keys, USER, PASSWORD).unwrap().status(), NtStatus::REQUEST_NOT_ACCEPTED);
+    assert_eq!(a.session_id, session);
+    works(&mut a);
+    // Two sessions may share a connection.
+    let mut c = Client::mount(&server, 4, Dialect::SMB3_1_1, nothing());
+    assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+    assert_eq!(server.session_infos().len(), 2);
+    works(&mut c);
+}
+
+#[test]
+fn a_binding_that_is_not_called_one_any_more_makes_no_session() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = negotiated(&server, 2, |_| {});
+    // The second leg without the flag: byte 2 of the body.
+    let answer = b
+        .bind_with(&a, USER, PASSWORD, |leg, message| {
+            if leg == 1 {
+                message[64 + 2] = 0;
+            }
+        })
+        .unwrap();
+    assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
+    assert!(!b.connection.is_authenticated());
+    assert_eq!(server.session_infos()[0].client_addresses, ["peer-1"]);
+    works(&mut a);
+}
+
+#[test]
+fn a_session_has_no_more_channels_than_the_limit() {
+    let server = server();
+    let a = first(&server);
+    let mut channels: Vec<Client> = Vec::new();
+    for id in 2..=limits::CHANNELS_PER_SESSION_MAX as u64 {
+        channels.push(Client::channel(&a, id, nothing()));
+    }
+    let mut b = negotiated(&server, 100, |_| {});
+    assert_eq!(b.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::INSUFFICIENT_RESOURCES);
+    channels.pop().unwrap().disconnect();
+    assert_eq!(b.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+    works(&mut b);
+}
+
+#[test]
+fn a_session_lives_as_long_as_one_channel() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = Client::channel(&a, 2, nothing());
+    let mut c = Client::channel(&a, 3, nothing());
+    // The connection that the session was made on is nothing special.
+    a.disconnect();
+    assert_eq!((closed(&a), server.take_mail().len()), (0, 0));
+    assert_eq!(server.session_infos()[0].client_addresses, ["peer-2", "peer-3"]);
+    works(&mut b);
+    works(&mut c);
+    // Nor are its keys gone: others may still be bound.
+    let mut d = negotiated(&server, 4, |_| {});
+    assert_eq!(d.bind(&b, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+    works(&mut d);
+    d.disconnect();
+    c.disconnect();
+    works(&mut b);
+    b.disconnect();
+    assert!(server.session_infos().is_empty());
+    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last one tells of the end");
+}
+
+#[test]
+fn logoff_ends_the_session_on_all_channels_and_their_connections_stay() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = Client::channel(&a, 2, nothing());
+    b.sign = true;
+    let answer = b.call(Command::LOGOFF, &ECHO).unwrap();
+    assert_eq!(answer.status(), NtStatus::SUCCESS);
+    assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
+    assert!(server.session_infos().is_empty());
+    let gone = |client: &mut Client| client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status();
+    assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED, "before it has heard of it");
+    assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
+    assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED);
+    assert_eq!((closed(&a), closed(&b)), (1, 0), "told once, by the one that hears of it last");
+    a.session_id = 0;
+    assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS, "the connection stays");
+}
+
+#[test]
+fn an_administrator_ends_all_channels() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = Client::channel(&a, 2, nothing());
+    assert!(server.close_session(a.session_id));
+    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [1, 2]);
+    assert_eq!(closed(&a) + closed(&b), 1);
+}
+
+#[test]
+fn a_session_that_has_ended_is_not_joined() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = negotiated(&server, 2, |_| {});
+    // Between the legs.
+    let answer = b
+        .bind_with(&a, USER, PASSWORD, |leg, _| {
+            if leg == 1 {
+                assert!(server.close_session(a.session_id));
+            }
+        })
+        .unwrap();
+    assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
+    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [1]);
+}
+
+#[test]
+fn a_failed_reauthentication_ends_the_session_everywhere_and_none_is_joined_meanwhile() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = Client::channel(&a, 2, nothing());
+    let mut c = negotiated(&server, 3, |_| {});
+    b.begin_reauthentication(USER).unwrap();
+    assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::REQUEST_NOT_ACCEPTED);
+    // A first leg where the second belongs.
+    assert!(b.logon(USER, PASSWORD, 0).unwrap().status().is_error());
+    assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
+    assert!(server.session_infos().is_empty());
+
+    // A connection that is lost in the middle of it holds nobody up.
+    let mut a = Client::mount(&server, 11, Dialect::SMB3_1_1, nothing());
+    let mut b = Client::channel(&a, 12, nothing());
+    b.begin_reauthentication(USER).unwrap();
+    b.disconnect();
+    assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+    works(&mut a);
+}
+
+#[test]
+fn a_new_session_replaces_all_channels_of_the_one_before_it() {
+    let server = server();
+    let mut a = first(&server);
+    let mut b = Client::channel(&a, 2, nothing());
+    let mut c = negotiated(&server, 3, |_| {});
+    assert_eq!(c.logon(USER, PASSWORD, a.session_id).unwrap().status(), NtStatus::SUCCESS);
+    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [1, 2]);
+    assert_eq!(server.session_infos().len(), 1);
+}
