@@ -38,8 +38,9 @@ pub struct AdminService {
     pub about: Arc<About>,
 }
 
-/// The transport that there is.
-const TRANSPORT: &str = "tcp";
+/// Names of the transports.
+const TCP: &str = "tcp";
+const RDMA: &str = "rdma";
 
 /// Who asks: the client's name by its certificate, or whoever may open the socket.
 fn caller<T>(request: &Request<T>) -> Arc<str> {
@@ -322,7 +323,7 @@ impl Admin for AdminService {
             established: Some(timestamp(info.established)),
             volume_ids: info.volume_ids,
             open_files: info.open_files,
-            transport: TRANSPORT.to_owned(),
+            transport: if info.over_rdma { RDMA } else { TCP }.to_owned(),
         });
         Ok(Response::new(api::ListSessionsResponse { sessions: sessions.collect() }))
     }

@@ -315,11 +315,11 @@ fn ask(command: Command) -> anyhow::Result<()> {
                     let cipher = if s.cipher.is_empty() { "-".to_owned() } else { s.cipher };
                     let signed = if s.signed { "yes" } else { "no" };
                     vec![
-                        s.session_id.to_string(), s.username, s.client_addresses.join(","), s.dialect, signed.to_owned(), cipher,
+                        s.session_id.to_string(), s.username, s.client_addresses.join(","), s.transport, s.dialect, signed.to_owned(), cipher,
                         s.volume_ids.join(","), s.open_files.to_string(),
                     ]
                 });
-                table(&["SESSION", "USER", "CLIENT", "DIALECT", "SIGNED", "CIPHER", "VOLUMES", "OPEN"], rows)
+                table(&["SESSION", "USER", "CLIENT", "TRANSPORT", "DIALECT", "SIGNED", "CIPHER", "VOLUMES", "OPEN"], rows)
             }
             Command::OpenFiles { volume, admin } => {
                 let request = api::ListOpenFilesRequest { volume_id: volume.unwrap_or_default() };

@@ -27,7 +27,7 @@ pub struct GetServerInfoResponse {
     pub instance_name: ::prost::alloc::string::String,
     #[prost(uint64, tag = "9")]
     pub instance_epoch: u64,
-    /// SMB transports in use: "tcp".
+    /// SMB transports that take connections now: "tcp", and "rdma" where an RDMA device is up.
     #[prost(string, repeated, tag = "10")]
     pub transports: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Connections of the SMB transports, and sessions on them.
@@ -229,7 +229,7 @@ pub struct Session {
     pub volume_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "9")]
     pub open_files: u32,
-    /// "tcp".
+    /// "tcp", or "rdma": that of its oldest channel.
     #[prost(string, tag = "10")]
     pub transport: ::prost::alloc::string::String,
     /// Those of all its channels, oldest first.

@@ -98,6 +98,8 @@ pub struct SessionInfo {
     pub username: String,
     /// The transports' names for the peer, one for each channel, oldest first.
     pub client_addresses: Vec<String>,
+    /// It came over RDMA.
+    pub over_rdma: bool,
     /// "3.1.1" …
     pub dialect: &'static str,
     /// Its messages must be signed.
@@ -200,6 +202,7 @@ impl Server {
                     id: s.id,
                     username: s.username.clone(),
                     client_addresses: s.addresses(),
+                    over_rdma: s.over_rdma,
                     dialect: s.dialect.name(),
                     signed: s.signing_required.load(Ordering::Relaxed),
                     cipher: s.cipher.filter(|_| s.encrypt.load(Ordering::Relaxed)).map_or("", Cipher::name),

@@ -32,6 +32,8 @@ pub(crate) struct Session {
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     /// FILETIME.
     pub(crate) established: u64,
+    /// The connection it was made on goes over RDMA.
+    pub(crate) over_rdma: bool,
     /// Session.SigningRequired.
     pub(crate) signing_required: AtomicBool,
     /// Session.EncryptData: every request but NEGOTIATE and SESSION_SETUP must be sealed.
@@ -106,6 +108,7 @@ pub(crate) struct NewSession {
     /// The connection it is made on and that one's peer.
     pub(crate) connection: ConnectionId,
     pub(crate) client_address: String,
+    pub(crate) over_rdma: bool,
 }
 
 impl Session {
@@ -120,6 +123,7 @@ impl Session {
             signing: new.signing,
             sealing: new.sealing,
             established: new.established,
+            over_rdma: new.over_rdma,
             signing_required: AtomicBool::new(new.signing_required),
             encrypt: AtomicBool::new(new.encrypt),
             closed: AtomicBool::new(false),

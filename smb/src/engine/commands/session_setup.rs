@@ -276,6 +276,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
         encrypt,
         connection: ctx.core.id,
         client_address: ctx.core.peer.clone(),
+        over_rdma: ctx.core.over_rdma,
     }));
     ctx.server.sessions().insert(id, Arc::clone(&session));
     add_channel(ctx, &session, signing, FIRST_NONCE_PART);
