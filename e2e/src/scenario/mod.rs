@@ -7,6 +7,7 @@ mod drain;
 mod everyday;
 mod locks;
 mod mounts;
+mod multichannel;
 mod refusal;
 mod smb_direct;
 mod space;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Scenario> {
         // First: the kernel's modules as they are before anybody has used them.
         smb_direct::scenarios(),
         mounts::scenarios(),
+        multichannel::scenarios(),
         refusal::scenarios(),
         coherence::scenarios(),
         everyday::scenarios(),

@@ -1,0 +1,101 @@
+//! One session over several connections ([MS-SMB2] 3.3.5.5.2).
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::{MIB, ONE, Scenario, ours};
+use crate::lab::Node;
+use crate::site::{Mounted, Site};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        ours("multichannel: four connections carry the load", four),
+        ours("multichannel: connections cut under load", cut),
+    ]
+}
+
+const CHANNELS: usize = 4;
+
+fn mount<'a>(site: &Site, client: &'a Node) -> Result<(crate::site::Volume, Mounted<'a>)> {
+    let volume = site.volume(256 * MIB)?;
+    let mounted = site.mount(client, &volume, &[("multichannel", ""), ("max_channels", "4")])?;
+    client.wait_until("the client has four connections", Duration::from_secs(20), || {
+        Ok(connections(site, client)?.len() == CHANNELS)
+    })?;
+    Ok((volume, mounted))
+}
+
+/// The client's ports, and the bytes that were acknowledged on each connection.
+fn connections(site: &Site, client: &Node) -> Result<Vec<(u16, u64)>> {
+    let text = client.run(&format!("ss -tinHO state established dst {}:445", site.storage().address()))?;
+    let parse = |line: &str| {
+        let local = line.split_whitespace().nth(2)?;
+        let port = local.rsplit(':').next()?.parse().ok()?;
+        let acked = line.split("bytes_acked:").nth(1)?.split_whitespace().next()?.parse().ok()?;
+        Some((port, acked))
+    };
+    Ok(text.lines().filter_map(parse).collect())
+}
+
+fn fio(at: &Mounted<'_>, name: &str) -> String {
+    format!(
+        "cd /tmp; fio --name={name} --directory={} --numjobs=4 --size=6m --rw=randwrite --bs=64k --iodepth=8 --ioengine=libaio \\
+         --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --group_reporting --output=/tmp/{name}.out \\
+         || {{ cat /tmp/{name}.out; exit 1; }}",
+        at.path()
+    )
+}
+
+fn four(site: &Site) -> Result<String> {
+    let client = site.node(ONE);
+    let (volume, mounted) = mount(site, client)?;
+    let before = connections(site, client)?;
+    client.run_within(&fio(&mounted, "four"), Duration::from_secs(60))?;
+    let after = connections(site, client)?;
+    let carried: Vec<u64> = after
+        .iter()
+        .map(|(port, bytes)| bytes - before.iter().find(|(p, _)| p == port).map_or(0, |(_, b)| *b))
+        .collect();
+    ensure!(
+        carried.len() == CHANNELS && carried.iter().all(|b| *b > MIB),
+        "bytes by connection: {carried:?}"
+    );
+    mounted.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!(
+        "{} MiB, the least {} MiB",
+        carried.iter().sum::<u64>() / MIB,
+        carried.iter().min().unwrap_or(&0) / MIB
+    ))
+}
+
+/// One connection after the other is reset while fio writes and verifies.
+fn cut(site: &Site) -> Result<String> {
+    let client = site.node(ONE);
+    let (volume, mounted) = mount(site, client)?;
+    let mut cuts = 0;
+    let ended = std::thread::scope(|scope| -> Result<()> {
+        let load = scope.spawn(|| {
+            (0..3).try_for_each(|round| {
+                client.run_within(&fio(&mounted, &format!("cut{round}")), Duration::from_secs(60)).map(drop)
+            })
+        });
+        while !load.is_finished() {
+            if let Some((port, _)) = connections(site, client)?.last() {
+                client.run(&format!(
+                    "ss -K dst {}:445 sport = :{port} > /dev/null",
+                    site.storage().address()
+                ))?;
+                cuts += 1;
+            }
+            std::thread::sleep(client.scale(Duration::from_millis(500)));
+        }
+        load.join().expect("no panic")
+    });
+    ended?;
+    ensure!(cuts >= 3, "only {cuts} connections were cut");
+    mounted.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("{cuts} cut, no error"))
+}
