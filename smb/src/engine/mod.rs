@@ -17,6 +17,7 @@ mod connection;
 mod credits;
 mod files;
 mod locks;
+mod lost;
 mod names;
 mod open;
 mod server;
@@ -27,6 +28,6 @@ mod volume;
 pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
 pub use open::OpenInfo;
 pub use server::{
-    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Server, ServerConfig, SessionInfo,
+    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig, SessionInfo,
 };
 pub use volume::{Account, Protection, VolumeConfig};
