@@ -180,12 +180,12 @@ impl Client {
         Token { connection: self.id.0, purpose }
     }
 
-    /// Whether the peer has to wait until what it asked for is done.
     /// All is answered, and the answers are sent.
     fn is_idle(&self) -> bool {
         !self.closing && self.protocol.requests_in_flight() == 0 && self.queue.bytes() == 0
     }
 
+    /// Whether the peer has to wait until what it asked for is done.
     fn is_held_back(&self) -> bool {
         self.queue.bytes() > SEND_QUEUE_BYTES_MAX
             || self.write_bytes > WRITE_BYTES_IN_FLIGHT_MAX
