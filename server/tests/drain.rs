@@ -168,6 +168,10 @@ fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
             let mut client = daemon.mount("v", Dialect::SMB2_1);
             assert_eq!(client.read(old, 0, 10), Err(NtStatus::FILE_CLOSED));
             assert_eq!(client.write(old, 0, b"astray"), NtStatus::FILE_CLOSED);
+            for _ in 0..forebay_smb::limits::RETRIES_PER_OPEN_MAX {
+                assert_eq!(client.attributes(old), NtStatus::RETRY);
+            }
+            assert_eq!(client.attributes(old), NtStatus::FILE_CLOSED);
         }
         let mut client = daemon.mount("v", Dialect::SMB2_1);
         let new = client.open("f", CreateDisposition::OPEN).unwrap();
@@ -175,6 +179,7 @@ fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
         // A handle that its client closed is just that.
         assert_eq!(client.close(new), NtStatus::SUCCESS);
         assert_eq!(client.read(new, 0, 10), Err(NtStatus::FILE_CLOSED));
+        assert_eq!(client.attributes(new), NtStatus::FILE_CLOSED);
     }
 }
 

@@ -30,6 +30,8 @@ pub const LOCKS_PER_REQUEST_MAX: usize = 1024;
 pub const LOST_OPENS_MAX: usize = 16_384;
 /// How often a connection is ended for one of them.
 pub const RETURNS_PER_OPEN_MAX: u8 = 4;
+/// How often a question about one of them is to be asked again.
+pub const RETRIES_PER_OPEN_MAX: u8 = 32;
 /// Requests waiting asynchronously (locks), on one connection.
 pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
 /// Path below a volume's root, in UTF-8 bytes.

@@ -315,10 +315,15 @@ impl Server {
         self.lost.lock().expect(LOCK).note(id);
     }
 
-    /// Whether this open ended with its session or with the server, not by a CLOSE, so that a client that is made to
-    /// connect again looks anew at what it has open. Often enough asked about the same one: no.
+    /// Whether to make a client return that reads or writes by this open: it was lost, with its session or with the
+    /// server, and asked for not too often yet.
     pub(crate) fn is_worth_a_return(&self, id: FileId) -> bool {
         self.lost.lock().expect(LOCK).is_worth_a_return(id, self.predecessor(id).is_some())
+    }
+
+    /// Whether to have a client ask again that asks about this open: as [`Self::is_worth_a_return`].
+    pub(crate) fn is_worth_a_retry(&self, id: FileId) -> bool {
+        self.lost.lock().expect(LOCK).is_worth_a_retry(id, self.predecessor(id).is_some())
     }
 
     pub(crate) fn next_wake(&self) -> u64 {
