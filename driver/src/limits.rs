@@ -104,6 +104,12 @@ pub(crate) const RDMA_NODES_MAX: usize = 64;
 /// One call to the kubelet.
 pub(crate) const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Reading a node's sysfs before a mount that may go by RDMA; after it the mount goes by TCP or fails.
+pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Volumes of a node of which is remembered why they are not mounted over RDMA.
+pub(crate) const TRANSPORT_NOTES_MAX: usize = 4096;
+
 /// Reading a node's sysfs; after it a driver is said to hang.
 pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 

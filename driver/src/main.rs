@@ -29,6 +29,7 @@ mod placement;
 mod registration;
 mod secrets;
 mod socket;
+mod transport;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -112,6 +113,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
                 unmount: config.unmount_deadline,
                 stats: config.stats_deadline,
             },
+            &config.host_root,
             clusters,
         )),
         (None, true) => bail!("a node needs --node-id"),
