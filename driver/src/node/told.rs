@@ -81,7 +81,9 @@ impl Told {
 fn event(volume_id: &str, choice: &Choice) -> Option<Event> {
     let why = choice.why.as_ref().filter(|_| choice.is_less && choice.over == Over::Tcp)?;
     let mut note = format!("volume {volume_id} is mounted over TCP, its server takes RDMA: {why}");
-    note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
+    while note.len() > NOTE_BYTES_MAX {
+        note.pop();
+    }
     Some(Event {
         type_: EventType::Normal,
         reason: "MountedOverTcp".to_owned(),
