@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_proto::admin::admin_server::AdminServer;
-use forebay_smb::engine::{Encryption as WireEncryption, Server, ServerConfig};
+use forebay_smb::engine::{Encryption as WireEncryption, Predecessor, Server, ServerConfig};
 use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -247,18 +247,21 @@ fn random_instance() -> std::io::Result<u64> {
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
-/// Earlier starts whose acknowledged writes are on stable storage in every pool.
+/// Earlier starts, relied on where what they acknowledged is on stable storage in every pool.
 fn predecessors(
     pools: &[(Pool, Vec<crate::pool::Unserved>)],
     instance: u64,
-) -> Result<Vec<u64>, DaemonError> {
-    let mut lists = Vec::new();
-    for (pool, _) in pools {
-        lists.push(pool.predecessors(instance)?);
-    }
-    let mut common = lists.pop().unwrap_or_default();
-    common.retain(|number| lists.iter().all(|list| list.contains(number)));
-    Ok(common)
+) -> Result<Vec<Predecessor>, DaemonError> {
+    let lists = pools.iter().map(|(pool, _)| pool.predecessors(instance)).collect::<Result<Vec<_>, _>>()?;
+    let in_all = |start: &Predecessor| lists.iter().all(|list| list.contains(start));
+    let mut all: Vec<Predecessor> = lists
+        .iter()
+        .flatten()
+        .map(|start| Predecessor { durable: start.durable && in_all(start), ..*start })
+        .collect();
+    all.sort_unstable_by_key(|start| (start.instance, start.durable));
+    all.dedup_by_key(|start| start.instance);
+    Ok(all)
 }
 
 /// Descriptors are what open files are made of: as many as the system lets us have.

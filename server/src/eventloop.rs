@@ -221,6 +221,11 @@ impl Client {
         Token { connection: self.id.0, purpose }
     }
 
+    /// All is answered, and the answers are sent.
+    fn is_idle(&self) -> bool {
+        !self.closing && self.protocol.requests_in_flight() == 0 && self.link.bytes() == 0
+    }
+
     /// Whether the peer has to wait until what it asked for is done.
     fn is_held_back(&self) -> bool {
         self.link.bytes() > SEND_QUEUE_BYTES_MAX
@@ -477,6 +482,13 @@ impl<E: Engine> EventLoop<E> {
                     self.receive_to_nowhere(client)?;
                 }
                 return Ok(());
+            }
+            if client.protocol.is_leaving() {
+                if client.is_idle() {
+                    self.take_leave(now, client)?;
+                    continue;
+                }
+                break;
             }
             if client.is_held_back() || self.draining.is_some() {
                 break;
@@ -793,11 +805,8 @@ impl<E: Engine> EventLoop<E> {
 
     fn tick(&mut self, now: u64) {
         if self.draining.is_some() {
-            let is_idle = |client: &Client| {
-                !client.closing && client.protocol.requests_in_flight() == 0 && client.link.bytes() == 0
-            };
             let idle: Vec<u64> =
-                self.clients.values().filter(|client| is_idle(client)).map(|client| client.id.0).collect();
+                self.clients.values().filter(|client| client.is_idle()).map(|client| client.id.0).collect();
             for id in idle {
                 self.with(now, id, |this, client| this.take_leave(now, client));
             }
@@ -877,6 +886,10 @@ impl<E: Engine> EventLoop<E> {
             }
             Event::TreeRefused { username, share, status } => {
                 warn!(%peer, user = username, share, %status, "tree connect refused");
+            }
+            Event::Leaving { why } => {
+                info!(%peer, why, "ending the connection so that the client returns");
+                self.shared.metrics.returns.inc();
             }
             Event::Completed { command, status, began, payload_bytes, by_rdma } => {
                 let took = now.saturating_sub(*began);

@@ -141,6 +141,8 @@ pub struct Metrics {
     pub connections_unauthenticated: Level,
     /// Connections that were closed because there were too many.
     pub connections_refused: Count,
+    /// Connections that were ended so that their clients open files anew.
+    pub returns: Count,
     /// SMB sessions.
     pub sessions: Level,
     /// Logins that failed.
@@ -185,6 +187,7 @@ impl Metrics {
             connections: Level::default(),
             connections_unauthenticated: Level::default(),
             connections_refused: Count::default(),
+            returns: Count::default(),
             sessions: Level::default(),
             authentication_failures: Count::default(),
             bytes_sent: Count::default(),
@@ -252,6 +255,8 @@ impl Collector for Metrics {
             "Connections closed because there were too many",
             &[(&[], refused)],
         )?;
+        let returns = "Connections ended because a client used a handle of before it reconnected";
+        counter(e, "forebay_connections_returned", returns, &[(&[], self.returns.get())])?;
         gauge(e, "forebay_sessions", "SMB sessions", &[(&[], self.sessions.get() as f64)])?;
         let failures = self.authentication_failures.get();
         counter(e, "forebay_authentication_failures", "Logins that failed", &[(&[], failures)])?;

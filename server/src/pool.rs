@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_smb::engine::Predecessor;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -450,13 +451,12 @@ impl Pool {
         Ok(guid)
     }
 
-    /// Puts on stable storage what servers before this one acknowledged, and says whose that was: the `instance` of each
-    /// start since this machine was booted. What a start before that had in memory may be lost. Remembers `instance`, of
-    /// this start, for those to come.
+    /// Puts on stable storage what servers before this one acknowledged, and says which starts those were. What a start
+    /// before this boot of the machine had in memory may be lost. Remembers `instance`, of this start, for those to come.
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn predecessors(&self, instance: u64) -> Result<Vec<u64>, PoolError> {
+    pub fn predecessors(&self, instance: u64) -> Result<Vec<Predecessor>, PoolError> {
         self.predecessors_after(instance, || rustix::fs::syncfs(&self.directory))
     }
 
@@ -464,7 +464,7 @@ impl Pool {
         &self,
         instance: u64,
         sync: impl FnOnce() -> rustix::io::Result<()>,
-    ) -> Result<Vec<u64>, PoolError> {
+    ) -> Result<Vec<Predecessor>, PoolError> {
         let boot = std::fs::read_to_string(BOOT_ID).map_err(|e| self.io("reading the id of this boot", e))?;
         let boot = boot.trim();
         let path = self.path.join(".forebay/starts");
@@ -477,27 +477,35 @@ impl Pool {
                 .and_then(|()| std::fs::read_to_string(&aside))
                 .map_err(|e| self.io("reading the list of starts", e))?,
         };
-        let of_this_boot = |line: &str| match line.split_once(' ') {
-            Some((number, of)) if of == boot => u64::from_str_radix(number, 16).ok(),
-            _ => None,
+        let start = |line: &str| {
+            let (number, of) = line.split_once(' ')?;
+            let instance = u64::from_str_radix(number, 16).ok()?;
+            Some(Predecessor { instance, durable: of == boot })
         };
-        let mut found: Vec<u64> = text.lines().filter_map(of_this_boot).collect();
+        let mut found: Vec<Predecessor> = text.lines().filter_map(start).collect();
         found.drain(..found.len().saturating_sub(PREDECESSORS_MAX));
         if let Err(error) = sync() {
             tracing::error!(pool = self.name, %error, "what earlier servers wrote could not be put on stable storage");
-            found.clear();
+            found.iter_mut().for_each(|start| start.durable = false);
         }
-        let lines = found.iter().chain([&instance]).map(|number| format!("{number:016x} {boot}\n"));
-        if let Err(error) = replace(&path, lines.collect::<String>().as_bytes()) {
+        let own = Predecessor { instance, durable: true };
+        let line = |start: &Predecessor| {
+            format!("{:016x} {}\n", start.instance, if start.durable { boot } else { NOT_DURABLE })
+        };
+        let lines: String = found.iter().chain([&own]).map(line).collect();
+        if let Err(error) = replace(&path, lines.as_bytes()) {
             // The disk may be full: then clients of this start will be told that their handles are closed by the next.
             tracing::warn!(pool = self.name, %error, "this start could not be noted");
-            if !found.is_empty() {
+            if found.iter().any(|start| start.durable) {
                 let _ = std::fs::rename(&aside, &path);
             }
         }
         Ok(found)
     }
 }
+
+/// In the list of starts, in the place of the boot in which what a start acknowledged can be relied on.
+const NOT_DURABLE: &str = "-";
 
 /// Another with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -604,11 +612,16 @@ mod tests {
     fn a_start_believes_only_those_whose_writes_are_on_the_disk() {
         let scratch = tempfile::tempdir().expect("a directory");
         let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        let start = |instance| pool.predecessors(instance).expect("noted");
+        let durable = |found: Result<Vec<Predecessor>, PoolError>| -> Vec<u64> {
+            found.expect("noted").iter().filter(|start| start.durable).map(|start| start.instance).collect()
+        };
+        let start = |instance| durable(pool.predecessors(instance));
         let lost = || Err(Errno::IO);
         assert!(start(1).is_empty());
         assert_eq!(start(2), [1]);
-        assert!(pool.predecessors_after(3, lost).expect("noted").is_empty());
+        let found = pool.predecessors_after(3, lost).expect("noted");
+        // They are still known for starts.
+        assert_eq!(found, [1, 2].map(|instance| Predecessor { instance, durable: false }));
         // The kernel tells of the failure once: this start's syncfs succeeds again.
         assert_eq!(start(4), [3]);
         // Killed after the kernel told it, before it could note it.
@@ -620,6 +633,18 @@ mod tests {
         std::fs::create_dir(scratch.path().join(".forebay/starts.tmp")).expect("in the way");
         assert_eq!(start(8), [6, 7]);
         assert_eq!(start(9), [6, 7]);
+    }
+
+    #[test]
+    fn starts_before_this_boot_are_known_and_not_relied_on() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
+        let earlier = "00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n";
+        std::fs::write(scratch.path().join(".forebay/starts"), earlier).expect("written");
+        let at_first = Predecessor { instance: 0xa1, durable: false };
+        assert_eq!(pool.predecessors(2).expect("noted"), [at_first]);
+        let second = Predecessor { instance: 2, durable: true };
+        assert_eq!(pool.predecessors(3).expect("noted"), [at_first, second]);
     }
 
     #[test]

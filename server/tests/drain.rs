@@ -113,8 +113,6 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
         let mut client = daemon.mount("v", Dialect::SMB2_1);
         let new = client.open("new", CreateDisposition::OPEN_IF).unwrap();
         assert_ne!(new, old, "the first open of each start");
-        assert_eq!(client.write(old, 0, b"astray"), NtStatus::FILE_CLOSED);
-        assert_eq!(client.read(old, 0, 10), Err(NtStatus::FILE_CLOSED));
         assert_eq!(client.close(old), NtStatus::FILE_CLOSED);
         let nobodys = FileId { persistent: old.persistent ^ 0x100, volatile: old.volatile };
         assert_eq!(client.flush(nobodys), NtStatus::FILE_CLOSED);
@@ -134,6 +132,55 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
         std::fs::write(&starts, lines.collect::<String>()).unwrap();
     };
     assert_eq!(restarted(&other_boot), NtStatus::FILE_CLOSED);
+}
+
+#[test]
+fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
+    for engine in engines() {
+        let place = Place::new(engine);
+        let mut daemon = place.start();
+        daemon.create_volume("v").unwrap();
+        let mut client = daemon.mount("v", Dialect::SMB2_1);
+        let earlier = client.open("earlier", CreateDisposition::CREATE).unwrap();
+        daemon.terminate();
+        assert_eq!(daemon.wait().code(), Some(0));
+
+        let daemon = place.start();
+        let mut client = daemon.mount("v", Dialect::SMB2_1);
+        let lost = client.open("f", CreateDisposition::CREATE).unwrap();
+        let whole = vec![7; MIB];
+        assert_eq!(client.write(lost, 0, &whole), NtStatus::SUCCESS);
+        drop(client);
+        for old in [earlier, lost] {
+            for round in 0..forebay_smb::limits::RETURNS_PER_OPEN_MAX {
+                let mut client = daemon.mount("v", Dialect::SMB2_1);
+                let new = client.open("f", CreateDisposition::OPEN).unwrap();
+                let asked = client.send_read(new, 0, MIB as u32);
+                if round % 2 == 0 {
+                    client.send_read(old, 0, 10);
+                } else {
+                    client.send_write(old, 0, b"astray");
+                }
+                // What was asked before is answered; the end is no reset, which would overtake the answer.
+                assert_eq!(answers(client.stream, |_| ()), [(asked, NtStatus::SUCCESS)], "{engine}");
+            }
+            // Who never opens anew gets an answer in the end.
+            let mut client = daemon.mount("v", Dialect::SMB2_1);
+            assert_eq!(client.read(old, 0, 10), Err(NtStatus::FILE_CLOSED));
+            assert_eq!(client.write(old, 0, b"astray"), NtStatus::FILE_CLOSED);
+            for _ in 0..forebay_smb::limits::RETRIES_PER_OPEN_MAX {
+                assert_eq!(client.attributes(old), NtStatus::RETRY);
+            }
+            assert_eq!(client.attributes(old), NtStatus::FILE_CLOSED);
+        }
+        let mut client = daemon.mount("v", Dialect::SMB2_1);
+        let new = client.open("f", CreateDisposition::OPEN).unwrap();
+        assert!(client.read(new, 0, MIB as u32).unwrap() == whole);
+        // A handle that its client closed is just that.
+        assert_eq!(client.close(new), NtStatus::SUCCESS);
+        assert_eq!(client.read(new, 0, 10), Err(NtStatus::FILE_CLOSED));
+        assert_eq!(client.attributes(new), NtStatus::FILE_CLOSED);
+    }
 }
 
 /// Status and body of a GET.

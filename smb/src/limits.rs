@@ -26,6 +26,12 @@ pub const OPENS_PER_SESSION_MAX: usize = 65_536;
 pub const LOCKS_PER_OPEN_MAX: usize = 16_384;
 /// Elements of one LOCK request.
 pub const LOCKS_PER_REQUEST_MAX: usize = 1024;
+/// Opens that ended with their session that are remembered, so that a client still using one is made to return.
+pub const LOST_OPENS_MAX: usize = 16_384;
+/// How often a connection is ended for one of them.
+pub const RETURNS_PER_OPEN_MAX: u8 = 4;
+/// How often a question about one of them is to be asked again.
+pub const RETRIES_PER_OPEN_MAX: u8 = 32;
 /// Requests waiting asynchronously (locks), on one connection.
 pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
 /// Path below a volume's root, in UTF-8 bytes.

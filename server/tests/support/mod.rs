@@ -21,9 +21,10 @@ use forebay_smb::crypto::{
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
+use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::negotiate::Dialect;
 use forebay_smb::wire::{
-    AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, read,
+    AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, query_info, read,
     session_setup, write,
 };
 use tempfile::TempDir;
@@ -456,6 +457,21 @@ impl Client {
         let mut body = Vec::new();
         flush::Request { file_id }.encode(&mut body);
         self.call(Smb::FLUSH, &body).status()
+    }
+
+    pub fn attributes(&mut self, file_id: FileId) -> NtStatus {
+        let mut body = Vec::new();
+        query_info::Request {
+            info_type: query_info::InfoType::FILE,
+            file_info_class: FileInformationClass::FILE_ALL_INFORMATION.0,
+            output_buffer_length: 4096,
+            additional_information: 0,
+            flags: query_info::Flags::empty(),
+            file_id,
+            input_buffer: &[],
+        }
+        .encode(&mut body);
+        self.call(Smb::QUERY_INFO, &body).status()
     }
 
     pub fn close(&mut self, file_id: FileId) -> NtStatus {

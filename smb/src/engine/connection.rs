@@ -143,6 +143,11 @@ pub enum Event {
         /// With what.
         status: NtStatus,
     },
+    /// The connection is to end so that its client connects again.
+    Leaving {
+        /// Why, for the log.
+        why: &'static str,
+    },
     /// A request was answered.
     Completed {
         /// The command.
@@ -223,6 +228,8 @@ pub(crate) struct Core {
     /// The key of a session that LOGOFF ended, for its answer.
     pub(crate) last_sealing: Option<(u64, Sealing)>,
     closed: bool,
+    /// Nothing new is begun; the connection ends when what is in flight is answered.
+    leaving: bool,
     fs: VecDeque<FsOp>,
     ops: HashMap<OpId, Pending>,
     next_op: u64,
@@ -286,6 +293,7 @@ impl Core {
         let left = channel.session.leave(self.id);
         for open in left.opens {
             if open.begin_close() {
+                server.lost(open.id);
                 close_open(self, server, &open);
             }
         }
@@ -329,6 +337,7 @@ impl Connection {
                 events: VecDeque::new(),
                 last_sealing: None,
                 closed: false,
+                leaving: false,
                 fs: VecDeque::new(),
                 ops: HashMap::new(),
                 next_op: 1,
@@ -394,7 +403,7 @@ impl Connection {
         frame: Arc<dyn Frame>,
         unsealed: Option<&Unsealed>,
     ) -> Result<(), Disconnect> {
-        if self.core.closed {
+        if self.core.closed || self.core.leaving {
             return Ok(());
         }
         let sealed_for = unsealed.map(|u| u.session_id);
@@ -532,6 +541,12 @@ impl Connection {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.core.closed && self.core.ops.is_empty()
+    }
+
+    /// The connection is to end, gracefully, as soon as nothing is in flight: so its client connects again.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.core.leaving
     }
 
     /// Requests that have not been answered, for a graceful end.
@@ -734,6 +749,15 @@ impl Connection {
                 Ok(false)
             }
             Step::Disconnect(why) => Err(Disconnect(why)),
+            Step::Leave(why) => {
+                if !std::mem::replace(&mut self.core.leaving, true) {
+                    self.core.events.push_back(Event::Leaving { why });
+                }
+                // Neither this request nor those with it are answered.
+                chain.next = chain.requests.len();
+                chain.responses.clear();
+                Ok(true)
+            }
             Step::Reply(reply) => {
                 self.answer(chain, &mut request, reply);
                 Ok(true)

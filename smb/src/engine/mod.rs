@@ -20,6 +20,7 @@ mod credits;
 mod files;
 mod locks;
 mod lookup;
+mod lost;
 mod names;
 mod open;
 mod remote;
@@ -32,6 +33,6 @@ pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Tr
 pub use open::OpenInfo;
 pub use remote::{RemoteBuffer, RemoteWrite};
 pub use server::{
-    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Server, ServerConfig, SessionInfo,
+    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig, SessionInfo,
 };
 pub use volume::{Account, Protection, VolumeConfig};

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+use super::lost::Lost;
 use super::open::{FileIds, OpenInfo};
 use super::session::Session;
 use super::step::Wake;
@@ -44,10 +45,19 @@ pub struct ServerConfig {
     pub encryption: Encryption,
     /// Random, another at each start: a FileId of one start means nothing at the next.
     pub instance: u64,
-    /// The `instance` of starts before this one whose acknowledged WRITEs are all on stable storage by now.
-    pub predecessors: Vec<u64>,
+    /// Starts before this one.
+    pub predecessors: Vec<Predecessor>,
     /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
     pub io_bytes_max: u32,
+}
+
+/// A start of the server before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predecessor {
+    /// Its [`ServerConfig::instance`].
+    pub instance: u64,
+    /// Whether all WRITEs that it acknowledged are on stable storage by now.
+    pub durable: bool,
 }
 
 /// An interface as advertised by FSCTL_QUERY_NETWORK_INTERFACE_INFO.
@@ -125,6 +135,7 @@ pub struct Server {
     next_wake: AtomicU64,
     mail: Mutex<Vec<(ConnectionId, Mail)>>,
     has_mail: AtomicBool,
+    lost: Mutex<Lost>,
 }
 
 impl Server {
@@ -141,6 +152,7 @@ impl Server {
             next_wake: AtomicU64::new(1),
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
+            lost: Mutex::default(),
         })
     }
 
@@ -283,11 +295,35 @@ impl Server {
         self.accounts.read().expect(LOCK).volume_of(username).map(str::to_owned)
     }
 
+    /// The start before this one that gave this id out.
+    fn predecessor(&self, id: FileId) -> Option<&Predecessor> {
+        let instance = FileIds::instance_of(id);
+        if instance == self.config.instance {
+            return None;
+        }
+        self.config.predecessors.iter().find(|start| start.instance == instance)
+    }
+
     /// Whether all that was written by this open and acknowledged is on stable storage, though the open is no more: an
     /// earlier start of the server had it.
     pub(crate) fn is_durable_since(&self, id: FileId) -> bool {
-        let instance = FileIds::instance_of(id);
-        instance != 0 && instance != self.config.instance && self.config.predecessors.contains(&instance)
+        self.predecessor(id).is_some_and(|start| start.durable)
+    }
+
+    /// Notes that this open ended with its session.
+    pub(crate) fn lost(&self, id: FileId) {
+        self.lost.lock().expect(LOCK).note(id);
+    }
+
+    /// Whether to make a client return that reads or writes by this open: it was lost, with its session or with the
+    /// server, and asked for not too often yet.
+    pub(crate) fn is_worth_a_return(&self, id: FileId) -> bool {
+        self.lost.lock().expect(LOCK).is_worth_a_return(id, self.predecessor(id).is_some())
+    }
+
+    /// Whether to have a client ask again that asks about this open: as [`Self::is_worth_a_return`].
+    pub(crate) fn is_worth_a_retry(&self, id: FileId) -> bool {
+        self.lost.lock().expect(LOCK).is_worth_a_retry(id, self.predecessor(id).is_some())
     }
 
     pub(crate) fn next_wake(&self) -> u64 {

@@ -29,6 +29,8 @@ pub(crate) enum Step {
     Park(Resume),
     /// The peer broke a rule for which the specification asks to end the connection.
     Disconnect(&'static str),
+    /// Not answered: the connection ends when all else is, so that the client connects again.
+    Leave(&'static str),
 }
 
 /// A finished response.
@@ -184,6 +186,16 @@ impl Ctx<'_> {
             }
             Verdict::Stale => Ok(()),
         }
+    }
+
+    /// As [`Self::open`], for READ and WRITE: those clients ask again by a new handle where theirs ended with its session.
+    pub(crate) fn open_for_io(&mut self, id: FileId) -> Result<Arc<Open>, Step> {
+        self.open(id).map_err(|status| {
+            if status == NtStatus::FILE_CLOSED && self.server.is_worth_a_return(id) {
+                return Step::Leave("a handle of before it reconnected");
+            }
+            Step::Fail(status)
+        })
     }
 
     /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).

@@ -50,6 +50,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let file_id = request.file_id;
     let open = match ctx.open(file_id) {
         Ok(o) => o,
+        // cifs.ko asks about a file by whatever handle it has. Told to try again it looks at its handles anew; any other
+        // error goes to the program.
+        Err(NtStatus::FILE_CLOSED) if ctx.server.is_worth_a_retry(file_id) => {
+            return Step::Fail(NtStatus::RETRY);
+        }
         Err(status) => return status.into(),
     };
     if output_buffer_length > ctx.core.io_bytes_max() {

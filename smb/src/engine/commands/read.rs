@@ -20,9 +20,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let (length, offset, minimum_count) = (request.length, request.offset, request.minimum_count);
     let (file_id, channel) = (request.file_id, request.channel);
     let info = request.channel_info.to_vec();
-    let open = match ctx.open(file_id) {
+    let open = match ctx.open_for_io(file_id) {
         Ok(o) => o,
-        Err(status) => return status.into(),
+        Err(step) => return step,
     };
     if open.directory {
         return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);

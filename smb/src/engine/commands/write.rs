@@ -41,9 +41,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if end > ctx.request.range.end || data_offset > 0x100 {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
-    let open = match ctx.open(file_id) {
+    let open = match ctx.open_for_io(file_id) {
         Ok(o) => o,
-        Err(status) => return status.into(),
+        Err(step) => return step,
     };
     if open.directory {
         return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
