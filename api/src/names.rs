@@ -29,6 +29,12 @@ pub const PARAMETER_CLUSTER: &str = "cluster";
 /// Parameter of a StorageClass: the namespace of [`PARAMETER_CLUSTER`].
 pub const PARAMETER_CLUSTER_NAMESPACE: &str = "clusterNamespace";
 
+/// Parameter of a StorageClass: by what its volumes are mounted, `auto`, `rdma` or `tcp`.
+pub const PARAMETER_TRANSPORT: &str = "transport";
+
+/// What a container asks its node for to be let at the node's RDMA devices; offered by the node plugin.
+pub const RESOURCE_RDMA: &str = "storage.forebay.io/rdma";
+
 /// Keys of a TLS Secret, as `kubernetes.io/tls` has them, and the authority that signed it.
 pub mod tls {
     /// Certificate chain, PEM.

@@ -84,6 +84,16 @@ pub(crate) struct Config {
     )]
     pub(crate) plugins_registry: PathBuf,
 
+    /// The kubelet's folder for device plugins, by which a node with --kubernetes offers its RDMA devices to containers
+    /// that ask for storage.forebay.io/rdma. Without the folder they are not offered.
+    #[arg(
+        long,
+        env = "FOREBAY_DEVICE_PLUGINS",
+        default_value = "/var/lib/kubelet/device-plugins",
+        value_name = "FOLDER"
+    )]
+    pub(crate) device_plugins: PathBuf,
+
     /// Where the host's /sys, /proc, /lib/modules and /etc/os-release are, from which a node with --kubernetes publishes
     /// what it has. They are only read.
     #[arg(long, env = "FOREBAY_HOST_ROOT", default_value = "/", value_name = "FOLDER")]

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::names::VolumeId;
 use crate::options::DIALECT_DEFAULT;
 use crate::parameters::{check_size, protection_from, protection_word};
+use crate::transport::Transport;
 
 const SERVER: &str = "server";
 const CLUSTER: &str = names::PARAMETER_CLUSTER;
@@ -19,6 +20,7 @@ const INSTANCE: &str = "instance";
 const SHARE: &str = "share";
 const DIALECT: &str = "dialect";
 const PROTECTION: &str = "protection";
+const TRANSPORT: &str = names::PARAMETER_TRANSPORT;
 
 /// Where a volume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,11 +38,17 @@ pub(crate) struct VolumeContext {
     pub(crate) share: VolumeId,
     pub(crate) dialect: String,
     pub(crate) protection: Protection,
+    pub(crate) transport: Transport,
 }
 
 impl VolumeContext {
-    pub(crate) fn new(location: Location, share: VolumeId, protection: Protection) -> Self {
-        Self { location, share, dialect: DIALECT_DEFAULT.to_owned(), protection }
+    pub(crate) fn new(
+        location: Location,
+        share: VolumeId,
+        protection: Protection,
+        transport: Transport,
+    ) -> Self {
+        Self { location, share, dialect: DIALECT_DEFAULT.to_owned(), protection, transport }
     }
 
     pub(crate) fn to_map(&self) -> HashMap<String, String> {
@@ -48,6 +56,7 @@ impl VolumeContext {
             (SHARE.to_owned(), self.share.to_string()),
             (DIALECT.to_owned(), self.dialect.clone()),
             (PROTECTION.to_owned(), protection_word(self.protection).to_owned()),
+            (TRANSPORT.to_owned(), self.transport.word().to_owned()),
         ]);
         match &self.location {
             Location::Servers(servers) => {
@@ -85,8 +94,11 @@ impl VolumeContext {
             .ok_or_else(|| Error::invalid("volume_context.share", "is no name of a share"))?;
         let protection = protection_from(get(PROTECTION).unwrap_or("optional"))
             .ok_or_else(|| Error::invalid("volume_context.protection", "none of optional, sign and seal"))?;
+        // Volumes from before there was a choice have none.
+        let transport = Transport::from_word(get(TRANSPORT).unwrap_or("auto"))
+            .ok_or_else(|| Error::invalid("volume_context.transport", "none of auto, rdma and tcp"))?;
         let dialect = get(DIALECT).unwrap_or(DIALECT_DEFAULT).to_owned();
-        Ok(Self { location, share, dialect, protection })
+        Ok(Self { location, share, dialect, protection, transport })
     }
 }
 
@@ -98,7 +110,7 @@ mod tests {
     fn the_node_reads_what_the_controller_wrote() {
         let servers = address::parse_list("server", "10.0.0.1,[fd00::1]:1445").expect("addresses");
         let share = VolumeId::from_name("pvc-1").expect("a name");
-        let context = VolumeContext::new(Location::Servers(servers), share, Protection::Seal);
+        let context = VolumeContext::new(Location::Servers(servers), share, Protection::Seal, Transport::Tcp);
         let mut map = context.to_map();
         assert_eq!(map["server"], "10.0.0.1:445,[fd00::1]:1445");
         map.insert("csi.storage.k8s.io/pod.name".into(), "p".into());
@@ -110,7 +122,7 @@ mod tests {
         let share = VolumeId::from_name("pvc-1").expect("a name");
         let name = InstanceName::parse("c-1").expect("a name");
         let location = Location::Instance { namespace: "ns".into(), name };
-        let context = VolumeContext::new(location, share, Protection::Sign);
+        let context = VolumeContext::new(location, share, Protection::Sign, Transport::Auto);
         let map = context.to_map();
         let get = |key: &str| map.get(key).map(String::as_str);
         assert_eq!(
@@ -137,5 +149,7 @@ mod tests {
         assert!(context(&[("server", "h"), ("share", "../s")]).is_err());
         assert!(context(&[("server", "h/x"), ("share", "s")]).is_err());
         assert!(context(&[("server", "h"), ("share", "s"), ("protection", "x")]).is_err());
+        assert!(context(&[("server", "h"), ("share", "s"), ("transport", "x")]).is_err());
+        assert_eq!(context(&good).expect("an old one").transport, Transport::Auto);
     }
 }

@@ -95,6 +95,21 @@ pub(crate) const REFUSALS_MAX: u32 = 3;
 /// Largest HTTP/2 frame of the kubelet that is looked at: what a server takes that announces nothing else (RFC 9113 6.5.2).
 pub(crate) const FRAME_BYTES_MAX: usize = 16_384;
 
+/// Containers of a node that can have its RDMA devices at once. All share the same devices; the kubelet counts.
+pub(crate) const RDMA_SHARES_MAX: usize = 64;
+
+/// RDMA devices of a node that a container is let at.
+pub(crate) const RDMA_NODES_MAX: usize = 64;
+
+/// One call to the kubelet.
+pub(crate) const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Reading a node's sysfs before a mount that may go by RDMA; after it the mount goes by TCP or fails.
+pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Volumes of a node of which is remembered why they are not mounted over RDMA.
+pub(crate) const TRANSPORT_NOTES_MAX: usize = 4096;
+
 /// Reading a node's sysfs; after it a driver is said to hang.
 pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 

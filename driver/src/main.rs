@@ -11,6 +11,7 @@ mod config;
 mod context;
 mod controller;
 mod deadline;
+mod device_plugin;
 mod error;
 mod health;
 mod identity;
@@ -28,13 +29,13 @@ mod placement;
 mod registration;
 mod secrets;
 mod socket;
+mod transport;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{CommandFactory, Parser};
-use forebay_inventory::Host;
 use forebay_proto::csi::controller_server::ControllerServer;
 use forebay_proto::csi::identity_server::IdentityServer;
 use forebay_proto::csi::node_server::NodeServer;
@@ -51,6 +52,7 @@ use crate::agent::Agent;
 use crate::cluster::{Clusters, Kubernetes};
 use crate::config::{Cli, Command, Config, LogFormat};
 use crate::controller::{ControllerService, Servers};
+use crate::device_plugin::Offer;
 use crate::identity::IdentityService;
 use crate::in_flight::InFlight;
 use crate::limits::CONCURRENT_CALLS_MAX;
@@ -111,6 +113,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
                 unmount: config.unmount_deadline,
                 stats: config.stats_deadline,
             },
+            &config.host_root,
             clusters,
         )),
         (None, true) => bail!("a node needs --node-id"),
@@ -188,8 +191,11 @@ async fn join_cluster(
         return Ok(());
     };
     let client = kube::Client::try_default().await.context("find the Kubernetes API server")?;
-    let agent = Agent::new(client, node, Host::at(&config.host_root));
+    let (offer, offers) = watch::channel(Offer::default());
+    let agent = Agent::new(client, node, &config.host_root, offer);
     let agent = tokio::spawn(agent.run(stop.clone()));
+    let devices = tokio::spawn(device_plugin::run(config.device_plugins.clone(), offers, stop.clone()));
     registration::run(config.plugins_registry.clone(), config.endpoint.clone(), registration, stop).await?;
+    devices.await.context("the device plugin")?;
     agent.await.context("the node agent")
 }

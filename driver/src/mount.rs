@@ -61,6 +61,8 @@ impl MountError {
     /// The gRPC code that tells the orchestrator, or its reader, whose turn it is.
     pub(crate) fn code(&self) -> Code {
         match (&self.step, self.errno) {
+            // The kernel's client does not have it.
+            (Step::Option(name), _) if name == "rdma" => Code::FailedPrecondition,
             (Step::Open, _) | (_, Errno::PERM | Errno::LIBACC) => Code::FailedPrecondition,
             (Step::Option(_), _) | (_, Errno::INVAL) => Code::InvalidArgument,
             (Step::Create, Errno::ACCESS | Errno::KEYEXPIRED | Errno::KEYREJECTED | Errno::NOKEY) => {
@@ -274,6 +276,7 @@ mod tests {
             (Step::Create, Errno::OPNOTSUPP, Code::FailedPrecondition),
             (Step::Create, Errno::IO, Code::Internal),
             (Step::Option("rsize".into()), Errno::INVAL, Code::InvalidArgument),
+            (Step::Option("rdma".into()), Errno::INVAL, Code::FailedPrecondition),
             (Step::Open, Errno::NODEV, Code::FailedPrecondition),
             (Step::Open, Errno::PERM, Code::FailedPrecondition),
             (Step::Attach, Errno::NOENT, Code::Internal),

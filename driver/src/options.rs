@@ -30,6 +30,9 @@ const FLAGS: &[&str] = &[
     "tcpnodelay", "unix", "unicode", "user_xattr",
 ];
 
+/// The word that says by what a volume is mounted, which is decided when it is mounted.
+const TRANSPORT: &str = "rdma";
+
 /// Words with a number.
 #[rustfmt::skip]
 const NUMBERS: &[&str] = &[
@@ -203,9 +206,15 @@ impl MountOptions {
         self.options.contains_key("seal")
     }
 
-    /// For fsconfig, in a stable order.
+    /// Whether this word without a value is set.
+    pub(crate) fn has(&self, word: &str) -> bool {
+        self.options.contains_key(word)
+    }
+
+    /// For fsconfig, in a stable order; not by what it is mounted.
     pub(crate) fn settings(&self) -> impl Iterator<Item = Setting<'_>> {
-        self.options.values().map(|o| match &o.value {
+        let options = self.options.values().filter(|o| o.word != TRANSPORT);
+        options.map(|o| match &o.value {
             Some(value) => Setting::Value(&o.word, value),
             None => Setting::Flag(&o.word),
         })

@@ -8,14 +8,15 @@ use forebay_proto::admin::{Protection, Quota};
 use crate::address::{self, ServerAddress};
 use crate::error::Error;
 use crate::limits::MAP_BYTES_MAX;
+use crate::transport::Transport;
 
 /// What the sidecars add with `--extra-create-metadata`; kept as labels of the volume.
 const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
-const KNOWN: &str =
-    "pool, quota (hard or none), protection (optional, sign or seal), server, csi.storage.k8s.io/*";
-const KNOWN_IN_CLUSTER: &str = "cluster, clusterNamespace, backend, quota (hard or none), \
-                                protection (optional, sign or seal), csi.storage.k8s.io/*";
+const KNOWN: &str = "pool, quota (hard or none), protection (optional, sign or seal), transport (auto, rdma or tcp), \
+                     server, csi.storage.k8s.io/*";
+const KNOWN_IN_CLUSTER: &str = "cluster, clusterNamespace, backend, quota (hard or none), protection (optional, sign or \
+                                seal), transport (auto, rdma or tcp), csi.storage.k8s.io/*";
 
 /// Who provisions: some parameters make sense for one of them only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub(crate) struct Parameters {
     pub(crate) pool: Option<String>,
     pub(crate) quota: Quota,
     pub(crate) protection: Protection,
+    /// By what it is mounted; `auto` where it is not said.
+    pub(crate) transport: Option<Transport>,
     /// Instead of the addresses that the server advertises.
     pub(crate) server: Option<Vec<ServerAddress>>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -69,6 +72,12 @@ impl Parameters {
                     parameters.protection = protection_from(value).ok_or_else(|| {
                         Error::invalid("parameter protection", "none of optional, sign and seal")
                     })?;
+                }
+                (names::PARAMETER_TRANSPORT, _) => {
+                    let transport = Transport::from_word(value);
+                    parameters.transport = Some(transport.ok_or_else(|| {
+                        Error::invalid("parameter transport", "none of auto, rdma and tcp")
+                    })?);
                 }
                 ("server", OneServer) => {
                     parameters.server = Some(address::parse_list("parameter server", value)?);
@@ -154,12 +163,14 @@ mod tests {
             ("pool", "fast"),
             ("quota", "none"),
             ("protection", "seal"),
+            ("transport", "tcp"),
             ("server", "a:1,b"),
             ("csi.storage.k8s.io/pvc/name", "data"),
         ])
         .expect("known");
         assert_eq!(parameters.pool.as_deref(), Some("fast"));
         assert_eq!((parameters.quota, parameters.protection), (Quota::None, Protection::Seal));
+        assert_eq!(parameters.transport, Some(Transport::Tcp));
         assert_eq!(parameters.server.expect("given").len(), 2);
         assert_eq!(parameters.labels["csi.storage.k8s.io/pvc/name"], "data");
         assert_eq!(parse(&[]).expect("nothing to refuse"), Parameters::default());
@@ -181,6 +192,7 @@ mod tests {
             ("pool", ""),
             ("quota", "soft"),
             ("protection", "SEAL"),
+            ("transport", "RDMA"),
             ("server", "a/b"),
             ("csi.storage.k8s.io/pvc/name", &*long),
         ] {

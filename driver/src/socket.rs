@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::fs::{Mode, chmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::UnixListener;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::warn;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -48,6 +51,28 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
         UnixListener::from_std(StdListener::from(socket))
     };
     listen_private().with_context(|| format!("listen on {shown}"))
+}
+
+/// Which file it is that lies at `path`.
+pub(crate) fn inode(path: &Path) -> io::Result<u64> {
+    fs::symlink_metadata(path).map(|found| found.ino())
+}
+
+/// Ends when the file at `path` is not `own` any more; looks this often.
+pub(crate) async fn vanished(path: &Path, own: u64, every: Duration) {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        match inode(path) {
+            Ok(found) if found == own => {}
+            Ok(_) => return,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => {
+                warn!(path = %path.display(), error = error.to_string(), "cannot look at the socket")
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -14,12 +14,17 @@ use std::time::Instant;
 
 use forebay_api::node::{Fact, StorageNodeStatus};
 use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_proto::device_plugin::device_plugin_client::DevicePluginClient;
+use forebay_proto::device_plugin::{self, ListAndWatchResponse, RegisterRequest};
 use forebay_proto::registration::registration_client::RegistrationClient;
 use forebay_proto::registration::{InfoRequest, RegistrationStatus};
 use process::{DEADLINE, Process, connect, driver_binary};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Streaming};
 
 const NODE: &str = "worker-1";
 const ACCOUNT: &str = "system:serviceaccount:forebay-system:forebay-csi-node";
@@ -51,6 +56,33 @@ fn cluster() -> LocalApiServer {
     api
 }
 
+/// Takes every device plugin.
+struct Kubelet(tokio::sync::mpsc::UnboundedSender<RegisterRequest>);
+
+#[tonic::async_trait]
+impl device_plugin::registration_server::Registration for Kubelet {
+    async fn register(
+        &self,
+        request: Request<RegisterRequest>,
+    ) -> Result<Response<device_plugin::Empty>, tonic::Status> {
+        self.0.send(request.into_inner()).unwrap();
+        Ok(Response::new(device_plugin::Empty {}))
+    }
+}
+
+/// Waits until all of the 64 shares are so.
+async fn until_shares_are(list: &mut Streaming<ListAndWatchResponse>, health: &str) {
+    let look = async {
+        loop {
+            let devices = list.message().await.unwrap().unwrap().devices;
+            if devices.len() == 64 && devices.iter().all(|d| d.health == health) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, look).await.unwrap();
+}
+
 /// A node's driver and its scratch directory: sockets, the kubelet's folder, the host's trees.
 struct Node {
     dir: TempDir,
@@ -61,7 +93,7 @@ impl Node {
     fn start(kubeconfig: &Path, trees: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        for folder in ["plugins", "plugins_registry"] {
+        for folder in ["plugins", "plugins_registry", "device-plugins"] {
             fs::create_dir(at(folder)).unwrap();
         }
         for text in trees {
@@ -77,6 +109,7 @@ impl Node {
             .arg("--host-root")
             .arg(at("host"));
         command.arg("--plugins-registry").arg(at("plugins_registry"));
+        command.arg("--device-plugins").arg(at("device-plugins"));
         let log = at("log");
         Self { driver: Process::start(&mut command, log), dir }
     }
@@ -84,6 +117,22 @@ impl Node {
     async fn kubelet(&mut self) -> RegistrationClient<tonic::transport::Channel> {
         let socket = self.dir.path().join("plugins_registry/csi.forebay.io-reg.sock");
         RegistrationClient::new(connect(&mut self.driver, &socket).await)
+    }
+
+    /// The kubelet's part of a device plugin's registration: what the driver registers, and the list that it then gives.
+    async fn devices(&mut self) -> (RegisterRequest, Streaming<ListAndWatchResponse>) {
+        let folder = self.dir.path().join("device-plugins");
+        let listener = tokio::net::UnixListener::bind(folder.join("kubelet.sock")).unwrap();
+        let (sender, mut registered) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(
+            Server::builder()
+                .add_service(device_plugin::registration_server::RegistrationServer::new(Kubelet(sender)))
+                .serve_with_incoming(UnixListenerStream::new(listener)),
+        );
+        let request = tokio::time::timeout(DEADLINE, registered.recv()).await.unwrap().unwrap();
+        let channel = connect(&mut self.driver, &folder.join(&request.endpoint)).await;
+        let list = DevicePluginClient::new(channel).list_and_watch(device_plugin::Empty {}).await.unwrap();
+        (request, list.into_inner())
     }
 
     async fn readiness(&mut self) -> String {
@@ -139,11 +188,13 @@ async fn a_node_is_registered_and_published() {
     let api = cluster();
     let kubeconfig = api.kubeconfig_for(ACCOUNT, Some("system:serviceaccounts")).unwrap();
     let own = own_netdev();
+    let has_port = own.is_some();
     let rxe = include_str!("../../inventory/tests/trees/rxe.tree");
     let rxe = own.as_ref().map_or(rxe.to_owned(), |(name, _)| rxe.replace("eth1", name));
     let kernel = "proc/sys/kernel/osrelease\t7.2.1\nproc/fs/cifs/smbd_max_send_size\t1364\nproc/filesystems\tnodev\\tcifs\\n\n";
-    let mut node =
-        Node::start(&kubeconfig, &[&rxe, include_str!("../../inventory/tests/trees/nvme.tree"), kernel]);
+    let verbs = "sys/class/infiniband_verbs/uverbs0/ibdev\trxe0\nsys/class/misc/rdma_cm/dev\t10:58\n";
+    let nvme = include_str!("../../inventory/tests/trees/nvme.tree");
+    let mut node = Node::start(&kubeconfig, &[&rxe, nvme, kernel, verbs]);
 
     let mut kubelet = node.kubelet().await;
     let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
@@ -156,6 +207,11 @@ async fn a_node_is_registered_and_published() {
     // Whether it is ready now is the kernel's to say: it may have no cifs here.
     let readiness = node.readiness().await;
     assert!(!readiness.contains("has not registered"), "{readiness}");
+
+    // Containers may have the node's RDMA devices as long as a port is usable.
+    let (registered, mut shares) = node.devices().await;
+    assert_eq!(registered.resource_name, "storage.forebay.io/rdma");
+    until_shares_are(&mut shares, if has_port { "Healthy" } else { "Unhealthy" }).await;
 
     let object = node.published(&api, |status| status.last_change_time.is_some());
     let of_node = api.kubectl().get(&["node", NODE]).unwrap();
@@ -186,6 +242,9 @@ async fn a_node_is_registered_and_published() {
     let state = node.dir.path().join("host/sys/class/infiniband/rxe0/ports/1/state");
     fs::write(state, "1: DOWN\n").unwrap();
     let object = node.published(&api, |status| condition(status, "RdmaReady").as_deref() == Some("False"));
+    if has_port {
+        until_shares_are(&mut shares, "Unhealthy").await;
+    }
     assert_eq!(object["spec"]["unschedulable"], json!(true));
     assert_eq!(object["status"]["summary"]["rdma"], json!("0/1 soft-RoCE (port down)"));
     assert_eq!(before["status"]["rdmaDevices"][0]["ports"][0]["state"], json!("ACTIVE"));

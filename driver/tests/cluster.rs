@@ -68,6 +68,7 @@ async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
         ("share", "pvc-1"),
         ("dialect", "3.1.1"),
         ("protection", "optional"),
+        ("transport", "auto"),
     ]);
     assert_eq!(volume.volume_context, context);
     assert!(volume.accessible_topology.is_empty());
@@ -114,8 +115,11 @@ async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
 async fn requests_that_cannot_be_met_leave_nothing() {
     let mut town = Town::new(1).await;
     type Change = fn(&mut CreateVolumeRequest);
-    let cases: [(&str, Code, Change); 9] = [
+    let cases: [(&str, Code, Change); 10] = [
         ("parameter cluster", Code::InvalidArgument, |r| r.parameters = HashMap::new()),
+        ("rdma carries a volume's data in the clear", Code::InvalidArgument, |r| {
+            r.parameters.extend(map(&[("transport", "rdma"), ("protection", "seal")]));
+        }),
         ("no StorageCluster nowhere", Code::InvalidArgument, |r| {
             r.parameters.insert("cluster".into(), "nowhere".into());
         }),

@@ -55,3 +55,7 @@ pub const LEASE_DURATION_S_RANGE: std::ops::RangeInclusive<u64> = 5..=3600;
 pub const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
 const _: () = assert!(POLL_INTERVAL.as_secs() * 3 < REPORT_AGE_MAX.as_secs());
+
+/// A pod that no node takes asks for RDMA devices so long, where it can do without: as long as a restart of the node plugin
+/// takes, and more.
+pub const RDMA_WAIT: Duration = Duration::from_secs(60);

@@ -252,7 +252,7 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 }
 
 /// The first port that meets everything, in words; or how far the best of the ports got.
-fn fitting_port(
+pub(crate) fn fitting_port(
     rdma: &RdmaPlacement,
     name: &str,
     storage: Option<&StorageNode>,

@@ -46,6 +46,7 @@ fn node_facts(node: &Node) -> u64 {
     placement::is_ready(node).hash(&mut hasher);
     placement::is_cordoned(node).hash(&mut hasher);
     crate::desired::internal_ip(node).hash(&mut hasher);
+    crate::desired::rdma::offered(node).hash(&mut hasher);
     for taint in node.spec.iter().flat_map(|s| s.taints.iter().flatten()) {
         (&taint.key, &taint.value, &taint.effect).hash(&mut hasher);
     }

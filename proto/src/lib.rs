@@ -1,9 +1,9 @@
 //! The gRPC interfaces of Forebay.
 //!
 //! [`csi`] is the Container Storage Interface between Kubernetes and the driver, [`admin`] the administration
-//! interface between the driver and a server, [`registration`] the kubelet's plugin registration. All are
-//! generated from `proto/*.proto` and committed; `tests/generated.rs` regenerates them and fails where they
-//! drift. Where each .proto file comes from is said in `PROVENANCE.md`.
+//! interface between the driver and a server, [`registration`] the kubelet's plugin registration, [`device_plugin`] its
+//! device plugins. All are generated from `proto/*.proto` and committed; `tests/generated.rs` regenerates them and
+//! fails where they drift. Where each .proto file comes from is said in `PROVENANCE.md`.
 //!
 //! Messages that carry secrets print [`Redacted`] in their place.
 
@@ -28,6 +28,12 @@ pub mod admin;
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, rustdoc::all)]
 #[path = "gen/pluginregistration.rs"]
 pub mod registration;
+
+/// `v1beta1` of the kubelet's device plugins: how the driver offers a node's RDMA devices to containers.
+#[rustfmt::skip]
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, rustdoc::all)]
+#[path = "gen/v1beta1.rs"]
+pub mod device_plugin;
 
 /// What a secret looks like in a Debug output.
 pub struct Redacted;

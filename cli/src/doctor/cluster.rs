@@ -416,7 +416,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
         report.error(
             summary,
             unfit.join("\n"),
-            "widen spec.placement, or mend the nodes (docs/rdma-hosts.md)",
+            "widen spec.placement, or mend the nodes (docs/rdma.md)",
         );
     }
     quota(cluster, &mut report);

@@ -271,7 +271,7 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
                 severity,
                 format!("{name} cannot be used"),
                 format!("{}, {}: {}", port.state, port.physical_state, port.reason),
-                "docs/rdma-hosts.md; on the node: rdma link",
+                "docs/rdma.md; on the node: rdma link",
             );
             continue;
         }
@@ -282,7 +282,7 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
             report.warning(
                 format!("{name} has a small MTU: RDMA sends packets of less than 4096 bytes"),
                 format!("{netdev} has MTU {}, {ROCE_MTU_MIN} is the least", port.mtu),
-                format!("ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/rdma-hosts.md)"),
+                format!("ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/rdma.md)"),
             );
         }
     }

@@ -4,8 +4,9 @@
 //! quiet nodes costs the API server next to nothing. Everything is applied on the server's side under one field manager:
 //! what others set (`spec.unschedulable`, labels) is never touched.
 
-mod status;
+pub(crate) mod status;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use tracing::{debug, info, warn};
 
 use crate::agent::status::{Findings, Unknown};
 use crate::deadline::run_until;
+use crate::device_plugin::Offer;
 use crate::error::Error;
 use crate::in_flight::InFlight;
 use crate::limits::{INVENTORY_DEADLINE, KUBERNETES_DEADLINE};
@@ -42,6 +44,9 @@ pub(crate) struct Agent {
     client: Client,
     node: String,
     host: Arc<Host>,
+    root: Arc<Path>,
+    /// What the kubelet is told of the node's RDMA devices.
+    offer: watch::Sender<Offer>,
     reading: InFlight,
 }
 
@@ -53,8 +58,16 @@ struct Published {
 }
 
 impl Agent {
-    pub(crate) fn new(client: Client, node: &str, host: Host) -> Self {
-        Self { client, node: node.to_owned(), host: Arc::new(host), reading: InFlight::default() }
+    /// For the host whose trees are below `root`.
+    pub(crate) fn new(client: Client, node: &str, root: &Path, offer: watch::Sender<Offer>) -> Self {
+        Self {
+            client,
+            node: node.to_owned(),
+            host: Arc::new(Host::at(root)),
+            root: root.into(),
+            offer,
+            reading: InFlight::default(),
+        }
     }
 
     /// Publishes until `stop`. What fails is tried again at the next look: a node serves its pods without its agent.
@@ -91,6 +104,15 @@ impl Agent {
     }
 
     async fn look(&self, published: &mut Option<Published>) -> anyhow::Result<()> {
+        // Before the API server is asked: what the kubelet may give out does not depend on it.
+        let found = self.findings().await;
+        if let Ok(Ok((_, offer))) = &found {
+            self.offer.send_if_modified(|known| {
+                let differs = known != offer;
+                known.clone_from(offer);
+                differs
+            });
+        }
         let current = match published.take() {
             Some(published) if published.applied.elapsed() < APPLY_INTERVAL => published,
             _ => timeout(KUBERNETES_DEADLINE, self.apply()).await??,
@@ -98,8 +120,8 @@ impl Agent {
         let now = Time(k8s_openapi::jiff::Timestamp::now());
         // The API server keeps whole seconds.
         let now = Time(k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0));
-        let status = match self.findings().await {
-            Ok(Ok(findings)) => status::status(&findings, &current.status, current.generation, &now),
+        let status = match found {
+            Ok(Ok((findings, _))) => status::status(&findings, &current.status, current.generation, &now),
             Ok(Err(error)) => {
                 let unknown = Unknown::Addresses(error.to_string());
                 status::unknown(&unknown, &current.status, current.generation, &now)
@@ -127,16 +149,19 @@ impl Agent {
 
     /// Looks at the node on a thread of its own: a driver that hangs lets no read of its files end. The inner error is
     /// that of the addresses: without them every port would look unusable.
-    async fn findings(&self) -> Result<std::io::Result<Findings>, Error> {
+    async fn findings(&self) -> Result<std::io::Result<(Findings, Offer)>, Error> {
         let claim = self.reading.claim(&self.node)?;
         let host = Arc::clone(&self.host);
+        let root = Arc::clone(&self.root);
         run_until("inventory", INVENTORY_DEADLINE, move || {
             let _claim = claim;
-            Ok(Findings {
+            let findings = Findings {
                 addresses: addresses()?,
                 inventory: host.read(),
                 architecture: rustix::system::uname().machine().to_string_lossy().into_owned(),
-            })
+            };
+            let offer = Offer::read(&root, findings.has_usable_port());
+            Ok((findings, offer))
         })
         .await
     }
@@ -189,7 +214,7 @@ fn parameters() -> PatchParams {
 }
 
 /// The addresses of this network namespace, which must be the host's.
-fn addresses() -> std::io::Result<Addresses> {
+pub(crate) fn addresses() -> std::io::Result<Addresses> {
     let mut addresses = Addresses::new();
     for interface in if_addrs::get_if_addrs()? {
         let ip = interface.ip();

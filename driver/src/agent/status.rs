@@ -24,6 +24,15 @@ pub(crate) struct Findings {
     pub(crate) architecture: String,
 }
 
+impl Findings {
+    /// Whether SMB Direct could run on one port at least.
+    pub(crate) fn has_usable_port(&self) -> bool {
+        let inventory = &self.inventory;
+        let assess = |d, p| inventory::assess(d, p, &inventory.netdevs, &self.addresses);
+        inventory.rdma.iter().any(|d| d.ports.iter().any(|p| assess(d, p).unusable.is_none()))
+    }
+}
+
 /// The status for these findings. Times of what has not changed since `previous` are kept, so equal findings give an
 /// equal status.
 pub(crate) fn status(

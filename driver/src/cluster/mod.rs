@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_api::StorageCluster;
-use forebay_api::cluster::{InstancePhase, InstanceStatus};
+use forebay_api::cluster::{InstancePhase, InstanceStatus, Sealing, Signing};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams};
@@ -26,6 +26,7 @@ use crate::admin::Admin;
 use crate::error::Error;
 use crate::limits::{KUBERNETES_DEADLINE, KUBERNETES_PAGE_MAX, PROBE_DEADLINE};
 use crate::placement::{Candidate, Pool};
+use crate::transport::Served;
 
 /// The Kubernetes API, in one namespace.
 #[derive(Clone)]
@@ -52,6 +53,10 @@ impl Kubernetes {
 
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     fn clusters(&self) -> Api<StorageCluster> {
@@ -193,8 +198,8 @@ impl Clusters {
         Ok(pools.map(|told| Pool { overcommit_percent: percent(&told.name), told }).collect())
     }
 
-    /// Where clients mount the volumes of an instance.
-    pub(crate) async fn address_of(&self, instance: &InstanceName) -> Result<ServerAddress, Error> {
+    /// Where clients mount the volumes of an instance, and by what they can.
+    pub(crate) async fn address_of(&self, instance: &InstanceName) -> Result<(ServerAddress, Served), Error> {
         let cluster = self.find(instance.cluster()).await?.ok_or_else(|| {
             let namespace = self.kubernetes.namespace();
             Error::NotNow(format!(
@@ -202,7 +207,7 @@ impl Clusters {
                 instance.cluster()
             ))
         })?;
-        address(&cluster, instance)
+        Ok((address(&cluster, instance)?, served(&cluster, instance)?))
     }
 }
 
@@ -263,6 +268,16 @@ fn address(cluster: &StorageCluster, instance: &InstanceName) -> Result<ServerAd
     text.parse().map_err(|reason| Error::NotNow(format!("the address of instance {instance}: {reason}")))
 }
 
+fn served(cluster: &StorageCluster, instance: &InstanceName) -> Result<Served, Error> {
+    let status = status_of(cluster, instance)?;
+    let security = &cluster.spec.security;
+    Ok(Served::Instance {
+        transports: status.transports.clone(),
+        port: status.port,
+        is_protected: security.signing == Signing::Required || security.sealing == Sealing::Required,
+    })
+}
+
 fn not_yet(status: &InstanceStatus, what: &str) -> Error {
     Error::NotNow(format!("instance {} has {what} yet: {}", status.name, describe(status)))
 }
@@ -319,6 +334,18 @@ mod tests {
             assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
             assert!(status.message().contains(part), "{status}");
         }
+    }
+
+    #[test]
+    fn transports_are_what_the_server_told_and_the_cluster_demands() {
+        let transports = vec!["RDMA".to_owned(), "TCP".to_owned()];
+        let status = InstanceStatus { transports: transports.clone(), ..instance("c-0", "10.0.0.1") };
+        let mut cluster = cluster(1, &[status]);
+        let told = |cluster: &StorageCluster| served(cluster, &name("c-0")).expect("it is there");
+        let open = Served::Instance { transports: transports.clone(), port: 445, is_protected: false };
+        assert_eq!(told(&cluster), open);
+        cluster.spec.security.sealing = Sealing::Required;
+        assert_eq!(told(&cluster), Served::Instance { transports, port: 445, is_protected: true });
     }
 
     #[test]

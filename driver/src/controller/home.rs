@@ -6,7 +6,7 @@ use forebay_api::StorageCluster;
 use forebay_proto::admin::Volume;
 use forebay_proto::csi;
 
-use super::volume::{LABEL_SERVER, size_bytes};
+use super::volume::{LABEL_SERVER, size_bytes, transport};
 use crate::address::{self, ServerAddress};
 use crate::admin::Admin;
 use crate::capacity::to_csi;
@@ -127,7 +127,7 @@ impl Home {
             }
         };
         let volume_context = VolumeId::parse(&volume.volume_id)
-            .map(|share| VolumeContext::new(location, share, volume.protection()).to_map())
+            .map(|share| VolumeContext::new(location, share, volume.protection(), transport(volume)).to_map())
             .unwrap_or_default();
         csi::Volume {
             capacity_bytes: to_csi(size_bytes(volume)),

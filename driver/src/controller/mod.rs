@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status};
 
 use self::home::Home;
 pub(crate) use self::home::Servers;
-use self::volume::{check_context, check_mount_flags, check_parameters, size_bytes};
+use self::volume::{check_context, check_mount_flags, check_parameters, size_bytes, transport};
 use crate::capability::Capability;
 use crate::capacity::{Capacity, to_csi};
 use crate::cluster::handle::Handle;
@@ -157,7 +157,9 @@ impl ControllerService {
         let home = self.servers.home_of(&request.volume_id).await?;
         let existing = existing(&home, &share).await?;
         let verdict = Capability::parse_all(&request.volume_capabilities)
-            .and_then(|_| check_mount_flags(&request.volume_capabilities, existing.protection()))
+            .and_then(|_| {
+                check_mount_flags(&request.volume_capabilities, existing.protection(), transport(&existing))
+            })
             .and_then(|()| Parameters::parse(&request.parameters, self.servers.setting()))
             .and_then(|parameters| {
                 home.check_parameters(&existing, &parameters)?;

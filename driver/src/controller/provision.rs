@@ -11,7 +11,8 @@ use tracing::{info, warn};
 
 use super::home::{Home, Servers};
 use super::volume::{
-    LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, check_compatible, check_mount_flags, size_bytes,
+    LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, LABEL_TRANSPORT, check_compatible, check_mount_flags,
+    size_bytes,
 };
 use super::{ControllerService, Record};
 use crate::address;
@@ -25,6 +26,7 @@ use crate::names::VolumeId;
 use crate::parameters::Parameters;
 use crate::placement::Wanted;
 use crate::secrets::{Credentials, Given};
+use crate::transport::Transport;
 
 /// The name of the PersistentVolume, which csi-provisioner tells with --extra-create-metadata.
 const PARAMETER_PV_NAME: &str = "csi.storage.k8s.io/pv/name";
@@ -57,7 +59,8 @@ impl ControllerService {
             return Err(Error::invalid("volume_content_source", "snapshots and clones are not offered"));
         }
         // Refused now and not when the first pod starts.
-        check_mount_flags(&request.volume_capabilities, parameters.protection)?;
+        let transport = parameters.transport.unwrap_or_default();
+        check_mount_flags(&request.volume_capabilities, parameters.protection, transport)?;
         let order = Order { name: request.name, share, capacity, parameters };
         match &self.servers {
             Servers::One(admin) => {
@@ -93,6 +96,13 @@ impl ControllerService {
     /// from there, so there is never a second volume elsewhere.
     async fn create_in_cluster(&self, clusters: &Clusters, order: &Order) -> Result<(Home, Volume), Error> {
         let cluster = cluster_of(clusters, &order.parameters).await?;
+        let network = &cluster.spec.network;
+        if order.parameters.transport == Some(Transport::Rdma)
+            && network.transport == forebay_api::cluster::Transport::TCP
+        {
+            let reason = format!("rdma: StorageCluster {} serves TCP only", cluster.name_any());
+            return Err(Error::invalid("parameter transport", reason));
+        }
         let (record, placement) = self.intend(clusters, &cluster, order).await?;
         if record.instance.cluster() != cluster.name_any() {
             return Err(order.exists_with_another("cluster"));
@@ -272,6 +282,9 @@ impl Order {
                     self.parameters.labels.clone().into_iter().collect();
                 labels.insert(LABEL_NAME.into(), self.name.clone());
                 labels.insert(LABEL_REQUESTED_BYTES.into(), size_bytes.to_string());
+                if let Some(transport) = self.parameters.transport {
+                    labels.insert(LABEL_TRANSPORT.into(), transport.word().into());
+                }
                 if let Some(servers) = &self.parameters.server {
                     labels.insert(LABEL_SERVER.into(), address::format_list(servers));
                 }

@@ -14,12 +14,22 @@ use crate::error::Error;
 use crate::options::MountOptions;
 use crate::parameters::Parameters;
 use crate::secrets::Credentials;
+use crate::transport::Transport;
 
 /// Labels that the driver keeps with a volume, beside the orchestrator's.
 pub(super) const LABEL_NAME: &str = "csi.forebay.io/name";
 pub(super) const LABEL_SERVER: &str = "csi.forebay.io/server";
 /// What was asked for, which the server does not keep where there is no quota.
 pub(super) const LABEL_REQUESTED_BYTES: &str = "csi.forebay.io/requested-bytes";
+
+/// By what it is mounted, where its StorageClass said so.
+pub(super) const LABEL_TRANSPORT: &str = "csi.forebay.io/transport";
+
+/// By what a volume is mounted.
+pub(super) fn transport(volume: &Volume) -> Transport {
+    let word = volume.labels.get(LABEL_TRANSPORT);
+    word.and_then(|word| Transport::from_word(word)).unwrap_or_default()
+}
 
 /// The hard limit, or what was asked for where there is none.
 pub(super) fn size_bytes(volume: &Volume) -> u64 {
@@ -63,6 +73,9 @@ pub(super) fn check_parameters(existing: &Volume, parameters: &Parameters) -> Re
     if parameters.protection != Protection::Unspecified && parameters.protection != existing.protection() {
         return exists("protection");
     }
+    if parameters.transport.is_some_and(|t| t != transport(existing)) {
+        return exists("transport");
+    }
     let servers = parameters.server.as_deref().map(address::format_list);
     if servers.is_some() && servers.as_ref() != existing.labels.get(LABEL_SERVER) {
         return exists("server");
@@ -90,11 +103,13 @@ pub(super) fn check_context(
 pub(super) fn check_mount_flags(
     capabilities: &[csi::VolumeCapability],
     protection: Protection,
+    transport: Transport,
 ) -> Result<(), Error> {
     for capability in capabilities {
         let capability = Capability::parse(Some(capability))?;
         let flags = &capability.mount.mount_flags;
-        MountOptions::build(crate::options::DIALECT_DEFAULT, protection, capability.group()?, flags)?;
+        let dialect = crate::options::DIALECT_DEFAULT;
+        transport.with(&MountOptions::build(dialect, protection, capability.group()?, flags)?)?;
     }
     Ok(())
 }

@@ -5,11 +5,13 @@ mod stage;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_inventory::Host;
 use forebay_proto::csi::node_server::Node;
 use forebay_proto::csi::node_service_capability::{self as capability, rpc};
 use forebay_proto::csi::{
@@ -20,6 +22,7 @@ use forebay_proto::csi::{
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
 use rustix::io::Errno;
+use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
@@ -30,6 +33,7 @@ use crate::in_flight::InFlight;
 use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 use crate::mount;
 use crate::mountinfo::{MountTable, resolve};
+use crate::node::told::Told;
 use crate::observe::observe;
 
 /// How long the calls of the node wait for the kernel.
@@ -47,20 +51,37 @@ pub(crate) struct NodeService {
     deadlines: Deadlines,
     /// Where instances are looked up, in Kubernetes.
     clusters: Option<Clusters>,
+    /// What this node has.
+    host: Arc<Host>,
+    /// How volumes are mounted that could have been mounted otherwise.
+    told: Told,
     /// Calls that change what is mounted.
     in_flight: InFlight,
     /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
     measuring: InFlight,
+    /// Whose turn it is to look at the node's hardware, and whether a look hangs.
+    turn: Arc<Mutex<()>>,
+    looking: InFlight,
 }
 
 impl NodeService {
-    pub(crate) fn new(node_id: &str, deadlines: Deadlines, clusters: Option<Clusters>) -> Self {
+    /// On the host whose trees are below `host_root`.
+    pub(crate) fn new(
+        node_id: &str,
+        deadlines: Deadlines,
+        host_root: &Path,
+        clusters: Option<Clusters>,
+    ) -> Self {
         Self {
             node_id: node_id.into(),
             deadlines,
+            told: Told::new(node_id, clusters.as_ref().map(|c| c.kubernetes().client().clone())),
             clusters,
+            host: Arc::new(Host::at(host_root)),
             in_flight: InFlight::default(),
             measuring: InFlight::default(),
+            turn: Arc::default(),
+            looking: InFlight::default(),
         }
     }
 

@@ -9,6 +9,7 @@ use forebay_proto::csi::{
 };
 use rustix::mount::MountAttrFlags;
 
+use super::told::pod_of;
 use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
 use crate::capability::Capability;
 use crate::deadline::run_until;
@@ -33,12 +34,16 @@ impl NodeService {
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
         let read_only = request.readonly || capability.is_read_only();
         let is_exclusive = capability.mode == Mode::SingleNodeSingleWriter;
+        let pod = pod_of(&request.volume_context);
         let claim = self.in_flight.claim(&request.volume_id)?;
         run_until("bind", self.deadlines.mount, move || {
             let _claim = claim;
             publish(&volume_id, &staging, &target, read_only, is_exclusive)
         })
         .await??;
+        if let Some(pod) = pod {
+            self.told.published(&request.volume_id, pod);
+        }
         Ok(NodePublishVolumeResponse {})
     }
 

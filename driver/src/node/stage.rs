@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
+use std::sync::Arc;
 
 use forebay_proto::csi::{
     NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
@@ -11,19 +12,25 @@ use tracing::warn;
 
 use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
 use crate::address::ServerAddress;
+use crate::agent::addresses;
 use crate::capability::Capability;
 use crate::cluster::handle::InstanceName;
 use crate::context::{Location, VolumeContext};
 use crate::deadline::run_until;
 use crate::error::Error;
+use crate::limits::CLIENT_DEADLINE;
 use crate::mount::{self, MountError, Setting, Step};
 use crate::mountinfo::{MountEntry, resolve};
 use crate::names::VolumeId;
 use crate::options::MountOptions;
 use crate::secrets::{Credentials, Given};
+use crate::transport::{self, Choice, Client, Over, Served, Transport};
 
 /// The kernel's name for its SMB client.
 const FS_TYPE: &str = "cifs";
+
+/// What a look at the node's hardware is claimed by; no volume has this name.
+const LOOK: &str = "(node)";
 
 impl NodeService {
     /// CSI NodeStageVolume.
@@ -38,25 +45,40 @@ impl NodeService {
         let given = given?;
         let context = VolumeContext::parse(&request.volume_context)?;
         let credentials = given.for_volume(&context.share);
-        let (servers, is_instance) = match &context.location {
-            Location::Servers(servers) => (Ok(servers.clone()), false),
-            Location::Instance { namespace, name } => (self.locate(namespace, name).await, true),
-        };
         let flags = &capability.mount.mount_flags;
         let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
+        let wanted = context.transport.with(&options)?;
+        let (servers, is_instance) = match &context.location {
+            Location::Servers(servers) => (Ok((servers.clone(), Served::Unknown)), false),
+            Location::Instance { namespace, name } => (self.locate(namespace, name).await, true),
+        };
+        let target = match servers {
+            Ok((servers, served)) => {
+                self.choose(wanted, &options, &served).await.map(|choice| (servers, choice))
+            }
+            Err(error) => Err(error),
+        };
 
         let claim = self.in_flight.claim(&request.volume_id)?;
-        let volume = Staging { servers, is_instance, share: context.share, credentials, options };
-        run_until("mount", self.deadlines.mount, move || {
+        let is_required = wanted == Transport::Rdma;
+        let volume = Staging { target, is_instance, is_required, share: context.share, credentials, options };
+        let choice = run_until("mount", self.deadlines.mount, move || {
             let _claim = claim;
             volume.stage(&staging)
         })
         .await??;
+        if let Some(choice) = choice {
+            self.told.mounted(&request.volume_id, choice);
+        }
         Ok(NodeStageVolumeResponse {})
     }
 
     /// Where the instance is now.
-    async fn locate(&self, namespace: &str, name: &InstanceName) -> Result<Vec<ServerAddress>, Error> {
+    async fn locate(
+        &self,
+        namespace: &str,
+        name: &InstanceName,
+    ) -> Result<(Vec<ServerAddress>, Served), Error> {
         let Some(clusters) = &self.clusters else {
             let message = format!("instance {name} cannot be looked up: this node runs without --kubernetes");
             return Err(Error::Refused(message));
@@ -66,7 +88,43 @@ impl NodeService {
             let message = format!("instance {name} is in namespace {namespace}, this driver works in {own}");
             return Err(Error::Refused(message));
         }
-        Ok(vec![clusters.address_of(name).await?])
+        let (address, served) = clusters.address_of(name).await?;
+        Ok((vec![address], served))
+    }
+
+    /// By what to mount, from what is wanted and what both ends have.
+    async fn choose(
+        &self,
+        wanted: Transport,
+        options: &MountOptions,
+        served: &Served,
+    ) -> Result<Choice, Error> {
+        if let Some(choice) = transport::by_server(wanted, options, served)? {
+            return Ok(choice);
+        }
+        let host = Arc::clone(&self.host);
+        // One look at a time: a driver that hangs must not take a thread for every mount. Who comes while one hangs is told
+        // so at once.
+        let turn = self.turn.lock().await;
+        let looked = match self.looking.claim(LOOK) {
+            Ok(claim) => {
+                run_until("inventory", CLIENT_DEADLINE, move || {
+                    let _claim = claim;
+                    Ok::<_, std::io::Error>(Client::of(&host.read(), &addresses()?))
+                })
+                .await
+            }
+            Err(error) => Err(error),
+        };
+        drop(turn);
+        match looked {
+            Ok(Ok(client)) => transport::by_client(wanted, Ok(&client)),
+            Ok(Err(error)) => {
+                let why = format!("the node's addresses cannot be read: {error}");
+                transport::by_client(wanted, Err(&why))
+            }
+            Err(_) => transport::by_client(wanted, Err("the node's RDMA devices do not answer")),
+        }
     }
 
     /// CSI NodeUnstageVolume. The staging directory stays: it is the orchestrator's.
@@ -77,6 +135,7 @@ impl NodeService {
         check_volume_id(&request.volume_id)?;
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
         self.unmount(&request.volume_id, staging, false).await?;
+        self.told.unmounted(&request.volume_id);
         Ok(NodeUnstageVolumeResponse {})
     }
 }
@@ -84,30 +143,48 @@ impl NodeService {
 /// All that a mount needs.
 struct Staging {
     /// What is there already needs no address, so not to know it is an error only where it comes to mounting.
-    servers: Result<Vec<ServerAddress>, Error>,
+    target: Result<(Vec<ServerAddress>, Choice), Error>,
     /// The address is not a part of what the volume is: it was another one, maybe, when it was mounted.
     is_instance: bool,
+    /// It is to be mounted over RDMA.
+    is_required: bool,
     share: VolumeId,
     credentials: Credentials,
     options: MountOptions,
 }
 
 impl Staging {
-    /// On a thread of its own: everything here may block.
-    fn stage(mut self, staging: &Path) -> Result<(), Error> {
+    /// On a thread of its own: everything here may block. Says how it was mounted, where it was mounted now.
+    fn stage(mut self, staging: &Path) -> Result<Option<Choice>, Error> {
         // Looked up before anything touches the path, which may be a mount that hangs.
         let resolved = resolve(staging).map_err(|e| io_error("resolve", staging, e))?;
         if let Some(resolved) = resolved
             && let Some(entry) = mounts()?.at(&resolved)
         {
-            return self.check_staged(staging, entry);
+            return self.check_staged(staging, entry).map(|()| None);
         }
-        let servers = std::mem::replace(&mut self.servers, Ok(Vec::new()))?;
+        let (servers, choice) = std::mem::replace(&mut self.target, Err(Error::NoAddress))?;
         let target = make_target(staging)?;
+        if choice.over != Over::Tcp {
+            match self.mount_over(&servers, true, &target) {
+                Err(error) if choice.over == Over::RdmaOrTcp => {
+                    warn!(share = %self.share, error = error.to_string(), "cannot mount over RDMA, taking TCP");
+                    self.mount_over(&servers, false, &target)?;
+                    return Ok(Some(Choice::short_of(format!("mounting over RDMA failed: {error}"))));
+                }
+                result => return result.map(|()| Some(choice)),
+            }
+        }
+        self.mount_over(&servers, false, &target)?;
+        Ok(Some(choice))
+    }
+
+    /// From the first address that answers.
+    fn mount_over(&self, servers: &[ServerAddress], rdma: bool, target: &Path) -> Result<(), Error> {
         let mut last = None;
-        for server in &servers {
+        for server in servers {
             for ip in addresses_of(server)? {
-                match self.mount(server, ip, &target) {
+                match self.mount(server, ip, rdma, target) {
                     Err(error) if error.is_unreachable() => {
                         warn!(server = %server, %ip, error = error.to_string(), "this address does not answer");
                         last = Some(error);
@@ -119,7 +196,7 @@ impl Staging {
         Err(last.map_or(Error::NoAddress, Error::from))
     }
 
-    fn mount(&self, server: &ServerAddress, ip: IpAddr, target: &Path) -> Result<(), MountError> {
+    fn mount(&self, server: &ServerAddress, ip: IpAddr, rdma: bool, target: &Path) -> Result<(), MountError> {
         let source = self.source(server);
         let ip = ip.to_string();
         let port = server.port.to_string();
@@ -131,6 +208,7 @@ impl Staging {
             Setting::Secret("password", self.credentials.expose_password()),
         ];
         settings.extend(self.options.settings());
+        settings.extend(rdma.then_some(Setting::Flag("rdma")));
         mount::mount(FS_TYPE, &source, &settings, self.options.attributes, target)
     }
 
@@ -143,11 +221,11 @@ impl Staging {
     fn check_staged(&self, staging: &Path, entry: &MountEntry) -> Result<(), Error> {
         let taken = |found: String| Err(Error::PathTaken { path: staging.display().to_string(), found });
         let source = entry.source.to_str();
-        let same = match (self.is_instance, &self.servers) {
+        let same = match (self.is_instance, &self.target) {
             (true, _) => source
                 .and_then(|source| source.strip_prefix("//")?.split_once('/'))
                 .is_some_and(|(_, share)| share == self.share.as_str()),
-            (false, Ok(servers)) => servers.iter().any(|s| source == Some(&*self.source(s))),
+            (false, Ok((servers, _))) => servers.iter().any(|s| source == Some(&*self.source(s))),
             (false, Err(_)) => false,
         };
         if !entry.is_smb() || !same {
@@ -158,6 +236,9 @@ impl Staging {
         }
         if self.options.is_sealed() && !entry.has_super_flag("seal") {
             return taken("the volume is mounted without seal".into());
+        }
+        if self.is_required && !entry.has_super_flag("rdma") {
+            return taken("the volume is mounted without rdma".into());
         }
         let read_only = rustix::mount::MountAttrFlags::MOUNT_ATTR_RDONLY;
         if self.options.attributes.contains(read_only) != entry.is_read_only() {
@@ -215,7 +296,14 @@ mod tests {
         ]);
         let credentials = Given::take(&mut secrets).expect("credentials").for_volume(&context.share);
         let Location::Servers(servers) = context.location else { unreachable!("it has a server") };
-        Staging { servers: Ok(servers), is_instance: false, share: context.share, credentials, options }
+        Staging {
+            target: Ok((servers, Choice::tcp())),
+            is_instance: false,
+            is_required: false,
+            share: context.share,
+            credentials,
+            options,
+        }
     }
 
     fn entry(fs_type: &str, source: &str, options: &str, super_options: &str) -> MountEntry {
@@ -242,6 +330,11 @@ mod tests {
         assert!(!check(&plain, entry("cifs", "//other/pvc-1", "rw", "rw")));
         assert!(!check(&plain, entry("cifs", "//h/pvc-1", "rw", "rw,username=u2")));
         assert!(!check(&plain, entry("cifs", "//h/pvc-1", "ro", "rw,username=u1")));
+        let mut required = staging("h", "optional", &[]);
+        required.is_required = true;
+        assert!(check(&required, entry("cifs", "//h/pvc-1", "rw", "rw,addr=10.0.0.1,rdma,file_mode=0777")));
+        assert!(!check(&required, entry("cifs", "//h/pvc-1", "rw", "rw,addr=10.0.0.1")));
+        assert!(check(&plain, entry("cifs", "//h/pvc-1", "rw", "rw,rdma")), "auto takes either");
         let sealed = staging("h", "seal", &["ro"]);
         assert!(sealed.options.is_sealed());
         assert!(check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw,seal")));
@@ -252,7 +345,7 @@ mod tests {
     fn a_volume_of_an_instance_is_recognised_whatever_its_address_was() {
         let mut volume = staging("h", "optional", &[]);
         volume.is_instance = true;
-        volume.servers = Err(Error::NotNow("the instance has no address yet".into()));
+        volume.target = Err(Error::NotNow("the instance has no address yet".into()));
         let check = |source: &str| {
             volume.check_staged(Path::new("/s"), &entry("cifs", source, "rw", "rw,username=u1")).is_ok()
         };

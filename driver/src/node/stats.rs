@@ -35,16 +35,17 @@ impl NodeService {
             Err(error) => return Err(error),
         };
         let volume_id = request.volume_id;
+        let told = self.told.of(&volume_id);
         let measured = run_until("statfs", self.deadlines.stats, move || {
             let _claim = claim;
             measure(&volume_id, &path)
         });
         match measured.await {
-            Ok(Ok(usage)) => Ok(NodeGetVolumeStatsResponse {
+            Ok(Ok((usage, over))) => Ok(NodeGetVolumeStatsResponse {
                 usage,
                 volume_condition: Some(VolumeCondition {
                     abnormal: false,
-                    message: "the volume answers".into(),
+                    message: healthy(over, told.and_then(|choice| choice.why).as_deref()),
                 }),
             }),
             Ok(Err(Error::Io { what: STATFS, source, .. })) => Ok(abnormal(&format!("statfs: {source}"))),
@@ -60,13 +61,30 @@ impl NodeService {
 /// The call whose failure is the volume's condition.
 const STATFS: &str = "statfs";
 
+/// By what an SMB mount goes, as the kernel shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Rdma,
+    Tcp,
+}
+
+/// What is said of a volume that answers. A mount over TCP where RDMA was hoped for is no fault.
+fn healthy(over: Option<Shown>, why: Option<&str>) -> String {
+    match (over, why) {
+        (None, _) => "the volume answers".to_owned(),
+        (Some(Shown::Rdma), _) => "the volume answers; it is mounted over RDMA".to_owned(),
+        (Some(Shown::Tcp), None) => "the volume answers; it is mounted over TCP".to_owned(),
+        (Some(Shown::Tcp), Some(why)) => format!("the volume answers; it is mounted over TCP: {why}"),
+    }
+}
+
 fn abnormal(message: &str) -> NodeGetVolumeStatsResponse {
     let condition = VolumeCondition { abnormal: true, message: message.to_owned() };
     NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition: Some(condition) }
 }
 
 /// On a thread of its own: statfs of an SMB mount asks the server.
-fn measure(volume_id: &str, path: &Path) -> Result<Vec<VolumeUsage>, Error> {
+fn measure(volume_id: &str, path: &Path) -> Result<(Vec<VolumeUsage>, Option<Shown>), Error> {
     let not_mounted = || Error::NotMounted(path.display().to_string());
     let resolved = resolve(path).map_err(|e| io_error("resolve", path, e))?.ok_or_else(not_mounted)?;
     let table = mounts()?;
@@ -76,7 +94,8 @@ fn measure(volume_id: &str, path: &Path) -> Result<Vec<VolumeUsage>, Error> {
     if entry.is_smb() && share != Some(volume_id) {
         return Err(not_mounted());
     }
-    statvfs(&resolved).map(|stat| usage(&stat)).map_err(|e| io_error(STATFS, path, e.into()))
+    let over = entry.is_smb().then(|| if entry.has_super_flag("rdma") { Shown::Rdma } else { Shown::Tcp });
+    statvfs(&resolved).map(|stat| (usage(&stat), over)).map_err(|e| io_error(STATFS, path, e.into()))
 }
 
 fn usage(stat: &StatVfs) -> Vec<VolumeUsage> {
@@ -97,4 +116,17 @@ fn usage(stat: &StatVfs) -> Vec<VolumeUsage> {
         });
     }
     usage
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_condition_says_by_what_a_volume_is_mounted() {
+        assert_eq!(healthy(None, Some("x")), "the volume answers");
+        assert!(healthy(Some(Shown::Rdma), Some("stale")).ends_with("over RDMA"));
+        assert!(healthy(Some(Shown::Tcp), None).ends_with("over TCP"));
+        assert!(healthy(Some(Shown::Tcp), Some("no RDMA device")).ends_with("over TCP: no RDMA device"));
+    }
 }

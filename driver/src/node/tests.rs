@@ -42,7 +42,7 @@ impl Scene {
     fn with(deadlines: Deadlines) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         fs::create_dir(dir.path().join("staging")).expect("new");
-        Self { dir, node: NodeService::new("node-1", deadlines, None) }
+        Self { dir, node: NodeService::new("node-1", deadlines, Path::new("/"), None) }
     }
 
     fn path(&self, name: &str) -> PathBuf {

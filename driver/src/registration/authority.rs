@@ -33,7 +33,7 @@ const LOCALHOST: &[u8] = b"\x09localhost";
 
 /// A connection whose requests are for `localhost`.
 #[derive(Debug)]
-pub(super) struct Localhost<S> {
+pub(crate) struct Localhost<S> {
     inner: S,
     mend: Mend,
     /// Read and mended, up to `given` handed on.
@@ -42,7 +42,7 @@ pub(super) struct Localhost<S> {
 }
 
 impl<S> Localhost<S> {
-    pub(super) fn new(inner: S) -> Self {
+    pub(crate) fn new(inner: S) -> Self {
         Self { inner, mend: Mend::default(), mended: Vec::new(), given: 0 }
     }
 }

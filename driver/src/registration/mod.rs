@@ -4,11 +4,9 @@
 //! is restarted, as long as the socket is there. Where something empties the folder, the kubelet takes the driver for
 //! gone: so the socket is made anew.
 
-mod authority;
+pub(crate) mod authority;
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ use anyhow::{Context, bail};
 use forebay_proto::registration::registration_server::{Registration, RegistrationServer};
 use forebay_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{interval, sleep};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -119,7 +117,7 @@ enum Ended {
 /// Serves one socket for as long as it is the one at `path`.
 async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) -> anyhow::Result<Ended> {
     let listener = socket::listen_at(path).context("register with the kubelet")?;
-    let own = inode(path).with_context(|| format!("look at {}", path.display()))?;
+    let own = socket::inode(path).with_context(|| format!("look at {}", path.display()))?;
     info!(path = %path.display(), csi_socket, "waiting for the kubelet to register the driver");
     let service = Service { csi_socket: csi_socket.to_owned(), outcome: outcome.clone() };
     let mut outcomes = outcome.subscribe();
@@ -131,30 +129,9 @@ async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) 
             served.context("serve the registration socket")?;
             bail!("the registration socket was closed");
         }
-        () = vanished(path, own) => Ok(Ended::Vanished),
+        () = socket::vanished(path, own, WATCH_INTERVAL) => Ok(Ended::Vanished),
         ended = refused(&mut outcomes) => Ok(ended),
     }
-}
-
-/// Ends when the socket is not the one that was made.
-async fn vanished(path: &Path, own: u64) {
-    let mut ticks = interval(WATCH_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        match inode(path) {
-            Ok(found) if found == own => {}
-            Ok(_) => return,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-            Err(error) => {
-                warn!(path = %path.display(), error = error.to_string(), "cannot look at the socket")
-            }
-        }
-    }
-}
-
-fn inode(path: &Path) -> io::Result<u64> {
-    fs::symlink_metadata(path).map(|found| found.ino())
 }
 
 async fn refused(outcomes: &mut watch::Receiver<Outcome>) -> Ended {

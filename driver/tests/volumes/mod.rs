@@ -110,6 +110,7 @@ impl World {
         let mut request = create("pvc-1", 64 * MIB);
         request.parameters =
             map(&[("pool", "pool"), ("protection", "seal"), ("csi.storage.k8s.io/pvc/name", "data")]);
+        request.parameters.insert("transport".into(), "tcp".into());
         let first = self.create(request.clone()).await.unwrap();
         assert_eq!((first.volume_id.as_str(), first.capacity_bytes), ("pvc-1", 64 * MIB));
         let context = map(&[
@@ -117,6 +118,7 @@ impl World {
             ("share", "pvc-1"),
             ("dialect", "3.1.1"),
             ("protection", "seal"),
+            ("transport", "tcp"),
         ]);
         assert_eq!(first.volume_context, context);
         assert_eq!(self.create(request.clone()).await.unwrap(), first, "a second time");
@@ -144,11 +146,12 @@ impl World {
 
     async fn create_refuses_what_is_not_the_same(&mut self) {
         type Change = fn(&mut CreateVolumeRequest);
-        let changes: [(&str, Change); 7] = [
+        let changes: [(&str, Change); 8] = [
             ("capacity", |r| r.capacity_range = range(65 * MIB, 0)),
             ("capacity", |r| r.capacity_range = range(MIB, 63 * MIB)),
             ("pool", |r| r.parameters = map(&[("pool", "another")])),
             ("protection", |r| r.parameters = map(&[("protection", "optional")])),
+            ("transport", |r| r.parameters = map(&[("transport", "auto")])),
             ("server", |r| r.parameters = map(&[("server", "10.9.8.7")])),
             ("username", |r| r.secrets = map(&[("username", "u2"), ("password", PASSWORD)])),
             ("password", |r| r.secrets = map(&[("password", "wrong-horse")])),

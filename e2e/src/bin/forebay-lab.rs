@@ -367,11 +367,14 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
         KubernetesCommand::Quickstart { on, existing_cluster, helm_arguments, keep } => {
             let started = Instant::now();
             let mut table = Table::default();
-            let stage =
-                match if existing_cluster { on.existing(&helm_arguments) } else { on.stage(&mut table) }? {
-                    Place::Here(stage) => stage,
-                    Place::Ended(code) => return Ok(code),
-                };
+            let stage = match if existing_cluster {
+                on.existing(&helm_arguments)
+            } else {
+                on.stage(false, &mut table)
+            }? {
+                Place::Here(stage) => stage,
+                Place::Ended(code) => return Ok(code),
+            };
             let good = story_on_kubernetes::tell(&stage, &mut table, started);
             if keep && let Some(cluster) = stage.cluster() {
                 println!("The cluster stays up until this is interrupted. In another terminal:");
@@ -395,7 +398,7 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 "two images are needed: --image NOW --image NEXT (scripts/image.sh)"
             );
             let mut table = Table::default();
-            let stage = match on.stage(&mut table)? {
+            let stage = match on.stage(true, &mut table)? {
                 Place::Here(stage) => stage,
                 Place::Ended(code) => return Ok(code),
             };
@@ -418,9 +421,12 @@ impl On {
         Ok(Place::Here(Box::new(stage)))
     }
 
-    fn stage(&self, table: &mut Table) -> Result<Place> {
-        let nodes = cluster::plan(&self.nodes)?;
-        let room = match room::enter(cluster::prepare)? {
+    /// `smb_direct`: the nodes' kernels have it.
+    fn stage(&self, smb_direct: bool, table: &mut Table) -> Result<Place> {
+        let mut nodes = cluster::plan(&self.nodes)?;
+        nodes.iter_mut().for_each(|node| node.smb_direct = smb_direct);
+        let prepare = if smb_direct { cluster::prepare_with_smb_direct } else { cluster::prepare };
+        let room = match room::enter(prepare)? {
             Entered::Inside(room) => room,
             Entered::Ended(code) => return Ok(Place::Ended(code)),
         };

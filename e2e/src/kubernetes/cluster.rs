@@ -28,6 +28,8 @@ pub struct NodePlan {
     pub name: String,
     /// Whether it has a NIC that can RDMA.
     pub rdma: bool,
+    /// Whether its kernel's SMB client has SMB Direct.
+    pub smb_direct: bool,
     /// Whether it has room for a pool.
     pub pool: bool,
     /// `key=value` labels.
@@ -50,6 +52,7 @@ pub fn plan(text: &str) -> Result<Vec<NodePlan>> {
         nodes.extend((1..=count).map(|number| NodePlan {
             name: format!("{kind}{number}"),
             rdma: storage,
+            smb_direct: false,
             pool: storage,
             labels: labels.clone(),
         }));
@@ -70,6 +73,12 @@ pub struct Cluster {
     kubeconfig: PathBuf,
     roles: Vec<Role>,
     _rundir: RunDir,
+}
+
+/// As [`prepare`], and kernels with SMB Direct.
+pub fn prepare_with_smb_direct() -> Result<()> {
+    Images::prepare_with_smb_direct(&Cache::open()?, false)?;
+    prepare()
 }
 
 /// Makes everything that needs the machine's network.
@@ -110,7 +119,7 @@ impl Cluster {
                 scratch_bytes: SCRATCH_BYTES,
                 scratch_template: preloaded.as_ref().map(|entry| entry.file("scratch.ext4")),
                 disks: disks.clone(),
-                smb_direct: false,
+                smb_direct: node.smb_direct,
             })
             .collect();
         let rundir = RunDir::create(&format!("{name}-control"))?;

@@ -9,6 +9,7 @@ pub mod kubectl;
 pub mod node;
 pub mod oci;
 pub mod pki;
+mod rdma;
 pub mod room;
 pub mod scenario;
 pub mod service;

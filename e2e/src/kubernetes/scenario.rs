@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::stage::{CLUSTER, LONG, NAMESPACE, RELEASE, Stage, condition};
-use super::story;
 use super::workload::{OnError, Stream, claim};
+use super::{rdma, story};
 use crate::lab::Node;
 use crate::progress::say;
 use crate::report::Table;
@@ -31,6 +31,10 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "servers land where the RDMA NIC fits, and nowhere else", run: lands_where_it_fits },
     Scenario { name: "a NIC that goes down marks its node", run: nic_down },
     Scenario { name: "a cluster that no node fits says why, node by node", run: no_node_fits },
+    Scenario {
+        name: "RDMA: a claim on two nodes, TCP where a node has none, a refusal where it must",
+        run: rdma::chosen,
+    },
     Scenario { name: "helm test", run: tested },
     Scenario { name: "uninstall leaves nothing but what the docs say", run: uninstalled },
 ];

@@ -17,12 +17,31 @@ pub fn claim(size: &str) -> String {
     CLAIM.replace("storage: 10Gi", &format!("storage: {size}"))
 }
 
+/// A claim of a class.
+pub fn claim_of(class: &str, name: &str, size: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {name}}}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: {class}
+  resources: {{requests: {{storage: {size}}}}}
+"
+    )
+}
+
 /// The image in the example.
 const EXAMPLE_IMAGE: &str = "docker.io/forebay/forebay:0.1.0";
 
 /// The two-pod training job, of this image.
 pub fn training(image: &str) -> String {
     TRAINING.replace(EXAMPLE_IMAGE, image)
+}
+
+/// A pod that mounts this claim, and else is one of [`pod`].
+pub fn pod_with(claim: &str, name: &str, image: &str, node: &str, script: &str) -> String {
+    pod(name, image, Some(node), script).replace("claimName: training", &format!("claimName: {claim}"))
 }
 
 /// A pod of this image that mounts the claim `training` at /data and runs this script.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use forebay_api::cluster::{BackendKind, QuotaKind, Sealing, Signing};
+use forebay_api::cluster::{BackendKind, QuotaKind, Sealing, Signing, Transport};
 use forebay_api::names;
 use serde::Serialize;
 
@@ -38,6 +38,11 @@ struct Server {
     advertise: Vec<String>,
     signing: &'static str,
     encryption: &'static str,
+    /// Without it the server takes clients over RDMA wherever it finds a device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma: Option<&'static str>,
+    rdma_port: u16,
+    iwarp_port: u16,
     drain_timeout_s: u32,
     #[serde(flatten)]
     limits: BTreeMap<&'static str, toml::Value>,
@@ -122,6 +127,9 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<St
                 Sealing::Offered => "offered",
                 Sealing::Required => "required",
             },
+            rdma: (spec.network.transport == Transport::TCP).then_some("off"),
+            rdma_port: ports.smb,
+            iwarp_port: ports.smb_direct,
             drain_timeout_s: spec.upgrade.drain_timeout_seconds,
             limits,
         },

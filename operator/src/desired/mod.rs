@@ -4,6 +4,7 @@
 pub mod configuration;
 pub mod deletion;
 pub mod objects;
+pub mod rdma;
 pub mod rollout;
 pub mod rules;
 pub mod status;

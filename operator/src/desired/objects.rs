@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_api::cluster::{BackendKind, Network, PullPolicy, QuotaKind, ReclaimPolicy, VolumeProtection};
+use forebay_api::cluster::{
+    BackendKind, Network, PullPolicy, QuotaKind, ReclaimPolicy, Transport, VolumeProtection,
+};
 use forebay_api::cluster::{StorageClassTemplate, StorageClusterSpec};
 use forebay_api::{DRIVER, names};
 use kube::ResourceExt as _;
@@ -10,7 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::configuration::{self, CERTIFICATES, CONFIGURATION, POOLS};
-use super::{Desired, Report, Target, View};
+use super::{Desired, Report, Target, View, rdma};
 
 /// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
 pub const ANNOTATION_APPLIED: &str = "storage.forebay.io/applied";
@@ -26,6 +28,8 @@ pub const SERVER_ACCOUNT: &str = "forebay-server";
 pub const CONFIGURATION_KEY: &str = "server.toml";
 /// Capabilities of a server (docs/server.md says what each is for).
 pub const CAPABILITIES: [&str; 4] = ["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"];
+/// What a server needs beside them to have memory registered with RDMA devices beyond the limit for locked memory.
+pub const CAPABILITY_RDMA: &str = "IPC_LOCK";
 const POOLS_SUFFIX: &str = ".pools";
 /// Seconds that a server has beyond the drain for its own end.
 const GRACE_SECONDS: u32 = 30;
@@ -302,6 +306,13 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
     if let Some(resources) = &spec.limits.resources {
         container["resources"] = json!(resources);
     }
+    if rdma::wanted(view, instance) {
+        for kind in ["requests", "limits"] {
+            container["resources"][kind][names::RESOURCE_RDMA] = "1".into();
+        }
+        let capabilities = CAPABILITIES.iter().chain([&CAPABILITY_RDMA]).collect::<Vec<_>>();
+        container["securityContext"]["capabilities"]["add"] = json!(capabilities);
+    }
     let mut pod = json!({
         "serviceAccountName": SERVER_ACCOUNT,
         "automountServiceAccountToken": false,
@@ -416,6 +427,15 @@ fn storage_class_object(view: &View<'_>, template: &StorageClassTemplate) -> Val
     });
     if let Some(protection) = protection {
         parameters["protection"] = protection.into();
+    }
+    // The driver's own default is auto, which asks the instance: only what is more than that is said.
+    let transport = match view.cluster.spec.network.transport {
+        Transport::Auto => None,
+        Transport::RDMA => Some("rdma"),
+        Transport::TCP => Some("tcp"),
+    };
+    if let Some(transport) = transport {
+        parameters[names::PARAMETER_TRANSPORT] = transport.into();
     }
     if unlimited(&view.cluster.spec, template) {
         parameters["quota"] = "none".into();

@@ -724,3 +724,126 @@ fn sizes_for_people() {
         assert_eq!(status::bytes(bytes), words);
     }
 }
+
+/// What the API server has of an instance's pod: resources and capabilities of its container, and the server's settings.
+fn container_of(found: &Desired, instance: &str) -> (Value, Value, String) {
+    let of = |kind: &str, name: &str| {
+        let is = |o: &&Value| o["kind"] == kind && o["metadata"]["name"] == name;
+        found.objects.iter().find(is).unwrap_or_else(|| panic!("no {kind} {name}"))
+    };
+    let container = &of("StatefulSet", instance)["spec"]["template"]["spec"]["containers"][0];
+    let file = &of("ConfigMap", &format!("{instance}-config"))["data"]["server.toml"];
+    (
+        container["resources"].clone(),
+        container["securityContext"]["capabilities"]["add"].clone(),
+        file.as_str().expect("a file").to_owned(),
+    )
+}
+
+/// Node `n1` has a port; its kubelet gives so many shares of it.
+fn with_port(observed: &mut Observed, shares: &str) {
+    let storage = json!({
+        "apiVersion": "storage.forebay.io/v1alpha1", "kind": "StorageNode", "metadata": { "name": "n1" }, "spec": {},
+        "status": { "rdmaDevices": [{ "name": "mlx5_0", "ports": [{
+            "port": 1, "linkLayer": "Ethernet", "state": "ACTIVE", "rateGbps": 100, "netdev": "ens1", "usable": true,
+        }] }] },
+    });
+    observed.storage_nodes = vec![Arc::new(serde_json::from_value(storage).expect("a StorageNode"))];
+    offer(observed, shares);
+}
+
+fn offer(observed: &mut Observed, shares: &str) {
+    let mut node = observed.nodes[0].as_ref().clone();
+    let allocatable =
+        [("storage.forebay.io/rdma".to_owned(), serde_json::from_value(json!(shares)).expect("it is"))];
+    node.status.as_mut().expect("a status").allocatable = Some(allocatable.into());
+    observed.nodes[0] = Arc::new(node);
+}
+
+const RDMA: &str = "storage.forebay.io/rdma";
+
+#[test]
+fn an_instance_is_let_at_the_rdma_devices_that_its_node_offers() {
+    let mut observed = observed();
+    with_port(&mut observed, "64");
+    let resources = json!({ "limits": { "resources": { "limits": { "memory": "1Gi" } } } });
+    let found = desired(&cluster(resources), &settings(), &observed);
+    let (resources, capabilities, file) = container_of(&found, "a-0");
+    assert_eq!(resources, json!({ "limits": { "memory": "1Gi", RDMA: "1" }, "requests": { RDMA: "1" } }));
+    assert_eq!(capabilities, json!(["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN", "IPC_LOCK"]));
+    assert!(file.contains("iwarp_port = 5445") && !file.contains("rdma = "), "{file}");
+    // The other's node has none.
+    let (resources, capabilities, _) = container_of(&found, "a-1");
+    assert_eq!(resources, json!({ "limits": { "memory": "1Gi" } }));
+    assert_eq!(capabilities, json!(["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"]));
+}
+
+#[test]
+fn rdma_is_asked_for_only_where_it_is_wanted_and_there() {
+    let asks = |spec: Value, shares: &str| {
+        let mut observed = observed();
+        with_port(&mut observed, shares);
+        let found = desired(&cluster(spec), &settings(), &observed);
+        let (resources, _, file) = container_of(&found, "a-0");
+        (!resources["limits"][RDMA].is_null(), file.contains("rdma = \"off\""))
+    };
+    let rdma = |placement: Value| json!({ "placement": { "rdma": placement } });
+    assert_eq!(asks(json!({}), "64"), (true, false));
+    assert_eq!(asks(json!({}), "0"), (false, false), "the kubelet would not start the pod");
+    assert_eq!(asks(rdma(json!({ "minRateGbps": 200 })), "64"), (false, false), "too slow");
+    assert_eq!(asks(json!({ "network": { "transport": "TCP" } }), "64"), (false, true));
+    let required = json!({
+        "network": { "transport": "RDMA" }, "placement": { "rdma": { "requirement": "Required" } },
+    });
+    assert_eq!(asks(required, "0"), (true, false), "the pod that waits says what is missing");
+}
+
+#[test]
+fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_where_it_cannot_start() {
+    let mut cluster = cluster(json!({ "instances": 1 }));
+    let mut observed = observed();
+    with_port(&mut observed, "64");
+    for _ in 0..3 {
+        settle(&mut cluster, &mut observed, 1000);
+    }
+    offer(&mut observed, "0");
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.restart.is_none(), "{:?}", found.restart);
+    assert_eq!(container_of(&found, "a-0").0["limits"][RDMA], "1");
+
+    // It was restarted meanwhile, and no node takes it.
+    let waiting = |observed: &mut Observed, seconds: i64| {
+        let since = observed.now - k8s_openapi::jiff::SignedDuration::from_secs(seconds);
+        let pod = observed.pods.get_mut("a-0").expect("it runs");
+        pod.spec.as_mut().expect("a spec").node_name = None;
+        pod.status = serde_json::from_value(json!({ "phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "lastTransitionTime": since.to_string(),
+        }] }))
+        .expect("a status");
+    };
+    waiting(&mut observed, 10);
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(container_of(&found, "a-0").0["limits"][RDMA], "1", "the node plugin may be restarting");
+    waiting(&mut observed, 61);
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(container_of(&found, "a-0").0.is_null(), "it serves TCP rather than nobody");
+    // The StatefulSet has it, and then the pod is made anew.
+    settle(&mut cluster, &mut observed, 1000);
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(found.restart.map(|r| r.name), Some("a-0-0".to_owned()));
+}
+
+#[test]
+fn classes_say_the_transport_of_their_cluster() {
+    let parameter = |spec: Value| {
+        let mut spec = spec;
+        spec["storageClasses"] = json!([{ "name": "s" }]);
+        let found = desired(&cluster(spec), &settings(), &observed());
+        let class = found.objects.iter().find(|o| o["kind"] == "StorageClass").expect("a class").clone();
+        class["parameters"]["transport"].clone()
+    };
+    assert_eq!(parameter(json!({})), Value::Null);
+    assert_eq!(parameter(json!({ "network": { "transport": "TCP" } })), "tcp");
+    assert_eq!(parameter(json!({ "network": { "transport": "RDMA" } })), "rdma");
+}

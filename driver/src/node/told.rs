@@ -1,0 +1,147 @@
+//! How volumes came to be mounted, for those who ask for their condition and for the pods that use them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::identity::DRIVER_NAME;
+use crate::limits::{KUBERNETES_DEADLINE, TRANSPORT_NOTES_MAX};
+use crate::transport::{Choice, Over};
+
+/// Longest note that the API server takes.
+const NOTE_BYTES_MAX: usize = 1024;
+
+/// What is remembered, until the volume is unmounted or the driver ends.
+#[derive(Clone)]
+pub(super) struct Told {
+    by_volume: Arc<Mutex<HashMap<String, Choice>>>,
+    /// In Kubernetes.
+    recorder: Option<Recorder>,
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Told").field("by_volume", &self.by_volume).finish_non_exhaustive()
+    }
+}
+
+impl Told {
+    pub(super) fn new(node_id: &str, client: Option<Client>) -> Self {
+        let reporter = Reporter { controller: DRIVER_NAME.to_owned(), instance: Some(node_id.to_owned()) };
+        Self { by_volume: Arc::default(), recorder: client.map(|client| Recorder::new(client, reporter)) }
+    }
+
+    fn by_volume(&self) -> MutexGuard<'_, HashMap<String, Choice>> {
+        // Each change is one call of the map.
+        self.by_volume.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn mounted(&self, volume_id: &str, choice: Choice) {
+        info!(volume_id, over = ?choice.over, why = choice.why, "mounted the volume");
+        let mut by_volume = self.by_volume();
+        if choice.why.is_none() || by_volume.len() >= TRANSPORT_NOTES_MAX {
+            by_volume.remove(volume_id);
+        } else {
+            by_volume.insert(volume_id.to_owned(), choice);
+        }
+    }
+
+    pub(super) fn unmounted(&self, volume_id: &str) {
+        self.by_volume().remove(volume_id);
+    }
+
+    /// What there is to say of a volume's mount.
+    pub(super) fn of(&self, volume_id: &str) -> Option<Choice> {
+        self.by_volume().get(volume_id).cloned()
+    }
+
+    /// Tells a pod whose volume goes by less than it could. The pod does not wait for it.
+    pub(super) fn published(&self, volume_id: &str, pod: ObjectReference) {
+        let Some(event) = self.of(volume_id).and_then(|choice| event(volume_id, &choice)) else { return };
+        let Some(recorder) = self.recorder.clone() else { return };
+        let volume_id = volume_id.to_owned();
+        tokio::spawn(async move {
+            let error = match timeout(KUBERNETES_DEADLINE, recorder.publish(&event, &pod)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "the Kubernetes API does not answer".to_owned(),
+            };
+            warn!(volume_id, error, "cannot write an Event about the mount");
+        });
+    }
+}
+
+/// The Event for a mount that is less than both ends together could have been.
+fn event(volume_id: &str, choice: &Choice) -> Option<Event> {
+    let why = choice.why.as_ref().filter(|_| choice.is_less && choice.over == Over::Tcp)?;
+    let mut note = format!("volume {volume_id} is mounted over TCP, its server takes RDMA: {why}");
+    while note.len() > NOTE_BYTES_MAX {
+        note.pop();
+    }
+    Some(Event {
+        type_: EventType::Normal,
+        reason: "MountedOverTcp".to_owned(),
+        note: Some(note),
+        action: "Mount".to_owned(),
+        secondary: None,
+    })
+}
+
+/// The pod that a volume is published for, as the kubelet tells it (CSIDriver.spec.podInfoOnMount).
+pub(super) fn pod_of(context: &HashMap<String, String>) -> Option<ObjectReference> {
+    let get = |key: &str| context.get(&format!("csi.storage.k8s.io/pod.{key}")).cloned();
+    Some(ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(get("name")?),
+        namespace: Some(get("namespace")?),
+        uid: Some(get("uid")?),
+        ..ObjectReference::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_for_what_could_have_been_better() {
+        let less = Choice::short_of("the node has no RDMA device".to_owned());
+        let told = event("c-0/pvc-1", &less).expect("it is less");
+        assert_eq!(told.reason, "MountedOverTcp");
+        let note = told.note.expect("a note");
+        assert!(note.contains("c-0/pvc-1") && note.ends_with("the node has no RDMA device"), "{note}");
+        assert!(event("v", &Choice::tcp()).is_none());
+        assert!(event("v", &Choice { is_less: false, ..less }).is_none(), "the server has no RDMA either");
+        let long = event("v", &Choice::short_of("ä".repeat(4000))).expect("an Event").note.expect("a note");
+        assert!(long.len() <= NOTE_BYTES_MAX);
+    }
+
+    #[test]
+    fn what_was_told_ends_with_the_mount() {
+        let told = Told::new("n", None);
+        told.mounted("v", Choice::short_of("why".to_owned()));
+        assert_eq!(told.of("v").and_then(|c| c.why).as_deref(), Some("why"));
+        // Mounted again, over RDMA now.
+        told.mounted("v", Choice { over: Over::RdmaOrTcp, why: None, is_less: false });
+        assert_eq!(told.of("v"), None);
+        told.mounted("v", Choice::short_of("why".to_owned()));
+        told.unmounted("v");
+        assert_eq!(told.of("v"), None);
+    }
+
+    #[test]
+    fn the_pod_is_the_one_that_the_kubelet_names() {
+        let context = ["name", "namespace", "uid"]
+            .map(|key| (format!("csi.storage.k8s.io/pod.{key}"), format!("the {key}")));
+        let pod = pod_of(&HashMap::from(context.clone())).expect("a pod");
+        assert_eq!((pod.name.as_deref(), pod.uid.as_deref()), (Some("the name"), Some("the uid")));
+        assert_eq!(pod_of(&HashMap::from([context[0].clone()])), None);
+    }
+}

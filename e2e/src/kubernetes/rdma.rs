@@ -1,0 +1,192 @@
+//! By what volumes are mounted: RDMA where server and node have it, and what is said and refused where they have not.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
+use super::workload::{claim_of, pod_with};
+use crate::lab::Node;
+
+/// The story's class, whose `transport` is auto, and another that is like it but for that.
+const AUTO: &str = "forebay";
+const RDMA: &str = "forebay-rdma";
+/// For what the node plugin looks at every ten seconds.
+const NOTICED: Duration = Duration::from_secs(120);
+
+/// Soft-RoCE on the network that leads to the server. Removed when dropped.
+struct Nic<'a>(&'a Node);
+
+impl<'a> Nic<'a> {
+    fn new(node: &'a Node) -> Result<Self> {
+        node.run("modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0")?;
+        Ok(Self(node))
+    }
+
+    /// Bytes that went by it, as its own counters have them: sent and received packets of 1 KiB at most each.
+    fn packets(&self) -> Result<u64> {
+        let counters = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; echo $(( $(cat sent_pkts) + $(cat rcvd_pkts) ))";
+        Ok(self.0.run(counters)?.trim().parse()?)
+    }
+}
+
+impl Drop for Nic<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.run("rdma link delete rxe0");
+    }
+}
+
+/// Waits until the node's plugin has seen that the node has, or has no, port that can be used.
+fn wait_noticed(stage: &Stage, node: &str, has: bool) -> Result<()> {
+    stage.wait(&format!("the StorageNode of {node} shows its port: {has}"), NOTICED, || {
+        let found = stage.kubectl().get(&["storagenode", node])?;
+        let devices = found["status"]["rdmaDevices"].as_array().cloned().unwrap_or_default();
+        Ok(devices.iter().any(|device| device["ports"][0]["usable"] == true) == has)
+    })
+}
+
+/// The class [`RDMA`], from the story's.
+fn make_class(stage: &Stage) -> Result<()> {
+    let found = stage.kubectl().get(&["storageclass", AUTO])?;
+    ensure!(found["parameters"]["transport"] == "auto", "the story's class is {}", found["parameters"]);
+    let mut parameters = found["parameters"].clone();
+    parameters["transport"] = "rdma".into();
+    let class = serde_json::json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": RDMA},
+        "provisioner": found["provisioner"],
+        "parameters": parameters,
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": found["volumeBindingMode"],
+    });
+    stage.kubectl().apply(&class.to_string()).map(drop)
+}
+
+/// The line of a mount of cifs below this pod's volumes, and that it is there.
+fn mounted(node: &Node, claim_volume: &str) -> Result<String> {
+    let mounts = node.run("grep ' cifs ' /proc/mounts || true")?;
+    let line = mounts.lines().find(|line| line.contains(claim_volume));
+    line.map(str::to_owned).with_context(|| format!("no mount of {claim_volume} in\n{mounts}"))
+}
+
+/// The volume of a claim.
+fn volume(stage: &Stage, claim: &str) -> Result<String> {
+    let name = stage.kubectl().run(&["get", "pvc", claim, "-o=jsonpath={.spec.volumeName}"])?;
+    ensure!(!name.is_empty(), "the claim {claim} is not bound");
+    Ok(name)
+}
+
+/// The notes of a pod's Events of this reason.
+fn events(stage: &Stage, pod: &str, reason: &str) -> Result<Vec<String>> {
+    let selector = format!("involvedObject.name={pod},reason={reason}");
+    let found = stage.kubectl().get(&["events", "--field-selector", &selector])?;
+    let items = found["items"].as_array().cloned().unwrap_or_default();
+    Ok(items.iter().filter_map(|event: &Value| event["message"].as_str().map(str::to_owned)).collect())
+}
+
+fn wait_event(stage: &Stage, pod: &str, reason: &str, part: &str) -> Result<String> {
+    let mut note = String::new();
+    stage.wait(&format!("an Event {reason} of {pod} says {part:?}"), LONG, || {
+        let found = events(stage, pod, reason)?.into_iter().find(|note| note.contains(part));
+        let is_there = found.is_some();
+        note = found.unwrap_or_default();
+        Ok(is_there)
+    })?;
+    Ok(note)
+}
+
+/// What it writes and what the other verifies.
+const MEBIBYTES: u64 = 8;
+
+pub(super) fn chosen(stage: &Stage) -> Result<String> {
+    let cluster = stage.cluster().context("only in the lab")?;
+    let kubectl = stage.kubectl();
+    stage.wait("the instance serves RDMA", NOTICED, || {
+        let path = "-o=jsonpath={.status.instances[0].transports}";
+        let transports = kubectl.run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])?;
+        Ok(transports.contains("RDMA") && transports.contains("TCP"))
+    })?;
+    make_class(stage)?;
+    let done = both_kinds(stage, cluster.lab().node("compute1"), cluster.lab().node("compute2"));
+    let gone = kubectl.run(&[
+        "delete",
+        "pod/fast1",
+        "pod/fast2",
+        "pod/slow",
+        "pod/refused",
+        "pvc/fast",
+        "pvc/any",
+        "storageclass/forebay-rdma",
+        "--ignore-not-found",
+        "--timeout=240s",
+    ]);
+    let told = done?;
+    gone?;
+    Ok(told)
+}
+
+fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
+    let (kubectl, image) = (stage.kubectl(), stage.image()?);
+    let nics = [Nic::new(one)?, Nic::new(two)?];
+    for node in ["compute1", "compute2"] {
+        wait_noticed(stage, node, true)?;
+    }
+    // RDMA on two nodes, by their own counters.
+    kubectl.apply(&claim_of(RDMA, "fast", "256Mi"))?;
+    for (pod, node) in [("fast1", "compute1"), ("fast2", "compute2")] {
+        kubectl.apply(&pod_with("fast", pod, &image, node, "sleep infinity"))?;
+    }
+    for pod in ["fast1", "fast2"] {
+        stage.wait_pod(pod)?;
+    }
+    let fast = volume(stage, "fast")?;
+    for node in [one, two] {
+        let line = mounted(node, &fast)?;
+        ensure!(line.contains(",rdma,"), "{}: {line}", node.name());
+        let connected = node.run(
+            "grep -c 'SMBDirect.*CONNECTED\\|transport status: CONNECTED' /proc/fs/cifs/DebugData || true",
+        )?;
+        ensure!(connected.trim() != "0", "{} has no connection over SMB Direct", node.name());
+    }
+    let before = [nics[0].packets()?, nics[1].packets()?];
+    let write = format!(
+        "head -c {MEBIBYTES}M /dev/urandom > /tmp/f; cp /tmp/f /data/f; sync /data/f; sha256sum < /tmp/f"
+    );
+    let sum = stage.exec("fast1", &write)?;
+    let read = stage.exec("fast2", "sha256sum < /data/f")?;
+    ensure!(sum == read, "fast1 wrote {sum}, fast2 read {read}");
+    // Packets of RoCE carry 1 KiB over Ethernet's usual frames.
+    let mut packets = [0; 2];
+    for ((packets, nic), before) in packets.iter_mut().zip(&nics).zip(before) {
+        *packets = nic.packets()? - before;
+        ensure!(*packets >= MEBIBYTES * 1024, "{packets} packets by RDMA on {}", nic.0.name());
+    }
+    kubectl.run(&["delete", "pod", "fast1", "fast2", "--wait=true", "--timeout=240s"])?;
+    // What cifs has connected by the device goes with the mount.
+    stage.wait("the nodes have unmounted it", NOTICED, || {
+        Ok(mounted(one, &fast).is_err() && mounted(two, &fast).is_err())
+    })?;
+    drop(nics);
+    wait_noticed(stage, "compute2", false)?;
+
+    // A node without RDMA: TCP, and it is said.
+    kubectl.apply(&claim_of(AUTO, "any", "256Mi"))?;
+    kubectl.apply(&pod_with("any", "slow", &image, "compute2", "sleep infinity"))?;
+    stage.wait_pod("slow")?;
+    let line = mounted(two, &volume(stage, "any")?)?;
+    ensure!(!line.contains(",rdma"), "{line}");
+    let told = wait_event(stage, "slow", "MountedOverTcp", "no RDMA device")?;
+    ensure!(stage.exec("slow", "echo 1 > /data/f; cat /data/f")?.trim() == "1", "the volume is not served");
+
+    // And one that requires it there: refused.
+    kubectl.apply(&pod_with("fast", "refused", &image, "compute2", "sleep infinity"))?;
+    wait_event(stage, "refused", "FailedMount", "no RDMA device")?;
+    let phase = kubectl.run(&["get", "pod", "refused", "-o=jsonpath={.status.phase}"])?;
+    ensure!(phase == "Pending", "the refused pod is {phase}");
+    Ok(format!(
+        "{} and {} packets by RDMA for {MEBIBYTES} MiB; then {told:?}; then refused",
+        packets[0], packets[1]
+    ))
+}

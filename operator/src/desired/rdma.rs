@@ -1,0 +1,71 @@
+//! Whether an instance's pod is let at the RDMA devices of its node.
+//!
+//! The node plugin offers them as an extended resource. A pod that asks for what its node does not have is never started,
+//! and an instance runs nowhere else; so with `transport: Auto` a pod asks only where the node offers them, and goes on
+//! asking while it runs: a port that goes down is no reason to restart a server.
+
+use std::time::Duration;
+
+use forebay_api::cluster::Transport;
+use forebay_api::names::RESOURCE_RDMA;
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+
+use super::View;
+use super::rules::amount;
+use crate::limits::RDMA_WAIT;
+use crate::placement;
+
+/// Whether this node's kubelet gives RDMA devices to pods: it has a usable port, and the node plugin says so.
+#[must_use]
+pub fn offered(node: &Node) -> bool {
+    let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+    allocatable.and_then(|a| amount(a.get(RESOURCE_RDMA)?)).is_some_and(|shares| shares >= 1.0)
+}
+
+/// Whether the instance's pod is to ask for the RDMA devices of its node.
+#[must_use]
+pub fn wanted(view: &View<'_>, instance: &str) -> bool {
+    let network = &view.cluster.spec.network;
+    // A pod's own network has no RDMA device.
+    if !network.host_network && network.attachment.is_none() {
+        return false;
+    }
+    match network.transport {
+        Transport::TCP => false,
+        // A pod that waits says better what is missing than a server without RDMA.
+        Transport::RDMA => true,
+        Transport::Auto => {
+            kept(view, instance) || view.node(instance).is_some_and(|node| offered(node) && fits(view, node))
+        }
+    }
+}
+
+/// Whether one of the node's ports is what the placement wants.
+fn fits(view: &View<'_>, node: &Node) -> bool {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let storage = view.observed.storage_nodes.iter().find(|s| s.metadata.name.as_deref() == Some(name));
+    let rdma = &view.cluster.spec.placement.rdma;
+    placement::fitting_port(rdma, name, storage.map(AsRef::as_ref)).is_ok()
+}
+
+/// Whether the instance asks for them already, and does not wait for them in vain.
+fn kept(view: &View<'_>, instance: &str) -> bool {
+    let set = view.observed.stateful_sets.get(instance).and_then(|s| s.spec.as_ref());
+    let asks = set.and_then(|s| s.template.spec.as_ref()).is_some_and(asks);
+    asks && !view.observed.pods.get(instance).is_some_and(|pod| waits_in_vain(view, pod))
+}
+
+fn asks(pod: &PodSpec) -> bool {
+    let limits = pod.containers.iter().filter_map(|c| c.resources.as_ref()?.limits.as_ref());
+    limits.into_iter().any(|limits| limits.contains_key(RESOURCE_RDMA))
+}
+
+/// Whether no node has taken the pod for so long that it is no hiccup of the node plugin.
+fn waits_in_vain(view: &View<'_>, pod: &Pod) -> bool {
+    let scheduled = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let refused = scheduled.filter(|c| c.type_ == "PodScheduled" && c.status == "False");
+    let since = refused.filter_map(|c| c.last_transition_time.as_ref()).next();
+    since.is_some_and(|since| {
+        Duration::try_from(view.observed.now.duration_since(since.0)).is_ok_and(|waits| waits >= RDMA_WAIT)
+    })
+}
