@@ -22,7 +22,7 @@ pub enum Kind {
 /// The server's node.
 pub const STORAGE: &str = "storage";
 /// Where its disk is mounted.
-const POOL: &str = "/srv/pool";
+pub const POOL: &str = "/srv/pool";
 /// A second, smaller pool, on the other file system whose quotas we use: ext4, in a file on the first.
 const POOL_EXT4: &str = "/srv/pool-ext4";
 /// The server's admin socket.

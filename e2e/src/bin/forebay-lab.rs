@@ -90,6 +90,12 @@ enum Command {
         #[arg(long)]
         list: bool,
     },
+    /// Measure throughput beside ksmbd's, in the same guests, over soft-RoCE and TCP; ends with 1 where ours is less.
+    BesideKsmbd {
+        /// Turns of each.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
     /// Show the labs that are up.
     Status,
     /// End a running lab.
@@ -286,6 +292,10 @@ fn run(command: Command) -> Result<u8> {
         Command::Test { filters, against, .. } => {
             rundir::clean_up_on_signals()?;
             return Ok(if scenario::run(&filters, against)? { 0 } else { 1 });
+        }
+        Command::BesideKsmbd { rounds } => {
+            rundir::clean_up_on_signals()?;
+            return Ok(u8::from(!scenario::beside_ksmbd::run(rounds)?));
         }
         Command::Status => {
             for (name, folder) in rundir::running()? {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{Versions, clients, initrd, kernel, node, qemu, root, smb_direct};
+use super::{Versions, clients, fsx, initrd, kernel, node, qemu, root, smb_direct};
 use crate::cache::Cache;
 use crate::kubernetes::tools::{self, Tools};
 
@@ -41,6 +41,7 @@ fn in_use(cache: &Cache) -> Result<BTreeSet<String>> {
         initrd::get(&cache, &kernel, &root).ok();
     }
     clients::get(&cache).ok();
+    fsx::get(&cache).ok();
     for name in tools::ALL.iter().copied().flatten() {
         Tools::prepare(&cache, &[&[name]]).ok();
     }
@@ -106,6 +107,7 @@ mod tests {
         let used = in_use(&cache).expect("names");
         let kinds: BTreeSet<&str> = used.iter().map(|name| kind(name)).filter(|kind| *kind != "go").collect();
         let expected = [
+            "fsx",
             "initrd",
             "kernel",
             "node",

@@ -1,5 +1,6 @@
 //! The lab's scenarios: what a user may expect, on real parts.
 
+pub mod beside_ksmbd;
 mod coherence;
 mod crash;
 mod csi;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{MIB, ONE, Scenario, ours};
 use crate::lab::Node;
@@ -12,6 +12,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("multichannel: four connections carry the load", four),
         ours("multichannel: connections cut under load", cut),
+        ours("multichannel: the server's addresses change under load", changed),
     ]
 }
 
@@ -98,4 +99,69 @@ fn cut(site: &Site) -> Result<String> {
     mounted.unmount()?;
     site.delete(&volume)?;
     Ok(format!("{cuts} cut, no error"))
+}
+
+/// An address of the server's node. Removed when dropped.
+struct Address<'a>(&'a Node, String);
+
+impl<'a> Address<'a> {
+    fn add(node: &'a Node, last: u8) -> Result<Self> {
+        let (network, _) = node.address().rsplit_once('.').context("an IPv4 address")?;
+        let address = format!("{network}.{last}");
+        node.run(&format!("ip address add {address}/24 dev eth0"))?;
+        Ok(Self(node, address))
+    }
+
+    /// With all connections to it, as a link that is gone takes them sooner or later.
+    fn remove(&self) -> Result<()> {
+        let Self(node, address) = self;
+        node.run(&format!("ip address del {address}/24 dev eth0; ss -K src {address} > /dev/null")).map(drop)
+    }
+}
+
+impl Drop for Address<'_> {
+    fn drop(&mut self) {
+        let _ = self.remove();
+    }
+}
+
+/// An address that carries channels goes and another comes, while fio writes and verifies.
+fn changed(site: &Site) -> Result<String> {
+    let (server, client) = (site.storage(), site.node(ONE));
+    let first = Address::add(server, 101)?;
+    // It looks at its addresses when it starts, and now and then.
+    site.end_server()?;
+    site.start_server()?;
+    let volume = site.volume(256 * MIB)?;
+    let mounted = site.mount(client, &volume, &[("multichannel", ""), ("max_channels", "4")])?;
+    let to = |address: &str| -> Result<usize> {
+        Ok(client.run(&format!("ss -tnHO state established dst {address}:445 | wc -l"))?.trim().parse()?)
+    };
+    client.wait_until("channels go to both addresses", Duration::from_secs(20), || {
+        Ok(to(&first.1)? > 0 && to(server.address())? > 0)
+    })?;
+    let mut second = None;
+    let mut lost = 0;
+    let ended = std::thread::scope(|scope| -> Result<()> {
+        let load = scope.spawn(|| {
+            (0..4).try_for_each(|round| {
+                client
+                    .run_within(&fio(&mounted, &format!("changed{round}")), Duration::from_secs(90))
+                    .map(drop)
+            })
+        });
+        std::thread::sleep(client.scale(Duration::from_secs(1)));
+        ensure!(!load.is_finished(), "fio has ended before anything changed");
+        lost = to(&first.1)?;
+        first.remove()?;
+        second = Some(Address::add(server, 102)?);
+        ensure!(!load.is_finished(), "fio has ended before anything changed");
+        load.join().expect("no panic")
+    });
+    ended?;
+    ensure!(lost > 0, "no channel went to the address that was removed");
+    mounted.unmount()?;
+    site.delete(&volume)?;
+    drop(second);
+    Ok(format!("{lost} channels lost with their address, no error"))
 }

@@ -6,9 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::{MIB, ONE, Scenario, TWO, ours, scenario};
+use crate::cache::Cache;
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::inventory::{Device, Found};
 use crate::guest::calls::mounting::Mount;
+use crate::images;
 use crate::lab::Node;
 use crate::progress::say;
 use crate::site::Site;
@@ -65,13 +67,13 @@ fn with(site: &Site) -> Result<String> {
 }
 
 /// A software RDMA device.
-struct Link {
+pub(super) struct Link {
     kind: &'static str,
     module: &'static str,
     iwarp: bool,
 }
 
-const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: false };
+pub(super) const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: false };
 const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
 
 impl Link {
@@ -94,21 +96,24 @@ impl Drop for Added<'_> {
     }
 }
 
-const CONFIG: &str = "[global]\n interfaces = eth0\n smb3 encryption = disabled\n[s]\n path = /srv/reference\n read only = no\n";
-
 /// The kernel's server; ended when dropped.
-struct Ksmbd<'a>(&'a Node);
+pub(super) struct Ksmbd<'a> {
+    node: &'a Node,
+}
 
 impl<'a> Ksmbd<'a> {
-    fn start(node: &'a Node) -> Result<Self> {
-        node.put("/etc/ksmbd/ksmbd.conf", CONFIG.as_bytes(), 0o600)?;
+    /// Serves this folder, as [`ksmbd_mount`] mounts it.
+    pub(super) fn start(node: &'a Node, folder: &str) -> Result<Self> {
+        let config = format!(
+            "[global]\n interfaces = eth0\n smb3 encryption = disabled\n[s]\n path = {folder}\n read only = no\n"
+        );
+        node.put("/etc/ksmbd/ksmbd.conf", config.as_bytes(), 0o600)?;
         node.run(
-            "mkdir -p /srv/reference; mountpoint -q /srv/reference || mount -t tmpfs -o mode=777 tmpfs /srv/reference
-             modprobe ksmbd
+            "modprobe ksmbd
              ksmbd.adduser -a -p reference-1 reference > /dev/null 2>&1 || ksmbd.adduser -u -p reference-1 reference
              ksmbd.mountd",
         )?;
-        let ksmbd = Self(node);
+        let ksmbd = Self { node };
         node.wait_until("ksmbd listens", Duration::from_secs(10), || {
             Ok(node.attempt(&["nc", "-z", node.address(), "445"], &[], Duration::from_secs(5))?.success())
         })?;
@@ -118,7 +123,30 @@ impl<'a> Ksmbd<'a> {
 
 impl Drop for Ksmbd<'_> {
     fn drop(&mut self) {
-        let _ = self.0.run("ksmbd.control -s; umount /srv/reference; rmmod ksmbd");
+        let _ = self.node.run("ksmbd.control -s; rmmod ksmbd");
+    }
+}
+
+/// The mount of a share that [`Ksmbd`] serves, with these options added.
+pub(super) fn ksmbd_mount(server: &Node, at: &str, options: &[(&str, &str)]) -> Mount {
+    let login = [("username", "reference"), ("password", "reference-1")];
+    let options = login.iter().chain(options).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Mount { server: server.address().into(), share: "s".into(), at: at.into(), options: options.collect() }
+}
+
+/// A folder in memory on the node; gone when dropped.
+struct InMemory<'a>(&'a Node, &'static str);
+
+impl<'a> InMemory<'a> {
+    fn new(node: &'a Node, at: &'static str) -> Result<Self> {
+        node.run(&format!("mkdir -p {at}; mountpoint -q {at} || mount -t tmpfs -o mode=777 tmpfs {at}"))?;
+        Ok(Self(node, at))
+    }
+}
+
+impl Drop for InMemory<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.run(&format!("umount {}", self.1));
     }
 }
 
@@ -138,12 +166,10 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
         };
         ensure!(found.devices == [wanted] && found.oddities.is_empty(), "{}: {found:?}", node.name());
     }
-    let _ksmbd = Ksmbd::start(server)?;
+    let folder = InMemory::new(server, "/srv/reference")?;
+    let _ksmbd = Ksmbd::start(server, folder.1)?;
     let at = "/mnt/reference";
-    let options = [("username", "reference"), ("password", "reference-1"), ("vers", "3.1.1"), ("rdma", "")];
-    let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let mount = Mount { server: server.address().into(), share: "s".into(), at: at.into(), options };
-    client.call_within::<()>("mount", &mount, Duration::from_secs(60))?;
+    client.call_within::<()>("mount", &ksmbd_mount(server, at, RDMA), Duration::from_secs(60))?;
     let _mounted = Unmount(client, at);
     let status = || statuses(client);
     ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct: {}", status()?);
@@ -154,7 +180,7 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
     };
     client.run("sync; echo 3 > /proc/sys/vm/drop_caches")?;
     verify(client, at).context("read over SMB Direct")?;
-    verify(server, "/srv/reference").context("on the server's disk")?;
+    verify(server, folder.1).context("on the server's disk")?;
     ensure!(status()?.starts_with("CONNECTED"), "not over SMB Direct any more: {}", status()?);
     let connected = client.run("rdma resource show cm_id | grep 'state CONNECT'")?;
     let to = format!("dst-addr {}:{}", server.address(), link.port());
@@ -166,7 +192,7 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
 }
 
 /// Devices that our server may use, since one is on its node.
-struct Fabric<'a> {
+pub(super) struct Fabric<'a> {
     site: &'a Site,
     links: Vec<Added<'a>>,
 }
@@ -185,11 +211,11 @@ impl Drop for Fabric<'_> {
     }
 }
 
-const RDMA: &[(&str, &str)] = &[("vers", "3.1.1"), ("rdma", "")];
+pub(super) const RDMA: &[(&str, &str)] = &[("vers", "3.1.1"), ("rdma", "")];
 
 impl<'a> Fabric<'a> {
     /// A device on each node; our server listens on its own when this returns. It came while the server ran.
-    fn add(site: &'a Site, link: &'a Link, clients: &[&'a Node]) -> Result<Self> {
+    pub(super) fn add(site: &'a Site, link: &'a Link, clients: &[&'a Node]) -> Result<Self> {
         let server = site.storage();
         let mut fabric = Self { site, links: Vec::new() };
         for node in [server].iter().chain(clients) {
@@ -215,7 +241,7 @@ fn statuses(client: &Node) -> Result<String> {
     client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData")
 }
 
-fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
+pub(super) fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
     let status = statuses(client)?;
     ensure!(status.starts_with("CONNECTED"), "not over SMB Direct: {status}");
     let connected = client.run("rdma resource show cm_id | grep 'state CONNECT'")?;
@@ -264,6 +290,7 @@ fn served(site: &Site, link: &Link) -> Result<String> {
             )
             .with_context(|| format!("blocks of {block}"))?;
     }
+    exercise(client, folder)?;
     is_over_smb_direct(site, client, link)?;
     let (read, written) = (by_rdma("read")? - read, by_rdma("written")? - written);
     // What fio wrote and read; the 4 KiB blocks are exactly at the client's threshold.
@@ -275,6 +302,25 @@ fn served(site: &Site, link: &Link) -> Result<String> {
     site.delete(&volume)?;
     Ok(format!("port {}, {} MiB by RDMA", link.port(), (read + written) / MIB))
 }
+
+/// Random reads, writes, truncations, mappings and the like on one file, each verified.
+fn exercise(client: &Node, folder: &str) -> Result<()> {
+    let program = images::fsx::get(&Cache::open()?)?;
+    client.put("/tmp/fsx", &std::fs::read(program.file("bin/fsx"))?, 0o700)?;
+    client
+        .run_within(
+            &format!(
+                "/tmp/fsx -q -N {EXERCISES} -S {SEED} -P /tmp {folder}/exercised > /tmp/fsx.out 2>&1 \
+                 || {{ tail -n 40 /tmp/fsx.out; exit 1; }}"
+            ),
+            Duration::from_secs(120),
+        )
+        .context("fsx")?;
+    Ok(())
+}
+
+const EXERCISES: u32 = 1000;
+const SEED: u32 = 17;
 
 /// A checkpoint in shards, written over RDMA, read over RDMA and TCP at once by another node.
 fn mixed(site: &Site) -> Result<String> {
@@ -350,7 +396,7 @@ fn remounted(site: &Site) -> Result<String> {
 
 const REMOUNTS: usize = 50;
 
-struct Unmount<'a>(&'a Node, &'static str);
+pub(super) struct Unmount<'a>(pub(super) &'a Node, pub(super) &'static str);
 
 impl Drop for Unmount<'_> {
     fn drop(&mut self) {
