@@ -53,7 +53,7 @@ pub enum Arrival {
     /// Over TCP.
     Socket(OwnedFd),
     /// Over RDMA; not let in yet.
-    Rdma(rdma::verbs::Incoming),
+    Rdma(forebay_rdma::Incoming),
 }
 
 /// The way to a loop from other threads.
@@ -325,7 +325,7 @@ impl<E: Engine> EventLoop<E> {
         self.admit(now, id, peer, Link::Tcp(TcpLink::new(socket)));
     }
 
-    fn accepted_rdma(&mut self, now: u64, incoming: rdma::verbs::Incoming, peer: SocketAddr) {
+    fn accepted_rdma(&mut self, now: u64, incoming: forebay_rdma::Incoming, peer: SocketAddr) {
         if self.draining.is_some() {
             return self.turned_away();
         }
@@ -342,7 +342,7 @@ impl<E: Engine> EventLoop<E> {
     fn let_in(
         &mut self,
         id: ConnectionId,
-        incoming: rdma::verbs::Incoming,
+        incoming: forebay_rdma::Incoming,
         peer: SocketAddr,
     ) -> Result<SmbDirect, String> {
         if self.rdma.is_none() {

@@ -1,7 +1,6 @@
 //! RDMA: where the server listens, and what an event loop has of it.
 
 pub mod listener;
-pub mod verbs;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,11 +8,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use forebay_rdma::{CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, NoChannel, Notifier};
 use tracing::info;
 
 use crate::buffers::BufferPool;
 use crate::transport::smb_direct::{SmbDirect, settings};
-use verbs::{CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, NoChannel, Notifier};
 
 /// What happened to a connection of an event loop.
 pub(crate) enum Event {
@@ -100,8 +99,8 @@ impl Rdma {
                 CmEvent::Established(key) => (key, Event::Established),
                 CmEvent::Ended(key, reason) => (key, Event::Ended(reason)),
                 CmEvent::DeviceRemoved(key) => (key, Event::Ended("the RDMA device was removed")),
-                // Only listeners are asked for connections, and theirs is another channel.
-                CmEvent::Connect(_) => continue,
+                // Only listeners are asked for connections, and theirs is another channel; nobody is connected to from here.
+                CmEvent::Connect(_) | CmEvent::Resolved(_) => continue,
             };
             found.extend(self.connections.get(&key).map(|id| (*id, event)));
         }

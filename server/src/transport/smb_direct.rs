@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use forebay_rdma::{CmKey, Completed, Device, Endpoint, Piece, Remote, Sizes};
 use forebay_smb::engine::{Disconnect, RemoteBuffer, Transmit};
 use forebay_smb::fs::OpId;
 use forebay_smbdirect::wire::Token;
@@ -18,7 +19,6 @@ use super::frame::{OUT_OF_MEMORY, WRITE_DATA, in_one_piece};
 use crate::buffers::{Buffer, BufferPool, FrameBuffer, ReadBuffer};
 use crate::limits::{RDMA_FRAMES_WAITING_MAX, RDMA_TRANSFERS_MAX};
 use crate::metrics::Metrics;
-use crate::rdma::verbs::{CmKey, Completed, Device, Endpoint, Piece, Remote, Sizes};
 
 /// A connection over RDMA.
 pub(crate) struct SmbDirect {
@@ -166,6 +166,7 @@ impl SmbDirect {
                     }
                     self.protocol.handle_sent(1).map_err(|reason| self.ended(reason))?;
                 }
+                Completed::Bound => {}
                 Completed::Written(length) => {
                     self.bytes -= u64::from(length);
                 }

@@ -10,17 +10,18 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_cq, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type,
-    ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags,
-    ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_conn_param, rdma_t,
-    wr_t,
+    bind_mw_t, bind_mw_tso_union_t, ibv_access_flags, ibv_cq, ibv_mw_bind_info, ibv_poll_cq, ibv_post_recv,
+    ibv_post_send, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags,
+    ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
+    imm_data_invalidated_rkey_union_t, rdma_conn_param, rdma_t, wr_t,
 };
 use rustix::io::Errno;
 
-use super::cm::{CmKey, EventChannel, Id, Incoming};
-use super::device::{Device, Notifier, Region};
-use super::{check, last_errno};
 use crate::buffers::{Buffer, PAGE};
+use crate::cm::{CmKey, EventChannel, Id, Incoming, Outgoing};
+use crate::device::{Device, Notifier, Region};
+use crate::exposed::Window;
+use crate::{check, last_errno};
 
 /// What an endpoint has room for.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,7 @@ pub struct Sizes {
     pub receive_bytes: u32,
     /// Messages being sent at once.
     pub sends: u16,
-    /// RDMA READs and WRITEs under way at once.
+    /// RDMA READs and WRITEs, and bindings, under way at once.
     pub transfers: u16,
 }
 
@@ -80,6 +81,8 @@ pub enum Completed {
     Sent(Option<u64>),
     /// So many bytes went by RDMA WRITE.
     Written(u32),
+    /// A window has the token that [`Endpoint::bind`] said.
+    Bound,
     /// So many bytes came by RDMA READ; with the mark that [`Endpoint::read`] was given.
     Fetched(Option<u64>, u32),
     /// The connection is broken.
@@ -97,6 +100,7 @@ struct Held {
 
 enum Work {
     Send { slot: u16, pieces: [u32; PIECES_MAX], count: usize, mark: Option<u64> },
+    Bind,
     Write { buffer: u32, length: u32 },
     Read { buffer: u32, length: u32, mark: Option<u64> },
 }
@@ -150,6 +154,34 @@ impl Endpoint {
         let depths = incoming.depths(&device);
         let mut id = incoming.id;
         id.migrate(channel)?;
+        Self::made(id, device, depths, notifier, context, sizes)
+    }
+
+    /// The end of a connection that is to be asked for, after both steps towards the peer. Completions as with
+    /// [`Endpoint::new`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn connecting(
+        outgoing: Outgoing,
+        notifier: &Arc<Notifier>,
+        context: u64,
+        sizes: Sizes,
+    ) -> Result<Self, Errno> {
+        let device = outgoing.device()?;
+        // Who connects lends memory; it reaches for none.
+        let depths = (0, device.reads_max);
+        Self::made(outgoing.id, device, depths, notifier, context, sizes)
+    }
+
+    fn made(
+        id: Id,
+        device: Arc<Device>,
+        depths: (u8, u8),
+        notifier: &Arc<Notifier>,
+        context: u64,
+        sizes: Sizes,
+    ) -> Result<Self, Errno> {
         let slots = usize::from(sizes.receives) * sizes.receive_bytes as usize;
         let mut memory = vec![0; slots + usize::from(sizes.sends) * HEADER_BYTES + PAGE].into_boxed_slice();
         let begin = memory.as_ptr().align_offset(PAGE);
@@ -235,21 +267,36 @@ impl Endpoint {
     /// # Errors
     /// Those of the connection manager.
     pub fn accept(&mut self) -> Result<(), Errno> {
+        // [MS-SMBD] 3.1.4.1: credits see to it that a receive is there; who breaks that is disconnected.
+        let mut parameters = self.parameters(0);
+        // SAFETY: the identifier has a queue pair.
+        check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
+    }
+
+    /// Asks the peer to let this end in, and says how often it is to try again where there is no receive for a message of
+    /// its: 7 is for ever. Receives are to be posted before.
+    ///
+    /// # Errors
+    /// Those of the connection manager.
+    pub fn connect(&mut self, receiver_not_ready_retries: u8) -> Result<(), Errno> {
+        let mut parameters = self.parameters(receiver_not_ready_retries);
+        // SAFETY: the identifier has a queue pair.
+        check(unsafe { (self.device.library().rdma_connect)(self.id.raw(), &raw mut parameters) })
+    }
+
+    fn parameters(&self, rnr_retry_count: u8) -> rdma_conn_param {
         let (reads, read_by_peer) = self.depths;
-        let mut parameters = rdma_conn_param {
+        rdma_conn_param {
             private_data: ptr::null(),
             private_data_len: 0,
             responder_resources: read_by_peer,
             initiator_depth: reads,
             flow_control: 1,
             retry_count: 7,
-            // [MS-SMBD] 3.1.4.1: credits see to it that a receive is there; who breaks that is disconnected.
-            rnr_retry_count: 0,
+            rnr_retry_count,
             srq: 0,
             qp_num: 0,
-        };
-        // SAFETY: the identifier has a queue pair.
-        check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
+        }
     }
 
     /// The first `length` bytes of a slot that a message was received in.
@@ -436,6 +483,37 @@ impl Endpoint {
         self.post(&mut request, work, &[piece.buffer])
     }
 
+    /// Opens a part of exposed memory to the peer, by a token that the peer can invalidate: this one, which is good for what is
+    /// sent from now on. Takes the room of one transfer.
+    ///
+    /// # Errors
+    /// EINVAL for a part that is none; those of the device.
+    pub fn bind(&mut self, window: &mut Window, at: usize, length: usize) -> Result<u32, Errno> {
+        let memory = window.memory();
+        if at.checked_add(length).is_none_or(|end| end > memory.length()) {
+            return Err(Errno::INVAL);
+        }
+        if self.transfers_left() == 0 {
+            return Err(Errno::NOBUFS);
+        }
+        let access = ibv_access_flags::IBV_ACCESS_REMOTE_READ | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        let bind_info = ibv_mw_bind_info {
+            mr: memory.region().raw(),
+            addr: memory.address() + at as u64,
+            length: length as u64,
+            mw_access_flags: access.0,
+        };
+        let token = window.next_token();
+        let mut request = work_request(&mut []);
+        request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+        request.bind_mw_tso_union =
+            bind_mw_tso_union_t { bind_mw: bind_mw_t { mw: window.raw(), rkey: token, bind_info } };
+        self.transfers += 1;
+        self.post(&mut request, Work::Bind, &[])?;
+        window.set_token(token);
+        Ok(token)
+    }
+
     fn post(&mut self, request: &mut ibv_send_wr, work: Work, buffers: &[u32]) -> Result<(), Errno> {
         let index = self.work_free.pop().ok_or(Errno::NOBUFS)?;
         request.wr_id = index.into();
@@ -506,6 +584,10 @@ impl Endpoint {
                     self.unpost(*buffer);
                 }
                 Completed::Sent(mark)
+            }
+            Work::Bind => {
+                self.transfers -= 1;
+                Completed::Bound
             }
             Work::Write { buffer, length } => {
                 self.transfers -= 1;
