@@ -74,7 +74,8 @@ pub enum Completed {
         slot: u16,
         /// Bytes.
         length: u32,
-        /// The token of ours that the peer had invalidated.
+        /// The token of ours that the peer had invalidated. Soft-RoCE says so to the kernel only: it hands the kernel's own flags to
+        /// processes, which have others.
         invalidated: Option<u32>,
     },
     /// A message went; with the mark that [`Endpoint::send`] was given.
@@ -401,6 +402,12 @@ impl Endpoint {
         self.headers.len()
     }
 
+    /// Whether anything is being sent or moved.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.work_free.len() < self.work.len()
+    }
+
     /// How many RDMA READs and WRITEs may be begun now.
     #[must_use]
     pub fn transfers_left(&self) -> u16 {
@@ -560,7 +567,13 @@ impl Endpoint {
             let slot = (completion.wr_id & !RECEIVE) as u16;
             self.posted[usize::from(slot)] = false;
             if let Some(failure) = failure {
-                return Completed::Failed(failure);
+                return Completed::Failed(match completion.status {
+                    // Hardware says the first of a message that is too long, soft-RoCE the second.
+                    ibv_wc_status::IBV_WC_LOC_LEN_ERR | ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => {
+                        "the peer's message is longer than there is place for, or invalid"
+                    }
+                    _ => failure,
+                });
             }
             debug_assert_eq!(completion.opcode, ibv_wc_opcode::IBV_WC_RECV);
             let has_token = completion.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
@@ -628,16 +641,18 @@ fn work_request(elements: &mut [ibv_sge]) -> ibv_send_wr {
     request
 }
 
+/// What [`Completed::Failed`] says of what was under way when the connection ended.
+pub const FLUSHED: &str = "the connection was ended";
+
 /// What a failed completion means for who reads a log.
 fn describe(status: ibv_wc_status::Type) -> &'static str {
     match status {
-        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "the connection was ended",
+        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => FLUSHED,
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR => "the peer does not answer",
         ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => "the peer had no receive for a message",
         ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "the peer's memory may not be reached by the token it gave",
         ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => "the peer refused a request",
         ibv_wc_status::IBV_WC_REM_OP_ERR => "the peer could not carry out a request",
-        ibv_wc_status::IBV_WC_LOC_LEN_ERR => "the peer sent more than there is place for",
         ibv_wc_status::IBV_WC_LOC_PROT_ERR | ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => {
             "the device may not reach memory of the server"
         }

@@ -31,7 +31,9 @@ impl Exposed {
     /// # Errors
     /// Those of the device.
     pub fn new(device: &Arc<Device>, length: usize) -> Result<Self, Errno> {
-        let mut bytes: Box<[AtomicU8]> = (0..length).map(|_| AtomicU8::new(0)).collect();
+        let zeros = Box::into_raw(vec![0_u8; length].into_boxed_slice());
+        // SAFETY: an atomic byte has the size, alignment and values of a byte.
+        let mut bytes = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
             | ibv_access_flags::IBV_ACCESS_REMOTE_READ
             | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;

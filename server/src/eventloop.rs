@@ -347,7 +347,7 @@ impl<E: Engine> EventLoop<E> {
     ) -> Result<SmbDirect, String> {
         if self.rdma.is_none() {
             let bytes_max = BUFFER_BYTES_MAX / self.shared.loops.0.len();
-            let rdma = Rdma::new(bytes_max).map_err(|error| error.to_string())?;
+            let rdma = Rdma::new(bytes_max)?;
             self.watch(rdma.events());
             self.rdma = Some(rdma);
         }
@@ -373,7 +373,9 @@ impl<E: Engine> EventLoop<E> {
                 match event {
                     rdma::Event::Established => link.established(Instant::now()),
                     rdma::Event::Ready => link.ready(Instant::now(), &this.shared.metrics),
-                    rdma::Event::Ended(reason) => Err(Disconnect(reason)),
+                    rdma::Event::Ended(reason) => {
+                        Err(link.lost(Instant::now(), &this.shared.metrics, reason))
+                    }
                 }
             });
         }
@@ -773,10 +775,11 @@ impl<E: Engine> EventLoop<E> {
                 Vec::new()
             }
             Link::SmbDirect(link) => {
-                if let (Some(rdma), Some(key)) = (&mut self.rdma, link.key()) {
-                    rdma.forget(key);
+                let (endpoint, lost) = link.close();
+                if let (Some(rdma), Some(endpoint)) = (&mut self.rdma, endpoint) {
+                    rdma.close(endpoint);
                 }
-                link.close()
+                lost
             }
         };
         for op in lost {

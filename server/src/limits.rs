@@ -26,6 +26,9 @@ pub const WRITE_BYTES_IN_FLIGHT_MAX: u64 = 32 * 1024 * 1024;
 pub const FS_OPS_IN_FLIGHT_MAX: usize = 1024;
 /// RDMA READs and WRITEs of one connection under way at once.
 pub const RDMA_TRANSFERS_MAX: u16 = 128;
+/// Ended connections over RDMA of one event loop whose queue pairs the kernel has not let go of yet; beyond it no new one is
+/// let in.
+pub const RDMA_CLOSING_MAX: usize = 256;
 /// Requests of one connection over RDMA that were received and not taken before no more are received.
 pub const RDMA_FRAMES_WAITING_MAX: usize = 64;
 /// Bytes received at once while it is not known what comes: small frames whole, the head of large ones.
