@@ -65,14 +65,14 @@ fn with(site: &Site) -> Result<String> {
 }
 
 /// A software RDMA device.
-struct Link {
+pub(super) struct Link {
     kind: &'static str,
     module: &'static str,
     iwarp: bool,
 }
 
-const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: false };
-const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
+pub(super) const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: false };
+pub(super) const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
 
 impl Link {
     /// Makes one on the node's network device. Removed when dropped.
@@ -166,7 +166,7 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
 }
 
 /// Devices that our server may use, since one is on its node.
-struct Fabric<'a> {
+pub(super) struct Fabric<'a> {
     site: &'a Site,
     links: Vec<Added<'a>>,
 }
@@ -185,11 +185,11 @@ impl Drop for Fabric<'_> {
     }
 }
 
-const RDMA: &[(&str, &str)] = &[("vers", "3.1.1"), ("rdma", "")];
+pub(super) const RDMA: &[(&str, &str)] = &[("vers", "3.1.1"), ("rdma", "")];
 
 impl<'a> Fabric<'a> {
     /// A device on each node; our server listens on its own when this returns. It came while the server ran.
-    fn add(site: &'a Site, link: &'a Link, clients: &[&'a Node]) -> Result<Self> {
+    pub(super) fn add(site: &'a Site, link: &'a Link, clients: &[&'a Node]) -> Result<Self> {
         let server = site.storage();
         let mut fabric = Self { site, links: Vec::new() };
         for node in [server].iter().chain(clients) {
@@ -205,8 +205,12 @@ impl<'a> Fabric<'a> {
 
 impl Link {
     /// [MS-SMBD] 1.9: iWARP has a port of its own, because its connections are TCP's.
-    fn port(&self) -> u16 {
+    pub(super) fn port(&self) -> u16 {
         if self.iwarp { 5445 } else { 445 }
+    }
+
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.iwarp
     }
 }
 
@@ -215,7 +219,7 @@ fn statuses(client: &Node) -> Result<String> {
     client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData")
 }
 
-fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
+pub(super) fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
     let status = statuses(client)?;
     ensure!(status.starts_with("CONNECTED"), "not over SMB Direct: {status}");
     let connected = client.run("rdma resource show cm_id | grep 'state CONNECT'")?;
@@ -225,14 +229,14 @@ fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Result<()> {
 }
 
 /// A counter of our server.
-fn metric(site: &Site, name: &str) -> Result<u64> {
+pub(super) fn metric(site: &Site, name: &str) -> Result<u64> {
     let text = site.storage().run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -w 5 127.0.0.1 9445")?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     let value = value.with_context(|| format!("no {name} in\n{text}"))?;
     Ok(value.trim().parse::<f64>()? as u64)
 }
 
-fn no_queue_pair_is_left(nodes: &[&Node]) -> Result<()> {
+pub(super) fn no_queue_pair_is_left(nodes: &[&Node]) -> Result<()> {
     for node in nodes {
         node.wait_until("no queue pair is left", Duration::from_secs(20), || {
             Ok(node.run("rdma resource show qp | grep -c 'type RC' || true")? == "0")
