@@ -76,7 +76,7 @@ const CASES: &[Case] = &[
     case(Fault::GarbageFirst, "incompatible peer: it speaks versions 0xa5a5 to 0xa5a5"),
     case(Fault::GarbageShort, "malformed message: "),
     case(Fault::GarbageLater, "malformed message: "),
-    case(Fault::GarbageWithin, "disconnecting"),
+    case(Fault::GarbageWithin, "reason=\"malformed "),
     case(Fault::NoReceives, "the peer had no receive for a message"),
     case(Fault::OversizedFragment, "an upper-layer message of 2097160 bytes where"),
     case(Fault::LongerThanNegotiated, "a message of 624 bytes where 512 were negotiated"),

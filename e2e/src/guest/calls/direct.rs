@@ -171,7 +171,7 @@ const KILLED_WRITES: u32 = 4;
 const KILLED_BYTES: u32 = 4 << 20;
 /// Bytes of a READ or WRITE that goes wrong.
 const TRANSFER_BYTES: u32 = 64 << 10;
-/// Receives of a client that stops to post them: enough to log on.
+/// Receives of a client that stops to post them or to grant credits: enough to log on.
 const RECEIVES_FEW: u16 = 16;
 /// Requests whose answers are more than [`RECEIVES_FEW`], and fewer than the server's credits.
 const ECHOES: u16 = 64;
@@ -224,7 +224,8 @@ pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
         Fault::PayloadOutside => after_negotiation(&target, good, &data(1000, 0, PAYLOAD_BYTES), patience),
         Fault::GarbageWithin => after_negotiation(&target, good, &data(100, 0, 100), patience),
         Fault::NoCredits => {
-            let mut client = Client::mount(&target, good)?;
+            // The server holds no more credits than that.
+            let mut client = Client::mount(&target, Manners { receives: RECEIVES_FEW, ..good })?;
             client.link.manners.grants = Some(0);
             starve(&mut client, patience)
         }
@@ -290,7 +291,6 @@ fn data(length: u32, remaining: u32, payload: u32) -> Vec<u8> {
 /// Asks for more answers than the server can send.
 fn starve(client: &mut Client, patience: Duration) -> Result<Ended> {
     let began = Instant::now();
-    // As many as the server was granted credits, and more: it must come to have none.
     for _ in 0..ECHOES {
         client.send_echo()?;
     }
