@@ -8,13 +8,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-proto", &[]),
     ("forebay-smb", &["forebay-smbdirect"]),
     ("forebay-smbdirect", &[]),
-    ("forebay-server", &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-inventory"]),
+    ("forebay-rdma", &[]),
+    (
+        "forebay-server",
+        &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
+    ),
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
     ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-e2e"]),
     ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-e2e"]),
     ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
-    ("forebay-e2e", &["forebay-proto", "forebay-inventory"]),
+    (
+        "forebay-e2e",
+        &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
+    ),
     ("forebay-bench", &["forebay-e2e"]),
 ];
 

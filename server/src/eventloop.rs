@@ -53,7 +53,7 @@ pub enum Arrival {
     /// Over TCP.
     Socket(OwnedFd),
     /// Over RDMA; not let in yet.
-    Rdma(rdma::verbs::Incoming),
+    Rdma(forebay_rdma::Incoming),
 }
 
 /// The way to a loop from other threads.
@@ -325,7 +325,7 @@ impl<E: Engine> EventLoop<E> {
         self.admit(now, id, peer, Link::Tcp(TcpLink::new(socket)));
     }
 
-    fn accepted_rdma(&mut self, now: u64, incoming: rdma::verbs::Incoming, peer: SocketAddr) {
+    fn accepted_rdma(&mut self, now: u64, incoming: forebay_rdma::Incoming, peer: SocketAddr) {
         if self.draining.is_some() {
             return self.turned_away();
         }
@@ -342,12 +342,12 @@ impl<E: Engine> EventLoop<E> {
     fn let_in(
         &mut self,
         id: ConnectionId,
-        incoming: rdma::verbs::Incoming,
+        incoming: forebay_rdma::Incoming,
         peer: SocketAddr,
     ) -> Result<SmbDirect, String> {
         if self.rdma.is_none() {
             let bytes_max = BUFFER_BYTES_MAX / self.shared.loops.0.len();
-            let rdma = Rdma::new(bytes_max).map_err(|error| error.to_string())?;
+            let rdma = Rdma::new(bytes_max)?;
             self.watch(rdma.events());
             self.rdma = Some(rdma);
         }
@@ -373,7 +373,9 @@ impl<E: Engine> EventLoop<E> {
                 match event {
                     rdma::Event::Established => link.established(Instant::now()),
                     rdma::Event::Ready => link.ready(Instant::now(), &this.shared.metrics),
-                    rdma::Event::Ended(reason) => Err(Disconnect(reason)),
+                    rdma::Event::Ended(reason) => {
+                        Err(link.lost(Instant::now(), &this.shared.metrics, reason))
+                    }
                 }
             });
         }
@@ -773,10 +775,11 @@ impl<E: Engine> EventLoop<E> {
                 Vec::new()
             }
             Link::SmbDirect(link) => {
-                if let (Some(rdma), Some(key)) = (&mut self.rdma, link.key()) {
-                    rdma.forget(key);
+                let (endpoint, lost) = link.close();
+                if let (Some(rdma), Some(endpoint)) = (&mut self.rdma, endpoint) {
+                    rdma.close(endpoint);
                 }
-                link.close()
+                lost
             }
         };
         for op in lost {

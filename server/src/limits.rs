@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub use forebay_rdma::limits::{BUFFER_BYTES_MAX, BUFFER_POOLED_BYTES_MAX};
+
 /// Connections served at once over all event loops; the next one is closed at accept.
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// Connections that wait to be accepted.
@@ -24,12 +26,11 @@ pub const WRITE_BYTES_IN_FLIGHT_MAX: u64 = 32 * 1024 * 1024;
 pub const FS_OPS_IN_FLIGHT_MAX: usize = 1024;
 /// RDMA READs and WRITEs of one connection under way at once.
 pub const RDMA_TRANSFERS_MAX: u16 = 128;
+/// Ended connections over RDMA of one event loop whose queue pairs the kernel has not let go of yet; beyond it no new one is
+/// let in.
+pub const RDMA_CLOSING_MAX: usize = 256;
 /// Requests of one connection over RDMA that were received and not taken before no more are received.
 pub const RDMA_FRAMES_WAITING_MAX: usize = 64;
-/// Memory of all payload buffers, in use and pooled.
-pub const BUFFER_BYTES_MAX: usize = 4 << 30;
-/// Payload buffers that stay pooled when nobody uses them.
-pub const BUFFER_POOLED_BYTES_MAX: usize = 64 << 20;
 /// Bytes received at once while it is not known what comes: small frames whole, the head of large ones.
 pub const STAGING_BYTES: usize = 16 * 1024;
 /// As [`STAGING_BYTES`] after a large frame: just its header, so that payload goes straight to its buffer.

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod calls;
+pub mod direct;
 pub mod init;
 
 /// Name of the virtio serial port between host and agent.

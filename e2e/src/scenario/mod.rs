@@ -11,6 +11,7 @@ mod mounts;
 mod multichannel;
 mod refusal;
 mod smb_direct;
+mod smb_direct_faults;
 mod space;
 
 use anyhow::Result;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Scenario> {
     [
         // First: the kernel's modules as they are before anybody has used them.
         smb_direct::scenarios(),
+        smb_direct_faults::scenarios(),
         mounts::scenarios(),
         multichannel::scenarios(),
         refusal::scenarios(),

@@ -74,7 +74,7 @@ pub(super) struct Link {
 }
 
 pub(super) const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: false };
-const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
+pub(super) const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
 
 impl Link {
     /// Makes one on the node's network device. Removed when dropped.
@@ -231,8 +231,12 @@ impl<'a> Fabric<'a> {
 
 impl Link {
     /// [MS-SMBD] 1.9: iWARP has a port of its own, because its connections are TCP's.
-    fn port(&self) -> u16 {
+    pub(super) fn port(&self) -> u16 {
         if self.iwarp { 5445 } else { 445 }
+    }
+
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.iwarp
     }
 }
 
@@ -251,14 +255,14 @@ pub(super) fn is_over_smb_direct(site: &Site, client: &Node, link: &Link) -> Res
 }
 
 /// A counter of our server.
-fn metric(site: &Site, name: &str) -> Result<u64> {
+pub(super) fn metric(site: &Site, name: &str) -> Result<u64> {
     let text = site.storage().run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -w 5 127.0.0.1 9445")?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     let value = value.with_context(|| format!("no {name} in\n{text}"))?;
     Ok(value.trim().parse::<f64>()? as u64)
 }
 
-fn no_queue_pair_is_left(nodes: &[&Node]) -> Result<()> {
+pub(super) fn no_queue_pair_is_left(nodes: &[&Node]) -> Result<()> {
     for node in nodes {
         node.wait_until("no queue pair is left", Duration::from_secs(20), || {
             Ok(node.run("rdma resource show qp | grep -c 'type RC' || true")? == "0")

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_inventory::{Host, Inventory, Transport};
+use forebay_rdma::{CmEvent, EventChannel, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
 
-use super::verbs::{CmEvent, EventChannel, Listener};
 use crate::advertise::{self, Local};
 use crate::eventloop::{Arrival, Loops};
 use crate::interfaces;
@@ -130,7 +130,7 @@ impl Listeners {
                         held.retain(|_, listener| listener.key() != key);
                         looked = None;
                     }
-                    CmEvent::Established(_) => {}
+                    CmEvent::Established(_) | CmEvent::Resolved(_) => {}
                 }
             }
         }

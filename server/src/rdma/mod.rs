@@ -1,19 +1,21 @@
 //! RDMA: where the server listens, and what an event loop has of it.
 
 pub mod listener;
-pub mod verbs;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
+use forebay_rdma::{CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, Notifier};
 use tracing::info;
 
 use crate::buffers::BufferPool;
+use crate::limits::RDMA_CLOSING_MAX;
 use crate::transport::smb_direct::{SmbDirect, settings};
-use verbs::{CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, NoChannel, Notifier};
 
 /// What happened to a connection of an event loop.
 pub(crate) enum Event {
@@ -32,7 +34,40 @@ pub(crate) struct Rdma {
     devices: HashMap<DeviceKey, OnDevice>,
     /// Connections, by how events name them.
     connections: HashMap<CmKey, u64>,
+    closing: Closing<Endpoint>,
     buffer_bytes_max: usize,
+}
+
+/// A thread that drops: the kernel may take seconds to let go of a queue pair that a peer has left in disorder, and the
+/// other connections of an event loop must not wait for that.
+struct Closing<T> {
+    dropped: Sender<T>,
+    count: Arc<AtomicUsize>,
+}
+
+impl<T: Send + 'static> Closing<T> {
+    fn new() -> std::io::Result<Self> {
+        let (dropped, given) = channel::<T>();
+        let count = Arc::new(AtomicUsize::new(0));
+        let left = Arc::clone(&count);
+        std::thread::Builder::new().name("rdma-close".to_owned()).spawn(move || {
+            for thing in given {
+                drop(thing);
+                left.fetch_sub(1, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Self { dropped, count })
+    }
+
+    fn drop(&self, thing: T) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        // The thread ends with the sender; were it gone, the thing would be dropped here.
+        let _ = self.dropped.send(thing);
+    }
+
+    fn is_full(&self) -> bool {
+        self.count.load(Ordering::Relaxed) >= RDMA_CLOSING_MAX
+    }
 }
 
 struct OnDevice {
@@ -43,10 +78,17 @@ struct OnDevice {
 
 impl Rdma {
     /// With at most `buffer_bytes_max` of buffers on each device.
-    pub(crate) fn new(buffer_bytes_max: usize) -> Result<Self, NoChannel> {
-        let channel = Arc::new(EventChannel::new()?);
-        let events = channel.descriptor();
-        Ok(Self { channel, events, devices: HashMap::new(), connections: HashMap::new(), buffer_bytes_max })
+    pub(crate) fn new(buffer_bytes_max: usize) -> Result<Self, String> {
+        let channel = EventChannel::new().map_err(|error| error.to_string())?;
+        let closing = Closing::new().map_err(|error| error.to_string())?;
+        Ok(Self {
+            events: channel.descriptor(),
+            channel: Arc::new(channel),
+            devices: HashMap::new(),
+            connections: HashMap::new(),
+            closing,
+            buffer_bytes_max,
+        })
     }
 
     /// What to wait for from the start.
@@ -67,6 +109,9 @@ impl Rdma {
         incoming: Incoming,
         peer: SocketAddr,
     ) -> Result<(SmbDirect, Option<Arc<OwnedFd>>), String> {
+        if self.closing.is_full() {
+            return Err("too many connections are still being closed".to_owned());
+        }
         let device = incoming.device().map_err(|errno| errno.to_string())?;
         let mut watch = None;
         if !self.devices.contains_key(&device.key()) {
@@ -88,8 +133,9 @@ impl Rdma {
     }
 
     /// A connection is closed.
-    pub(crate) fn forget(&mut self, key: CmKey) {
-        self.connections.remove(&key);
+    pub(crate) fn close(&mut self, endpoint: Endpoint) {
+        self.connections.remove(&endpoint.key());
+        self.closing.drop(endpoint);
     }
 
     /// What has happened since, by connection.
@@ -100,8 +146,8 @@ impl Rdma {
                 CmEvent::Established(key) => (key, Event::Established),
                 CmEvent::Ended(key, reason) => (key, Event::Ended(reason)),
                 CmEvent::DeviceRemoved(key) => (key, Event::Ended("the RDMA device was removed")),
-                // Only listeners are asked for connections, and theirs is another channel.
-                CmEvent::Connect(_) => continue,
+                // Only listeners are asked for connections, and theirs is another channel; nobody is connected to from here.
+                CmEvent::Connect(_) | CmEvent::Resolved(_) => continue,
             };
             found.extend(self.connections.get(&key).map(|id| (*id, event)));
         }
@@ -120,5 +166,42 @@ impl Rdma {
     /// Bytes of buffers in use.
     pub(crate) fn buffer_bytes(&self) -> usize {
         self.devices.values().map(|device| device.buffers.bytes_in_use()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, sync_channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Waits when it is dropped until it is told.
+    struct Slow(Receiver<()>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let _ = self.0.recv_timeout(Duration::from_secs(60));
+        }
+    }
+
+    #[test]
+    fn what_takes_long_to_close_holds_up_nobody_and_is_counted() {
+        let closing = Closing::new().expect("a thread");
+        let (told, wait) = sync_channel(RDMA_CLOSING_MAX);
+        closing.drop(Slow(wait));
+        for _ in 1..RDMA_CLOSING_MAX {
+            assert!(!closing.is_full());
+            let (told, wait) = sync_channel(1);
+            drop(told);
+            closing.drop(Slow(wait));
+        }
+        assert!(closing.is_full());
+        told.send(()).expect("it waits");
+        let until = Instant::now() + Duration::from_secs(60);
+        while closing.is_full() {
+            assert!(Instant::now() < until, "nothing is closed");
+            std::thread::yield_now();
+        }
     }
 }

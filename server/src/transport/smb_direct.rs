@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use forebay_rdma::{Completed, Device, Endpoint, FLUSHED, Piece, Remote, Sizes};
 use forebay_smb::engine::{Disconnect, RemoteBuffer, Transmit};
 use forebay_smb::fs::OpId;
 use forebay_smbdirect::wire::Token;
@@ -16,9 +17,8 @@ use tracing::{debug, info};
 
 use super::frame::{OUT_OF_MEMORY, WRITE_DATA, in_one_piece};
 use crate::buffers::{Buffer, BufferPool, FrameBuffer, ReadBuffer};
-use crate::limits::{RDMA_FRAMES_WAITING_MAX, RDMA_TRANSFERS_MAX};
+use crate::limits::{RDMA_FRAMES_WAITING_MAX, RDMA_TRANSFERS_MAX, SEND_STALL_TIME_MAX};
 use crate::metrics::Metrics;
-use crate::rdma::verbs::{CmKey, Completed, Device, Endpoint, Piece, Remote, Sizes};
 
 /// A connection over RDMA.
 pub(crate) struct SmbDirect {
@@ -43,6 +43,29 @@ pub(crate) struct SmbDirect {
     to_fetch: VecDeque<(Piece, Remote, u64)>,
     fetched: VecDeque<(OpId, FrameBuffer)>,
     done: Vec<Completed>,
+    progress: Progress,
+}
+
+/// Since when the device has been working on what it was given, with nothing of it done. How often it tries again, and how
+/// long it waits in between, is for the peer to say ([MS-SMBD] 3.1.4.1 leaves it to the connection request): for ever, if it
+/// likes.
+#[derive(Debug, Default)]
+struct Progress(Option<Instant>);
+
+impl Progress {
+    /// Something is done.
+    fn made(&mut self) {
+        self.0 = None;
+    }
+
+    /// Whether something is under way.
+    fn under_way(&mut self, is: bool, now: Instant) {
+        self.0 = is.then(|| self.0.unwrap_or(now));
+    }
+
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.0.is_some_and(|since| now.saturating_duration_since(since) > SEND_STALL_TIME_MAX)
+    }
 }
 
 struct Outgoing {
@@ -105,17 +128,13 @@ impl SmbDirect {
             to_fetch: VecDeque::new(),
             fetched: VecDeque::new(),
             done: Vec::new(),
+            progress: Progress::default(),
         };
         // The first message may come before the connection is told to be up.
         link.post_receives().map_err(|disconnect| disconnect.0.to_owned())?;
         let endpoint = link.endpoint.as_mut().expect("just given");
         endpoint.accept().map_err(|errno| errno.to_string())?;
         Ok(link)
-    }
-
-    /// Under which events name it.
-    pub(crate) fn key(&self) -> Option<CmKey> {
-        self.endpoint.as_ref().map(Endpoint::key)
     }
 
     /// Where buffers for it come from.
@@ -145,6 +164,12 @@ impl SmbDirect {
         self.pump(now)
     }
 
+    /// The connection is down. What was completed until then tells the log why.
+    pub(crate) fn lost(&mut self, now: Instant, metrics: &Metrics, reason: &'static str) -> Disconnect {
+        let mut done = std::mem::take(&mut self.done);
+        self.take_completed(now, metrics, &mut done).err().unwrap_or(Disconnect(reason))
+    }
+
     fn take_completed(
         &mut self,
         now: Instant,
@@ -159,6 +184,7 @@ impl SmbDirect {
                     self.received(now, slot, length, invalidated)?;
                 }
                 Completed::Sent(mark) => {
+                    self.progress.made();
                     if let Some((buffer, length)) = mark.and_then(|id| self.sending.remove(&id)) {
                         self.bytes -= u64::from(length);
                         metrics.bytes_sent.inc_by(length.into());
@@ -166,16 +192,23 @@ impl SmbDirect {
                     }
                     self.protocol.handle_sent(1).map_err(|reason| self.ended(reason))?;
                 }
+                Completed::Bound => {}
                 Completed::Written(length) => {
+                    self.progress.made();
                     self.bytes -= u64::from(length);
                 }
                 Completed::Fetched(mark, length) => {
+                    self.progress.made();
                     if let Some(op) = mark {
                         self.fetched(op, length)?;
                     }
                 }
                 Completed::Failed(reason) => {
-                    debug!(peer = %self.peer, reason, "RDMA failed");
+                    match reason {
+                        // How every connection ends of which a receive is under way.
+                        FLUSHED => debug!(peer = %self.peer, reason, "SMB Direct ended"),
+                        reason => info!(peer = %self.peer, reason, "SMB Direct ended"),
+                    }
                     self.protocol.handle_lost();
                     return Err(Disconnect("connection reset"));
                 }
@@ -352,6 +385,7 @@ impl SmbDirect {
                 )
                 .map_err(broken)?;
         }
+        self.progress.under_way(endpoint.works(), now);
         Ok(())
     }
 
@@ -359,6 +393,9 @@ impl SmbDirect {
     pub(crate) fn tick(&mut self, now: Instant) -> Result<(), Disconnect> {
         if self.protocol.poll_timeout().is_some_and(|at| at <= now) {
             self.protocol.handle_timeout(now).map_err(|reason| self.ended(reason))?;
+        }
+        if self.progress.is_stalled(now) {
+            return Err(Disconnect("the peer takes no data"));
         }
         self.pump(now)
     }
@@ -369,16 +406,17 @@ impl SmbDirect {
         self.protocol.shutdown(now).map_err(|reason| self.ended(reason))
     }
 
-    /// Ends the connection. What was being fetched comes back: it will not come any more.
-    pub(crate) fn close(&mut self) -> Vec<OpId> {
-        self.endpoint = None;
+    /// Ends the connection. The endpoint comes back, to be dropped where nobody waits for it, and what was being fetched: it
+    /// will not come any more.
+    pub(crate) fn close(&mut self) -> (Option<Endpoint>, Vec<OpId>) {
         self.frames.clear();
         self.outbox.clear();
         self.sending.clear();
         self.to_fetch.clear();
         self.bytes = 0;
         let fetched = self.fetched.drain(..).map(|(op, _)| op);
-        fetched.chain(self.fetches.drain().map(|(op, _)| OpId(op))).collect()
+        let lost = fetched.chain(self.fetches.drain().map(|(op, _)| OpId(op))).collect();
+        (self.endpoint.take(), lost)
     }
 
     fn ended(&self, reason: smbdirect::Disconnect) -> Disconnect {
@@ -422,4 +460,29 @@ fn pieces(buffer: u32, remote: &RemoteBuffer, length: u32) -> impl Iterator<Item
         start += there.length;
         (piece, Remote { address: there.offset, token: there.token.0 })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_gets_nothing_done_is_noticed() {
+        let second = Duration::from_secs(1);
+        let began = Instant::now();
+        let mut progress = Progress::default();
+        assert!(!progress.is_stalled(began + 2 * SEND_STALL_TIME_MAX), "nothing is to be done");
+        progress.under_way(true, began);
+        // More is given to it, which is no progress.
+        progress.under_way(true, began + SEND_STALL_TIME_MAX);
+        assert!(!progress.is_stalled(began + SEND_STALL_TIME_MAX));
+        assert!(progress.is_stalled(began + SEND_STALL_TIME_MAX + second));
+        progress.made();
+        progress.under_way(true, began + SEND_STALL_TIME_MAX);
+        assert!(!progress.is_stalled(began + SEND_STALL_TIME_MAX + second));
+        progress.under_way(false, began + SEND_STALL_TIME_MAX + second);
+        assert!(!progress.is_stalled(began + 3 * SEND_STALL_TIME_MAX));
+    }
 }

@@ -2,6 +2,7 @@
 //! program, because starting one under emulation costs tens of milliseconds.
 
 pub mod data;
+pub mod direct;
 pub mod grpc;
 pub mod inventory;
 pub mod locks;
@@ -23,6 +24,8 @@ pub fn dispatch(function: &str, arguments: &[u8]) -> Result<Vec<u8>> {
         "digest-tree" => call(arguments, data::digest_tree),
         "mount" => call(arguments, mounting::mount),
         "unmount" => call(arguments, mounting::unmount),
+        "smb-direct-verify" => call(arguments, direct::verify),
+        "smb-direct-fault" => call(arguments, direct::commit),
         "posix" => call(arguments, posix::all),
         "fill" => call(arguments, space::fill),
         "inventory" => call(arguments, inventory::inventory),

@@ -7,11 +7,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use rdma_sys::{ibv_access_flags, ibv_comp_channel, ibv_context, ibv_device_attr, ibv_mr, ibv_pd};
+use rdma_sys::{
+    ibv_access_flags, ibv_comp_channel, ibv_context, ibv_device_attr, ibv_device_cap_flags, ibv_mr, ibv_pd,
+};
 use rustix::io::Errno;
 
-use super::library::Library;
-use super::{check, last_errno};
+use crate::library::Library;
+use crate::{check, last_errno};
 
 /// Tells devices apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,11 +27,12 @@ pub struct Device {
     name: String,
     is_iwarp: bool,
     /// Work requests of one queue.
-    pub(super) work_max: u32,
+    pub(crate) work_max: u32,
     /// Pieces of memory of one work request.
-    pub(super) pieces_max: u32,
+    pub(crate) pieces_max: u32,
     /// RDMA READs of one connection under way at once.
-    pub(super) reads_max: u8,
+    pub(crate) reads_max: u8,
+    has_windows: bool,
 }
 
 // SAFETY: verbs are thread-safe; the context belongs to librdmacm and lives as long as the process.
@@ -43,12 +46,16 @@ impl fmt::Debug for Device {
     }
 }
 
+/// Memory windows of type 2, whichever way they belong to queue pairs.
+const WINDOWS: u32 = ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2A.0
+    | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
+
 /// All devices in use, so that each has one protection domain.
 static DEVICES: Mutex<Option<HashMap<DeviceKey, Weak<Device>>>> = Mutex::new(None);
 
 impl Device {
     /// The device of a context of librdmacm.
-    pub(super) fn of(library: &'static Library, context: *mut ibv_context) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn of(library: &'static Library, context: *mut ibv_context) -> Result<Arc<Self>, Errno> {
         let context = NonNull::new(context).ok_or(Errno::NODEV)?;
         let key = DeviceKey(context.as_ptr() as usize);
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,6 +85,7 @@ impl Device {
             work_max: attributes.max_qp_wr.max(0).cast_unsigned(),
             pieces_max: attributes.max_sge.max(1).cast_unsigned(),
             reads_max: attributes.max_qp_init_rd_atom.clamp(0, u8::MAX.into()) as u8,
+            has_windows: attributes.device_cap_flags & WINDOWS != 0,
         });
         devices.retain(|_, device| device.strong_count() > 0);
         devices.insert(key, Arc::downgrade(&device));
@@ -114,15 +122,21 @@ impl Device {
         self.pieces_max
     }
 
-    pub(super) fn library(&self) -> &'static Library {
+    /// Whether tokens can be had that a peer may invalidate.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.has_windows
+    }
+
+    pub(crate) fn library(&self) -> &'static Library {
         self.library
     }
 
-    pub(super) fn context(&self) -> *mut ibv_context {
+    pub(crate) fn context(&self) -> *mut ibv_context {
         self.context.as_ptr()
     }
 
-    pub(super) fn domain(&self) -> *mut ibv_pd {
+    pub(crate) fn domain(&self) -> *mut ibv_pd {
         self.domain.as_ptr()
     }
 
@@ -138,20 +152,34 @@ impl Device {
             // RFC 5040: what an RDMA READ fills is named to the peer, which writes there.
             access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
         }
-        // SAFETY: the domain lives as long as the device. A device reaches the block only by work requests, which
-        // `Endpoint` makes for buffers that it owns; a region of freed memory that is never named does nothing.
+        // SAFETY: the device reaches the block only by work requests, which `Endpoint` makes for buffers that it owns; a
+        // region of freed memory that is never named does nothing.
+        unsafe { self.register_raw(memory.as_mut_ptr(), memory.len(), access) }
+    }
+
+    /// Lets the device, and by the flags a peer, reach memory.
+    ///
+    /// # Safety
+    /// The memory must be valid for all that device and peer do with it, until the region is dropped.
+    pub(crate) unsafe fn register_raw(
+        self: &Arc<Self>,
+        memory: *mut u8,
+        length: usize,
+        access: ibv_access_flags,
+    ) -> Result<Region, Errno> {
+        // SAFETY: the domain lives as long as the device; the memory is the caller's promise.
         let region = unsafe {
             (self.library.ibv_reg_mr)(
                 self.domain.as_ptr(),
-                memory.as_mut_ptr().cast::<c_void>(),
-                memory.len(),
+                memory.cast::<c_void>(),
+                length,
                 access.0.cast_signed(),
             )
         };
         let region = NonNull::new(region).ok_or_else(last_errno)?;
         // SAFETY: the region was just made.
-        let key = unsafe { (*region.as_ptr()).lkey };
-        Ok(Region { device: Arc::clone(self), region, key })
+        let (key, token) = unsafe { ((*region.as_ptr()).lkey, (*region.as_ptr()).rkey) };
+        Ok(Region { device: Arc::clone(self), region, key, token })
     }
 }
 
@@ -170,6 +198,7 @@ pub struct Region {
     device: Arc<Device>,
     region: NonNull<ibv_mr>,
     key: u32,
+    token: u32,
 }
 
 // SAFETY: a region is used by its key; deregistration may be called from any thread.
@@ -185,8 +214,21 @@ impl fmt::Debug for Region {
 
 impl Region {
     /// The key by which work requests name it.
-    pub(super) fn key(&self) -> u32 {
+    pub(crate) fn key(&self) -> u32 {
         self.key
+    }
+
+    /// The token by which a peer names it, where it may.
+    pub(crate) fn token(&self) -> u32 {
+        self.token
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_mr {
+        self.region.as_ptr()
     }
 }
 
@@ -249,11 +291,11 @@ impl Notifier {
         Arc::clone(&self.descriptor)
     }
 
-    pub(super) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    pub(super) fn channel(&self) -> *mut ibv_comp_channel {
+    pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
         self.channel.as_ptr()
     }
 
@@ -293,7 +335,7 @@ impl Drop for Notifier {
 }
 
 /// Another descriptor for the same file: what waits for it may outlive the library's own.
-pub(super) fn duplicate(fd: i32) -> Result<Arc<OwnedFd>, Errno> {
+pub(crate) fn duplicate(fd: i32) -> Result<Arc<OwnedFd>, Errno> {
     // SAFETY: the descriptor belongs to an object that the caller holds.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(Arc::new(rustix::io::fcntl_dupfd_cloexec(borrowed, 0)?))

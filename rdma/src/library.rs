@@ -22,8 +22,8 @@ pub enum Unavailable {
 macro_rules! library {
     ($($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions that are used. What rdma-sys has as inline functions comes from there.
-        pub(super) struct Library {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        pub(crate) struct Library {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Library {
@@ -73,6 +73,9 @@ library! {
     rdma_migrate_id: fn(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int;
     rdma_create_qp: fn(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int;
     rdma_destroy_qp: fn(*mut rdma_cm_id);
+    rdma_resolve_addr: fn(*mut rdma_cm_id, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+    rdma_resolve_route: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_connect: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
     rdma_accept: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
     rdma_disconnect: fn(*mut rdma_cm_id) -> c_int;
 }
@@ -82,7 +85,7 @@ impl Library {
     ///
     /// # Errors
     /// Why they could not be loaded; the answer stays.
-    pub(super) fn get() -> Result<&'static Self, Unavailable> {
+    pub(crate) fn get() -> Result<&'static Self, Unavailable> {
         static LIBRARY: OnceLock<Result<Library, Unavailable>> = OnceLock::new();
         LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }

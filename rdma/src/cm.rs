@@ -6,15 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_sys::{
     rdma_cm_event, rdma_cm_event_type as event_type, rdma_cm_id, rdma_event_channel, rdma_port_space,
 };
 use rustix::io::Errno;
 
-use super::device::{Device, duplicate};
-use super::library::{Library, Unavailable};
-use super::{check, last_errno};
+use crate::device::{Device, duplicate};
+use crate::library::{Library, Unavailable};
+use crate::{check, last_errno};
 
 /// Tells connections of this process apart, as long as they live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +26,8 @@ pub struct CmKey(usize);
 pub enum CmEvent {
     /// A peer wants to connect to a listener.
     Connect(Incoming),
+    /// The next step towards a peer is done: its address or the route to it is known.
+    Resolved(CmKey),
     /// The connection is up.
     Established(CmKey),
     /// The connection is down, or never came to be.
@@ -139,6 +142,12 @@ impl EventChannel {
                 // Dropped, and so refused, where the device is on its way out.
                 incoming.peer().map(|_| CmEvent::Connect(incoming))
             }
+            event_type::RDMA_CM_EVENT_ADDR_RESOLVED | event_type::RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                Some(CmEvent::Resolved(key))
+            }
+            event_type::RDMA_CM_EVENT_ADDR_ERROR | event_type::RDMA_CM_EVENT_ROUTE_ERROR => {
+                Some(CmEvent::Ended(key, "there is no way to the peer"))
+            }
             event_type::RDMA_CM_EVENT_ESTABLISHED => Some(CmEvent::Established(key)),
             event_type::RDMA_CM_EVENT_DISCONNECTED => Some(CmEvent::Ended(key, "closed by the peer")),
             event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => Some(CmEvent::DeviceRemoved(key)),
@@ -159,7 +168,7 @@ impl Drop for EventChannel {
 }
 
 /// An identifier of librdmacm: a connection or a listener.
-pub(super) struct Id {
+pub(crate) struct Id {
     channel: Arc<EventChannel>,
     id: NonNull<rdma_cm_id>,
 }
@@ -174,22 +183,36 @@ impl fmt::Debug for Id {
 }
 
 impl Id {
-    pub(super) fn key(&self) -> CmKey {
+    fn new(channel: &Arc<EventChannel>) -> Result<Self, Errno> {
+        let mut id = ptr::null_mut();
+        // SAFETY: the channel lives.
+        check(unsafe {
+            (channel.library.rdma_create_id)(
+                channel.channel.as_ptr(),
+                &raw mut id,
+                ptr::null_mut(),
+                rdma_port_space::RDMA_PS_TCP,
+            )
+        })?;
+        Ok(Self { channel: Arc::clone(channel), id: NonNull::new(id).ok_or(Errno::NOMEM)? })
+    }
+
+    pub(crate) fn key(&self) -> CmKey {
         CmKey(self.id.as_ptr() as usize)
     }
 
-    pub(super) fn raw(&self) -> *mut rdma_cm_id {
+    pub(crate) fn raw(&self) -> *mut rdma_cm_id {
         self.id.as_ptr()
     }
 
-    pub(super) fn device(&self) -> Result<Arc<Device>, Errno> {
+    pub(crate) fn device(&self) -> Result<Arc<Device>, Errno> {
         // SAFETY: the identifier lives.
         Device::of(self.channel.library, unsafe { self.id.as_ref() }.verbs)
     }
 
     /// Has its events come to another channel. Events of it that were taken must have been acknowledged, which
     /// [`EventChannel::next`] does.
-    pub(super) fn migrate(&mut self, channel: &Arc<EventChannel>) -> Result<(), Errno> {
+    pub(crate) fn migrate(&mut self, channel: &Arc<EventChannel>) -> Result<(), Errno> {
         // SAFETY: both live.
         check(unsafe { (self.channel.library.rdma_migrate_id)(self.id.as_ptr(), channel.channel.as_ptr()) })?;
         self.channel = Arc::clone(channel);
@@ -213,7 +236,7 @@ impl Drop for Id {
 /// A peer that waits to be let in; refused where it is dropped.
 #[derive(Debug)]
 pub struct Incoming {
-    pub(super) id: Id,
+    pub(crate) id: Id,
     /// RDMA READs that the peer serves at once.
     reads: u8,
     /// RDMA READs that the peer wants to make at once.
@@ -238,7 +261,7 @@ impl Incoming {
     }
 
     /// RDMA READs of ours that may be under way at once, and those of the peer that it is granted.
-    pub(super) fn depths(&self, device: &Device) -> (u8, u8) {
+    pub(crate) fn depths(&self, device: &Device) -> (u8, u8) {
         // [MS-SMBD] 3.1.4.1: clients over iWARP without enhanced connections put both into their private data.
         let word = |at: usize| {
             let bytes = [self.private[at], self.private[at + 1], self.private[at + 2], self.private[at + 3]];
@@ -251,6 +274,66 @@ impl Incoming {
         };
         (reads.min(device.reads_max), read_by_peer.min(device.reads_max))
     }
+}
+
+/// A peer that is to be connected to; given up where it is dropped. [`crate::Endpoint::connecting`] makes the end of the
+/// connection once both steps are done.
+#[derive(Debug)]
+pub struct Outgoing {
+    pub(crate) id: Id,
+}
+
+impl Outgoing {
+    /// First step: finds the device by which the peer can be reached. [`CmEvent::Resolved`] says when that is done.
+    ///
+    /// # Errors
+    /// ENODEV where no RDMA device leads there.
+    pub fn resolve_address(
+        channel: &Arc<EventChannel>,
+        peer: SocketAddr,
+        patience: Duration,
+    ) -> Result<Self, Errno> {
+        let id = Id::new(channel)?;
+        let mut storage = raw_address(peer);
+        // SAFETY: the identifier lives, and the storage holds an address of its family.
+        check(unsafe {
+            (channel.library.rdma_resolve_addr)(
+                id.raw(),
+                ptr::null_mut(),
+                (&raw mut storage).cast(),
+                milliseconds(patience),
+            )
+        })?;
+        Ok(Self { id })
+    }
+
+    /// Second step: finds the way there. [`CmEvent::Resolved`] says when that is done.
+    ///
+    /// # Errors
+    /// Those of the connection manager.
+    pub fn resolve_route(&mut self, patience: Duration) -> Result<(), Errno> {
+        let library = self.id.channel.library;
+        // SAFETY: the identifier lives.
+        check(unsafe { (library.rdma_resolve_route)(self.id.raw(), milliseconds(patience)) })
+    }
+
+    /// Under which events name it.
+    #[must_use]
+    pub fn key(&self) -> CmKey {
+        self.id.key()
+    }
+
+    /// The device that leads there, after the first step.
+    ///
+    /// # Errors
+    /// Those of the device; ENODEV before.
+    pub fn device(&self) -> Result<Arc<Device>, Errno> {
+        self.id.device()
+    }
+}
+
+fn milliseconds(patience: Duration) -> i32 {
+    patience.as_millis().min(i32::MAX as u128) as i32
 }
 
 /// Takes connections to an address.
@@ -266,17 +349,7 @@ impl Listener {
     /// EADDRNOTAVAIL or ENODEV where no RDMA device has the address; EADDRINUSE.
     pub fn bind(channel: &Arc<EventChannel>, address: SocketAddr, backlog: i32) -> Result<Self, Errno> {
         let library = channel.library;
-        let mut id = ptr::null_mut();
-        // SAFETY: the channel lives.
-        check(unsafe {
-            (library.rdma_create_id)(
-                channel.channel.as_ptr(),
-                &raw mut id,
-                ptr::null_mut(),
-                rdma_port_space::RDMA_PS_TCP,
-            )
-        })?;
-        let id = Id { channel: Arc::clone(channel), id: NonNull::new(id).ok_or(Errno::NOMEM)? };
+        let id = Id::new(channel)?;
         let mut storage = raw_address(address);
         // SAFETY: the identifier lives, and the storage holds an address of its family.
         check(unsafe { (library.rdma_bind_addr)(id.raw(), (&raw mut storage).cast()) })?;

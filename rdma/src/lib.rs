@@ -5,14 +5,19 @@
 //! because each holds what it depends on.
 #![allow(unsafe_code)]
 
+mod buffers;
 mod cm;
 mod device;
 mod endpoint;
+mod exposed;
 mod library;
+pub mod limits;
 
-pub use cm::{CmEvent, CmKey, EventChannel, Incoming, Listener, NoChannel};
+pub use buffers::{BUFFER_BYTES, Buffer, BufferPool, OutOfBuffers, PAGE};
+pub use cm::{CmEvent, CmKey, EventChannel, Incoming, Listener, NoChannel, Outgoing};
 pub use device::{Device, DeviceKey, Notifier, Region};
-pub use endpoint::{Completed, Endpoint, PIECES_MAX, Piece, Remote, Sizes};
+pub use endpoint::{Completed, Endpoint, FLUSHED, PIECES_MAX, Piece, Remote, Sizes};
+pub use exposed::{Exposed, Window};
 pub use library::Unavailable;
 
 use rustix::io::Errno;

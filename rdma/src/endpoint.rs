@@ -10,17 +10,18 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_cq, ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type,
-    ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags,
-    ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_conn_param, rdma_t,
-    wr_t,
+    bind_mw_t, bind_mw_tso_union_t, ibv_access_flags, ibv_cq, ibv_mw_bind_info, ibv_poll_cq, ibv_post_recv,
+    ibv_post_send, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr, ibv_req_notify_cq, ibv_send_flags,
+    ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
+    imm_data_invalidated_rkey_union_t, rdma_conn_param, rdma_t, wr_t,
 };
 use rustix::io::Errno;
 
-use super::cm::{CmKey, EventChannel, Id, Incoming};
-use super::device::{Device, Notifier, Region};
-use super::{check, last_errno};
 use crate::buffers::{Buffer, PAGE};
+use crate::cm::{CmKey, EventChannel, Id, Incoming, Outgoing};
+use crate::device::{Device, Notifier, Region};
+use crate::exposed::Window;
+use crate::{check, last_errno};
 
 /// What an endpoint has room for.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,7 @@ pub struct Sizes {
     pub receive_bytes: u32,
     /// Messages being sent at once.
     pub sends: u16,
-    /// RDMA READs and WRITEs under way at once.
+    /// RDMA READs and WRITEs, and bindings, under way at once.
     pub transfers: u16,
 }
 
@@ -73,13 +74,16 @@ pub enum Completed {
         slot: u16,
         /// Bytes.
         length: u32,
-        /// The token of ours that the peer had invalidated.
+        /// The token of ours that the peer had invalidated. Soft-RoCE says so to the kernel only: it hands the kernel's own flags to
+        /// processes, which have others.
         invalidated: Option<u32>,
     },
     /// A message went; with the mark that [`Endpoint::send`] was given.
     Sent(Option<u64>),
     /// So many bytes went by RDMA WRITE.
     Written(u32),
+    /// A window has the token that [`Endpoint::bind`] said.
+    Bound,
     /// So many bytes came by RDMA READ; with the mark that [`Endpoint::read`] was given.
     Fetched(Option<u64>, u32),
     /// The connection is broken.
@@ -97,6 +101,7 @@ struct Held {
 
 enum Work {
     Send { slot: u16, pieces: [u32; PIECES_MAX], count: usize, mark: Option<u64> },
+    Bind,
     Write { buffer: u32, length: u32 },
     Read { buffer: u32, length: u32, mark: Option<u64> },
 }
@@ -150,6 +155,34 @@ impl Endpoint {
         let depths = incoming.depths(&device);
         let mut id = incoming.id;
         id.migrate(channel)?;
+        Self::made(id, device, depths, notifier, context, sizes)
+    }
+
+    /// The end of a connection that is to be asked for, after both steps towards the peer. Completions as with
+    /// [`Endpoint::new`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn connecting(
+        outgoing: Outgoing,
+        notifier: &Arc<Notifier>,
+        context: u64,
+        sizes: Sizes,
+    ) -> Result<Self, Errno> {
+        let device = outgoing.device()?;
+        // Who connects lends memory; it reaches for none.
+        let depths = (0, device.reads_max);
+        Self::made(outgoing.id, device, depths, notifier, context, sizes)
+    }
+
+    fn made(
+        id: Id,
+        device: Arc<Device>,
+        depths: (u8, u8),
+        notifier: &Arc<Notifier>,
+        context: u64,
+        sizes: Sizes,
+    ) -> Result<Self, Errno> {
         let slots = usize::from(sizes.receives) * sizes.receive_bytes as usize;
         let mut memory = vec![0; slots + usize::from(sizes.sends) * HEADER_BYTES + PAGE].into_boxed_slice();
         let begin = memory.as_ptr().align_offset(PAGE);
@@ -235,21 +268,36 @@ impl Endpoint {
     /// # Errors
     /// Those of the connection manager.
     pub fn accept(&mut self) -> Result<(), Errno> {
+        // [MS-SMBD] 3.1.4.1: credits see to it that a receive is there; who breaks that is disconnected.
+        let mut parameters = self.parameters(0);
+        // SAFETY: the identifier has a queue pair.
+        check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
+    }
+
+    /// Asks the peer to let this end in, and says how often it is to try again where there is no receive for a message of
+    /// its: 7 is for ever. Receives are to be posted before.
+    ///
+    /// # Errors
+    /// Those of the connection manager.
+    pub fn connect(&mut self, receiver_not_ready_retries: u8) -> Result<(), Errno> {
+        let mut parameters = self.parameters(receiver_not_ready_retries);
+        // SAFETY: the identifier has a queue pair.
+        check(unsafe { (self.device.library().rdma_connect)(self.id.raw(), &raw mut parameters) })
+    }
+
+    fn parameters(&self, rnr_retry_count: u8) -> rdma_conn_param {
         let (reads, read_by_peer) = self.depths;
-        let mut parameters = rdma_conn_param {
+        rdma_conn_param {
             private_data: ptr::null(),
             private_data_len: 0,
             responder_resources: read_by_peer,
             initiator_depth: reads,
             flow_control: 1,
             retry_count: 7,
-            // [MS-SMBD] 3.1.4.1: credits see to it that a receive is there; who breaks that is disconnected.
-            rnr_retry_count: 0,
+            rnr_retry_count,
             srq: 0,
             qp_num: 0,
-        };
-        // SAFETY: the identifier has a queue pair.
-        check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
+        }
     }
 
     /// The first `length` bytes of a slot that a message was received in.
@@ -354,6 +402,12 @@ impl Endpoint {
         self.headers.len()
     }
 
+    /// Whether anything is being sent or moved.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.work_free.len() < self.work.len()
+    }
+
     /// How many RDMA READs and WRITEs may be begun now.
     #[must_use]
     pub fn transfers_left(&self) -> u16 {
@@ -436,6 +490,37 @@ impl Endpoint {
         self.post(&mut request, work, &[piece.buffer])
     }
 
+    /// Opens a part of exposed memory to the peer, by a token that the peer can invalidate: this one, which is good for what is
+    /// sent from now on. Takes the room of one transfer.
+    ///
+    /// # Errors
+    /// EINVAL for a part that is none; those of the device.
+    pub fn bind(&mut self, window: &mut Window, at: usize, length: usize) -> Result<u32, Errno> {
+        let memory = window.memory();
+        if at.checked_add(length).is_none_or(|end| end > memory.length()) {
+            return Err(Errno::INVAL);
+        }
+        if self.transfers_left() == 0 {
+            return Err(Errno::NOBUFS);
+        }
+        let access = ibv_access_flags::IBV_ACCESS_REMOTE_READ | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        let bind_info = ibv_mw_bind_info {
+            mr: memory.region().raw(),
+            addr: memory.address() + at as u64,
+            length: length as u64,
+            mw_access_flags: access.0,
+        };
+        let token = window.next_token();
+        let mut request = work_request(&mut []);
+        request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+        request.bind_mw_tso_union =
+            bind_mw_tso_union_t { bind_mw: bind_mw_t { mw: window.raw(), rkey: token, bind_info } };
+        self.transfers += 1;
+        self.post(&mut request, Work::Bind, &[])?;
+        window.set_token(token);
+        Ok(token)
+    }
+
     fn post(&mut self, request: &mut ibv_send_wr, work: Work, buffers: &[u32]) -> Result<(), Errno> {
         let index = self.work_free.pop().ok_or(Errno::NOBUFS)?;
         request.wr_id = index.into();
@@ -482,7 +567,13 @@ impl Endpoint {
             let slot = (completion.wr_id & !RECEIVE) as u16;
             self.posted[usize::from(slot)] = false;
             if let Some(failure) = failure {
-                return Completed::Failed(failure);
+                return Completed::Failed(match completion.status {
+                    // Hardware says the first of a message that is too long, soft-RoCE the second.
+                    ibv_wc_status::IBV_WC_LOC_LEN_ERR | ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => {
+                        "the peer's message is longer than there is place for, or invalid"
+                    }
+                    _ => failure,
+                });
             }
             debug_assert_eq!(completion.opcode, ibv_wc_opcode::IBV_WC_RECV);
             let has_token = completion.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
@@ -506,6 +597,10 @@ impl Endpoint {
                     self.unpost(*buffer);
                 }
                 Completed::Sent(mark)
+            }
+            Work::Bind => {
+                self.transfers -= 1;
+                Completed::Bound
             }
             Work::Write { buffer, length } => {
                 self.transfers -= 1;
@@ -546,16 +641,18 @@ fn work_request(elements: &mut [ibv_sge]) -> ibv_send_wr {
     request
 }
 
+/// What [`Completed::Failed`] says of what was under way when the connection ended.
+pub const FLUSHED: &str = "the connection was ended";
+
 /// What a failed completion means for who reads a log.
 fn describe(status: ibv_wc_status::Type) -> &'static str {
     match status {
-        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "the connection was ended",
+        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => FLUSHED,
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR => "the peer does not answer",
         ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => "the peer had no receive for a message",
         ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "the peer's memory may not be reached by the token it gave",
         ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => "the peer refused a request",
         ibv_wc_status::IBV_WC_REM_OP_ERR => "the peer could not carry out a request",
-        ibv_wc_status::IBV_WC_LOC_LEN_ERR => "the peer sent more than there is place for",
         ibv_wc_status::IBV_WC_LOC_PROT_ERR | ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => {
             "the device may not reach memory of the server"
         }

@@ -1,0 +1,347 @@
+//! Files by RDMA with our own client, and the faults that no kernel commits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_rdma::{Exposed, Window};
+use forebay_smb::wire::read::Channel;
+use forebay_smbdirect::wire::{DataTransfer, Flags};
+use serde::{Deserialize, Serialize};
+
+use super::data::Noise;
+use crate::guest::direct::client::{Client, Lent, Target, descriptors};
+use crate::guest::direct::link::{Link, Manners};
+
+/// Arguments of [`verify`].
+#[derive(Serialize, Deserialize)]
+pub struct Verify {
+    /// Where.
+    pub target: Target,
+    /// Name of the file.
+    pub name: String,
+    /// Size; at least a few pages.
+    pub bytes: u32,
+    /// Of its content.
+    pub seed: u64,
+}
+
+/// What [`verify`] found.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Verified {
+    /// Bytes that went by RDMA, there and back.
+    pub bytes: u64,
+    /// Tokens that the server invalidated: none where the device has none that can be.
+    pub invalidated: u32,
+}
+
+/// Writes and reads a file by RDMA, with descriptors of several pieces out of order, and compares: with tokens that stay
+/// (SMB2_CHANNEL_RDMA_V1), and with such as the server invalidates (SMB2_CHANNEL_RDMA_V1_INVALIDATE).
+pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> {
+    let mut client = Client::mount(&target, Manners::default())?;
+    let device = Arc::clone(client.link.device());
+    let length = bytes as usize;
+    let memory = Arc::new(Exposed::new(&device, 2 * length)?);
+    let file = client.open(&name)?;
+    let mut found = Verified { bytes: 0, invalidated: 0 };
+    for (round, channel) in [Channel::RDMA_V1, Channel::RDMA_V1_INVALIDATE].into_iter().enumerate() {
+        let invalidates = channel == Channel::RDMA_V1_INVALIDATE;
+        if invalidates && !device.has_windows() {
+            break;
+        }
+        let content = Noise::new(seed + round as u64).bytes(length);
+        // From the second half of the memory to the file, and from there to the first.
+        for (writes, half) in [(true, length), (false, 0)] {
+            let mut pieces = shuffled(bytes, half, memory.token());
+            let mut window = invalidates.then(|| Window::new(&memory)).transpose()?;
+            if let Some(window) = &mut window {
+                // [MS-SMB2] 2.2.19: the first descriptor's token is the one that is invalidated.
+                pieces[0].token = client.link.bind(window, pieces[0].at, pieces[0].length as usize)?;
+            }
+            let info = descriptors(&memory, &pieces);
+            let token = if writes {
+                let mut left = content.as_slice();
+                for piece in &pieces {
+                    let (now, rest) = left.split_at(piece.length as usize);
+                    memory.put(piece.at, now);
+                    left = rest;
+                }
+                client.write(file, 0, bytes, channel, &info)?
+            } else {
+                memory.put(half, &vec![0; length]);
+                client.read(file, 0, bytes, channel, &info)?
+            };
+            if let Some(window) = &mut window {
+                // Not every device tells; but none binds a window whose token is still good.
+                ensure!(
+                    token.is_none_or(|token| token == pieces[0].token),
+                    "{token:?} came back of {pieces:?}"
+                );
+                client.link.bind(window, 0, 1).context("the token was not invalidated")?;
+                found.invalidated += 1;
+            } else {
+                ensure!(token.is_none(), "{token:?} was invalidated, which nobody asked for");
+            }
+            found.bytes += u64::from(bytes);
+            if !writes {
+                let read: Vec<u8> =
+                    pieces.iter().flat_map(|piece| memory.get(piece.at, piece.length as usize)).collect();
+                ensure!(read == content, "{channel:?}: what was read differs from what was written");
+            }
+        }
+    }
+    client.close(file)?;
+    Ok(found)
+}
+
+/// Three pieces of so many bytes of memory from `half` on, of odd sizes, the last first.
+fn shuffled(bytes: u32, half: usize, token: u32) -> Vec<Lent> {
+    let (one, two) = (bytes / 3 + 1, bytes / 5 + 2);
+    let piece = |from: u32, to: u32| Lent { at: half + from as usize, length: to - from, token };
+    vec![piece(one + two, bytes), piece(0, one), piece(one, one + two)]
+}
+
+/// What a client may do wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// Asks to be let in and does not look at the answer.
+    HalfOpen,
+    /// Is let in and says nothing.
+    Silent,
+    /// Speaks first of all without being understood.
+    GarbageFirst,
+    /// Speaks too short for anything.
+    GarbageShort,
+    /// After the negotiation sends what is no message.
+    GarbageLater,
+    /// Sends a good message of SMB Direct with none of SMB in it.
+    GarbageWithin,
+    /// Posts no receive.
+    NoReceives,
+    /// After it has logged on posts no receives any more, grants credits all the same, and has the server try for ever.
+    NoReceivesForEver,
+    /// After it has logged on grants no credits any more.
+    NoCredits,
+    /// Announces a longer message than the server takes.
+    OversizedFragment,
+    /// Sends a longer message than was negotiated.
+    LongerThanNegotiated,
+    /// Sends a longer message than the server has room for.
+    LongerThanReceives,
+    /// Says that the payload lies outside of the message.
+    PayloadOutside,
+    /// Has the server READ its memory by a token that never was.
+    MadeUpTokenToRead,
+    /// The same for the server's WRITE.
+    MadeUpTokenToWrite,
+    /// By one that was and is no more.
+    StaleTokenToRead,
+    /// The same for the server's WRITE.
+    StaleTokenToWrite,
+    /// By one that opens less than it says.
+    ShortTokenToRead,
+    /// The same for the server's WRITE.
+    ShortTokenToWrite,
+    /// Is killed while the server READs its memory.
+    Killed,
+}
+
+/// Arguments of [`commit`].
+#[derive(Serialize, Deserialize)]
+pub struct Misdeed {
+    /// To whom.
+    pub target: Target,
+    /// What.
+    pub fault: Fault,
+    /// How long to wait for the end of the connection.
+    pub patience: Duration,
+}
+
+/// How the connection ended.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ended {
+    /// Why, as far as the client is told.
+    pub reason: String,
+    /// How long after the fault.
+    pub after: Duration,
+}
+
+/// WRITEs that are under way when the client is killed, and the bytes of each: more than a software device moves at once.
+const KILLED_WRITES: u32 = 4;
+const KILLED_BYTES: u32 = 4 << 20;
+/// Bytes of a READ or WRITE that goes wrong.
+const TRANSFER_BYTES: u32 = 64 << 10;
+/// Receives of a client that stops to post them or to grant credits: enough to log on.
+const RECEIVES_FEW: u16 = 16;
+/// Requests whose answers are more than [`RECEIVES_FEW`], and fewer than the server's credits.
+const ECHOES: u16 = 64;
+/// Payload of a message that breaks a rule.
+const PAYLOAD_BYTES: u32 = 8;
+
+/// Commits one fault, and waits until the server has ended the connection.
+pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
+    let good = Manners::default();
+    match fault {
+        Fault::HalfOpen => {
+            let _link = Link::connect(target.server, good)?;
+            // The fault itself: whoever looks at its events completes the connection.
+            std::thread::sleep(patience);
+            Ok(Ended { reason: "not looked at".to_owned(), after: patience })
+        }
+        Fault::Silent => before_negotiation(&target, Manners { deaf: true, ..good }, None, patience),
+        Fault::GarbageFirst => {
+            before_negotiation(&target, Manners { deaf: true, ..good }, Some(&[0xa5; 64]), patience)
+        }
+        Fault::GarbageShort => {
+            before_negotiation(&target, Manners { deaf: true, ..good }, Some(&[1; 7]), patience)
+        }
+        Fault::NoReceives => {
+            let mut link = Link::connect(target.server, Manners { receives: 0, ..good })?;
+            link.establish()?;
+            let began = Instant::now();
+            // [MS-SMBD] 2.2.1: as a well-meaning client would ask.
+            let request = forebay_smbdirect::wire::NegotiateRequest {
+                min_version: forebay_smbdirect::wire::VERSION,
+                max_version: forebay_smbdirect::wire::VERSION,
+                credits_requested: 10,
+                preferred_send_size: 1364,
+                max_receive_size: 1364,
+                max_fragmented_size: 1 << 20,
+            };
+            link.send_raw(&request.encode())?;
+            ended(&mut link, began, patience)
+        }
+        Fault::GarbageLater => after_negotiation(&target, good, &[0xa5; 200], patience),
+        Fault::OversizedFragment => {
+            let message = data(PAYLOAD_BYTES, 2 << 20, PAYLOAD_BYTES);
+            after_negotiation(&target, good, &message, patience)
+        }
+        Fault::LongerThanNegotiated => {
+            let manners = Manners { max_send_size: Some(512), ..good };
+            after_negotiation(&target, manners, &data(600, 0, 600), patience)
+        }
+        Fault::LongerThanReceives => after_negotiation(&target, good, &data(8000, 0, 8000), patience),
+        Fault::PayloadOutside => after_negotiation(&target, good, &data(1000, 0, PAYLOAD_BYTES), patience),
+        Fault::GarbageWithin => after_negotiation(&target, good, &data(100, 0, 100), patience),
+        Fault::NoCredits => {
+            // The server holds no more credits than that.
+            let mut client = Client::mount(&target, Manners { receives: RECEIVES_FEW, ..good })?;
+            client.link.manners.grants = Some(0);
+            starve(&mut client, patience)
+        }
+        Fault::NoReceivesForEver => {
+            let manners = Manners { receives: RECEIVES_FEW, receiver_not_ready_retries: 7, ..good };
+            let mut client = Client::mount(&target, manners)?;
+            client.link.manners.posts_again = false;
+            client.link.manners.grants = Some(u16::from(u8::MAX));
+            starve(&mut client, patience)
+        }
+        Fault::MadeUpTokenToRead
+        | Fault::MadeUpTokenToWrite
+        | Fault::StaleTokenToRead
+        | Fault::StaleTokenToWrite
+        | Fault::ShortTokenToRead
+        | Fault::ShortTokenToWrite => with_bad_token(&target, fault, patience),
+        Fault::Killed => killed(&target),
+    }
+}
+
+fn ended(link: &mut Link, began: Instant, patience: Duration) -> Result<Ended> {
+    let reason = link.until_ended(patience)?;
+    Ok(Ended { reason, after: began.elapsed() })
+}
+
+fn before_negotiation(
+    target: &Target,
+    manners: Manners,
+    said: Option<&[u8]>,
+    patience: Duration,
+) -> Result<Ended> {
+    let mut link = Link::connect(target.server, manners)?;
+    let began = Instant::now();
+    link.establish()?;
+    if let Some(said) = said {
+        link.send_raw(said)?;
+    }
+    ended(&mut link, began, patience)
+}
+
+fn after_negotiation(target: &Target, manners: Manners, said: &[u8], patience: Duration) -> Result<Ended> {
+    let mut link = Link::connect(target.server, manners)?;
+    link.establish()?;
+    link.negotiate()?;
+    let began = Instant::now();
+    link.send_raw(said)?;
+    ended(&mut link, began, patience)
+}
+
+/// A Data Transfer message with so many bytes of payload that says it has `length`, and `remaining` to follow.
+fn data(length: u32, remaining: u32, payload: u32) -> Vec<u8> {
+    let header = DataTransfer {
+        credits_requested: 255,
+        credits_granted: 10,
+        flags: Flags::default(),
+        remaining_data_length: remaining,
+        data_offset: DataTransfer::DATA_OFFSET as u32,
+        data_length: length,
+    };
+    [&header.encode()[..], &vec![0xa5; payload as usize]].concat()
+}
+
+/// Asks for more answers than the server can send.
+fn starve(client: &mut Client, patience: Duration) -> Result<Ended> {
+    let began = Instant::now();
+    for _ in 0..ECHOES {
+        client.send_echo()?;
+    }
+    ended(&mut client.link, began, patience)
+}
+
+fn with_bad_token(target: &Target, fault: Fault, patience: Duration) -> Result<Ended> {
+    let mut client = Client::mount(target, Manners::default())?;
+    let device = Arc::clone(client.link.device());
+    let memory = Exposed::new(&device, TRANSFER_BYTES as usize)?;
+    let short = Exposed::new(&device, 4096)?;
+    let file = client.open("bad-token")?;
+    let good = [Lent { at: 0, length: TRANSFER_BYTES, token: memory.token() }];
+    // There must be something to be read.
+    client.write(file, 0, TRANSFER_BYTES, Channel::RDMA_V1, &descriptors(&memory, &good))?;
+    let (place, token) = match fault {
+        Fault::MadeUpTokenToRead | Fault::MadeUpTokenToWrite => (&memory, !memory.token()),
+        Fault::StaleTokenToRead | Fault::StaleTokenToWrite => {
+            (&memory, Exposed::new(&device, TRANSFER_BYTES as usize)?.token())
+        }
+        _ => (&short, short.token()),
+    };
+    let bad = descriptors(place, &[Lent { at: 0, length: TRANSFER_BYTES, token }]);
+    let began = Instant::now();
+    let server_writes =
+        matches!(fault, Fault::MadeUpTokenToWrite | Fault::StaleTokenToWrite | Fault::ShortTokenToWrite);
+    if server_writes {
+        client.send_read(file, 0, TRANSFER_BYTES, Channel::RDMA_V1, &bad)?;
+    } else {
+        client.send_write(file, 0, TRANSFER_BYTES, Channel::RDMA_V1, &bad)?;
+    }
+    ended(&mut client.link, began, patience)
+}
+
+/// Does not return.
+fn killed(target: &Target) -> Result<Ended> {
+    let mut client = Client::mount(target, Manners::default())?;
+    let memory = Exposed::new(client.link.device(), KILLED_BYTES as usize)?;
+    let file = client.open(KILLED_FILE)?;
+    let whole = descriptors(&memory, &[Lent { at: 0, length: KILLED_BYTES, token: memory.token() }]);
+    for number in 0..KILLED_WRITES {
+        let offset = u64::from(number) * u64::from(KILLED_BYTES);
+        client.send_write(file, offset, KILLED_BYTES, Channel::RDMA_V1, &whole)?;
+    }
+    // The server has the requests then, and has begun.
+    client.link.flush()?;
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+    bail!("a killed process goes on")
+}
+
+/// What a client was writing when it was killed, and how long it would have become.
+pub const KILLED_FILE: &str = "killed";
+/// See [`KILLED_FILE`].
+pub const KILLED_FILE_BYTES: u64 = KILLED_WRITES as u64 * KILLED_BYTES as u64;

@@ -1,0 +1,355 @@
+//! A small SMB 3.1.1 client: one session, one tree, one request at a time, payload by RDMA.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use forebay_rdma::Exposed;
+use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
+use forebay_smb::crypto::{KeyDerivation, PreauthHash, SessionKey, SigningAlgorithm, SigningKey};
+use forebay_smb::ids::FileId;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::{self, CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
+use forebay_smb::wire::negotiate_context::HashAlgorithm;
+use forebay_smb::wire::read::Channel;
+use forebay_smb::wire::{
+    AccessMask, Capabilities, Command, Dialect, FileAttributes, FileTime, HEADER_LEN, Header, HeaderFlags,
+    Ids, NegotiateContext, SecurityMode, ShareAccess, close, echo, negotiate, read, session_setup,
+    tree_connect, write,
+};
+use forebay_smbdirect::wire::{BufferDescriptor, Token};
+use serde::{Deserialize, Serialize};
+
+use super::link::{Link, Manners};
+
+/// A volume, and how to get in.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Target {
+    /// The server's address and port for RDMA.
+    pub server: SocketAddr,
+    /// Share.
+    pub share: String,
+    /// SMB user.
+    pub username: String,
+    /// Its password.
+    pub password: String,
+}
+
+/// A piece of exposed memory, and the token by which the server is to reach it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent {
+    /// Bytes from the start of the memory.
+    pub at: usize,
+    /// Bytes.
+    pub length: u32,
+    /// The token.
+    pub token: u32,
+}
+
+/// The channel information of a READ or WRITE ([MS-SMBD] 2.2.3.1).
+pub fn descriptors(memory: &Exposed, pieces: &[Lent]) -> Vec<u8> {
+    let encode = |piece: &Lent| {
+        let offset = memory.address() + piece.at as u64;
+        BufferDescriptor { offset, token: Token(piece.token), length: piece.length }.encode()
+    };
+    pieces.iter().flat_map(encode).collect()
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its header.
+    pub header: Header,
+    /// All of it.
+    pub message: Vec<u8>,
+    /// The token that came back invalidated.
+    pub invalidated: Option<u32>,
+}
+
+impl Answer {
+    fn good(self, what: &str) -> Result<Self> {
+        let status = self.header.status;
+        ensure!(status == NtStatus::SUCCESS, "{what}: {status}");
+        Ok(self)
+    }
+}
+
+/// A client that is logged on and connected to a share.
+#[derive(Debug)]
+pub struct Client {
+    /// What carries it.
+    pub link: Link,
+    message_id: u64,
+    session_id: u64,
+    tree_id: u32,
+    preauth: PreauthHash,
+}
+
+/// What is random in a client that matters; a lab's passwords are in its scripts.
+const CHALLENGE: [u8; 8] = *b"forebay!";
+
+impl Client {
+    /// Connects, logs on, and connects to the share.
+    pub fn mount(target: &Target, manners: Manners) -> Result<Self> {
+        let mut link = Link::connect(target.server, manners)?;
+        link.establish()?;
+        link.negotiate().context("negotiate SMB Direct")?;
+        let preauth = PreauthHash::default();
+        let mut client = Self { link, message_id: 0, session_id: 0, tree_id: 0, preauth };
+        client.negotiate()?;
+        let key = client.log_on(target)?;
+        client.tree_connect(&target.share, &key)?;
+        Ok(client)
+    }
+
+    fn message(&mut self, command: Command, charge: u16, body: &[u8]) -> Vec<u8> {
+        let mut header = Header::request(command, self.message_id);
+        header.credit_charge = charge;
+        // Enough for the largest requests in a row.
+        header.credits = 512;
+        header.session_id = self.session_id;
+        header.ids = Ids::Sync { process_id: 0xfeff, tree_id: self.tree_id };
+        self.message_id += u64::from(charge);
+        let mut message = Vec::new();
+        header.encode(&mut message);
+        message.extend_from_slice(body);
+        message
+    }
+
+    /// Sends a request without waiting for its answer.
+    pub fn send(&mut self, command: Command, charge: u16, body: &[u8]) -> Result<()> {
+        let message = self.message(command, charge, body);
+        self.link.send(&message)
+    }
+
+    /// The next answer that is final.
+    pub fn answer(&mut self) -> Result<Answer> {
+        loop {
+            let message = self.link.receive()?;
+            let header = Header::parse(&message.bytes)?;
+            if header.status != NtStatus::PENDING {
+                return Ok(Answer { header, message: message.bytes, invalidated: message.invalidated });
+            }
+        }
+    }
+
+    fn exchange(&mut self, message: &[u8]) -> Result<Answer> {
+        self.link.send(message)?;
+        self.answer()
+    }
+
+    fn call(&mut self, command: Command, charge: u16, body: &[u8]) -> Result<Answer> {
+        let message = self.message(command, charge, body);
+        self.exchange(&message)
+    }
+
+    fn negotiate(&mut self) -> Result<()> {
+        let mut body = Vec::new();
+        negotiate::Request {
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::LARGE_MTU,
+            client_guid: *b"forebay-e2e-lab!",
+            client_start_time: FileTime(0),
+            dialects: vec![Dialect::SMB3_1_1],
+            contexts: vec![NegotiateContext::PreauthIntegrity {
+                hash_algorithms: vec![HashAlgorithm::SHA_512],
+                salt: &[1; 32],
+            }],
+        }
+        .encode(&mut body);
+        let message = self.message(Command::NEGOTIATE, 1, &body);
+        self.preauth.update(&message);
+        let answer = self.exchange(&message)?.good("NEGOTIATE")?;
+        self.preauth.update(&answer.message);
+        let response = negotiate::Response::parse(&answer.message)?;
+        ensure!(response.dialect_revision == Dialect::SMB3_1_1, "{:?}", response.dialect_revision);
+        Ok(())
+    }
+
+    fn session_setup(&mut self, token: &[u8]) -> Vec<u8> {
+        let mut body = Vec::new();
+        session_setup::Request {
+            flags: session_setup::Flags::empty(),
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::empty(),
+            channel: 0,
+            previous_session_id: 0,
+            security_buffer: token,
+        }
+        .encode(&mut body);
+        self.message(Command::SESSION_SETUP, 1, &body)
+    }
+
+    fn log_on(&mut self, target: &Target) -> Result<SigningKey> {
+        let mut initiator = Initiator::new(InitiatorConfig {
+            user: target.username.clone(),
+            domain: String::new(),
+            workstation: "LAB".to_owned(),
+            nt_hash: NtHash::from_password(&target.password),
+            spnego: true,
+            challenge: CHALLENGE,
+            random_session_key: Some(SessionKey::new(&[5; 16])),
+        });
+        let message = self.session_setup(&initiator.first());
+        self.preauth.update(&message);
+        let answer = self.exchange(&message)?;
+        let status = answer.header.status;
+        ensure!(status == NtStatus::MORE_PROCESSING_REQUIRED, "SESSION_SETUP: {status}");
+        self.preauth.update(&answer.message);
+        self.session_id = answer.header.session_id;
+        let token = session_setup::Response::parse(&answer.message)?.security_buffer.to_vec();
+        // The server gives its time.
+        let ClientStep::Last(token, key) = initiator.step(&token, 0)? else {
+            anyhow::bail!("NTLM takes two legs")
+        };
+        let message = self.session_setup(&token);
+        self.preauth.update(&message);
+        let derivation = KeyDerivation::Smb311(&self.preauth);
+        let signing = SigningKey::derive(SigningAlgorithm::AesCmac, derivation, &key);
+        let answer = self.exchange(&message)?.good("SESSION_SETUP")?;
+        verify(&signing, &answer)?;
+        let token = session_setup::Response::parse(&answer.message)?.security_buffer;
+        initiator.finish(token).context("the server's end of the log-on")?;
+        Ok(signing)
+    }
+
+    fn tree_connect(&mut self, share: &str, signing: &SigningKey) -> Result<()> {
+        let mut body = Vec::new();
+        tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
+            .encode(&mut body);
+        let mut message = self.message(Command::TREE_CONNECT, 1, &body);
+        // [MS-SMB2] 3.2.4.1.1: of a session of 3.1.1, always signed.
+        let (head, rest) = message.split_at_mut(HEADER_LEN);
+        signing.sign_in_place(head, &[rest]);
+        let answer = self.exchange(&message)?.good("TREE_CONNECT")?;
+        verify(signing, &answer)?;
+        self.tree_id = answer.header.tree_id();
+        Ok(())
+    }
+
+    /// Opens a file for reading and writing, and makes it where it is missing.
+    pub fn open(&mut self, name: &str) -> Result<FileId> {
+        let mut body = Vec::new();
+        create::Request {
+            requested_oplock_level: OplockLevel::NONE,
+            impersonation_level: ImpersonationLevel::IMPERSONATION,
+            smb_create_flags: 0,
+            desired_access: AccessMask::FILE_ALL_ACCESS,
+            file_attributes: FileAttributes::NORMAL,
+            share_access: ShareAccess(7),
+            create_disposition: CreateDisposition::OPEN_IF,
+            create_options: CreateOptions(0),
+            name: name.to_owned(),
+            contexts: Vec::new(),
+        }
+        .encode(&mut body);
+        let answer = self.call(Command::CREATE, 1, &body)?.good("CREATE")?;
+        Ok(create::Response::parse(&answer.message)?.file_id)
+    }
+
+    /// Closes it.
+    pub fn close(&mut self, file_id: FileId) -> Result<()> {
+        let mut body = Vec::new();
+        close::Request { flags: close::Flags(0), file_id }.encode(&mut body);
+        self.call(Command::CLOSE, 1, &body)?.good("CLOSE").map(drop)
+    }
+
+    /// An ECHO, whose answer is not waited for.
+    pub fn send_echo(&mut self) -> Result<()> {
+        let mut body = Vec::new();
+        echo::Request.encode(&mut body);
+        self.send(Command::ECHO, 1, &body)
+    }
+
+    /// Has the server fetch what is to be written from memory; the answer is not waited for.
+    pub fn send_write(
+        &mut self,
+        file_id: FileId,
+        offset: u64,
+        length: u32,
+        channel: Channel,
+        info: &[u8],
+    ) -> Result<()> {
+        let mut body = Vec::new();
+        write::Request {
+            data_offset: 0,
+            length: 0,
+            offset,
+            file_id,
+            channel,
+            remaining_bytes: length,
+            flags: write::Flags::empty(),
+            channel_info: info,
+        }
+        .encode(&mut body);
+        self.send(Command::WRITE, charge(length), &body)
+    }
+
+    /// The same, and waits: the token that came back invalidated.
+    pub fn write(
+        &mut self,
+        file_id: FileId,
+        offset: u64,
+        length: u32,
+        channel: Channel,
+        info: &[u8],
+    ) -> Result<Option<u32>> {
+        self.send_write(file_id, offset, length, channel, info)?;
+        let answer = self.answer()?.good("WRITE")?;
+        let count = write::Response::parse(&answer.message)?.count;
+        ensure!(count == length, "{count} bytes written of {length}");
+        Ok(answer.invalidated)
+    }
+
+    /// Has the server put what is read into memory; the answer is not waited for.
+    pub fn send_read(
+        &mut self,
+        file_id: FileId,
+        offset: u64,
+        length: u32,
+        channel: Channel,
+        info: &[u8],
+    ) -> Result<()> {
+        let mut body = Vec::new();
+        read::Request {
+            padding: 0,
+            flags: read::Flags::empty(),
+            length,
+            offset,
+            file_id,
+            minimum_count: 0,
+            channel,
+            remaining_bytes: 0,
+            channel_info: info,
+        }
+        .encode(&mut body);
+        self.send(Command::READ, charge(length), &body)
+    }
+
+    /// The same, and waits: the token that came back invalidated.
+    pub fn read(
+        &mut self,
+        file_id: FileId,
+        offset: u64,
+        length: u32,
+        channel: Channel,
+        info: &[u8],
+    ) -> Result<Option<u32>> {
+        self.send_read(file_id, offset, length, channel, info)?;
+        let answer = self.answer()?.good("READ")?;
+        let response = read::Response::parse(&answer.message)?;
+        ensure!(response.data_remaining == length, "{} bytes read of {length}", response.data_remaining);
+        ensure!(response.data(&answer.message)?.is_empty(), "payload in the message, too");
+        Ok(answer.invalidated)
+    }
+}
+
+fn charge(length: u32) -> u16 {
+    length.div_ceil(65536).max(1) as u16
+}
+
+fn verify(signing: &SigningKey, answer: &Answer) -> Result<()> {
+    let command = answer.header.command;
+    ensure!(answer.header.flags.contains(HeaderFlags::SIGNED), "the answer to {command:?} is not signed");
+    ensure!(signing.verify(&[&answer.message]), "the signature of the answer to {command:?} is wrong");
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! SMB Direct with our own client: that it is served, and that what it does wrong is its own loss only.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use forebay_smbdirect::limits::{CREDIT_TIMEOUT, NEGOTIATION_TIMEOUT_PASSIVE};
+
+use super::smb_direct::{Fabric, IWARP, Link, RDMA, ROCE, is_over_smb_direct, metric, no_queue_pair_is_left};
+use super::{MIB, ONE, Scenario, TWO, ours};
+use crate::guest::GUEST_BINARY;
+use crate::guest::calls::direct::{Ended, Fault, KILLED_FILE, KILLED_FILE_BYTES, Misdeed, Verified, Verify};
+use crate::guest::direct::client::Target;
+use crate::lab::{Node, Process};
+use crate::progress::say;
+use crate::site::{Mounted, Site, Volume};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    let on_fabric = |scenario: Scenario| Scenario { smb_direct: true, ..scenario };
+    vec![
+        on_fabric(ours("SMB Direct with our own client, over soft-RoCE", |site| verified(site, &ROCE))),
+        on_fabric(ours("SMB Direct with our own client, over software iWARP", |site| verified(site, &IWARP))),
+        on_fabric(ours("SMB Direct with a client that commits faults", faults)),
+    ]
+}
+
+fn target(site: &Site, volume: &Volume, link: &Link) -> Result<Target> {
+    Ok(Target {
+        server: format!("{}:{}", site.storage().address(), link.port()).parse()?,
+        share: volume.id.clone(),
+        username: volume.username.clone(),
+        password: volume.password.clone(),
+    })
+}
+
+fn verified(site: &Site, link: &Link) -> Result<String> {
+    let (server, client) = (site.storage(), site.node(ONE));
+    let _fabric = Fabric::add(site, link, &[client])?;
+    let volume = site.volume(64 * MIB)?;
+    let target = target(site, &volume, link)?;
+    let mut all = 0;
+    for (name, bytes) in [("small", 20_011), ("large", 700_001)] {
+        let verify = Verify { target: target.clone(), name: name.to_owned(), bytes, seed: 3 };
+        let Verified { bytes, invalidated } = client.call("smb-direct-verify", &verify).context(name)?;
+        // Of the software devices only soft-RoCE has tokens that a peer can invalidate: one for the WRITE, one for the READ.
+        ensure!(invalidated == if link.is_iwarp() { 0 } else { 2 }, "{invalidated} tokens invalidated");
+        all += bytes;
+    }
+    no_queue_pair_is_left(&[client, server])?;
+    site.delete(&volume)?;
+    Ok(format!("{} KiB by RDMA", all >> 10))
+}
+
+/// What the server must say of a fault, and how soon it must have ended the connection.
+struct Case {
+    fault: Fault,
+    says: &'static str,
+    within: Duration,
+}
+
+/// For what the server, or its device, knows at once; on a busy emulated node.
+const AT_ONCE: Duration = Duration::from_secs(10);
+/// `SEND_STALL_TIME_MAX` of the server.
+const SEND_STALL_TIME: Duration = Duration::from_secs(120);
+
+const fn case(fault: Fault, says: &'static str) -> Case {
+    Case { fault, says, within: AT_ONCE }
+}
+
+const fn late(fault: Fault, says: &'static str, limit: Duration) -> Case {
+    Case { fault, says, within: limit.saturating_add(AT_ONCE) }
+}
+
+const TOKEN: &str = "the peer's memory may not be reached by the token it gave";
+
+const CASES: &[Case] = &[
+    case(Fault::GarbageFirst, "incompatible peer: it speaks versions 0xa5a5 to 0xa5a5"),
+    case(Fault::GarbageShort, "malformed message: "),
+    case(Fault::GarbageLater, "malformed message: "),
+    case(Fault::GarbageWithin, "reason=\"malformed "),
+    case(Fault::NoReceives, "the peer had no receive for a message"),
+    case(Fault::OversizedFragment, "an upper-layer message of 2097160 bytes where"),
+    case(Fault::LongerThanNegotiated, "a message of 624 bytes where 512 were negotiated"),
+    case(Fault::LongerThanReceives, "the peer's message is longer than there is place for"),
+    case(Fault::PayloadOutside, "malformed message: "),
+    case(Fault::MadeUpTokenToRead, TOKEN),
+    case(Fault::MadeUpTokenToWrite, TOKEN),
+    case(Fault::StaleTokenToRead, TOKEN),
+    case(Fault::StaleTokenToWrite, TOKEN),
+    case(Fault::ShortTokenToRead, TOKEN),
+    case(Fault::ShortTokenToWrite, TOKEN),
+    case(Fault::Killed, "session closed"),
+    late(Fault::Silent, "timed out: the negotiation", NEGOTIATION_TIMEOUT_PASSIVE),
+    late(Fault::HalfOpen, "timed out: the negotiation", NEGOTIATION_TIMEOUT_PASSIVE),
+];
+
+/// Committed beside all others, because they take minutes.
+const SLOW: &[Case] = &[
+    late(Fault::NoCredits, "timed out: a send credit", CREDIT_TIMEOUT),
+    late(Fault::NoReceivesForEver, "the peer takes no data", SEND_STALL_TIME),
+];
+
+/// The server's log from here on.
+struct Log<'a> {
+    server: &'a Node,
+    lines: usize,
+}
+
+impl<'a> Log<'a> {
+    fn from_now(server: &'a Node) -> Result<Self> {
+        Ok(Self { server, lines: server.run("wc -l < /var/log/forebay-server.log")?.trim().parse()? })
+    }
+
+    fn says(&self, text: &str) -> Result<bool> {
+        let said = self.server.run(&format!("tail -n +{} /var/log/forebay-server.log", self.lines + 1))?;
+        Ok(said.lines().any(|line| line.contains(text)))
+    }
+
+    fn must_say(&self, text: &str) -> Result<()> {
+        self.server
+            .wait_until(&format!("the server says: {text}"), Duration::from_secs(5), || self.says(text))
+    }
+}
+
+/// Commits a fault and holds its consequences against the table.
+fn commit(server: &Node, client: &Node, target: &Target, case: &Case) -> Result<()> {
+    let Case { fault, says, within } = *case;
+    let log = Log::from_now(server)?;
+    let misdeed = Misdeed { target: target.clone(), fault, patience: within };
+    let began = Instant::now();
+    match fault {
+        Fault::Killed => {
+            let arguments = serde_json::to_vec(&misdeed)?;
+            let output = client.attempt(&[GUEST_BINARY, "call", "smb-direct-fault"], &arguments, within)?;
+            ensure!(output.exit.signal == Some(9), "it was not killed: {}", output.complaint());
+            let killed = Instant::now();
+            log.must_say(says)?;
+            ensure!(killed.elapsed() < within, "the server noticed only after {:?}", killed.elapsed());
+        }
+        Fault::HalfOpen => {
+            // It sits there for as long as the server may take.
+            client.call_within::<Ended>("smb-direct-fault", &misdeed, within)?;
+            ensure!(log.says(says)?, "the server has not ended it within {within:?}");
+        }
+        _ => {
+            let Ended { reason, after } = client.call_within("smb-direct-fault", &misdeed, within * 2)?;
+            ensure!(after <= within, "ended only after {after:?}: {reason}");
+            log.must_say(says)?;
+        }
+    }
+    say(format!("{fault:?}: ended, {:.1} s in all", began.elapsed().as_secs_f32()));
+    Ok(())
+}
+
+/// Somebody who writes and verifies without end, over the kernel's client.
+struct Bystander<'a> {
+    mounted: Mounted<'a>,
+    fio: Process,
+    reconnects: String,
+}
+
+fn reconnects(client: &Node) -> Result<String> {
+    client.run("grep reconnects /proc/fs/cifs/Stats")
+}
+
+impl<'a> Bystander<'a> {
+    fn start(site: &'a Site, client: &'a Node, volume: &Volume) -> Result<Self> {
+        let mounted = site.mount(client, volume, RDMA)?;
+        is_over_smb_direct(site, client, &ROCE)?;
+        let folder = mounted.path();
+        let script = format!(
+            "cd /tmp; rm -f enough; n=0
+             until [ -e enough ]; do
+                 fio --name=bystander --directory={folder} --size=2m --rw=randwrite --bs=64k --iodepth=4 --ioengine=libaio \
+                     --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --output=/tmp/fio.out \
+                     || {{ cat /tmp/fio.out >&2; exit 1; }}
+                 n=$((n + 1)); echo pass $n
+             done"
+        );
+        let mut fio = client.spawn(&["sh", "-c", &script])?;
+        fio.wait_for("a first pass", Duration::from_secs(20), |lines| !lines.is_empty())?;
+        Ok(Self { reconnects: reconnects(client)?, mounted, fio })
+    }
+
+    /// How often it wrote and verified all; an error if it ever failed to, or lost its connection.
+    fn finish(self, site: &Site, client: &Node) -> Result<usize> {
+        client.run("touch /tmp/enough")?;
+        let passes = self.fio.finish(Duration::from_secs(30)).context("the bystander")?.len();
+        let now = reconnects(client)?;
+        ensure!(now == self.reconnects, "the bystander had to connect again: {now}");
+        is_over_smb_direct(site, client, &ROCE)?;
+        self.mounted.unmount()?;
+        Ok(passes)
+    }
+}
+
+/// What the server has of RDMA and descriptors, with no connection left; and regions of memory.
+fn resources(server: &Node, clients: &[&Node]) -> Result<(Vec<usize>, usize)> {
+    no_queue_pair_is_left(&[&[server], clients].concat())?;
+    let count = |kind: &str| -> Result<usize> {
+        Ok(server.run(&format!("rdma resource show {kind} | wc -l"))?.parse()?)
+    };
+    let mut found = ["qp", "cq", "pd", "cm_id"].map(count).into_iter().collect::<Result<Vec<_>>>()?;
+    found.push(server.run("ls /proc/$(pidof forebay-server)/fd | wc -l")?.parse()?);
+    Ok((found, count("mr")?))
+}
+
+fn faults(site: &Site) -> Result<String> {
+    let (server, one, two) = (site.storage(), site.node(ONE), site.node(TWO));
+    let _fabric = Fabric::add(site, &ROCE, &[one, two])?;
+    let volume = site.volume(256 * MIB)?;
+    let target = target(site, &volume, &ROCE)?;
+    // What belongs to the device and not to a connection is there after some.
+    for _ in 0..3 {
+        site.mount(two, &volume, RDMA)?.unmount()?;
+    }
+    let (before, _) = resources(server, &[one, two])?;
+
+    let bystander = Bystander::start(site, two, &volume)?;
+    std::thread::scope(|scope| {
+        let slow: Vec<_> =
+            SLOW.iter().map(|case| (case, scope.spawn(|| commit(server, one, &target, case)))).collect();
+        for case in CASES {
+            commit(server, one, &target, case).with_context(|| format!("{:?}", case.fault))?;
+            if case.fault == Fault::Killed {
+                let size: u64 =
+                    server.run(&format!("stat -c %s {}/{KILLED_FILE}", volume.folder))?.trim().parse()?;
+                ensure!(size < KILLED_FILE_BYTES, "it was killed too late: all of it is written");
+            }
+        }
+        slow.into_iter().try_for_each(|(case, thread)| {
+            thread.join().expect("no panic").with_context(|| format!("{:?}", case.fault))
+        })
+    })?;
+    let mut passes = bystander.finish(site, two)?;
+    let (after, regions) = resources(server, &[one, two])?;
+    ensure!(
+        before == after,
+        "queue pairs, completion queues, domains, identifiers, descriptors: {before:?}, then {after:?}"
+    );
+
+    // Regions are those of pooled buffers now, as many as were ever in use at once: the same faults leave no more.
+    let bystander = Bystander::start(site, two, &volume)?;
+    for case in CASES {
+        commit(server, one, &target, case).with_context(|| format!("{:?} again", case.fault))?;
+    }
+    passes += bystander.finish(site, two)?;
+    let (after, now) = resources(server, &[one, two])?;
+    ensure!(before == after, "{before:?}, then {after:?}");
+    ensure!(
+        now < regions + CASES.len() / 2,
+        "{regions} regions after the first faults, {now} after the second"
+    );
+    server.wait_until("no buffer is in use", Duration::from_secs(5), || {
+        Ok(metric(site, "forebay_buffer_bytes")? == 0)
+    })?;
+    site.delete(&volume)?;
+    Ok(format!("{} faults, {passes} passes of a bystander", 2 * CASES.len() + SLOW.len()))
+}
