@@ -413,11 +413,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
     let placed = status.instances.iter().filter(|i| !i.node.is_empty()).count();
     if placed < usize::try_from(cluster.spec.instances).unwrap_or(usize::MAX) && !unfit.is_empty() {
         let summary = format!("{} of {} instances have a node", placed, cluster.spec.instances);
-        report.error(
-            summary,
-            unfit.join("\n"),
-            "widen spec.placement, or mend the nodes (docs/rdma.md)",
-        );
+        report.error(summary, unfit.join("\n"), "widen spec.placement, or mend the nodes (docs/rdma.md)");
     }
     quota(cluster, &mut report);
     report.findings

@@ -282,7 +282,9 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
             report.warning(
                 format!("{name} has a small MTU: RDMA sends packets of less than 4096 bytes"),
                 format!("{netdev} has MTU {}, {ROCE_MTU_MIN} is the least", port.mtu),
-                format!("ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/rdma.md)"),
+                format!(
+                    "ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/rdma.md)"
+                ),
             );
         }
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
-use forebay_e2e::images::{Images, clients, prune};
+use forebay_e2e::images::{Images, clients, fsx, prune};
 use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::cluster::{self, Cluster};
 use forebay_e2e::kubernetes::room::{self, Entered};
@@ -250,6 +250,7 @@ fn run(command: Command) -> Result<u8> {
             let cache = Cache::open()?;
             if smb_direct {
                 Images::prepare_with_smb_direct(&cache, refresh)?;
+                fsx::get(&cache)?;
             } else {
                 Images::prepare(&cache, refresh)?;
             }
