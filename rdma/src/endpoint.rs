@@ -568,11 +568,12 @@ impl Endpoint {
             self.posted[usize::from(slot)] = false;
             if let Some(failure) = failure {
                 return Completed::Failed(match completion.status {
-                    // Hardware says the first of a message that is too long, soft-RoCE the second.
-                    ibv_wc_status::IBV_WC_LOC_LEN_ERR | ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => {
-                        "the peer's message is longer than there is place for, or invalid"
-                    }
-                    _ => failure,
+                    ibv_wc_status::IBV_WC_WR_FLUSH_ERR
+                    | ibv_wc_status::IBV_WC_LOC_PROT_ERR
+                    | ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => failure,
+                    // Hardware says LOC_LEN_ERR of a message that is too long; soft-RoCE has several others, by where in
+                    // the message it notices.
+                    _ => "the peer's message is longer than there is place for, or invalid",
                 });
             }
             debug_assert_eq!(completion.opcode, ibv_wc_opcode::IBV_WC_RECV);

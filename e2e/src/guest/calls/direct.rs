@@ -217,8 +217,8 @@ pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
             after_negotiation(&target, good, &message, patience)
         }
         Fault::LongerThanNegotiated => {
-            let manners = Manners { max_send_size: Some(512), ..good };
-            after_negotiation(&target, manners, &data(600, 0, 600), patience)
+            let manners = Manners { max_send_size: Some(1200), ..good };
+            after_negotiation(&target, manners, &data(1250, 0, 1250), patience)
         }
         Fault::LongerThanReceives => after_negotiation(&target, good, &data(8000, 0, 8000), patience),
         Fault::PayloadOutside => after_negotiation(&target, good, &data(1000, 0, PAYLOAD_BYTES), patience),

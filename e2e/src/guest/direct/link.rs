@@ -127,6 +127,11 @@ impl Link {
         Ok(link)
     }
 
+    /// Whether the device is an iWARP one.
+    pub fn is_iwarp(&self) -> bool {
+        self.device.is_iwarp()
+    }
+
     /// Waits until the server has let it in.
     pub fn establish(&mut self) -> Result<()> {
         self.until("the server to let it in", |link| link.is_up.then_some(()))
