@@ -156,7 +156,11 @@ fn all(server: &Node, client: &Node, target: &Target, after: impl Fn(&Case) -> R
     let failed: Vec<String> = CASES
         .iter()
         .filter_map(|case| {
-            let error = commit(server, client, target, case).and_then(|()| after(case)).err()?;
+            let once = || commit(server, client, target, case).and_then(|()| after(case));
+            // A device may tell the server of the end before it tells why; hardly twice.
+            let error = once().err()?;
+            say(format!("{:?}, once more: {error:#}", case.fault));
+            let error = once().err()?;
             Some(format!("{:?}: {error:#}", case.fault))
         })
         .collect();

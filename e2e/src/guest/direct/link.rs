@@ -16,6 +16,8 @@ use rustix::io::Errno;
 
 /// For each step towards the server, and for each answer of it, on an emulated node.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// For the server to hang up once the connection is broken.
+const LEAVING: Duration = Duration::from_secs(5);
 /// What is sent by [`Link::send_raw`] is told apart by this bit of its mark.
 const RAW: u64 = 1 << 63;
 /// Bytes of a message that an endpoint takes as its header.
@@ -78,6 +80,8 @@ pub struct Link {
     sending: HashMap<u64, u32>,
     marks: u64,
     is_up: bool,
+    /// The connection manager says that it has ended.
+    is_over: bool,
     bindings: u32,
     ended: Option<String>,
 }
@@ -119,6 +123,7 @@ impl Link {
             sending: HashMap::new(),
             marks: 0,
             is_up: false,
+            is_over: false,
             bindings: 0,
             ended: None,
         };
@@ -207,6 +212,14 @@ impl Link {
             }
             self.step(until)?;
         }
+        // Where the queue pair of a client that leaves goes first, the server never hears what it did wrong.
+        let (until, events) = (Instant::now() + LEAVING, self.channel.descriptor());
+        while !self.is_over && Instant::now() < until {
+            wait(&[&events], until)?;
+            while let Some(event) = self.channel.next() {
+                self.is_over |= matches!(event, CmEvent::Ended(..) | CmEvent::DeviceRemoved(_));
+            }
+        }
         Ok(self.ended.clone().expect("the loop ends with it"))
     }
 
@@ -239,7 +252,10 @@ impl Link {
         while let Some(event) = self.channel.next() {
             match event {
                 CmEvent::Established(_) => self.is_up = true,
-                CmEvent::Ended(_, why) => self.end(why),
+                CmEvent::Ended(_, why) => {
+                    self.is_over = true;
+                    self.end(why);
+                }
                 CmEvent::DeviceRemoved(_) => self.end("the device is gone"),
                 CmEvent::Connect(_) | CmEvent::Resolved(_) => {}
             }
