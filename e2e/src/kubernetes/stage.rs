@@ -111,7 +111,8 @@ impl Stage {
 
     /// Waits until every part of the chart runs as its manifest says.
     pub fn wait_rolled_out(&self) -> Result<()> {
-        let timeout = format!("--timeout={}s", LONG.as_secs());
+        // The nodes' plugins are replaced one by one.
+        let timeout = format!("--timeout={}s", 2 * LONG.as_secs());
         for part in
             ["daemonset/forebay-csi-node", "deployment/forebay-operator", "deployment/forebay-csi-controller"]
         {
