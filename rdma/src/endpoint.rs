@@ -87,7 +87,25 @@ pub enum Completed {
     /// So many bytes came by RDMA READ; with the mark that [`Endpoint::read`] was given.
     Fetched(Option<u64>, u32),
     /// The connection is broken.
-    Failed(&'static str),
+    Failed(Failure),
+}
+
+/// Why a connection is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It was ended, and something was under way: how every connection ends of which a receive is posted.
+    Flushed,
+    /// A reason for the log.
+    Broken(&'static str),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flushed => "the connection was ended",
+            Self::Broken(reason) => reason,
+        })
+    }
 }
 
 struct Held {
@@ -573,7 +591,7 @@ impl Endpoint {
                     | ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => failure,
                     // Hardware says LOC_LEN_ERR of a message that is too long; soft-RoCE has several others, by where in
                     // the message it notices.
-                    _ => "the peer's message is longer than there is place for, or invalid",
+                    _ => Failure::Broken("the peer's message is longer than there is place for, or invalid"),
                 });
             }
             debug_assert_eq!(completion.opcode, ibv_wc_opcode::IBV_WC_RECV);
@@ -588,7 +606,7 @@ impl Endpoint {
         }
         let index = completion.wr_id as u32;
         let Some(work) = self.work.get_mut(index as usize).and_then(Option::take) else {
-            return Completed::Failed("a completion of nothing");
+            return Completed::Failed(Failure::Broken("a completion of nothing"));
         };
         self.work_free.push(index);
         let completed = match work {
@@ -642,13 +660,10 @@ fn work_request(elements: &mut [ibv_sge]) -> ibv_send_wr {
     request
 }
 
-/// What [`Completed::Failed`] says of what was under way when the connection ended.
-pub const FLUSHED: &str = "the connection was ended";
-
 /// What a failed completion means for who reads a log.
-fn describe(status: ibv_wc_status::Type) -> &'static str {
-    match status {
-        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => FLUSHED,
+fn describe(status: ibv_wc_status::Type) -> Failure {
+    Failure::Broken(match status {
+        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => return Failure::Flushed,
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR => "the peer does not answer",
         ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => "the peer had no receive for a message",
         ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "the peer's memory may not be reached by the token it gave",
@@ -658,5 +673,5 @@ fn describe(status: ibv_wc_status::Type) -> &'static str {
             "the device may not reach memory of the server"
         }
         _ => "the device reports an error",
-    }
+    })
 }

@@ -16,7 +16,7 @@ pub mod limits;
 pub use buffers::{BUFFER_BYTES, Buffer, BufferPool, OutOfBuffers, PAGE};
 pub use cm::{CmEvent, CmKey, EventChannel, Incoming, Listener, NoChannel, Outgoing};
 pub use device::{Device, DeviceKey, Notifier, Region};
-pub use endpoint::{Completed, Endpoint, FLUSHED, PIECES_MAX, Piece, Remote, Sizes};
+pub use endpoint::{Completed, Endpoint, Failure, PIECES_MAX, Piece, Remote, Sizes};
 pub use exposed::{Exposed, Window};
 pub use library::Unavailable;
 

@@ -152,8 +152,12 @@ fn changed(site: &Site) -> Result<String> {
                     .map(drop)
             })
         });
-        std::thread::sleep(client.scale(Duration::from_secs(1)));
-        ensure!(!load.is_finished(), "fio has ended before anything changed");
+        client.wait_until("channels to the first address carry load", Duration::from_secs(20), || {
+            ensure!(!load.is_finished(), "fio has ended before anything changed");
+            let busy = "grep -cE 'bytes_received:[0-9]{6}' || :";
+            let count = server.run(&format!("ss -tinHO state established src {} | {busy}", first.1))?;
+            Ok(count.trim() != "0")
+        })?;
         lost = to(&first.1)?;
         first.remove()?;
         second = Some(Address::add(server, 102)?);

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use forebay_rdma::{Completed, Device, Endpoint, FLUSHED, Piece, Remote, Sizes};
+use forebay_rdma::{Completed, Device, Endpoint, Failure, Piece, Remote, Sizes};
 use forebay_smb::engine::{Disconnect, RemoteBuffer, Transmit};
 use forebay_smb::fs::OpId;
 use forebay_smbdirect::wire::Token;
@@ -205,9 +205,8 @@ impl SmbDirect {
                 }
                 Completed::Failed(reason) => {
                     match reason {
-                        // How every connection ends of which a receive is under way.
-                        FLUSHED => debug!(peer = %self.peer, reason, "SMB Direct ended"),
-                        reason => info!(peer = %self.peer, reason, "SMB Direct ended"),
+                        Failure::Flushed => debug!(peer = %self.peer, %reason, "SMB Direct ended"),
+                        Failure::Broken(_) => info!(peer = %self.peer, %reason, "SMB Direct ended"),
                     }
                     self.protocol.handle_lost();
                     return Err(Disconnect("connection reset"));

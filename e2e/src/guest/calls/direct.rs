@@ -10,7 +10,7 @@ use forebay_smbdirect::wire::{DataTransfer, Flags};
 use serde::{Deserialize, Serialize};
 
 use super::data::Noise;
-use crate::guest::direct::client::{Client, Lent, Target, descriptors};
+use crate::guest::direct::client::{Client, Direction, Lent, Target, Transfer, descriptors};
 use crate::guest::direct::link::{Link, Manners};
 
 /// Arguments of [`verify`].
@@ -59,18 +59,25 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
                 pieces[0].token = client.link.bind(window, pieces[0].at, pieces[0].length as usize)?;
             }
             let info = descriptors(&memory, &pieces);
-            let token = if writes {
+            let direction = if writes { Direction::Write } else { Direction::Read };
+            if writes {
                 let mut left = content.as_slice();
                 for piece in &pieces {
                     let (now, rest) = left.split_at(piece.length as usize);
                     memory.put(piece.at, now);
                     left = rest;
                 }
-                client.write(file, 0, bytes, channel, &info)?
             } else {
                 memory.put(half, &vec![0; length]);
-                client.read(file, 0, bytes, channel, &info)?
-            };
+            }
+            let token = client.transfer(&Transfer {
+                direction,
+                file_id: file,
+                offset: 0,
+                length: bytes,
+                channel,
+                info: &info,
+            })?;
             if let Some(window) = &mut window {
                 // Not every device tells; but none binds a window whose token is still good.
                 ensure!(
@@ -305,7 +312,16 @@ fn with_bad_token(target: &Target, fault: Fault, patience: Duration) -> Result<E
     let file = client.open("bad-token")?;
     let good = [Lent { at: 0, length: TRANSFER_BYTES, token: memory.token() }];
     // There must be something to be read.
-    client.write(file, 0, TRANSFER_BYTES, Channel::RDMA_V1, &descriptors(&memory, &good))?;
+    let good = descriptors(&memory, &good);
+    let transfer = |direction, info| Transfer {
+        direction,
+        file_id: file,
+        offset: 0,
+        length: TRANSFER_BYTES,
+        channel: Channel::RDMA_V1,
+        info,
+    };
+    client.transfer(&transfer(Direction::Write, &good))?;
     let (place, token) = match fault {
         Fault::MadeUpTokenToRead | Fault::MadeUpTokenToWrite => (&memory, !memory.token()),
         Fault::StaleTokenToRead | Fault::StaleTokenToWrite => {
@@ -317,11 +333,8 @@ fn with_bad_token(target: &Target, fault: Fault, patience: Duration) -> Result<E
     let began = Instant::now();
     let server_writes =
         matches!(fault, Fault::MadeUpTokenToWrite | Fault::StaleTokenToWrite | Fault::ShortTokenToWrite);
-    if server_writes {
-        client.send_read(file, 0, TRANSFER_BYTES, Channel::RDMA_V1, &bad)?;
-    } else {
-        client.send_write(file, 0, TRANSFER_BYTES, Channel::RDMA_V1, &bad)?;
-    }
+    let direction = if server_writes { Direction::Read } else { Direction::Write };
+    client.send_transfer(&transfer(direction, &bad))?;
     ended(&mut client.link, began, patience)
 }
 
@@ -333,7 +346,14 @@ fn killed(target: &Target) -> Result<Ended> {
     let whole = descriptors(&memory, &[Lent { at: 0, length: KILLED_BYTES, token: memory.token() }]);
     for number in 0..KILLED_WRITES {
         let offset = u64::from(number) * u64::from(KILLED_BYTES);
-        client.send_write(file, offset, KILLED_BYTES, Channel::RDMA_V1, &whole)?;
+        client.send_transfer(&Transfer {
+            direction: Direction::Write,
+            file_id: file,
+            offset,
+            length: KILLED_BYTES,
+            channel: Channel::RDMA_V1,
+            info: &whole,
+        })?;
     }
     // The server has the requests then, and has begun.
     client.link.flush()?;

@@ -54,6 +54,31 @@ pub fn descriptors(memory: &Exposed, pieces: &[Lent]) -> Vec<u8> {
     pieces.iter().flat_map(encode).collect()
 }
 
+/// Which way payload goes: READ is an RDMA WRITE of the server, WRITE an RDMA READ.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names are the specification's")]
+pub enum Direction {
+    Read,
+    Write,
+}
+
+/// A READ or WRITE whose payload goes by RDMA.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    /// Which of the two.
+    pub direction: Direction,
+    /// Of which file.
+    pub file_id: FileId,
+    /// From where in the file, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+    /// How the memory is named.
+    pub channel: Channel,
+    /// The memory: see [`descriptors`].
+    pub info: &'a [u8],
+}
+
 /// An answer.
 #[derive(Debug)]
 pub struct Answer {
@@ -272,85 +297,58 @@ impl Client {
         self.send(Command::ECHO, 1, &body)
     }
 
-    /// Has the server fetch what is to be written from memory; the answer is not waited for.
-    pub fn send_write(
-        &mut self,
-        file_id: FileId,
-        offset: u64,
-        length: u32,
-        channel: Channel,
-        info: &[u8],
-    ) -> Result<()> {
+    /// Asks for a transfer; the answer is not waited for.
+    pub fn send_transfer(&mut self, transfer: &Transfer<'_>) -> Result<()> {
+        let Transfer { direction, file_id, offset, length, channel, info } = *transfer;
         let mut body = Vec::new();
-        write::Request {
-            data_offset: 0,
-            length: 0,
-            offset,
-            file_id,
-            channel,
-            remaining_bytes: length,
-            flags: write::Flags::empty(),
-            channel_info: info,
-        }
-        .encode(&mut body);
-        self.send(Command::WRITE, charge(length), &body)
+        let command = match direction {
+            Direction::Write => {
+                write::Request {
+                    data_offset: 0,
+                    length: 0,
+                    offset,
+                    file_id,
+                    channel,
+                    remaining_bytes: length,
+                    flags: write::Flags::empty(),
+                    channel_info: info,
+                }
+                .encode(&mut body);
+                Command::WRITE
+            }
+            Direction::Read => {
+                read::Request {
+                    padding: 0,
+                    flags: read::Flags::empty(),
+                    length,
+                    offset,
+                    file_id,
+                    minimum_count: 0,
+                    channel,
+                    remaining_bytes: 0,
+                    channel_info: info,
+                }
+                .encode(&mut body);
+                Command::READ
+            }
+        };
+        self.send(command, charge(length), &body)
     }
 
-    /// The same, and waits: the token that came back invalidated.
-    pub fn write(
-        &mut self,
-        file_id: FileId,
-        offset: u64,
-        length: u32,
-        channel: Channel,
-        info: &[u8],
-    ) -> Result<Option<u32>> {
-        self.send_write(file_id, offset, length, channel, info)?;
-        let answer = self.answer()?.good("WRITE")?;
-        let count = write::Response::parse(&answer.message)?.count;
-        ensure!(count == length, "{count} bytes written of {length}");
-        Ok(answer.invalidated)
-    }
-
-    /// Has the server put what is read into memory; the answer is not waited for.
-    pub fn send_read(
-        &mut self,
-        file_id: FileId,
-        offset: u64,
-        length: u32,
-        channel: Channel,
-        info: &[u8],
-    ) -> Result<()> {
-        let mut body = Vec::new();
-        read::Request {
-            padding: 0,
-            flags: read::Flags::empty(),
-            length,
-            offset,
-            file_id,
-            minimum_count: 0,
-            channel,
-            remaining_bytes: 0,
-            channel_info: info,
-        }
-        .encode(&mut body);
-        self.send(Command::READ, charge(length), &body)
-    }
-
-    /// The same, and waits: the token that came back invalidated.
-    pub fn read(
-        &mut self,
-        file_id: FileId,
-        offset: u64,
-        length: u32,
-        channel: Channel,
-        info: &[u8],
-    ) -> Result<Option<u32>> {
-        self.send_read(file_id, offset, length, channel, info)?;
-        let answer = self.answer()?.good("READ")?;
-        let response = read::Response::parse(&answer.message)?;
-        ensure!(response.data_remaining == length, "{} bytes read of {length}", response.data_remaining);
-        ensure!(response.data(&answer.message)?.is_empty(), "payload in the message, too");
+    /// The same, and waits until all of it went: the token that came back invalidated.
+    pub fn transfer(&mut self, transfer: &Transfer<'_>) -> Result<Option<u32>> {
+        self.send_transfer(transfer)?;
+        let what = format!("{:?}", transfer.direction);
+        let answer = self.answer()?.good(&what)?;
+        let count = match transfer.direction {
+            Direction::Write => write::Response::parse(&answer.message)?.count,
+            Direction::Read => {
+                let response = read::Response::parse(&answer.message)?;
+                ensure!(response.data(&answer.message)?.is_empty(), "payload in the message, too");
+                response.data_remaining
+            }
+        };
+        ensure!(count == transfer.length, "{what}: {count} bytes of {}", transfer.length);
         Ok(answer.invalidated)
     }
 }
