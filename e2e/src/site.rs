@@ -25,6 +25,8 @@ pub const STORAGE: &str = "storage";
 pub const POOL: &str = "/srv/pool";
 /// A second, smaller pool, on the other file system whose quotas we use: ext4, in a file on the first.
 const POOL_EXT4: &str = "/srv/pool-ext4";
+/// Where our server's configuration is on the storage node.
+pub const SERVER_CONFIG: &str = "/etc/forebay/server.toml";
 /// The server's admin socket.
 pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 /// The driver's socket, on every node.
@@ -71,11 +73,7 @@ impl Site {
                          mkdir -p {POOL_EXT4} && mount -o loop,prjquota {POOL}/ext4.img {POOL_EXT4}"
                     ))
                     .context("prepare the pool on ext4")?;
-                storage.put(
-                    "/etc/forebay/server.toml",
-                    forebay_config(storage.address()).as_bytes(),
-                    0o600,
-                )?;
+                storage.put(SERVER_CONFIG, forebay_config(storage.address()).as_bytes(), 0o600)?;
             }
         }
         site.start_server()?;
@@ -122,7 +120,7 @@ impl Site {
         let storage = self.storage();
         match self.kind {
             Kind::Forebay => {
-                let server = ["forebay-server", "run", "--config", "/etc/forebay/server.toml"];
+                let server = ["forebay-server", "run", "--config", SERVER_CONFIG];
                 storage.start_service("forebay-server", &[wrapper, &server].concat())
             }
             Kind::Samba => storage.start_service("smbd", &["smbd", "--foreground", "--no-process-group"]),

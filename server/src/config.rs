@@ -132,6 +132,13 @@ pub const OPTIONS: &[OptionHelp] = &[
     },
     OptionHelp {
         section: "server",
+        key: "direct_reads",
+        value: "false",
+        set: false,
+        help: "READs over RDMA of 64 KiB and more: read what is not in the page cache past it (O_DIRECT), straight into the memory that the device sends from, where kernel (Linux 6.5) and file system can. That saves a copy, and keeps nothing for the next reader. Off until it has been measured on hardware: measure your own.",
+    },
+    OptionHelp {
+        section: "server",
         key: "drain_timeout_s",
         value: "30",
         set: false,
@@ -337,6 +344,8 @@ pub struct ServerSection {
     pub rdma_port: u16,
     /// Where, over iWARP.
     pub iwarp_port: u16,
+    /// Whether READs over RDMA may go past the page cache.
+    pub direct_reads: bool,
     /// Seconds for a graceful end.
     pub drain_timeout_s: u64,
 }
@@ -356,6 +365,7 @@ impl Default for ServerSection {
             rdma: Rdma::default(),
             rdma_port: Ports::default().rdma,
             iwarp_port: Ports::default().iwarp,
+            direct_reads: false,
             drain_timeout_s: 30,
         }
     }

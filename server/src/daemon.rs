@@ -186,6 +186,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         workers,
         buffers: BufferPool::default(),
         metrics: Arc::clone(&metrics),
+        direct_reads: config.server.direct_reads,
     };
     let (ended, has_ended) = mpsc::unbounded_channel();
     let threads = start_loops(&shared, &inboxes, use_uring, &ended)?;

@@ -17,15 +17,16 @@ use forebay_smb::status::NtStatus;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
 
+use crate::backend::directory::OpenFile;
 use crate::backend::{self, directory, errno::status};
 use crate::buffers::{BufferPool, FrameBuffer, ReadBuffer};
 use crate::clock;
 use crate::io::workers::Workers;
-use crate::io::{Completion, Engine, Operation, Purpose, Token, Waker};
+use crate::io::{Completion, Engine, Operation, PastCache, Purpose, Token, Waker};
 use crate::limits::{
     AUTHENTICATION_TIME_MAX, BUFFER_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX,
-    FAREWELL_TIME_MAX, FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX,
-    WRITE_BYTES_IN_FLIGHT_MAX,
+    DIRECT_READ_BYTES_MIN, FAREWELL_TIME_MAX, FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX,
+    SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX, WRITE_BYTES_IN_FLIGHT_MAX,
 };
 use crate::metrics::Metrics;
 use crate::rdma::{self, Rdma};
@@ -41,6 +42,8 @@ pub enum Note {
     Accepted(Arrival, SocketAddr),
     /// A worker's answer.
     Answered(ConnectionId, OpId, FsResult),
+    /// It is known how the file of a READ is read past the page cache, and the READ can go on.
+    Prepared(ConnectionId, FsOp),
     /// From another connection or an administrator.
     Mail(ConnectionId, Mail),
     /// Take no more requests, finish those in flight until the time, then end.
@@ -163,6 +166,8 @@ pub struct Shared {
     pub buffers: BufferPool,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Whether READs over RDMA may go past the page cache.
+    pub direct_reads: bool,
 }
 
 struct Client {
@@ -310,6 +315,11 @@ impl<E: Engine> EventLoop<E> {
             Note::Answered(id, op, result) => self.with(now, id.0, |this, client| {
                 client.ops -= 1;
                 this.answer(now, client, op, result)
+            }),
+            Note::Prepared(id, op) => self.with(now, id.0, |_, client| {
+                client.ops -= 1;
+                client.reads_waiting.push_back(op);
+                Ok(())
             }),
             Note::Mail(id, mail) => self.with(now, id.0, |_, client| client.protocol.deliver(now, mail)),
             Note::Drain(until) => self.draining = Some(until),
@@ -676,14 +686,35 @@ impl<E: Engine> EventLoop<E> {
                 return Ok(());
             }
         };
-        let Ok(buffer) = client.buffers(&self.shared).take(length as usize) else {
+        let length = length as usize;
+        let direct = self.shared.direct_reads
+            && length >= DIRECT_READ_BYTES_MIN
+            && matches!(client.link, Link::SmbDirect(_));
+        if direct && !file.direct_is_prepared() {
+            let kind = FsOpKind::Read { handle, offset, length: length as u32 };
+            self.prepare_direct(client, file, FsOp { id: op.id, kind });
+            return Ok(());
+        }
+        let Ok(buffer) = client.buffers(&self.shared).take(length) else {
             return self.answer(now, client, op.id, Err(NtStatus::INSUFFICIENT_RESOURCES));
         };
         client.ops += 1;
-        client.read_bytes += u64::from(length);
-        let operation = Operation::Read { file, buffer, offset, length: length as usize, filled: 0 };
+        client.read_bytes += length as u64;
+        let asked = direct.then(|| file.direct_length(offset, length, buffer.capacity())).flatten();
+        let past_cache = PastCache { asked: asked.unwrap_or(0), came: 0 };
+        let operation = Operation::Read { file, buffer, offset, length, filled: 0, past_cache };
         self.engine.submit(client.token(Purpose::File(op.id)), operation);
         Ok(())
+    }
+
+    /// Has a worker find out how a file is read past the page cache; the READ that asked comes back then.
+    fn prepare_direct(&self, client: &mut Client, file: Arc<OpenFile>, op: FsOp) {
+        client.ops += 1;
+        let (id, inbox) = (client.id, self.inbox.clone());
+        self.shared.workers.submit(move || {
+            file.prepare_direct();
+            inbox.post(Note::Prepared(id, op));
+        });
     }
 
     fn work(&self, client: &mut Client, op: FsOp) {
@@ -721,7 +752,7 @@ impl<E: Engine> EventLoop<E> {
             let (Purpose::Receive | Purpose::Send) = token.purpose else {
                 let Purpose::File(op) = token.purpose else { return Ok(()) };
                 client.ops -= 1;
-                let result = file_result(client, operation, result);
+                let result = file_result(client, &this.shared.metrics, operation, result);
                 return this.answer(now, client, op, result);
             };
             let Link::Tcp(link) = &mut client.link else { return Ok(()) };
@@ -903,11 +934,17 @@ impl<E: Engine> EventLoop<E> {
 }
 
 /// The answer that an operation of the engine amounts to.
-fn file_result(client: &mut Client, operation: Operation, result: Result<(), Errno>) -> FsResult {
+fn file_result(
+    client: &mut Client,
+    metrics: &Metrics,
+    operation: Operation,
+    result: Result<(), Errno>,
+) -> FsResult {
     match operation {
-        Operation::Read { buffer, length, filled, .. } => {
+        Operation::Read { buffer, length, filled, past_cache, .. } => {
             client.read_bytes -= length as u64;
             result.map_err(status)?;
+            metrics.file_read(filled, past_cache.came);
             if filled == 0 && length > 0 {
                 return Err(NtStatus::END_OF_FILE);
             }

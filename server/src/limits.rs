@@ -31,6 +31,13 @@ pub const RDMA_TRANSFERS_MAX: u16 = 128;
 pub const RDMA_CLOSING_MAX: usize = 256;
 /// Requests of one connection over RDMA that were received and not taken before no more are received.
 pub const RDMA_FRAMES_WAITING_MAX: usize = 64;
+/// Bytes of the smallest READ over RDMA that is read past the page cache, where that is switched on: of smaller ones the copy
+/// costs less than the device's answer.
+pub const DIRECT_READ_BYTES_MIN: usize = 64 * 1024;
+/// Coarsest alignment, in bytes, that a file may demand of reads past the page cache.
+pub const DIRECT_READ_ALIGN_MAX: u32 = 64 * 1024;
+/// A READ goes past the page cache where at most one byte of so many is in it.
+pub const DIRECT_READ_CACHED_SHARE: u64 = 16;
 /// Bytes received at once while it is not known what comes: small frames whole, the head of large ones.
 pub const STAGING_BYTES: usize = 16 * 1024;
 /// As [`STAGING_BYTES`] after a large frame: just its header, so that payload goes straight to its buffer.

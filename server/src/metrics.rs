@@ -153,6 +153,8 @@ pub struct Metrics {
     pub rdma_copied_bytes: Count,
     read_bytes: Payload,
     written_bytes: Payload,
+    read_through_cache: Count,
+    read_past_cache: Count,
     commands: [CommandStats; COMMANDS.len()],
     buffers: [AtomicUsize; EVENT_LOOPS_MAX],
     io_engine: &'static str,
@@ -194,6 +196,8 @@ impl Metrics {
             rdma_copied_bytes: Count::default(),
             read_bytes: Payload::default(),
             written_bytes: Payload::default(),
+            read_through_cache: Count::default(),
+            read_past_cache: Count::default(),
             commands: Default::default(),
             buffers: [const { AtomicUsize::new(0) }; EVENT_LOOPS_MAX],
             io_engine,
@@ -221,6 +225,14 @@ impl Metrics {
             Command::READ => self.read_bytes.count(by_rdma, payload_bytes),
             Command::WRITE => self.written_bytes.count(by_rdma, payload_bytes),
             _ => {}
+        }
+    }
+
+    /// Counts `bytes` read from a file, of which `past_cache` did not come from the page cache.
+    pub fn file_read(&self, bytes: usize, past_cache: usize) {
+        self.read_through_cache.inc_by(bytes.saturating_sub(past_cache) as u64);
+        if past_cache > 0 {
+            self.read_past_cache.inc_by(past_cache as u64);
         }
     }
 
@@ -267,6 +279,16 @@ impl Collector for Metrics {
         ] {
             counter(e, name, help, &[(&copied, payload.copied.get()), (&direct, payload.rdma_direct.get())])?;
         }
+        let ways: [Labelled<'_, u64>; 2] = [
+            (&[("path", "page-cache")], self.read_through_cache.get()),
+            (&[("path", "direct")], self.read_past_cache.get()),
+        ];
+        counter(
+            e,
+            "forebay_file_read_bytes",
+            "Bytes read from files, through the page cache and past it",
+            &ways,
+        )?;
         let help = "Bytes that a CPU copied on their way to RDMA: none, if all is well";
         counter(e, "forebay_rdma_copied_bytes", help, &[(&[], self.rdma_copied_bytes.get())])?;
         counter(e, "forebay_sent_bytes", "Bytes sent, with headers", &[(&[], self.bytes_sent.get())])?;
@@ -389,6 +411,8 @@ mod tests {
         metrics.connections.inc();
         metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 4096, false);
         metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 512, true);
+        metrics.file_read(4096, 0);
+        metrics.file_read(512, 500);
         metrics.request(Command::READ, NtStatus::END_OF_FILE, 200_000_000, 0, false);
         metrics.request(Command::SESSION_SETUP, NtStatus::MORE_PROCESSING_REQUIRED, 1, 0, false);
         let text = metrics.text();
@@ -396,6 +420,8 @@ mod tests {
             "forebay_connections 1",
             "forebay_read_bytes_total{path=\"copied\"} 4096",
             "forebay_read_bytes_total{path=\"rdma-direct\"} 512",
+            "forebay_file_read_bytes_total{path=\"page-cache\"} 4108",
+            "forebay_file_read_bytes_total{path=\"direct\"} 500",
             "forebay_requests_total{command=\"read\",status=\"success\"} 2",
             "forebay_requests_total{command=\"read\",status=\"error\"} 1",
             "forebay_requests_total{command=\"session_setup\",status=\"success\"} 1",

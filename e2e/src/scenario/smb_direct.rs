@@ -13,7 +13,7 @@ use crate::guest::calls::mounting::Mount;
 use crate::images;
 use crate::lab::Node;
 use crate::progress::say;
-use crate::site::Site;
+use crate::site::{SERVER_CONFIG, Site};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     let on_fabric = |scenario: Scenario| Scenario { smb_direct: true, ..scenario };
@@ -25,6 +25,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric(ours("SMB Direct over soft-RoCE", |site| served(site, &ROCE))),
         on_fabric(ours("SMB Direct over software iWARP", |site| served(site, &IWARP))),
         on_fabric(ours("SMB Direct and TCP clients at once", mixed)),
+        on_fabric(ours("SMB Direct past the page cache", past_the_page_cache)),
         on_fabric(ours("SMB Direct mounted and unmounted 50 times", remounted)),
     ]
 }
@@ -357,6 +358,91 @@ fn mixed(site: &Site) -> Result<String> {
     no_queue_pair_is_left(&[one, two, server])?;
     site.delete(&volume)?;
     Ok(String::new())
+}
+
+/// Our server with `direct_reads`; without again when dropped.
+struct DirectReads<'a>(&'a Site);
+
+impl<'a> DirectReads<'a> {
+    fn switch_on(site: &'a Site) -> Result<Self> {
+        site.storage().run(&format!("sed -i 's/^\\[server\\]$/&\\ndirect_reads = true/' {SERVER_CONFIG}"))?;
+        let switched = Self(site);
+        site.end_server()?;
+        site.start_server()?;
+        Ok(switched)
+    }
+
+    fn switch_off(&self) -> Result<()> {
+        self.0.storage().run(&format!("sed -i '/^direct_reads/d' {SERVER_CONFIG}"))?;
+        self.0.end_server()?;
+        self.0.start_server()
+    }
+}
+
+impl Drop for DirectReads<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.switch_off() {
+            say(format!("the server does not start again as it was: {error:#}"));
+        }
+    }
+}
+
+/// What the server has not cached it reads past its page cache, on both file systems; what it has cached, from there.
+fn past_the_page_cache(site: &Site) -> Result<String> {
+    let (server, client) = (site.storage(), site.node(ONE));
+    let _switched = DirectReads::switch_on(site)?;
+    let _fabric = Fabric::add(site, &ROCE, &[client])?;
+    let by = |path: &str| metric(site, &format!("forebay_file_read_bytes_total{{path=\"{path}\"}}"));
+    let forget = |node: &Node| node.run("sync; echo 3 > /proc/sys/vm/drop_caches");
+    let mut direct_bytes = 0;
+    for pool in ["default", "ext4"] {
+        let volume = site.volume_in(pool, 64 * MIB)?;
+        let mounted = site.mount(client, &volume, RDMA)?;
+        is_over_smb_direct(site, client, &ROCE)?;
+        let folder = mounted.path();
+        let shards =
+            Shards { folder: folder.into(), prefix: "f".into(), count: 4, bytes: 5_500_001, seed: 23 };
+        let sums: Vec<Sum> = client.call("write-shards", &shards)?;
+        let bytes: u64 = sums.iter().map(|sum| sum.bytes).sum();
+        let verify = || -> Result<u64> {
+            client.call("verify-sums", &Sums { folder: folder.into(), sums: sums.clone() })
+        };
+        // The client's own read-ahead decides how it asks; most of it asks for enough.
+        forget(server)?;
+        forget(client)?;
+        let before = by("direct")?;
+        verify().with_context(|| format!("past the page cache, on {pool}"))?;
+        let came = by("direct")? - before;
+        ensure!(came >= bytes / 2, "{came} of {bytes} bytes came past the page cache, on {pool}");
+        // Reads of 1 MiB, and of what is left at a file's end.
+        let read_all = format!(
+            "for file in {folder}/*; do dd if=$file of=/dev/null bs=1M iflag=direct status=none || exit 1; done"
+        );
+        let read_all = || client.run_within(&read_all, Duration::from_secs(60));
+        forget(server)?;
+        let before = by("direct")?;
+        read_all()?;
+        let came = by("direct")? - before;
+        ensure!(came >= bytes, "{came} of {bytes} bytes came past the page cache, on {pool}");
+        direct_bytes += came;
+        // Just written, and so cached: from the page cache.
+        let sums: Vec<Sum> = client.call("write-shards", &Shards { seed: 29, ..shards })?;
+        forget(client)?;
+        let before = by("direct")?;
+        read_all()?;
+        let came = by("direct")? - before;
+        ensure!(came == 0, "{came} of {bytes} cached bytes came past the page cache, on {pool}");
+        client
+            .call::<u64>("verify-sums", &Sums { folder: folder.into(), sums })
+            .with_context(|| format!("just written, on {pool}"))?;
+        exercise(client, folder)?;
+        mounted.unmount()?;
+        site.delete(&volume)?;
+    }
+    let copied = metric(site, "forebay_rdma_copied_bytes_total")?;
+    ensure!(copied == 0, "{copied} bytes were copied by a CPU");
+    no_queue_pair_is_left(&[client, server])?;
+    Ok(format!("{} MiB past the page cache", direct_bytes / MIB))
 }
 
 /// Mounts and unmounts; what RDMA resources the server has must not grow.

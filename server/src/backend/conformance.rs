@@ -4,6 +4,7 @@
 //! system of another kind, in the lab). Operations go through [`super::execute`] as the protocol's do.
 
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use forebay_smb::fs::{
 use forebay_smb::status::NtStatus;
 use tempfile::TempDir;
 
-use super::directory::Volume;
+use super::directory::{self, Volume};
 use crate::buffers::BufferPool;
 
 struct Bytes(Vec<u8>);
@@ -133,6 +134,17 @@ impl Fixture {
         }
     }
 
+    /// As [`Fixture::read`], past the page cache where the file system can. Offset and length suit any device.
+    fn read_past_cache(&self, handle: &FsHandle, offset: u64, length: usize) -> Vec<u8> {
+        let file = directory::file(handle).expect("a file");
+        file.prepare_direct();
+        let descriptor = file.direct_fd().unwrap_or(file.as_fd());
+        let mut buffer = self.buffers.take(length).expect("a buffer");
+        let length = length.cast_signed();
+        let found = rustix::io::pread(descriptor, buffer.bytes_mut(0..length), offset).expect("read");
+        buffer.bytes(0..found.cast_signed()).to_vec()
+    }
+
     fn stat(&self, handle: &FsHandle) -> Stat {
         match self.run(FsOpKind::Stat { handle: handle.clone() }) {
             Ok(FsReply::Stat(stat)) => stat,
@@ -246,6 +258,45 @@ fn contents_are_read_as_written() {
         write_through: true,
     };
     assert!(matches!(f.run(through), Ok(FsReply::Written(7))));
+}
+
+#[test]
+fn what_is_read_past_the_page_cache_follows_every_change() {
+    let f = Fixture::new();
+    let (file, other) = (f.file("data"), f.file("other"));
+    let block = 65_536;
+    let mut wanted: Vec<u8> = (0..4 * block).map(|i| (i % 251) as u8).collect();
+    let check = |wanted: &[u8], after: &str| {
+        let found = f.read_past_cache(&file, 0, 8 * block);
+        assert!(found == wanted, "after {after}: {} bytes", found.len());
+    };
+    assert_eq!(f.write(&file, 0, &wanted), Ok(4 * block as u32));
+    check(&wanted, "the first write");
+    f.done(FsOpKind::Flush { handle: file.clone() }).expect("flushed");
+    check(&wanted, "a flush");
+    wanted[5..10].copy_from_slice(b"other");
+    assert_eq!(f.write(&file, 5, b"other"), Ok(5));
+    check(&wanted, "a small write");
+    f.done(FsOpKind::ZeroRange { handle: file.clone(), offset: block as u64, length: block as u64 })
+        .expect("zeroed");
+    wanted[block..2 * block].fill(0);
+    check(&wanted, "a hole");
+    f.done(FsOpKind::SetEndOfFile { handle: file.clone(), size: 3 * block as u64 + 7 }).expect("shorter");
+    wanted.truncate(3 * block + 7);
+    check(&wanted, "a new end");
+    assert_eq!(f.write(&other, 0, &vec![9; block]), Ok(block as u32));
+    let copy = FsOpKind::CopyRange {
+        source: other,
+        source_offset: 0,
+        target: file.clone(),
+        target_offset: 0,
+        length: block as u64,
+    };
+    assert!(matches!(f.run(copy), Ok(FsReply::Copied(_))));
+    wanted[..block].fill(9);
+    check(&wanted, "a copy");
+    f.rename(&file, "renamed", false).expect("renamed");
+    check(&wanted, "a rename");
 }
 
 #[test]

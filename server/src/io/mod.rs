@@ -13,7 +13,7 @@ pub mod workers;
 use std::fmt;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +84,8 @@ pub enum Operation {
         length: usize,
         /// Bytes read.
         filled: usize,
+        /// How it begins.
+        past_cache: PastCache,
     },
     /// Writes `range` of the frame at `offset`.
     Write {
@@ -110,6 +112,23 @@ pub enum Operation {
         /// Of what.
         file: Arc<OpenFile>,
     },
+}
+
+/// Whether a read begins past the page cache: once, and what is left after that goes through it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PastCache {
+    /// Bytes to ask for so, which [`OpenFile::direct_length`] tells; 0: none. May be more than are wanted.
+    pub asked: usize,
+    /// Bytes wanted that came so.
+    pub came: usize,
+}
+
+/// By which descriptor to read next, and up to which byte of the buffer.
+fn next_read(file: &OpenFile, length: usize, past_cache: PastCache) -> (BorrowedFd<'_>, usize) {
+    match file.direct_fd() {
+        Some(descriptor) if past_cache.asked > 0 => (descriptor, past_cache.asked),
+        _ => (file.as_fd(), length),
+    }
 }
 
 impl fmt::Debug for Operation {
@@ -280,9 +299,15 @@ impl Operation {
                 message.sent += bytes;
                 message.sent >= message.length
             }
-            Self::Read { filled, length, .. } => {
-                *filled += bytes;
-                bytes == 0 || *filled >= *length
+            Self::Read { filled, length, past_cache, .. } => {
+                *filled = (*filled + bytes).min(*length);
+                let all = *filled >= *length;
+                if past_cache.asked == 0 {
+                    return bytes == 0 || all;
+                }
+                // Too few, most likely because the file ends there: what follows need not be aligned any more.
+                *past_cache = PastCache { asked: 0, came: *filled };
+                all
             }
             Self::Write { written, range, .. } => {
                 *written += bytes;
@@ -290,5 +315,19 @@ impl Operation {
             }
             Self::Readable { .. } | Self::Sync { .. } => true,
         }
+    }
+
+    /// Takes note of a failure. True where the operation goes on in another way: what cannot be read past the page cache is
+    /// read through it, and that says what is wrong, if anything is.
+    fn turns_back(&mut self, errno: Errno) -> bool {
+        let Self::Read { file, past_cache, .. } = self else { return false };
+        if past_cache.asked == 0 {
+            return false;
+        }
+        past_cache.asked = 0;
+        if matches!(errno, Errno::INVAL | Errno::OPNOTSUPP) {
+            file.refuse_direct();
+        }
+        true
     }
 }

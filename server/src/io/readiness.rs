@@ -13,7 +13,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::workers::Workers;
-use super::{Completion, Engine, Operation, Token, Waker};
+use super::{Completion, Engine, Operation, PastCache, Token, Waker, next_read};
 
 /// epoll data of the waker; descriptors are never negative.
 const WAKER: u64 = u64::MAX;
@@ -167,7 +167,7 @@ impl Engine for Readiness {
             }
             mut file_operation => {
                 // What is in the page cache needs no thread.
-                if let Operation::Read { .. } = file_operation
+                if let Operation::Read { past_cache: PastCache { asked: 0, .. }, .. } = file_operation
                     && let Some(result) = run(&mut file_operation, ReadWriteFlags::NOWAIT)
                 {
                     self.ready.push(Completion { token, operation: file_operation, result });
@@ -211,10 +211,11 @@ impl Engine for Readiness {
 fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Errno>> {
     loop {
         let moved = match operation {
-            Operation::Read { file, buffer, offset, length, filled } => {
-                let slice = buffer.bytes_mut(filled.cast_signed()..length.cast_signed());
+            Operation::Read { file, buffer, offset, length, filled, past_cache } => {
+                let (descriptor, end) = next_read(file, *length, *past_cache);
+                let slice = buffer.bytes_mut(filled.cast_signed()..end.cast_signed());
                 let slices = &mut [IoSliceMut::new(slice)];
-                rustix::io::preadv2(&**file, slices, *offset + *filled as u64, flags)
+                rustix::io::preadv2(descriptor, slices, *offset + *filled as u64, flags)
             }
             Operation::Write { file, frame, range, offset, written, durable } => {
                 let bytes =
@@ -229,6 +230,7 @@ fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Er
         };
         match moved {
             Err(Errno::INTR) => {}
+            Err(errno) if operation.turns_back(errno) => {}
             Err(Errno::AGAIN | Errno::OPNOTSUPP) if flags.contains(ReadWriteFlags::NOWAIT) => return None,
             Ok(n) if !operation.advance(n) => {}
             Ok(_) => return Some(Ok(())),

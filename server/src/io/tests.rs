@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsReply, ObjectKind, OpId, OpenMode, OpenRequest, RelPath};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::readiness::Readiness;
 use super::uring::Uring;
 use super::workers::Workers;
-use super::{Completion, Engine, Message, Operation, Part, Purpose, Token, Waker};
+use super::{Completion, Engine, Message, Operation, Part, PastCache, Purpose, Token, Waker};
 use crate::backend::directory::{self, OpenFile, Volume};
 use crate::buffers::BufferPool;
 
@@ -225,6 +226,7 @@ fn files_are_written_synced_and_read() {
             offset,
             length,
             filled: 0,
+            past_cache: PastCache::default(),
         };
         engine.submit(token(Purpose::File(OpId(4))), read(400, 4 << 20));
         let Completion { operation: Operation::Read { buffer, filled, .. }, result: Ok(()), .. } =
@@ -237,5 +239,105 @@ fn files_are_written_synced_and_read() {
         assert!(buffer.bytes(100..1_999_100) == &data[1000..]);
         engine.submit(token(Purpose::File(OpId(5))), read(1 << 30, 10));
         assert!(matches!(next(engine).operation, Operation::Read { filled: 0, .. }), "beyond the end");
+    });
+}
+
+/// Reads past the page cache, whatever is in it, where that is possible at all. The bytes, and how many came so.
+fn read_past_cache(
+    engine: &mut dyn Engine,
+    file: &Arc<OpenFile>,
+    offset: u64,
+    length: usize,
+    asked: usize,
+) -> (Vec<u8>, usize) {
+    let buffer = BufferPool::default().take(asked.max(length)).expect("a buffer");
+    let past_cache = PastCache { asked, came: 0 };
+    let file = Arc::clone(file);
+    engine.submit(
+        token(Purpose::File(OpId(1))),
+        Operation::Read { file, buffer, offset, length, filled: 0, past_cache },
+    );
+    let Completion { operation: Operation::Read { buffer, filled, past_cache, .. }, result, .. } =
+        next(engine)
+    else {
+        panic!("a read")
+    };
+    assert_eq!(result, Ok(()));
+    (buffer.bytes(0..filled.cast_signed()).to_vec(), past_cache.came)
+}
+
+fn write(engine: &mut dyn Engine, file: &Arc<OpenFile>, offset: u64, data: &[u8]) {
+    let operation = Operation::Write {
+        file: Arc::clone(file),
+        frame: Arc::new(Bytes(data.to_vec())),
+        range: 0..data.len(),
+        offset,
+        written: 0,
+        durable: false,
+    };
+    engine.submit(token(Purpose::File(OpId(1))), operation);
+    assert_eq!(next(engine).result, Ok(()));
+}
+
+#[test]
+fn what_is_read_past_the_page_cache_is_what_was_written_through_it() {
+    on_both(|engine, _| {
+        let scratch = TempDir::new().expect("a directory");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let file = open(&volume, "f");
+        file.prepare_direct();
+        let possible = file.direct_fd().is_some();
+        let mut data: Vec<u8> = (0..1_000_001_u32).map(|i| (i % 239) as u8).collect();
+        write(engine, &file, 0, &data);
+        // Offset, bytes wanted, bytes asked for: whole blocks, part of one, over the end, behind it.
+        for (offset, length, asked) in [
+            (0, 131_072, 131_072),
+            (65_536, 100_001, 102_400),
+            (917_504, 1 << 20, 1 << 20),
+            (999_424, 65_536, 65_536),
+            (1 << 20, 65_536, 65_536),
+        ] {
+            // Dirty each time: the kernel writes first what it must.
+            data[offset.min(1_000_000)] ^= 1;
+            let changed = offset.min(1_000_000);
+            write(engine, &file, changed as u64, &data[changed..=changed]);
+            let (bytes, came) = read_past_cache(engine, &file, offset as u64, length, asked);
+            let wanted = data.get(offset..).unwrap_or_default();
+            let wanted = &wanted[..length.min(wanted.len())];
+            assert!(bytes == wanted, "{length} bytes at {offset}: {} came", bytes.len());
+            assert!(came == bytes.len() || !possible, "{came} of {} past the page cache", bytes.len());
+        }
+    });
+}
+
+#[test]
+fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
+    on_both(|engine, _| {
+        let scratch = TempDir::new().expect("a directory");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let file = open(&volume, "f");
+        let data: Vec<u8> = (0..300_000_u32).map(|i| (i % 233) as u8).collect();
+        write(engine, &file, 0, &data);
+        engine.submit(token(Purpose::File(OpId(3))), Operation::Sync { file: Arc::clone(&file) });
+        assert_eq!(next(engine).result, Ok(()));
+        file.prepare_direct();
+        // Between two blocks of any device.
+        let (bytes, _) = read_past_cache(engine, &file, 3, 100_000, 100_000);
+        assert!(bytes == data[3..100_003]);
+        let mut buffer = BufferPool::default().take(100_000).expect("a buffer");
+        let refused = file.direct_fd().is_some_and(|descriptor| {
+            rustix::io::pread(descriptor, buffer.bytes_mut(0..100_000), 3) == Err(Errno::INVAL)
+        });
+        if refused {
+            // Another handle shows when nothing of it is cached any more.
+            let other = open(&volume, "f");
+            let until = Instant::now() + DEADLINE;
+            while other.direct_length(0, 65_536, 65_536).is_none() {
+                assert!(Instant::now() < until, "the page cache keeps it");
+                rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
+                std::thread::yield_now();
+            }
+            assert_eq!(file.direct_length(0, 65_536, 65_536), None, "it is remembered");
+        }
     });
 }

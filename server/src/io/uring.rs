@@ -13,7 +13,7 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use rustix::io::Errno;
 
-use super::{Completion, Engine, Operation, Token, Waker};
+use super::{Completion, Engine, Operation, Token, Waker, next_read};
 use crate::limits::{RING_ENTRIES, SEND_PARTS_MAX};
 
 /// user_data of the waker's poll; slots count from 0.
@@ -162,9 +162,10 @@ impl Uring {
                 let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned();
                 opcode::SendMsg::new(Fd(socket.as_raw_fd()), &raw const slot.header).flags(flags).build()
             }
-            Operation::Read { file, buffer, offset, length, filled } => {
-                let bytes = buffer.bytes_mut(filled.cast_signed()..length.cast_signed());
-                let fd = Fd(file.as_fd().as_raw_fd());
+            Operation::Read { file, buffer, offset, length, filled, past_cache } => {
+                let (descriptor, end) = next_read(file, *length, *past_cache);
+                let bytes = buffer.bytes_mut(filled.cast_signed()..end.cast_signed());
+                let fd = Fd(descriptor.as_raw_fd());
                 let at = *offset + *filled as u64;
                 opcode::Read::new(fd, bytes.as_mut_ptr(), bytes.len() as u32).offset(at).build()
             }
@@ -216,6 +217,10 @@ impl Uring {
                     continue;
                 }
                 error => match Errno::from_raw_os_error(-error) {
+                    errno if slot.operation.turns_back(errno) => {
+                        self.start(index);
+                        continue;
+                    }
                     Errno::INTR | Errno::AGAIN => {
                         self.start(index);
                         continue;

@@ -1,4 +1,5 @@
-//! The ioctl that no safe wrapper covers: sharing a range of extents between files.
+//! The ioctl and the system call that no safe wrapper covers: sharing a range of extents between files, and what the page cache
+//! has of a file.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -38,6 +39,41 @@ pub(super) fn clone_range(
     // SAFETY: FICLONERANGE reads one file_clone_range, which lives for the call; both descriptors are borrowed open.
     let result = unsafe { libc::ioctl(target.as_raw_fd(), FICLONERANGE, &raw const argument) };
     if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// `struct cachestat_range` of linux/mman.h.
+#[repr(C)]
+struct CacheRange {
+    offset: u64,
+    length: u64,
+}
+
+/// What the page cache has of a range, in pages: `struct cachestat` of linux/mman.h.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(super) struct CacheState {
+    /// Cached, dirty ones and those being written included.
+    pub(super) cached: u64,
+    /// Not written yet.
+    pub(super) dirty: u64,
+    /// Being written.
+    pub(super) writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// `cachestat`, which has this number on every architecture that has it since it is there (Linux 6.5).
+const CACHESTAT: libc::c_long = 451;
+
+/// What the page cache has of `length` bytes, at least one, from `offset` on. Reads nothing and waits for nothing.
+pub(super) fn cache_state(file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<CacheState, Errno> {
+    let range = CacheRange { offset, length };
+    let mut state = CacheState::default();
+    // SAFETY: cachestat reads one range and writes one state, which live for the call; the descriptor is borrowed open.
+    let result = unsafe {
+        libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut state, 0 as libc::c_uint)
+    };
+    if result == 0 { Ok(state) } else { Err(last_error()) }
 }
 
 fn last_error() -> Errno {

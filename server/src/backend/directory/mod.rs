@@ -10,6 +10,7 @@
 
 mod attrs;
 pub mod data;
+mod direct;
 mod dirs;
 mod ioctl;
 mod names;
@@ -20,7 +21,7 @@ pub mod quota;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_smb::fs::{FileKey, FsHandle, FsOpKind, FsReply, FsResult, RelPath, Space};
 use forebay_smb::status::NtStatus;
@@ -92,6 +93,8 @@ pub struct OpenFile {
     /// Writing back failed once: what was lost then cannot be known, so no later flush may succeed.
     sync_failed: AtomicBool,
     position: Mutex<dirs::Position>,
+    /// How it is read past the page cache, once that was asked for; None within: not at all.
+    direct: OnceLock<Option<direct::Direct>>,
 }
 
 impl AsFd for OpenFile {

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_smb::fs::{FsHandle, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat};
 use forebay_smb::status::NtStatus;
@@ -53,6 +53,7 @@ fn finish(
         name_unsynced: AtomicBool::new(created),
         sync_failed: AtomicBool::new(false),
         position: Mutex::new(dirs::Position::default()),
+        direct: OnceLock::new(),
     });
     let stat = if created { furnish(&file, request)? } else { stat };
     Ok(Opened { handle: FsHandle(file), created, stat })

@@ -1,0 +1,237 @@
+//! Reading past the page cache (O_DIRECT), for buffers that a device sends from: a READ over RDMA then passes no other memory.
+//!
+//! Only what the kernel has hardly any of in its page cache is read so: what is there is copied sooner than it is read again,
+//! and what is dirty would have to be written first. Correct is either: the kernel keeps both ways coherent.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use tracing::debug;
+
+use super::{OpenFile, ioctl, path};
+use crate::buffers::PAGE;
+use crate::limits::{DIRECT_READ_ALIGN_MAX, DIRECT_READ_BYTES_MIN, DIRECT_READ_CACHED_SHARE};
+
+/// A file's second descriptor.
+#[derive(Debug)]
+pub(super) struct Direct {
+    fd: OwnedFd,
+    /// Of what offsets and lengths must be multiples: a power of two.
+    align: u32,
+    /// The file system took the descriptor and not a read by it.
+    refused: AtomicBool,
+}
+
+impl Direct {
+    /// `None` where the file cannot be read so.
+    fn open(file: BorrowedFd<'_>) -> Option<Self> {
+        match Self::try_open(file) {
+            Ok(direct) => Some(direct),
+            Err(errno) => {
+                debug!(%errno, "a file cannot be read past the page cache");
+                None
+            }
+        }
+    }
+
+    fn try_open(file: BorrowedFd<'_>) -> Result<Self, Errno> {
+        // Linux 6.1. File systems that do not say what they want aligned, as tmpfs, have nothing to gain.
+        let x = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+        let told = x.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        let (memory, align) = (x.stx_dio_mem_align, x.stx_dio_offset_align);
+        // 0, which is no power of two: not this file.
+        let fits = |align: u32, most: u32| align.is_power_of_two() && align <= most;
+        if !told || !fits(memory, PAGE as u32) || !fits(align, DIRECT_READ_ALIGN_MAX) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // Where the kernel does not say what is cached (before 6.5), nothing is read so.
+        ioctl::cache_state(file, 0, PAGE as u64)?;
+        // By /proc, so that it is this file whatever its name is now.
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let fd = rustix::fs::open(path::proc_path(file), flags, Mode::empty())?;
+        Ok(Self { fd, align, refused: AtomicBool::new(false) })
+    }
+}
+
+impl OpenFile {
+    /// Whether [`OpenFile::prepare_direct`] has been called.
+    #[must_use]
+    pub fn direct_is_prepared(&self) -> bool {
+        self.direct.get().is_some()
+    }
+
+    /// Finds out whether and how the file can be read past the page cache. May block, once.
+    pub fn prepare_direct(&self) {
+        self.prepared();
+    }
+
+    fn prepared(&self) -> Option<&Direct> {
+        self.direct.get_or_init(|| if self.directory { None } else { Direct::open(self.fd.as_fd()) }).as_ref()
+    }
+
+    /// How many bytes to ask for so that `length` at `offset` are read past the page cache into a page-aligned buffer of
+    /// `capacity` bytes; `None` where they had better, or must, be read through it.
+    #[must_use]
+    pub fn direct_length(&self, offset: u64, length: usize, capacity: usize) -> Option<usize> {
+        if length < DIRECT_READ_BYTES_MIN {
+            return None;
+        }
+        let direct = self.prepared().filter(|direct| !direct.refused.load(Ordering::Relaxed))?;
+        let padded = length.next_multiple_of(direct.align as usize);
+        let fits = offset.is_multiple_of(direct.align.into()) && padded <= capacity;
+        (fits && is_cold(self.fd.as_fd(), offset, length as u64)).then_some(padded)
+    }
+
+    /// The descriptor to read by past the page cache, where there is one.
+    #[must_use]
+    pub fn direct_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.direct.get()?.as_ref().map(|direct| direct.fd.as_fd())
+    }
+
+    /// Remembers that such a read was refused.
+    pub fn refuse_direct(&self) {
+        if let Some(Some(direct)) = self.direct.get()
+            && !direct.refused.swap(true, Ordering::Relaxed)
+        {
+            debug!("the file system takes no reads past the page cache: a file is read through it");
+        }
+    }
+}
+
+/// Whether the page cache has next to nothing of a range, and nothing that has to be written.
+fn is_cold(file: BorrowedFd<'_>, offset: u64, length: u64) -> bool {
+    let Ok(state) = ioctl::cache_state(file, offset, length) else { return false };
+    if state.dirty > 0 || state.writeback > 0 {
+        return false;
+    }
+    // Of what there is: a READ may go far beyond the file's end.
+    let there = |size: u64| size.saturating_sub(offset).min(length);
+    let cached = state.cached.saturating_mul(rustix::param::page_size() as u64);
+    cached == 0
+        || rustix::fs::fstat(file)
+            .is_ok_and(|stat| cached <= there(stat.st_size.cast_unsigned()) / DIRECT_READ_CACHED_SHARE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use forebay_smb::fs::{FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest, RelPath};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::backend::directory::{Volume, file};
+    use crate::buffers::BufferPool;
+
+    const MIB: usize = 1 << 20;
+
+    /// A file of 1 MiB, in a volume.
+    fn made() -> (TempDir, std::fs::File, Arc<OpenFile>) {
+        let scratch = TempDir::new().expect("a directory");
+        let by_name = scratch.path().join("f");
+        std::fs::write(&by_name, vec![7; MIB]).expect("written");
+        let by_name = std::fs::OpenOptions::new().read(true).write(true).open(by_name).expect("it is there");
+        let opened = open(scratch.path(), "f", ObjectKind::File);
+        (scratch, by_name, opened)
+    }
+
+    fn open(root: &Path, name: &str, kind: ObjectKind) -> Arc<OpenFile> {
+        let volume = Volume::open(root).expect("a volume").handle();
+        let path = RelPath::new(name).expect("a path");
+        let mode = OpenMode::Existing;
+        let (read, write, write_through) = (true, false, false);
+        let (attributes, allocation_size) = (0, 0);
+        let request =
+            OpenRequest { path, mode, kind, read, write, write_through, attributes, allocation_size };
+        match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
+            Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),
+            _ => panic!("opened"),
+        }
+    }
+
+    /// Has nothing of the file cached. False where the file system keeps files there.
+    fn cool(by_name: &std::fs::File) -> bool {
+        by_name.sync_all().expect("synced");
+        let until = Instant::now() + Duration::from_secs(5);
+        while !is_cold(by_name.as_fd(), 0, MIB as u64) {
+            if Instant::now() > until {
+                return false;
+            }
+            rustix::fs::fadvise(by_name, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// Whether files of this file system can be read so here.
+    fn possible(opened: &OpenFile) -> bool {
+        opened.prepare_direct();
+        opened.direct_fd().is_some()
+    }
+
+    #[test]
+    fn what_is_cold_is_read_past_the_page_cache_and_what_is_cached_or_dirty_is_not() {
+        let (_scratch, by_name, opened) = made();
+        assert!(!opened.direct_is_prepared());
+        assert_eq!(opened.direct_length(0, MIB, MIB), None, "just written");
+        assert!(opened.direct_is_prepared());
+        by_name.sync_all().expect("synced");
+        assert_eq!(opened.direct_length(0, MIB, MIB), None, "still cached");
+        if possible(&opened) && cool(&by_name) {
+            assert_eq!(opened.direct_length(0, MIB, MIB), Some(MIB));
+            assert!(by_name.write_at(b"x", 700_000).is_ok());
+            assert_eq!(opened.direct_length(0, MIB, MIB), None, "a page is dirty");
+            assert_eq!(opened.direct_length(0, MIB / 2, MIB), Some(MIB / 2), "which is elsewhere");
+            assert!(cool(&by_name), "it was before");
+            assert!(by_name.read_at(&mut [0], 700_416).is_ok());
+            by_name.set_len(704_512).expect("shorter");
+            by_name.sync_all().expect("synced");
+            assert_eq!(opened.direct_length(700_416, MIB, MIB), None, "all of the rest is cached");
+        }
+    }
+
+    #[test]
+    fn only_large_aligned_reads_that_fit_go_past_the_page_cache() {
+        let (_scratch, by_name, opened) = made();
+        if !possible(&opened) || !cool(&by_name) {
+            return;
+        }
+        let align = opened.prepared().expect("it is possible").align as usize;
+        assert_eq!(
+            opened.direct_length(align as u64, 100_001, MIB),
+            Some(100_001_usize.next_multiple_of(align))
+        );
+        assert_eq!(
+            opened.direct_length(0, 100_001, 100_001),
+            None,
+            "no room for the whole of the last block"
+        );
+        assert_eq!(opened.direct_length(1, MIB, 2 * MIB), None, "between two blocks");
+        assert_eq!(opened.direct_length(0, DIRECT_READ_BYTES_MIN - 1, MIB), None, "small");
+        opened.refuse_direct();
+        assert_eq!(opened.direct_length(0, MIB, MIB), None, "refused");
+    }
+
+    #[test]
+    fn a_file_without_a_name_is_read_all_the_same_and_a_directory_is_not() {
+        let (scratch, by_name, opened) = made();
+        std::fs::remove_file(scratch.path().join("f")).expect("removed");
+        std::fs::write(scratch.path().join("f"), vec![8; MIB]).expect("another of that name");
+        if possible(&opened) && cool(&by_name) {
+            assert_eq!(opened.direct_length(0, MIB, MIB), Some(MIB));
+            let mut buffer = BufferPool::default().take(MIB).expect("a buffer");
+            let fd = opened.direct_fd().expect("it is possible");
+            assert_eq!(rustix::io::pread(fd, buffer.bytes_mut(0..MIB as isize), 0), Ok(MIB));
+            assert!(buffer.bytes(0..MIB as isize).iter().all(|&byte| byte == 7));
+        }
+        std::fs::create_dir(scratch.path().join("d")).expect("a directory");
+        let directory = open(scratch.path(), "d", ObjectKind::Directory);
+        assert_eq!(directory.direct_length(0, MIB, MIB), None);
+        assert!(directory.direct_fd().is_none());
+    }
+}
