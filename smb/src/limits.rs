@@ -32,6 +32,12 @@ pub const LOST_OPENS_MAX: usize = 16_384;
 pub const RETURNS_PER_OPEN_MAX: u8 = 4;
 /// How often a question about one of them is to be asked again.
 pub const RETRIES_PER_OPEN_MAX: u8 = 32;
+/// Opens that are kept for clients whose last channel was lost.
+pub const KEPT_OPENS_MAX: usize = 16_384;
+/// For how long such an open is kept where the client does not say, in milliseconds.
+pub const DURABLE_TIMEOUT_DEFAULT_MS: u32 = 60_000;
+/// For how long such an open is kept whatever the client says, in milliseconds.
+pub const DURABLE_TIMEOUT_MS_MAX: u32 = 300_000;
 /// Requests waiting asynchronously (locks), on one connection.
 pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
 /// Path below a volume's root, in UTF-8 bytes.
@@ -53,4 +59,5 @@ pub const AUTH_ROUNDS_MAX: u8 = 4;
 
 const _: () = assert!(FRAME_BYTES_MAX < 1 << 24, "the transport prefix has 24 bits of length");
 const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32, "one I/O fits the credits");
+const _: () = assert!(DURABLE_TIMEOUT_DEFAULT_MS <= DURABLE_TIMEOUT_MS_MAX);
 const _: () = assert!(COPYCHUNK_CHUNK_BYTES_MAX <= COPYCHUNK_TOTAL_BYTES_MAX);

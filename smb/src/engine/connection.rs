@@ -14,6 +14,7 @@ use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
 use super::lookup::Lookup;
+use super::open::Open;
 use super::remote::RemoteWrite;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
@@ -259,6 +260,11 @@ impl Core {
         self.negotiated.as_ref().map_or(Dialect::SMB2_0_2, |n| n.dialect)
     }
 
+    /// Connection.ClientGuid.
+    pub(crate) fn client_guid(&self) -> [u8; 16] {
+        self.negotiated.as_ref().map_or([0; 16], |n| n.client_guid)
+    }
+
     /// Whether an SMB 3.x dialect was negotiated.
     pub(crate) fn is_smb3(&self) -> bool {
         !matches!(self.dialect(), Dialect::SMB2_0_2 | Dialect::SMB2_1)
@@ -275,7 +281,7 @@ impl Core {
     }
 
     /// Ends a session on all its channels and closes what it has open.
-    pub(crate) fn end_session(&mut self, server: &Arc<Server>, session_id: u64) {
+    pub(crate) fn end_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.get(&session_id) else { return };
         server.sessions().remove(&session_id);
         for connection in channel.session.end() {
@@ -283,16 +289,47 @@ impl Core {
                 server.post(connection, Mail::SessionEnded(session_id));
             }
         }
-        self.leave_session(server, session_id);
+        self.leave_session(server, now, session_id);
+    }
+
+    /// What becomes of an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1).
+    fn lose(&mut self, server: &Arc<Server>, now: u64, open: &Arc<Open>) {
+        if open.is_closing() {
+            return;
+        }
+        server.lost(open.id);
+        if !server.keep(now, open) && open.begin_close() {
+            close_open(self, server, open);
+        }
+    }
+
+    /// Ends a session whose client has come back with another: its channels are lost, whether that was noticed or not
+    /// ([MS-SMB2] 3.3.5.5.3).
+    pub(crate) fn replace_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
+        let Some(session) = server.sessions().remove(&session_id) else { return };
+        let connections = session.end();
+        // Here and now: the client asks for what was kept as soon as it has its answer.
+        for open in session.take_opens() {
+            self.lose(server, now, &open);
+        }
+        for connection in connections {
+            if connection == self.id {
+                self.leave_session(server, now, session_id);
+            } else {
+                server.post(connection, Mail::SessionClosed(session_id));
+            }
+        }
     }
 
     /// Takes this connection's channel of a session away. With its last channel, or where it has ended already, what the
-    /// session has open is closed here.
-    fn leave_session(&mut self, server: &Arc<Server>, session_id: u64) {
+    /// session has open is closed here, or kept where the session was only lost.
+    fn leave_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);
         for open in left.opens {
-            if open.begin_close() {
+            if left.lost {
+                self.lose(server, now, &open);
+            } else if open.begin_close() {
                 server.lost(open.id);
                 close_open(self, server, &open);
             }
@@ -488,7 +525,7 @@ impl Connection {
             Mail::Wake(token) => self.wake(now, token, Mail::wake_reason()),
             Mail::SessionClosed(session_id) => {
                 if self.core.channels.contains_key(&session_id) {
-                    self.core.leave_session(&self.server, session_id);
+                    self.core.leave_session(&self.server, now, session_id);
                     if self.core.channels.is_empty() {
                         return Err(Disconnect("its session was closed"));
                     }
@@ -496,7 +533,7 @@ impl Connection {
                 Ok(())
             }
             Mail::SessionEnded(session_id) => {
-                self.core.leave_session(&self.server, session_id);
+                self.core.leave_session(&self.server, now, session_id);
                 Ok(())
             }
         }
@@ -526,7 +563,7 @@ impl Connection {
         self.core.closed = true;
         let sessions: Vec<u64> = self.core.channels.keys().copied().collect();
         for session_id in sessions {
-            self.core.leave_session(&self.server, session_id);
+            self.core.leave_session(&self.server, now, session_id);
         }
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();

@@ -150,6 +150,7 @@ impl FileTable {
     /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
     pub(crate) fn unregister(&mut self, open: &Open, server: &Server) -> Ended {
         let file = &open.file;
+        open.used(server);
         let mut inner = file.inner();
         inner.opens.retain(|o| o.id != open.id);
         // [MS-FSA] 2.1.5.5: delete-on-close becomes the file's business when that open ends.
@@ -265,6 +266,12 @@ impl FileState {
                 state.path = to.clone();
             }
         }
+    }
+
+    /// Its opens that wait for their clients to come back, and for which `which` holds.
+    pub(crate) fn kept(&self, which: impl Fn(&Open) -> bool) -> Vec<Arc<Open>> {
+        let opens: Vec<Arc<Open>> = self.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
+        opens.into_iter().filter(|open| open.is_kept() && which(open)).collect()
     }
 
     /// Byte-range locks that an open holds.

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+use super::durable::KeptOpens;
 use super::lost::Lost;
-use super::open::{FileIds, OpenInfo};
+use super::open::{FileIds, Open, OpenInfo};
+use super::replay::Creations;
 use super::session::Session;
 use super::step::Wake;
 use super::volume::{Account, Accounts, Volume, VolumeConfig};
@@ -49,6 +51,8 @@ pub struct ServerConfig {
     pub predecessors: Vec<Predecessor>,
     /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
     pub io_bytes_max: u32,
+    /// Oplocks, leases, and what is kept by them.
+    pub caching: bool,
 }
 
 /// A start of the server before this one.
@@ -136,6 +140,8 @@ pub struct Server {
     mail: Mutex<Vec<(ConnectionId, Mail)>>,
     has_mail: AtomicBool,
     lost: Mutex<Lost>,
+    pub(super) kept_opens: Mutex<KeptOpens>,
+    pub(super) creations: Mutex<Creations>,
 }
 
 impl Server {
@@ -153,6 +159,8 @@ impl Server {
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
             lost: Mutex::default(),
+            kept_opens: Mutex::default(),
+            creations: Mutex::default(),
         })
     }
 
@@ -186,6 +194,7 @@ impl Server {
         for session in sessions {
             self.close_session(session.id);
         }
+        self.end_kept_of(id);
         Ok(())
     }
 
@@ -228,13 +237,16 @@ impl Server {
         infos
     }
 
-    /// Open files and directories, of one volume or of all, by session.
+    /// Open files and directories, of one volume or of all, by session; first those that are kept for clients that have
+    /// none.
     #[must_use]
     pub fn open_infos(&self, volume: Option<&str>) -> Vec<OpenInfo> {
         let sessions: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
+        let kept: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
         let mut infos: Vec<OpenInfo> = sessions
             .iter()
             .flat_map(|s| s.opens())
+            .chain(kept)
             .map(|o| o.info())
             .filter(|i| volume.is_none_or(|v| i.volume_id == v))
             .collect();

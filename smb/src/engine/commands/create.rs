@@ -1,13 +1,14 @@
 //! CREATE ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
 
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
-use crate::engine::channel_sequence::ChannelSequence;
+use crate::engine::durable::{self, Asked, Wanted};
 use crate::engine::names;
-use crate::engine::open::{Open, OpenState};
+use crate::engine::open::{NewOpen, Open};
+use crate::engine::oplock_stub::Cached;
+use crate::engine::replay::{self, Begun, Creation};
 use crate::engine::session::Share;
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::engine::volume::Volume;
@@ -61,6 +62,10 @@ struct Plan {
     allocation_size: u64,
     query_maximal_access: bool,
     query_on_disk_id: bool,
+    oplock: OplockLevel,
+    durable: Option<Wanted>,
+    /// Of a CREATE that can be sent again.
+    creation: Option<Creation>,
 }
 
 /// An open that others can see already.
@@ -79,13 +84,42 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(e) if e.fault == Fault::Surrogate => return NtStatus::OBJECT_NAME_INVALID.into(),
         Err(e) => return e.into(),
     };
-    match plan(ctx, &request) {
-        Ok(plan) => {
-            let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
-            Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
-        }
+    // With nothing cached nothing is durable either.
+    if !ctx.server.config.caching {
+        return begin(ctx, &request, None, None);
+    }
+    let asked = match Asked::of(&request.contexts, ctx.core.is_smb3()) {
+        Ok(asked) => asked,
+        Err(status) => return status.into(),
+    };
+    if let Some(claim) = asked.claim {
+        return durable::reconnect(ctx, &request, claim);
+    }
+    let Some(Wanted::V2 { create_guid, .. }) = asked.wanted else {
+        return begin(ctx, &request, asked.wanted, None);
+    };
+    match replay::begin(ctx, create_guid) {
+        Ok(Begun::New(creation)) => begin(ctx, &request, asked.wanted, Some(creation)),
+        Ok(Begun::Again(open)) => replay::answer(ctx, &request, open),
         Err(status) => status.into(),
     }
+}
+
+fn begin(
+    ctx: &mut Ctx<'_>,
+    request: &Request<'_>,
+    durable: Option<Wanted>,
+    creation: Option<Creation>,
+) -> Step {
+    match plan(ctx, request) {
+        Ok(plan) => open(Plan { durable, creation, ..plan }),
+        Err(status) => status.into(),
+    }
+}
+
+fn open(plan: Plan) -> Step {
+    let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
+    Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
 }
 
 /// Everything that can be refused without looking at the file.
@@ -137,6 +171,9 @@ fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
         allocation_size: 0,
         query_maximal_access: false,
         query_on_disk_id: false,
+        oplock: request.requested_oplock_level,
+        durable: None,
+        creation: None,
     };
     for context in &request.contexts {
         plan.context(context)?;
@@ -198,7 +235,7 @@ impl Plan {
             }
             // [MS-SMB2] 2.2.13.2: names have at least four bytes.
             RequestContext::Unknown { name, .. } if name.len() < 4 => Err(NtStatus::INVALID_PARAMETER),
-            // There is nothing to reconnect to.
+            // There is nothing to reconnect to where nothing is cached.
             RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
                 Err(NtStatus::OBJECT_NAME_NOT_FOUND)
             }
@@ -280,6 +317,11 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
         }
         Err(status) => return Step::Fail(status),
     };
+    if let Some(op) = make_room(ctx, &plan, &opened) {
+        // A file that goes with its last open gives its name free: what was opened is not what will be there.
+        ctx.background(FsOpKind::Close { handle: opened.handle, unlink: false, stat: false });
+        return Step::Fs(op, Box::new(move |_, _| open(plan)));
+    }
     let pending = match plan.granted(&opened).map(|access| register(ctx, &plan, &opened, access)) {
         Ok(Ok(pending)) => pending,
         Ok(Err(status)) | Err(status) => {
@@ -290,7 +332,7 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
         }
     };
     if pending.created || !overwrites(plan.disposition) {
-        return finish(ctx, &plan, pending);
+        return finish(ctx, plan, pending);
     }
     let truncate = FsOpKind::SetEndOfFile { handle: pending.open.handle.clone(), size: 0 };
     Step::Fs(
@@ -302,10 +344,24 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
     )
 }
 
+/// Ends what is kept for clients that are away and stands in the way. A deletion that comes of it has to be waited for.
+fn make_room(ctx: &mut Ctx<'_>, plan: &Plan, opened: &Opened) -> Option<FsOpKind> {
+    let file = plan.volume.files().find(opened.stat.key)?;
+    let mut deletion = None;
+    for kept in file.kept(|_| true) {
+        match durable::displace(ctx.server, &kept) {
+            Some(op @ FsOpKind::Close { unlink: true, .. }) => deletion = Some(op),
+            Some(op) => ctx.background(op),
+            None => {}
+        }
+    }
+    deletion
+}
+
 /// Share modes and pending deletion are checked and the open becomes visible to others, in one step.
 fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Result<Pending, NtStatus> {
     let mut files = plan.volume.files();
-    let open = Arc::new(Open {
+    let open = Arc::new(Open::new(NewOpen {
         id: ctx.server.file_ids.next(),
         session_id: ctx.session().id,
         tree_id: plan.tree_id,
@@ -316,11 +372,14 @@ fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> 
         access: access.0,
         share: plan.share.0,
         options: plan.options.0,
-        closing: AtomicBool::new(false),
-        position: AtomicU64::new(0),
-        channel_sequence: ChannelSequence::new(ctx.request.header.channel_sequence()),
-        state: Mutex::new(OpenState::new(plan.path.clone())),
-    });
+        channel_sequence: ctx.request.header.channel_sequence(),
+        replayable: plan.creation.as_ref().map(Creation::replayable),
+        path: plan.path.clone(),
+    }));
+    open.stub_batch.store(
+        ctx.server.config.caching && plan.oplock == OplockLevel::BATCH && !opened.stat.directory,
+        Ordering::Release,
+    );
     open.state().mode = (plan.options & MODE).0;
     files.register(&open)?;
     Ok(Pending { open, stat: opened.stat, created: opened.created })
@@ -363,7 +422,7 @@ fn stat_again(plan: Plan, mut pending: Pending) -> Step {
         Box::new(move |ctx, result| match result {
             Ok(FsReply::Stat(stat)) => {
                 pending.stat = stat;
-                finish(ctx, &plan, pending)
+                finish(ctx, plan, pending)
             }
             Ok(_) => give_up(ctx, &pending, NtStatus::INTERNAL_ERROR),
             Err(status) => give_up(ctx, &pending, status),
@@ -371,9 +430,8 @@ fn stat_again(plan: Plan, mut pending: Pending) -> Step {
     )
 }
 
-fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
-    let Pending { open, created, .. } = &pending;
-    let stat = open.file.told(pending.stat);
+fn finish(ctx: &mut Ctx<'_>, plan: Plan, pending: Pending) -> Step {
+    let Pending { open, created, stat } = &pending;
     // Other channels may keep the session alive, but nobody will ever learn this FileId.
     if ctx.core.is_closed() {
         return give_up(ctx, &pending, NtStatus::USER_SESSION_DELETED);
@@ -400,8 +458,25 @@ fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
         // [MS-SMB2] 3.3.5.9.9
         contexts.push(ResponseContext::OnDiskId { disk_file_id: stat.key.ino, volume_id: stat.key.dev });
     }
+    contexts.extend(durable::grant(ctx, open, plan.durable));
+    if let Some(creation) = plan.creation {
+        creation.done(open, create_action);
+    }
+    respond(open, *stat, create_action, open.cached(), contexts)
+}
+
+/// The answer that gives an open to its client.
+pub(crate) fn respond(
+    open: &Open,
+    stat: Stat,
+    create_action: CreateAction,
+    cached: Cached,
+    mut contexts: Vec<ResponseContext<'_>>,
+) -> Step {
+    contexts.extend(cached.lease.map(ResponseContext::Lease));
+    let stat = open.file.told(stat);
     let response = Response {
-        oplock_level: OplockLevel::NONE,
+        oplock_level: cached.level,
         flags: ResponseFlags::empty(),
         create_action,
         creation_time: FileTime(stat.times.creation),

@@ -3,7 +3,7 @@
 mod change_notify;
 pub(crate) mod close;
 mod copychunk;
-mod create;
+pub(crate) mod create;
 mod echo;
 mod flush;
 mod fsctl_file;
