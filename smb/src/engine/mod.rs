@@ -18,11 +18,13 @@ mod commands;
 mod connection;
 mod credits;
 mod files;
+mod leases;
 mod locks;
 mod lookup;
 mod lost;
 mod names;
 mod open;
+mod oplocks;
 mod remote;
 mod server;
 mod session;
@@ -33,6 +35,7 @@ pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Tr
 pub use open::OpenInfo;
 pub use remote::{RemoteBuffer, RemoteWrite};
 pub use server::{
-    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig, SessionInfo,
+    BreakNotice, ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig,
+    SessionInfo,
 };
 pub use volume::{Account, Protection, VolumeConfig};

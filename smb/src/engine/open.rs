@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::channel_sequence::ChannelSequence;
 use super::files::FileState;
+use super::leases::LeaseId;
+use super::oplocks::Cached;
 use super::volume::Volume;
 use crate::fs::{DirEntry, FsHandle, RelPath};
 use crate::ids::FileId;
@@ -28,6 +30,8 @@ pub(crate) struct Open {
     pub(crate) options: u32,
     /// Set once CLOSE has begun, so that it happens once.
     pub(crate) closing: AtomicBool,
+    /// It outlives its session: nobody can be told of a break.
+    pub(crate) disconnected: AtomicBool,
     /// FilePositionInformation: where the last READ or WRITE ended.
     pub(crate) position: AtomicU64,
     /// Requests in flight on it, by channel sequence number.
@@ -79,6 +83,28 @@ impl Open {
     /// Whether CLOSE, or another end of it, has begun.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether it has outlived its session.
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.disconnected.load(Ordering::Acquire)
+    }
+
+    /// Whether its client may keep the handle: by a batch oplock or a lease with HANDLE caching that is not being broken.
+    #[allow(dead_code, reason = "durable handles are granted and kept by it")]
+    pub(crate) fn keeps_handle(&self) -> bool {
+        self.file.keeps_handle(self.id)
+    }
+
+    /// The lease that it belongs to.
+    #[allow(dead_code, reason = "a durable handle is given back to who has its lease")]
+    pub(crate) fn lease_id(&self) -> Option<LeaseId> {
+        self.file.lease_id(self.id)
+    }
+
+    /// What its client may cache, as a CREATE response tells it.
+    pub(crate) fn cached(&self) -> Cached {
+        self.file.cached(self.id)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {

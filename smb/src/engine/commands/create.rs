@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::engine::access::{self, DATA_CHANGING};
 use crate::engine::channel_sequence::ChannelSequence;
+use crate::engine::files::{Admission, FileState};
 use crate::engine::names;
 use crate::engine::open::{Open, OpenState};
+use crate::engine::oplocks::{Ask, Cached, Opener, Waiter};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::step::{Ctx, Reply, Step, Wake};
 use crate::engine::volume::Volume;
 use crate::fs::{
     BasicInfo, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat,
@@ -61,6 +63,12 @@ struct Plan {
     allocation_size: u64,
     query_maximal_access: bool,
     query_on_disk_id: bool,
+    /// RequestedOplockLevel.
+    oplock_level: OplockLevel,
+    /// The lease that was asked for, if that is what the level says.
+    ask: Ask,
+    /// It has not waited for a break yet.
+    first: bool,
 }
 
 /// An open that others can see already.
@@ -80,12 +88,14 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(e) => return e.into(),
     };
     match plan(ctx, &request) {
-        Ok(plan) => {
-            let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
-            Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
-        }
+        Ok(plan) => open(plan),
         Err(status) => status.into(),
     }
+}
+
+fn open(plan: Plan) -> Step {
+    let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
+    Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
 }
 
 /// Everything that can be refused without looking at the file.
@@ -137,9 +147,16 @@ fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
         allocation_size: 0,
         query_maximal_access: false,
         query_on_disk_id: false,
+        oplock_level: OplockLevel::NONE,
+        ask: Ask::Nothing,
+        first: true,
     };
+    if ctx.server.config.caching {
+        plan.oplock_level = request.requested_oplock_level;
+        plan.ask = Ask::oplock(plan.oplock_level);
+    }
     for context in &request.contexts {
-        plan.context(context)?;
+        plan.context(ctx, context)?;
     }
     Ok(plan)
 }
@@ -178,7 +195,7 @@ fn overwrites(disposition: CreateDisposition) -> bool {
 }
 
 impl Plan {
-    fn context(&mut self, context: &RequestContext<'_>) -> Result<(), NtStatus> {
+    fn context(&mut self, ctx: &Ctx<'_>, context: &RequestContext<'_>) -> Result<(), NtStatus> {
         match context {
             // There are no extended attributes; an empty list asks for none.
             RequestContext::EaBuffer(list) if !list.is_empty() => Err(NtStatus::EAS_NOT_SUPPORTED),
@@ -202,7 +219,12 @@ impl Plan {
             RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
                 Err(NtStatus::OBJECT_NAME_NOT_FOUND)
             }
-            // Leases and durable handles are not granted, which their absence from the answer says; security
+            // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
+            RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
+                self.ask = ctx.lease(lease);
+                Ok(())
+            }
+            // Durable handles are not granted, which their absence from the answer says; security
             // descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
             _ => Ok(()),
         }
@@ -238,6 +260,16 @@ impl Plan {
             attributes: self.attributes.0,
             allocation_size: self.allocation_size,
         }
+    }
+
+    /// Whether what was found loses its contents.
+    fn overwrites(&self, opened: &Opened) -> bool {
+        !opened.created && overwrites(self.disposition)
+    }
+
+    /// Whether the client asked to cache.
+    fn caches(&self) -> bool {
+        !matches!(self.ask, Ask::Nothing)
     }
 
     /// What the file as it was found forbids.
@@ -280,12 +312,16 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
         }
         Err(status) => return Step::Fail(status),
     };
-    let pending = match plan.granted(&opened).map(|access| register(ctx, &plan, &opened, access)) {
+    admit(ctx, plan, opened)
+}
+
+/// The others let it in, now or when they have given up what they may cache.
+fn admit(ctx: &mut Ctx<'_>, plan: Plan, opened: Opened) -> Step {
+    let pending = match plan.granted(&opened).and_then(|access| register(ctx, &plan, &opened, access)) {
         Ok(Ok(pending)) => pending,
-        Ok(Err(status)) | Err(status) => {
-            // What was made for this request goes with it, unless somebody else has found it meanwhile.
-            let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
-            ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+        Ok(Err(file)) => return wait(ctx, plan, opened, file),
+        Err(status) => {
+            drop_opened(ctx, &plan, opened);
             return Step::Fail(status);
         }
     };
@@ -302,8 +338,72 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
     )
 }
 
-/// Share modes and pending deletion are checked and the open becomes visible to others, in one step.
-fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Result<Pending, NtStatus> {
+/// What was made for this request goes with it, unless somebody else has found it meanwhile.
+fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
+    let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
+    ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+}
+
+/// Waits for the end of a break. Who gives something up may write, rename or delete first, so the file is looked for anew.
+fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, opened: Opened, file: Arc<FileState>) -> Step {
+    plan.first = false;
+    let token = ctx.wake_token();
+    let made = if opened.created {
+        Some(opened)
+    } else {
+        drop_opened(ctx, &plan, opened);
+        None
+    };
+    Step::Park(Box::new(move |ctx, wake| match (wake, made) {
+        (Wake::Ready, Some(made)) => admit(ctx, plan, made),
+        (Wake::Ready, None) => open(plan),
+        (Wake::Cancelled | Wake::Closed, made) => {
+            file.stop_waiting_for_break(token);
+            if let Some(made) = made {
+                drop_opened(ctx, &plan, made);
+            }
+            Step::Fail(NtStatus::CANCELLED)
+        }
+    }))
+}
+
+/// Share modes, pending deletion and what others may cache are looked at, and the open becomes visible to others, in one
+/// step. The file whose holders must give up something first where it cannot.
+fn register(
+    ctx: &mut Ctx<'_>,
+    plan: &Plan,
+    opened: &Opened,
+    access: AccessMask,
+) -> Result<Result<Pending, Arc<FileState>>, NtStatus> {
+    let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
+    let opener = Opener {
+        access: if plan.overwrites(opened) { access | AccessMask::FILE_WRITE_DATA } else { access },
+        overwrites: plan.overwrites(opened),
+        deletes: plan.options.contains(CreateOptions::DELETE_ON_CLOSE),
+        existed: !opened.created,
+        first: plan.first,
+        // Directories are not cached.
+        ask: if opened.stat.directory { Ask::Nothing } else { plan.ask },
+    };
+    loop {
+        let open = new_open(ctx, plan, opened, access);
+        let admission = plan.volume.files().register(&open, &opener, waiter, ctx.server)?;
+        match admission {
+            Admission::Open => {
+                return Ok(Ok(Pending { open, stat: opened.stat, created: opened.created }));
+            }
+            Admission::Wait => return Ok(Err(Arc::clone(&open.file))),
+            Admission::Displaces(others) => {
+                for other in others.iter().filter(|other| other.begin_close()) {
+                    ctx.server.displaced(other);
+                    super::close::close_open(ctx.core, ctx.server, other);
+                }
+            }
+        }
+    }
+}
+
+fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Arc<Open> {
     let mut files = plan.volume.files();
     let open = Arc::new(Open {
         id: ctx.server.file_ids.next(),
@@ -317,13 +417,13 @@ fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> 
         share: plan.share.0,
         options: plan.options.0,
         closing: AtomicBool::new(false),
+        disconnected: AtomicBool::new(false),
         position: AtomicU64::new(0),
         channel_sequence: ChannelSequence::new(ctx.request.header.channel_sequence()),
         state: Mutex::new(OpenState::new(plan.path.clone())),
     });
     open.state().mode = (plan.options & MODE).0;
-    files.register(&open)?;
-    Ok(Pending { open, stat: opened.stat, created: opened.created })
+    open
 }
 
 /// FILE_OVERWRITE and FILE_SUPERSEDE replace the attributes too ([MS-FSA] 2.1.5.1.2.3).
@@ -388,7 +488,9 @@ fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
         CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => CreateAction::OVERWRITTEN,
         _ => CreateAction::OPENED,
     };
+    let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
     let mut contexts = Vec::new();
+    contexts.extend(cached.lease.map(ResponseContext::Lease));
     if plan.query_maximal_access {
         // [MS-SMB2] 3.3.5.9.5
         contexts.push(ResponseContext::MaximalAccess {
@@ -401,7 +503,7 @@ fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
         contexts.push(ResponseContext::OnDiskId { disk_file_id: stat.key.ino, volume_id: stat.key.dev });
     }
     let response = Response {
-        oplock_level: OplockLevel::NONE,
+        oplock_level: cached.level,
         flags: ResponseFlags::empty(),
         create_action,
         creation_time: FileTime(stat.times.creation),
