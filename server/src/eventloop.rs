@@ -820,6 +820,10 @@ impl<E: Engine> EventLoop<E> {
                 }
             });
         }
+        self.shared.server.tick(now);
+        if self.shared.server.has_mail() {
+            self.shared.loops.route(&self.shared.server);
+        }
         if self.draining.is_some() {
             let idle: Vec<u64> =
                 self.clients.values().filter(|client| client.is_idle()).map(|client| client.id.0).collect();

@@ -40,6 +40,10 @@ pub const DURABLE_TIMEOUT_DEFAULT_MS: u32 = 60_000;
 pub const DURABLE_TIMEOUT_MS_MAX: u32 = 300_000;
 /// Requests waiting asynchronously (locks), on one connection.
 pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
+/// How long a client may take to acknowledge a break, in seconds; then it has lost what was to be broken.
+pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
+/// How long until a break that was not acknowledged is sent on another channel, too, in seconds.
+pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.
@@ -60,4 +64,5 @@ pub const AUTH_ROUNDS_MAX: u8 = 4;
 const _: () = assert!(FRAME_BYTES_MAX < 1 << 24, "the transport prefix has 24 bits of length");
 const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32, "one I/O fits the credits");
 const _: () = assert!(DURABLE_TIMEOUT_DEFAULT_MS <= DURABLE_TIMEOUT_MS_MAX);
+const _: () = assert!(OPLOCK_BREAK_RESEND_SECONDS < OPLOCK_BREAK_SECONDS_MAX);
 const _: () = assert!(COPYCHUNK_CHUNK_BYTES_MAX <= COPYCHUNK_TOTAL_BYTES_MAX);

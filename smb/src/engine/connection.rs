@@ -15,10 +15,12 @@ use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
 use super::lookup::Lookup;
 use super::open::Open;
+use super::oplocks;
 use super::remote::RemoteWrite;
-use super::server::{ConnectionId, Mail, Server};
+use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
+use super::volume::Protection;
 use crate::crypto::Cipher;
 use crate::crypto::{
     Nonce, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SigningAlgorithm, SigningKey,
@@ -28,6 +30,7 @@ use crate::fs::{Frame, FsOp, FsOpKind, FsResult, OpId};
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::compound;
+use crate::wire::header::UNSOLICITED_MESSAGE_ID;
 use crate::wire::{Capabilities, Command, Dialect, Header, HeaderFlags, Ids, SecurityMode};
 
 /// Why a connection must be ended now, without an answer.
@@ -326,6 +329,7 @@ impl Core {
     fn leave_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);
+        server.channel_lost(self.id);
         for open in left.opens {
             if left.lost {
                 self.lose(server, now, &open);
@@ -536,6 +540,10 @@ impl Connection {
                 self.core.leave_session(&self.server, now, session_id);
                 Ok(())
             }
+            Mail::Break(notice) => {
+                self.notify(notice);
+                Ok(())
+            }
         }
     }
 
@@ -608,6 +616,29 @@ impl Connection {
             commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
         self.finish(Response::reply(header, reply));
         Ok(())
+    }
+
+    /// OPLOCK_BREAK that nobody asked for ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+    fn notify(&mut self, mut notice: BreakNotice) {
+        let channel = self.core.channels.get(&notice.session_id);
+        let Some(channel) = channel.filter(|_| !self.core.closed && !self.core.leaving) else {
+            // The channel was lost while this was on its way.
+            oplocks::send(&self.server, &notice.sessions, &mut notice.tried, notice.notification);
+            return;
+        };
+        let session = &channel.session;
+        let volume = self.server.volume(&session.volume_id);
+        let sealed = session.encrypt.load(Ordering::Relaxed)
+            || volume.is_some_and(|v| v.protection == Protection::Seal);
+        let header = Header {
+            credit_charge: 0,
+            credits: 0,
+            flags: HeaderFlags::SERVER_TO_REDIR,
+            ..Header::request(Command::OPLOCK_BREAK, UNSOLICITED_MESSAGE_ID)
+        };
+        let mut body = Vec::with_capacity(44);
+        notice.notification.encode(&mut body);
+        self.push(vec![Response::reply(header, Reply::ok(body))], sealed.then_some(notice.session_id));
     }
 
     fn finish(&mut self, mut response: Response) {
@@ -764,11 +795,13 @@ impl Connection {
                 Ok(false)
             }
             Step::Park(resume) => {
-                let last = chain.next == chain.requests.len();
-                if !last || (self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX && !self.core.closed) {
+                // [MS-SMB2] 3.3.5.2.7: in the middle of a compound only what has to wait for a break does.
+                let may_wait = chain.next == chain.requests.len()
+                    || matches!(request.header.command, Command::CREATE | Command::SET_INFO);
+                if !may_wait || (self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX && !self.core.closed) {
                     // Let the handler take back what it registered, then say why.
                     let status =
-                        if last { NtStatus::INSUFFICIENT_RESOURCES } else { NtStatus::INTERNAL_ERROR };
+                        if may_wait { NtStatus::INSUFFICIENT_RESOURCES } else { NtStatus::INTERNAL_ERROR };
                     let mut ctx =
                         Ctx { core: &mut self.core, server: &self.server, now: request.began, request };
                     let _ = resume(&mut ctx, Wake::Cancelled);
@@ -838,9 +871,9 @@ impl Connection {
             by_rdma: request.by_rdma,
         });
         let mut header = request.header.response(status);
-        header.credits =
-            if chain.async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
-        if let Some(async_id) = chain.async_id {
+        let async_id = chain.async_id.take();
+        header.credits = if async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
+        if let Some(async_id) = async_id {
             header.ids = Ids::Async { async_id };
         }
         let mut response = Response::reply(header, reply);

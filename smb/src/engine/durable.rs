@@ -2,19 +2,19 @@
 //! are kept for a time, with share modes, byte-range locks and what they cache, until their client comes back for them.
 //! Who cannot be let in beside such an open does not wait for a client that is away: the open ends.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use super::commands::close::{close_open, end_open};
 use super::commands::create;
-use super::connection::Core;
 use super::names;
 use super::open::Open;
 use super::server::Server;
 use super::session::Share;
 use super::step::{Ctx, Step};
 use crate::fs::{FsOpKind, FsReply};
+use crate::ids::FileId;
 use crate::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_MAX};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateAction, OplockLevel, Request};
@@ -177,11 +177,13 @@ pub(crate) fn reclaim(
     check: impl FnOnce(&Open, &Durable) -> Result<(), NtStatus>,
 ) -> Result<Arc<Open>, NtStatus> {
     let (session, tree) = (ctx.session(), ctx.tree());
-    let (open, until) = ctx.server.kept().take(persistent, check)?;
-    open.attach(session.id, tree.id, ctx.request.header.channel_sequence());
+    let sequence = ctx.request.header.channel_sequence();
+    let attach = |open: &Open| open.attach(session.id, tree.id, sequence);
+    let (open, until) = ctx.server.kept().take(persistent, check, attach)?;
     if let Err(status) = session.add_open(Arc::clone(&open)) {
+        let mut kept = ctx.server.kept();
         open.detach();
-        ctx.server.kept().put(open, until);
+        kept.put(open, until);
         return Err(status);
     }
     Ok(open)
@@ -218,11 +220,6 @@ pub(crate) fn displace(server: &Server, open: &Arc<Open>) -> Option<FsOpKind> {
     (server.kept().forget(open) && open.begin_close()).then(|| end_open(server, open))
 }
 
-/// As [`displace`], where nobody waits for the backend. True where it had to go.
-pub(crate) fn give_way(core: &mut Core, server: &Server, open: &Arc<Open>) -> bool {
-    displace(server, open).map(|op| core.background(op)).is_some()
-}
-
 /// Opens without a session.
 #[derive(Default)]
 pub(crate) struct KeptOpens {
@@ -243,10 +240,15 @@ impl KeptOpens {
         &mut self,
         persistent: u64,
         check: impl FnOnce(&Open, &Durable) -> Result<(), NtStatus>,
+        attach: impl FnOnce(&Open),
     ) -> Result<(Arc<Open>, u64), NtStatus> {
-        let found = self.by_id.get(&persistent).and_then(|(open, _)| Some((open, open.durable.get()?)));
-        let (open, durable) = found.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+        let found = self.by_id.get(&persistent).filter(|(open, _)| !open.is_closing());
+        let (open, durable) = found
+            .and_then(|(open, _)| Some((open, open.durable.get()?)))
+            .ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
         check(open, durable)?;
+        // At once, so that nobody finds it neither kept nor in use.
+        attach(open);
         self.by_id.remove(&persistent).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)
     }
 
@@ -301,7 +303,11 @@ impl Server {
     /// nobody waits for the outcome.
     #[must_use]
     pub fn handle_timeout(&self, now: u64) -> Vec<FsOpKind> {
-        let late = self.kept().take_all(|_, until| until <= now);
+        // A handle that somebody's rename or write has taken from a lease is of no use any more.
+        let all: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
+        let useless: HashSet<FileId> =
+            all.iter().filter(|open| !open.keeps_handle()).map(|open| open.id).collect();
+        let late = self.kept().take_all(|open, until| until <= now || useless.contains(&open.id));
         self.end_kept(late);
         std::mem::take(&mut self.kept().left)
     }
@@ -335,7 +341,6 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::FileId;
 
     const Q1: RequestContext<'_> = RequestContext::DurableHandleRequest;
     const C1: RequestContext<'_> =

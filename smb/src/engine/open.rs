@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use super::channel_sequence::ChannelSequence;
 use super::durable::Durable;
 use super::files::FileState;
+use super::oplocks::Cached;
 use super::replay::Replayable;
 use super::volume::Volume;
 use crate::fs::{DirEntry, FsHandle, RelPath};
@@ -39,7 +40,6 @@ pub(crate) struct Open {
     pub(crate) durable: OnceLock<Durable>,
     /// By what its CREATE is found where it is sent again.
     pub(crate) replayable: Option<Replayable>,
-    pub(crate) stub_batch: AtomicBool,
     pub(crate) state: Mutex<OpenState>,
 }
 
@@ -113,7 +113,6 @@ impl Open {
             channel_sequence: ChannelSequence::new(new.channel_sequence),
             durable: OnceLock::new(),
             replayable: new.replayable,
-            stub_batch: AtomicBool::new(false),
             state: Mutex::new(OpenState::new(new.path)),
         }
     }
@@ -128,8 +127,9 @@ impl Open {
         self.tree_id.load(Ordering::Acquire)
     }
 
-    /// Whether it has no session: its client's last channel was lost, and it waits for the client to come back.
-    pub(crate) fn is_kept(&self) -> bool {
+    /// Whether it has no session: its client's last channel was lost, and it waits for the client to come back. Nobody can
+    /// be told of a break.
+    pub(crate) fn is_disconnected(&self) -> bool {
         self.session_id() == 0
     }
 
@@ -153,6 +153,16 @@ impl Open {
     /// Whether CLOSE, or another end of it, has begun.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether its client may keep the handle: by a batch oplock or a lease with HANDLE caching that is not being broken.
+    pub(crate) fn keeps_handle(&self) -> bool {
+        self.file.keeps_handle(self.id)
+    }
+
+    /// What its client may cache, as a CREATE response tells it.
+    pub(crate) fn cached(&self) -> Cached {
+        self.file.cached(self.id)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {

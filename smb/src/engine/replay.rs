@@ -155,7 +155,7 @@ fn check(ctx: &mut Ctx<'_>, request: &Request<'_>, open: &Open) -> Result<(), Nt
     if lease.is_some() && lease != open.cached().lease.map(|l| l.lease_key) {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    if open.is_kept() {
+    if open.is_disconnected() {
         // Its session ended with the connection that its answer was lost with.
         let owner = |_: &Open, durable: &durable::Durable| {
             let ours = durable::is_owner(durable, &session.username);

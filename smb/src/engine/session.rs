@@ -211,6 +211,11 @@ impl Session {
         self.inner().channels.reauthenticated(connection);
     }
 
+    /// Its channels, oldest first; none once it has ended.
+    pub(crate) fn connections(&self) -> Vec<ConnectionId> {
+        if self.closed.load(Ordering::Acquire) { Vec::new() } else { self.inner().channels.connections() }
+    }
+
     /// Where its channels are.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.inner().channels.addresses()

@@ -151,9 +151,10 @@ fn next(mut copy: Copy) -> Step {
     };
     Step::Fs(
         op,
-        Box::new(move |_, result| match result {
+        Box::new(move |ctx, result| match result {
             Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
             Ok(FsReply::Copied(bytes)) => {
+                copy.target.file.data_changed(copy.target.id, ctx.server);
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(chunk.length - copy.copied);
                 copy.copied += bytes;
                 copy.total += bytes;

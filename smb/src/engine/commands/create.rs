@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
 use crate::engine::durable::{self, Asked, Wanted};
+use crate::engine::files::{Admission, FileState};
 use crate::engine::names;
 use crate::engine::open::{NewOpen, Open};
-use crate::engine::oplock_stub::Cached;
+use crate::engine::oplocks::{Ask, Cached, Opener, Waiter};
 use crate::engine::replay::{self, Begun, Creation};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::step::{Ctx, Reply, Step, Wake};
 use crate::engine::volume::Volume;
 use crate::fs::{
     BasicInfo, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat,
@@ -62,7 +63,12 @@ struct Plan {
     allocation_size: u64,
     query_maximal_access: bool,
     query_on_disk_id: bool,
-    oplock: OplockLevel,
+    /// RequestedOplockLevel.
+    oplock_level: OplockLevel,
+    /// The lease that was asked for, if that is what the level says.
+    ask: Ask,
+    /// It has not waited for a break yet.
+    first: bool,
     durable: Option<Wanted>,
     /// Of a CREATE that can be sent again.
     creation: Option<Creation>,
@@ -73,6 +79,14 @@ struct Pending {
     open: Arc<Open>,
     stat: Stat,
     created: bool,
+}
+
+/// What has to come to its end before a file can be opened.
+enum InTheWay {
+    /// Somebody is asked to give up what he may cache.
+    Holder(Arc<FileState>),
+    /// The file that was found goes with the open of a client that is away, and its name with it.
+    Name(FsOpKind),
 }
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -171,12 +185,18 @@ fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
         allocation_size: 0,
         query_maximal_access: false,
         query_on_disk_id: false,
-        oplock: request.requested_oplock_level,
+        oplock_level: OplockLevel::NONE,
+        ask: Ask::Nothing,
+        first: true,
         durable: None,
         creation: None,
     };
+    if ctx.server.config.caching {
+        plan.oplock_level = request.requested_oplock_level;
+        plan.ask = Ask::oplock(plan.oplock_level);
+    }
     for context in &request.contexts {
-        plan.context(context)?;
+        plan.context(ctx, context)?;
     }
     Ok(plan)
 }
@@ -215,7 +235,7 @@ fn overwrites(disposition: CreateDisposition) -> bool {
 }
 
 impl Plan {
-    fn context(&mut self, context: &RequestContext<'_>) -> Result<(), NtStatus> {
+    fn context(&mut self, ctx: &Ctx<'_>, context: &RequestContext<'_>) -> Result<(), NtStatus> {
         match context {
             // There are no extended attributes; an empty list asks for none.
             RequestContext::EaBuffer(list) if !list.is_empty() => Err(NtStatus::EAS_NOT_SUPPORTED),
@@ -239,8 +259,12 @@ impl Plan {
             RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
                 Err(NtStatus::OBJECT_NAME_NOT_FOUND)
             }
-            // Leases and durable handles are not granted, which their absence from the answer says; security
-            // descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
+            // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
+            RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
+                self.ask = ctx.lease(lease);
+                Ok(())
+            }
+            // Durable handles are looked at elsewhere; security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
             _ => Ok(()),
         }
     }
@@ -275,6 +299,16 @@ impl Plan {
             attributes: self.attributes.0,
             allocation_size: self.allocation_size,
         }
+    }
+
+    /// Whether what was found loses its contents.
+    fn overwrites(&self, opened: &Opened) -> bool {
+        !opened.created && overwrites(self.disposition)
+    }
+
+    /// Whether the client asked to cache.
+    fn caches(&self) -> bool {
+        !matches!(self.ask, Ask::Nothing)
     }
 
     /// What the file as it was found forbids.
@@ -317,17 +351,20 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
         }
         Err(status) => return Step::Fail(status),
     };
-    if let Some(op) = make_room(ctx, &plan, &opened) {
-        // A file that goes with its last open gives its name free: what was opened is not what will be there.
-        ctx.background(FsOpKind::Close { handle: opened.handle, unlink: false, stat: false });
-        return Step::Fs(op, Box::new(move |_, _| open(plan)));
-    }
-    let pending = match plan.granted(&opened).map(|access| register(ctx, &plan, &opened, access)) {
+    admit(ctx, plan, opened)
+}
+
+/// The others let it in, now or when they have given up what they may cache.
+fn admit(ctx: &mut Ctx<'_>, plan: Plan, opened: Opened) -> Step {
+    let pending = match plan.granted(&opened).and_then(|access| register(ctx, &plan, &opened, access)) {
         Ok(Ok(pending)) => pending,
-        Ok(Err(status)) | Err(status) => {
-            // What was made for this request goes with it, unless somebody else has found it meanwhile.
-            let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
-            ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+        Ok(Err(InTheWay::Holder(file))) => return wait(ctx, plan, opened, file),
+        Ok(Err(InTheWay::Name(deletion))) => {
+            drop_opened(ctx, &plan, opened);
+            return Step::Fs(deletion, Box::new(move |_, _| open(plan)));
+        }
+        Err(status) => {
+            drop_opened(ctx, &plan, opened);
             return Step::Fail(status);
         }
     };
@@ -344,12 +381,75 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
     )
 }
 
-/// Ends what is kept for clients that are away and stands in the way. A deletion that comes of it has to be waited for.
-fn make_room(ctx: &mut Ctx<'_>, plan: &Plan, opened: &Opened) -> Option<FsOpKind> {
-    let file = plan.volume.files().find(opened.stat.key)?;
+/// What was made for this request goes with it, unless somebody else has found it meanwhile.
+fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
+    let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
+    ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+}
+
+/// Waits for the end of a break. Who gives something up may write, rename or delete first, so the file is looked for anew.
+fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, opened: Opened, file: Arc<FileState>) -> Step {
+    plan.first = false;
+    let token = ctx.wake_token();
+    let made = if opened.created {
+        Some(opened)
+    } else {
+        drop_opened(ctx, &plan, opened);
+        None
+    };
+    Step::Park(Box::new(move |ctx, wake| match (wake, made) {
+        (Wake::Ready, Some(made)) => admit(ctx, plan, made),
+        (Wake::Ready, None) => open(plan),
+        (Wake::Cancelled | Wake::Closed, made) => {
+            file.stop_waiting_for_break(token);
+            if let Some(made) = made {
+                drop_opened(ctx, &plan, made);
+            }
+            Step::Fail(NtStatus::CANCELLED)
+        }
+    }))
+}
+
+/// Share modes, pending deletion and what others may cache are looked at, and the open becomes visible to others, in one
+/// step. Who or what must give way first where it cannot.
+fn register(
+    ctx: &mut Ctx<'_>,
+    plan: &Plan,
+    opened: &Opened,
+    access: AccessMask,
+) -> Result<Result<Pending, InTheWay>, NtStatus> {
+    let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
+    let opener = Opener {
+        access: if plan.overwrites(opened) { access | AccessMask::FILE_WRITE_DATA } else { access },
+        overwrites: plan.overwrites(opened),
+        deletes: plan.options.contains(CreateOptions::DELETE_ON_CLOSE),
+        existed: !opened.created,
+        first: plan.first,
+        // Directories are not cached.
+        ask: if opened.stat.directory { Ask::Nothing } else { plan.ask },
+    };
+    loop {
+        let open = new_open(ctx, plan, opened, access);
+        let admission = plan.volume.files().register(&open, &opener, waiter, ctx.server)?;
+        match admission {
+            Admission::Open => {
+                return Ok(Ok(Pending { open, stat: opened.stat, created: opened.created }));
+            }
+            Admission::Wait => return Ok(Err(InTheWay::Holder(Arc::clone(&open.file)))),
+            Admission::Displaces(others) => {
+                if let Some(deletion) = displace(ctx, &others) {
+                    return Ok(Err(InTheWay::Name(deletion)));
+                }
+            }
+        }
+    }
+}
+
+/// Ends opens of clients that are away. What has to be done first, where a file goes with them.
+fn displace(ctx: &mut Ctx<'_>, others: &[Arc<Open>]) -> Option<FsOpKind> {
     let mut deletion = None;
-    for kept in file.kept(|_| true) {
-        match durable::displace(ctx.server, &kept) {
+    for other in others {
+        match durable::displace(ctx.server, other) {
             Some(op @ FsOpKind::Close { unlink: true, .. }) => deletion = Some(op),
             Some(op) => ctx.background(op),
             None => {}
@@ -358,8 +458,7 @@ fn make_room(ctx: &mut Ctx<'_>, plan: &Plan, opened: &Opened) -> Option<FsOpKind
     deletion
 }
 
-/// Share modes and pending deletion are checked and the open becomes visible to others, in one step.
-fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Result<Pending, NtStatus> {
+fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Arc<Open> {
     let mut files = plan.volume.files();
     let open = Arc::new(Open::new(NewOpen {
         id: ctx.server.file_ids.next(),
@@ -376,13 +475,8 @@ fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> 
         replayable: plan.creation.as_ref().map(Creation::replayable),
         path: plan.path.clone(),
     }));
-    open.stub_batch.store(
-        ctx.server.config.caching && plan.oplock == OplockLevel::BATCH && !opened.stat.directory,
-        Ordering::Release,
-    );
     open.state().mode = (plan.options & MODE).0;
-    files.register(&open)?;
-    Ok(Pending { open, stat: opened.stat, created: opened.created })
+    open
 }
 
 /// FILE_OVERWRITE and FILE_SUPERSEDE replace the attributes too ([MS-FSA] 2.1.5.1.2.3).
@@ -446,6 +540,7 @@ fn finish(ctx: &mut Ctx<'_>, plan: Plan, pending: Pending) -> Step {
         CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => CreateAction::OVERWRITTEN,
         _ => CreateAction::OPENED,
     };
+    let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
     let mut contexts = Vec::new();
     if plan.query_maximal_access {
         // [MS-SMB2] 3.3.5.9.5
@@ -462,7 +557,7 @@ fn finish(ctx: &mut Ctx<'_>, plan: Plan, pending: Pending) -> Step {
     if let Some(creation) = plan.creation {
         creation.done(open, create_action);
     }
-    respond(open, *stat, create_action, open.cached(), contexts)
+    respond(open, *stat, create_action, cached, contexts)
 }
 
 /// The answer that gives an open to its client.

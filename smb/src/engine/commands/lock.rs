@@ -33,6 +33,8 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     {
         return done();
     }
+    // [MS-FSA] 2.1.5.8, 2.1.5.9: what is locked is not read from a cache.
+    open.file.data_changed(open.id, ctx.server);
     if first.flags.contains(LockFlags::UNLOCK) {
         match unlock(ctx, &open, &request.locks) {
             Ok(()) => granted(&open, sequence),
