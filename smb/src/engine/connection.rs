@@ -319,7 +319,8 @@ impl Core {
             if connection == self.id {
                 self.leave_session(server, now, session_id);
             } else {
-                server.post(connection, Mail::SessionClosed(session_id));
+                // It may be used for another one.
+                server.post(connection, Mail::SessionEnded(session_id));
             }
         }
     }

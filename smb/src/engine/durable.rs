@@ -52,6 +52,13 @@ pub(crate) struct Claim {
     create_guid: Option<[u8; 16]>,
 }
 
+impl Claim {
+    /// Version 1 names no CreateGuid, whatever the open was made with; an open of version 1 has one of zeros.
+    fn names(&self, durable: &Durable) -> bool {
+        self.create_guid.is_none_or(|guid| guid == durable.create_guid.unwrap_or_default())
+    }
+}
+
 /// What the contexts of a CREATE say about durability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
@@ -148,7 +155,7 @@ pub(crate) fn reconnect(ctx: &mut Ctx<'_>, request: &Request<'_>, claim: Claim) 
         let held = open.cached().lease;
         let kind = |lease: Option<Lease>| lease.map(|l| (l.lease_key, l.v2.is_some()));
         if !Arc::ptr_eq(&open.volume, volume)
-            || claim.create_guid != durable.create_guid
+            || !claim.names(durable)
             || kind(held) != kind(lease)
             || !open.keeps_handle()
             || (held.is_some() && durable.client_guid != client_guid)
@@ -285,6 +292,8 @@ impl Server {
             return false;
         }
         open.detach();
+        // Who waits for a lock on a connection that is lost but not gone yet must not get it.
+        open.file.end_waits(open.id, self);
         kept.put(Arc::clone(open), now.saturating_add(u64::from(durable.timeout_ms) * TICKS_PER_MS));
         true
     }
@@ -309,6 +318,7 @@ impl Server {
             all.iter().filter(|open| !open.keeps_handle()).map(|open| open.id).collect();
         let late = self.kept().take_all(|open, until| until <= now || useless.contains(&open.id));
         self.end_kept(late);
+        self.forget_abandoned();
         std::mem::take(&mut self.kept().left)
     }
 

@@ -189,12 +189,7 @@ impl FileTable {
         inner.opens.retain(|o| o.id != open.id);
         file.caching_changed(inner, server);
         inner.locks.remove_owner(open.id);
-        let (own, others): (Vec<Waiter>, Vec<Waiter>) =
-            std::mem::take(&mut inner.waiters).into_iter().partition(|w| w.owner == open.id);
-        inner.waiters = others;
-        for waiter in own {
-            server.post(waiter.connection, Mail::Wake(waiter.token));
-        }
+        inner.end_waits(open.id, server);
         file.locks_changed(inner, server);
         if !inner.opens.is_empty() {
             return Ended { unlink: false };
@@ -249,6 +244,16 @@ impl FileTable {
 }
 
 impl Inner {
+    /// Has an open's LOCK requests that wait look at whether it is still theirs.
+    fn end_waits(&mut self, owner: FileId, server: &Server) {
+        let (own, others): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(|w| w.owner == owner);
+        self.waiters = others;
+        for waiter in own {
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+
     /// No lock outlives its open, not even one that was asked for while it was being closed.
     fn must_be_open(&self, owner: FileId) -> Result<(), NtStatus> {
         if self.opens.iter().any(|o| o.id == owner) { Ok(()) } else { Err(NtStatus::FILE_CLOSED) }
@@ -346,6 +351,18 @@ impl FileState {
             inner.caching.wait(waiter);
         }
         waits
+    }
+
+    /// As [`Inner::end_waits`], for an open that stays.
+    pub(crate) fn end_waits(&self, owner: FileId, server: &Server) {
+        let mut inner = self.inner();
+        inner.end_waits(owner, server);
+        self.locks_changed(&inner, server);
+    }
+
+    /// Whether somebody has yet to give up what he may cache.
+    pub(crate) fn is_breaking(&self) -> bool {
+        self.inner().caching.is_breaking()
     }
 
     /// A request does not wait for a break any more.

@@ -7,11 +7,13 @@ use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 
 use super::commands::create;
 use super::durable;
+use super::files::FileState;
 use super::names;
 use super::open::Open;
 use super::server::Server;
 use super::step::{Ctx, Step};
 use crate::fs::{FsOpKind, FsReply};
+use crate::limits::ABANDONED_CREATES_MAX;
 use crate::status::NtStatus;
 use crate::wire::HeaderFlags;
 use crate::wire::create::{CreateAction, OplockLevel, Request};
@@ -33,7 +35,12 @@ pub(crate) struct Replayable {
 
 /// CREATEs that can be found again.
 #[derive(Default)]
-pub(crate) struct Creations(HashMap<CreateKey, Slot>);
+pub(crate) struct Creations {
+    slots: HashMap<CreateKey, Slot>,
+    /// Those whose connection was lost while they waited for others to give up what they cache, with the files of that.
+    /// What they waited for is under way still: until it has come to its end they are in flight for their clients.
+    abandoned: HashMap<CreateKey, Weak<FileState>>,
+}
 
 enum Slot {
     InFlight,
@@ -60,10 +67,15 @@ pub(crate) enum Begun {
 pub(crate) fn begin(ctx: &Ctx<'_>, create_guid: [u8; 16]) -> Result<Begun, NtStatus> {
     let key = CreateKey { client_guid: ctx.core.client_guid(), create_guid };
     let replay = ctx.request.header.flags.contains(HeaderFlags::REPLAY_OPERATION);
+    let in_flight = if replay { NtStatus::FILE_NOT_AVAILABLE } else { NtStatus::DUPLICATE_OBJECTID };
+    let waited_for = ctx.server.creations().abandoned.get(&key).and_then(Weak::upgrade);
+    if waited_for.is_some_and(|file| file.is_breaking()) {
+        return Err(in_flight);
+    }
     let mut creations = ctx.server.creations();
-    match creations.0.get(&key) {
-        Some(Slot::InFlight) if replay => return Err(NtStatus::FILE_NOT_AVAILABLE),
-        Some(Slot::InFlight) => return Err(NtStatus::DUPLICATE_OBJECTID),
+    creations.abandoned.remove(&key);
+    match creations.slots.get(&key) {
+        Some(Slot::InFlight) => return Err(in_flight),
         Some(Slot::Done(open)) => match open.upgrade().filter(|open| !open.is_closing()) {
             Some(open) if replay => return Ok(Begun::Again(open)),
             Some(_) => return Err(NtStatus::DUPLICATE_OBJECTID),
@@ -71,7 +83,7 @@ pub(crate) fn begin(ctx: &Ctx<'_>, create_guid: [u8; 16]) -> Result<Begun, NtSta
         },
         None => {}
     }
-    creations.0.insert(key, Slot::InFlight);
+    creations.slots.insert(key, Slot::InFlight);
     Ok(Begun::New(Creation { server: Arc::clone(ctx.server), key }))
 }
 
@@ -81,12 +93,20 @@ impl Creation {
         Replayable { key: self.key, eligible: AtomicBool::new(false), action: OnceLock::new() }
     }
 
+    /// Its connection is lost while it waits for a break of `file`.
+    pub(crate) fn abandoned(self, file: &Arc<FileState>) {
+        let mut creations = self.server.creations();
+        if creations.abandoned.len() < ABANDONED_CREATES_MAX {
+            creations.abandoned.insert(self.key, Arc::downgrade(file));
+        }
+    }
+
     /// It is about to be answered.
     pub(crate) fn done(self, open: &Arc<Open>, action: CreateAction) {
         let Some(replayable) = &open.replayable else { return };
         if replayable.action.set(action).is_ok() {
             replayable.eligible.store(true, Ordering::Release);
-            self.server.creations().0.insert(self.key, Slot::Done(Arc::downgrade(open)));
+            self.server.creations().slots.insert(self.key, Slot::Done(Arc::downgrade(open)));
         }
     }
 }
@@ -94,8 +114,8 @@ impl Creation {
 impl Drop for Creation {
     fn drop(&mut self) {
         let mut creations = self.server.creations();
-        if matches!(creations.0.get(&self.key), Some(Slot::InFlight)) {
-            creations.0.remove(&self.key);
+        if matches!(creations.slots.get(&self.key), Some(Slot::InFlight)) {
+            creations.slots.remove(&self.key);
         }
     }
 }
@@ -105,12 +125,21 @@ impl Open {
     pub(crate) fn used(&self, server: &Server) {
         let Some(replayable) = &self.replayable else { return };
         if replayable.eligible.load(Ordering::Relaxed) && replayable.eligible.swap(false, Ordering::AcqRel) {
-            server.creations().0.remove(&replayable.key);
+            server.creations().slots.remove(&replayable.key);
         }
     }
 }
 
 impl Server {
+    /// Forgets what no client waits for any more.
+    pub(super) fn forget_abandoned(&self) {
+        let abandoned = std::mem::take(&mut self.creations().abandoned);
+        let waiting =
+            abandoned.into_iter().filter(|(_, file)| file.upgrade().is_some_and(|f| f.is_breaking()));
+        let waiting: Vec<_> = waiting.collect();
+        self.creations().abandoned.extend(waiting);
+    }
+
     fn creations(&self) -> MutexGuard<'_, Creations> {
         self.creations.lock().expect("no panic under this lock")
     }

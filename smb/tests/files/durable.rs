@@ -9,7 +9,8 @@ use forebay_smb::wire::create_context::{DurableFlags, RequestContext, ResponseCo
 use forebay_smb::wire::{Command, Dialect, ShareAccess, create};
 
 use crate::calls::{
-    EXCLUSIVE, Lab, NEWEST, NOW_OR_NEVER, Open, UNLOCK, directory, file, lock, read, success, write,
+    EXCLUSIVE, Lab, NEWEST, NOW_OR_NEVER, Open, UNLOCK, directory, file, lock, lock_waits, read, success,
+    write,
 };
 use crate::support::{Client, NOW};
 
@@ -246,7 +247,7 @@ fn a_client_that_is_back_before_its_loss_was_noticed_gets_it_too() {
     assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
     assert_eq!(read(&mut a, id, 0, 1), Err(NtStatus::USER_SESSION_DELETED));
     for (_, mail) in lab.server.take_mail() {
-        a.connection.deliver(NOW, mail).unwrap_err();
+        a.connection.deliver(NOW, mail).unwrap();
     }
     a.disconnect();
     write(&mut b, id, 0, b"x").unwrap();
@@ -298,4 +299,37 @@ fn no_more_are_kept_than_the_limit() {
     a.disconnect();
     assert_eq!(lab.server.open_infos(None).len(), KEPT_OPENS_MAX);
     assert_eq!(a.dialect, NEWEST);
+}
+
+#[test]
+fn a_lock_that_waits_on_a_connection_that_is_lost_is_not_taken_by_the_way() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f");
+    lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+    // One cannot wait for oneself with anything but a lock on one's own lock.
+    lock_waits(&mut a, id, (0, 1, EXCLUSIVE));
+    let mut b = lab.back("vol-user", "vol-secret", a.session_id);
+    make(&mut b, &claim(id, GUID)).unwrap();
+    lock(&mut b, id, &[(0, 1, UNLOCK)]).unwrap();
+    for (to, mail) in lab.server.take_mail() {
+        assert_eq!(to.0, a.id);
+        a.connection.deliver(NOW, mail).unwrap();
+        a.run().unwrap();
+    }
+    lock(&mut b, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+}
+
+#[test]
+fn either_version_gives_an_open_back_but_none_by_the_wrong_create_guid() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let second = durable(&mut a, "second");
+    let first = make(&mut a, &file("first").context(RequestContext::DurableHandleRequest)).unwrap().id;
+    a.disconnect();
+    let mut b = back(&mut lab);
+    assert_eq!(make(&mut b, &claim(first, GUID)), NOT_FOUND);
+    assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has one of zeros");
+    let by_version_1 = file("second").context(RequestContext::DurableHandleReconnect(second));
+    assert_eq!(make(&mut b, &by_version_1).unwrap().id, second);
 }

@@ -111,3 +111,29 @@ fn without_caching_a_create_that_is_sent_again_is_a_new_one() {
     assert_ne!(make(&mut a, &shared()).unwrap().id, first.id);
     assert_ne!(again(&mut a, &shared()).unwrap().id, first.id);
 }
+
+#[test]
+fn a_create_that_waits_for_others_is_under_way_even_when_its_connection_is_lost() {
+    let mut lab = Lab::caching();
+    let mut holder = lab.client();
+    let mut a = lab.client();
+    let mut b = lab.channel(&a);
+    let shared = || file("f").context(wanted(0, GUID));
+    let held = make(&mut holder, &file("f")).unwrap();
+    let answer = a.call(Command::CREATE, &shared().body()).unwrap();
+    assert_eq!(answer.status(), NtStatus::PENDING);
+    assert_eq!(again(&mut b, &shared()), Err(NtStatus::FILE_NOT_AVAILABLE));
+    assert_eq!(make(&mut b, &shared()), DUPLICATE);
+    a.disconnect();
+    for now in [a.now, a.now + 10_000_000] {
+        let _ = lab.server.handle_timeout(now);
+        assert_eq!(again(&mut b, &shared()), Err(NtStatus::FILE_NOT_AVAILABLE));
+        assert_eq!(make(&mut b, &shared()), DUPLICATE);
+    }
+    lab.deliver(&mut [&mut holder, &mut a, &mut b]);
+    holder.answers.clear();
+    close(&mut holder, held.id).unwrap();
+    let made = again(&mut b, &shared()).unwrap();
+    assert!(made.durable.is_some());
+    assert_eq!(again(&mut b, &shared()).unwrap(), made);
+}

@@ -405,6 +405,9 @@ fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, opened: Opened, file: Arc<FileState>)
             if let Some(made) = made {
                 drop_opened(ctx, &plan, made);
             }
+            if let (Wake::Closed, Some(creation)) = (wake, plan.creation) {
+                creation.abandoned(&file);
+            }
             Step::Fail(NtStatus::CANCELLED)
         }
     }))
