@@ -90,6 +90,13 @@ pub const OPTIONS: &[OptionHelp] = &[
     },
     OptionHelp {
         section: "server",
+        key: "caching",
+        value: "false",
+        set: false,
+        help: "true: oplocks and leases are granted, so that clients cache. Off until it has been run with the kernel's client on Kubernetes.",
+    },
+    OptionHelp {
+        section: "server",
         key: "event_loops",
         value: "0",
         set: false,
@@ -332,6 +339,8 @@ pub struct ServerSection {
     pub encryption: Encryption,
     /// Largest READ and WRITE.
     pub max_io: Bytes,
+    /// Whether clients may cache.
+    pub caching: bool,
     /// Event loops; 0 for one per core.
     pub event_loops: usize,
     /// Worker threads.
@@ -359,6 +368,7 @@ impl Default for ServerSection {
             signing: Signing::default(),
             encryption: Encryption::default(),
             max_io: Bytes(8 << 20),
+            caching: false,
             event_loops: 0,
             workers: WORKERS_DEFAULT,
             io_engine: IoEngine::default(),

@@ -170,6 +170,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         instance,
         predecessors: predecessors(&pools, instance)?,
         io_bytes_max: config.server.max_io.0 as u32,
+        caching: config.server.caching,
     });
     let inboxes = (0..loop_count(config))
         .map(|_| Waker::new().map(Inbox::new))

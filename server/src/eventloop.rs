@@ -322,7 +322,10 @@ impl<E: Engine> EventLoop<E> {
                 Ok(())
             }),
             Note::Mail(id, mail) => self.with(now, id.0, |_, client| client.protocol.deliver(now, mail)),
-            Note::Drain(until) => self.draining = Some(until),
+            Note::Drain(until) => {
+                self.draining = Some(until);
+                self.shared.server.stop_keeping();
+            }
         }
     }
 
@@ -838,6 +841,20 @@ impl<E: Engine> EventLoop<E> {
     }
 
     fn tick(&mut self, now: u64) {
+        // Files that clients did not come back for. Nobody waits for the outcome.
+        for op in self.shared.server.handle_timeout(now) {
+            let buffers = self.shared.buffers.clone();
+            self.shared.workers.submit(move || {
+                let execute = AssertUnwindSafe(|| backend::execute(op, &buffers).map(drop));
+                if !matches!(catch_unwind(execute), Ok(Ok(()))) {
+                    warn!("a file that was kept for a client could not be closed in order");
+                }
+            });
+        }
+        self.shared.server.tick(now);
+        if self.shared.server.has_mail() {
+            self.shared.loops.route(&self.shared.server);
+        }
         if self.draining.is_some() {
             let idle: Vec<u64> =
                 self.clients.values().filter(|client| client.is_idle()).map(|client| client.id.0).collect();

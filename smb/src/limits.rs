@@ -32,8 +32,20 @@ pub const LOST_OPENS_MAX: usize = 16_384;
 pub const RETURNS_PER_OPEN_MAX: u8 = 4;
 /// How often a question about one of them is to be asked again.
 pub const RETRIES_PER_OPEN_MAX: u8 = 32;
+/// Opens that are kept for clients whose last channel was lost.
+pub const KEPT_OPENS_MAX: usize = 16_384;
+/// For how long such an open is kept where the client does not say, in milliseconds.
+pub const DURABLE_TIMEOUT_DEFAULT_MS: u32 = 60_000;
+/// For how long such an open is kept whatever the client says, in milliseconds.
+pub const DURABLE_TIMEOUT_MS_MAX: u32 = 300_000;
+/// CREATEs that are remembered because their connection was lost while they waited for others.
+pub const ABANDONED_CREATES_MAX: usize = 4096;
 /// Requests waiting asynchronously (locks), on one connection.
 pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
+/// How long a client may take to acknowledge a break, in seconds; then it has lost what was to be broken.
+pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
+/// How long until a break that was not acknowledged is sent on another channel, too, in seconds.
+pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.
@@ -53,4 +65,6 @@ pub const AUTH_ROUNDS_MAX: u8 = 4;
 
 const _: () = assert!(FRAME_BYTES_MAX < 1 << 24, "the transport prefix has 24 bits of length");
 const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32, "one I/O fits the credits");
+const _: () = assert!(DURABLE_TIMEOUT_DEFAULT_MS <= DURABLE_TIMEOUT_MS_MAX);
+const _: () = assert!(OPLOCK_BREAK_RESEND_SECONDS < OPLOCK_BREAK_SECONDS_MAX);
 const _: () = assert!(COPYCHUNK_CHUNK_BYTES_MAX <= COPYCHUNK_TOTAL_BYTES_MAX);

@@ -390,6 +390,11 @@ fn a_new_session_replaces_all_channels_of_the_one_before_it() {
     let mut b = Client::channel(&a, 2, nothing());
     let mut c = negotiated(&server, 3, |_| {});
     assert_eq!(c.logon(USER, PASSWORD, a.session_id).unwrap().status(), NtStatus::SUCCESS);
-    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [1, 2]);
+    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [0; 0], "the connections may be used for others");
+    for client in [&mut a, &mut b] {
+        let answer = client.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
+        assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
+        assert!(!client.connection.is_authenticated());
+    }
     assert_eq!(server.session_infos().len(), 1);
 }

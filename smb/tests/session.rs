@@ -225,14 +225,19 @@ fn an_administrator_and_a_reconnecting_client_can_end_a_session() {
     second.negotiate().unwrap();
     second.logon("vol-user", "vol-secret", id).unwrap();
     let mail = server.take_mail();
-    assert!(matches!(mail.as_slice(), [(_, Mail::SessionClosed(s))] if *s == id), "{mail:?}");
+    assert!(matches!(mail.as_slice(), [(_, Mail::SessionEnded(s))] if *s == id), "{mail:?}");
     for (to, mail) in mail {
         assert_eq!(to.0, 1);
-        assert!(first.connection.deliver(first.now, mail).is_err(), "its last session is gone");
+        first.connection.deliver(first.now, mail).unwrap();
     }
+    let answer = first.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
+    assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
     assert!(server.close_session(second.session_id));
     assert!(!server.close_session(second.session_id));
-    assert_eq!(server.take_mail().len(), 1);
+    for (to, mail) in server.take_mail() {
+        assert_eq!(to.0, 2);
+        assert!(second.connection.deliver(second.now, mail).is_err(), "its last session is gone");
+    }
 }
 
 #[test]

@@ -26,6 +26,8 @@ const SUITES: &[&str] = &[
     "smb2.rename.",
     "smb2.multichannel.",
     "smb2.replay.",
+    "smb2.durable-open.",
+    "smb2.durable-v2-open.",
     "smb2.delete-on-close-perms.",
     "smb2.session.reconnect",
     "smb2.session.reauth",

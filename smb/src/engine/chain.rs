@@ -28,7 +28,7 @@ pub(super) struct Chain {
     pub(super) responses: Vec<Response>,
     /// The session whose key opened the frame; the answer is sealed for it.
     pub(super) sealed_for: Option<u64>,
-    /// Set once the interim response was sent: the final one carries it and grants nothing.
+    /// Set while the request waits whose interim response was sent: the final one carries it and grants nothing.
     pub(super) async_id: Option<u64>,
 }
 

@@ -87,6 +87,15 @@ impl ChannelSequence {
         verdict
     }
 
+    /// The client has come back and counts from `sequence` on; what is in flight was sent before.
+    pub(crate) fn restart(&self, sequence: u16) {
+        let update = |bits| {
+            let counts = Counts::unpack(bits);
+            Some(Counts { sequence, now: 0, before: counts.before + counts.now }.pack())
+        };
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
+    }
+
     /// A request that was counted under `sequence` is answered, or nobody is left to answer.
     pub(crate) fn ended(&self, sequence: u16) {
         let update = |bits| {

@@ -14,10 +14,13 @@ use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
 use super::lookup::Lookup;
+use super::open::Open;
+use super::oplocks;
 use super::remote::RemoteWrite;
-use super::server::{ConnectionId, Mail, Server};
+use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
+use super::volume::Protection;
 use crate::crypto::Cipher;
 use crate::crypto::{
     Nonce, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SigningAlgorithm, SigningKey,
@@ -27,6 +30,7 @@ use crate::fs::{Frame, FsOp, FsOpKind, FsResult, OpId};
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::compound;
+use crate::wire::header::UNSOLICITED_MESSAGE_ID;
 use crate::wire::{Capabilities, Command, Dialect, Header, HeaderFlags, Ids, SecurityMode};
 
 /// Why a connection must be ended now, without an answer.
@@ -259,6 +263,11 @@ impl Core {
         self.negotiated.as_ref().map_or(Dialect::SMB2_0_2, |n| n.dialect)
     }
 
+    /// Connection.ClientGuid.
+    pub(crate) fn client_guid(&self) -> [u8; 16] {
+        self.negotiated.as_ref().map_or([0; 16], |n| n.client_guid)
+    }
+
     /// Whether an SMB 3.x dialect was negotiated.
     pub(crate) fn is_smb3(&self) -> bool {
         !matches!(self.dialect(), Dialect::SMB2_0_2 | Dialect::SMB2_1)
@@ -275,7 +284,7 @@ impl Core {
     }
 
     /// Ends a session on all its channels and closes what it has open.
-    pub(crate) fn end_session(&mut self, server: &Arc<Server>, session_id: u64) {
+    pub(crate) fn end_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.get(&session_id) else { return };
         server.sessions().remove(&session_id);
         for connection in channel.session.end() {
@@ -283,16 +292,49 @@ impl Core {
                 server.post(connection, Mail::SessionEnded(session_id));
             }
         }
-        self.leave_session(server, session_id);
+        self.leave_session(server, now, session_id);
+    }
+
+    /// What becomes of an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1).
+    fn lose(&mut self, server: &Arc<Server>, now: u64, open: &Arc<Open>) {
+        if open.is_closing() {
+            return;
+        }
+        server.lost(open.id);
+        if !server.keep(now, open) && open.begin_close() {
+            close_open(self, server, open);
+        }
+    }
+
+    /// Ends a session whose client has come back with another: its channels are lost, whether that was noticed or not
+    /// ([MS-SMB2] 3.3.5.5.3).
+    pub(crate) fn replace_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
+        let Some(session) = server.sessions().remove(&session_id) else { return };
+        let connections = session.end();
+        // Here and now: the client asks for what was kept as soon as it has its answer.
+        for open in session.take_opens() {
+            self.lose(server, now, &open);
+        }
+        for connection in connections {
+            if connection == self.id {
+                self.leave_session(server, now, session_id);
+            } else {
+                // It may be used for another one.
+                server.post(connection, Mail::SessionEnded(session_id));
+            }
+        }
     }
 
     /// Takes this connection's channel of a session away. With its last channel, or where it has ended already, what the
-    /// session has open is closed here.
-    fn leave_session(&mut self, server: &Arc<Server>, session_id: u64) {
+    /// session has open is closed here, or kept where the session was only lost.
+    fn leave_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);
+        server.channel_lost(self.id);
         for open in left.opens {
-            if open.begin_close() {
+            if left.lost {
+                self.lose(server, now, &open);
+            } else if open.begin_close() {
                 server.lost(open.id);
                 close_open(self, server, &open);
             }
@@ -488,7 +530,7 @@ impl Connection {
             Mail::Wake(token) => self.wake(now, token, Mail::wake_reason()),
             Mail::SessionClosed(session_id) => {
                 if self.core.channels.contains_key(&session_id) {
-                    self.core.leave_session(&self.server, session_id);
+                    self.core.leave_session(&self.server, now, session_id);
                     if self.core.channels.is_empty() {
                         return Err(Disconnect("its session was closed"));
                     }
@@ -496,7 +538,11 @@ impl Connection {
                 Ok(())
             }
             Mail::SessionEnded(session_id) => {
-                self.core.leave_session(&self.server, session_id);
+                self.core.leave_session(&self.server, now, session_id);
+                Ok(())
+            }
+            Mail::Break(notice) => {
+                self.notify(notice);
                 Ok(())
             }
         }
@@ -526,7 +572,7 @@ impl Connection {
         self.core.closed = true;
         let sessions: Vec<u64> = self.core.channels.keys().copied().collect();
         for session_id in sessions {
-            self.core.leave_session(&self.server, session_id);
+            self.core.leave_session(&self.server, now, session_id);
         }
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();
@@ -571,6 +617,29 @@ impl Connection {
             commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
         self.finish(Response::reply(header, reply));
         Ok(())
+    }
+
+    /// OPLOCK_BREAK that nobody asked for ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+    fn notify(&mut self, mut notice: BreakNotice) {
+        let channel = self.core.channels.get(&notice.session_id);
+        let Some(channel) = channel.filter(|_| !self.core.closed && !self.core.leaving) else {
+            // The channel was lost while this was on its way.
+            oplocks::send(&self.server, &notice.sessions, &mut notice.tried, notice.notification);
+            return;
+        };
+        let session = &channel.session;
+        let volume = self.server.volume(&session.volume_id);
+        let sealed = session.encrypt.load(Ordering::Relaxed)
+            || volume.is_some_and(|v| v.protection == Protection::Seal);
+        let header = Header {
+            credit_charge: 0,
+            credits: 0,
+            flags: HeaderFlags::SERVER_TO_REDIR,
+            ..Header::request(Command::OPLOCK_BREAK, UNSOLICITED_MESSAGE_ID)
+        };
+        let mut body = Vec::with_capacity(44);
+        notice.notification.encode(&mut body);
+        self.push(vec![Response::reply(header, Reply::ok(body))], sealed.then_some(notice.session_id));
     }
 
     fn finish(&mut self, mut response: Response) {
@@ -727,11 +796,13 @@ impl Connection {
                 Ok(false)
             }
             Step::Park(resume) => {
-                let last = chain.next == chain.requests.len();
-                if !last || (self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX && !self.core.closed) {
+                // [MS-SMB2] 3.3.5.2.7: in the middle of a compound only what has to wait for a break does.
+                let may_wait = chain.next == chain.requests.len()
+                    || matches!(request.header.command, Command::CREATE | Command::SET_INFO);
+                if !may_wait || (self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX && !self.core.closed) {
                     // Let the handler take back what it registered, then say why.
                     let status =
-                        if last { NtStatus::INSUFFICIENT_RESOURCES } else { NtStatus::INTERNAL_ERROR };
+                        if may_wait { NtStatus::INSUFFICIENT_RESOURCES } else { NtStatus::INTERNAL_ERROR };
                     let mut ctx =
                         Ctx { core: &mut self.core, server: &self.server, now: request.began, request };
                     let _ = resume(&mut ctx, Wake::Cancelled);
@@ -801,9 +872,9 @@ impl Connection {
             by_rdma: request.by_rdma,
         });
         let mut header = request.header.response(status);
-        header.credits =
-            if chain.async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
-        if let Some(async_id) = chain.async_id {
+        let async_id = chain.async_id.take();
+        header.credits = if async_id.is_some() { 0 } else { self.credits.grant(request.header.credits) };
+        if let Some(async_id) = async_id {
             header.ids = Ids::Async { async_id };
         }
         let mut response = Response::reply(header, reply);

@@ -5,13 +5,16 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use super::leases::LeaseId;
 use super::locks::{LockList, LockRange};
 use super::open::Open;
+use super::oplocks::{Cached, Caching, Opener, Waiter as BreakWaiter};
 use super::server::{ConnectionId, Mail, Server};
 use crate::fs::{FileKey, RelPath, Stat};
 use crate::ids::FileId;
 use crate::status::NtStatus;
-use crate::wire::create::CreateOptions;
+use crate::wire::create::{CreateOptions, OplockLevel};
+use crate::wire::create_context::LeaseState;
 use crate::wire::{AccessMask, ShareAccess};
 
 const LOCK: &str = "no panic under this lock";
@@ -27,6 +30,8 @@ pub(crate) struct FileState {
     key: FileKey,
     /// Whether `inner.locks` has any, so that READ and WRITE need not look.
     locks_present: AtomicBool,
+    /// Whether somebody in `inner.caching` may keep what he has read while another writes, so that WRITE need not look.
+    breakable: AtomicBool,
     /// Whether `inner.change_time` is there.
     change_time_set: AtomicBool,
     inner: Mutex<Inner>,
@@ -43,13 +48,41 @@ struct Inner {
     change_time: Option<(u64, u64)>,
     locks: LockList,
     waiters: Vec<Waiter>,
+    caching: Caching,
 }
 
-struct Registered {
-    id: FileId,
-    access: AccessMask,
+/// An open of a file, in order of arrival.
+pub(super) struct Registered {
+    pub(super) id: FileId,
+    pub(super) access: AccessMask,
     share: ShareAccess,
     open: Weak<Open>,
+}
+
+impl Registered {
+    pub(super) fn open(&self) -> Option<Arc<Open>> {
+        self.open.upgrade()
+    }
+
+    /// The session on whose channels its client can be reached.
+    pub(super) fn session(&self) -> Option<u64> {
+        self.open().filter(|o| !o.is_disconnected()).map(|o| o.session_id())
+    }
+
+    /// It outlived its session.
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.open().is_some_and(|o| o.is_disconnected())
+    }
+}
+
+/// What became of an attempt to open a file.
+pub(crate) enum Admission {
+    /// It is open.
+    Open,
+    /// Somebody has to give up first what he may cache; the waiter will hear of it.
+    Wait,
+    /// These opens without a connection are in the way: they are to be closed.
+    Displaces(Vec<Arc<Open>>),
 }
 
 /// A LOCK request that waits, in order of arrival.
@@ -97,6 +130,7 @@ impl FileTable {
             Arc::new(FileState {
                 key,
                 locks_present: AtomicBool::new(false),
+                breakable: AtomicBool::new(false),
                 change_time_set: AtomicBool::new(false),
                 inner: Mutex::default(),
             })
@@ -109,30 +143,23 @@ impl FileTable {
         self.files.get(&key).cloned()
     }
 
-    /// Adds an open if the others tolerate it ([MS-FSA] 2.1.5.1.2).
+    /// Adds an open if the others tolerate it ([MS-FSA] 2.1.5.1.2), and grants it what it may cache. Where somebody has to
+    /// give something up first, `waiter` is woken when he has.
     ///
     /// # Errors
-    /// `STATUS_DELETE_PENDING`, `STATUS_SHARING_VIOLATION`.
-    pub(crate) fn register(&mut self, open: &Arc<Open>) -> Result<(), NtStatus> {
-        let refused = {
-            let mut inner = open.file.inner();
-            let (access, share) = (AccessMask(open.access), ShareAccess(open.share));
-            if inner.delete_pending || inner.going {
-                Some(NtStatus::DELETE_PENDING)
-            } else if !inner.opens.iter().all(|o| compatible((o.access, o.share), (access, share))) {
-                Some(NtStatus::SHARING_VIOLATION)
-            } else {
-                inner.opens.push(Registered { id: open.id, access, share, open: Arc::downgrade(open) });
-                None
-            }
-        };
-        match refused {
-            None => Ok(()),
-            Some(status) => {
-                self.abandon(&open.file);
-                Err(status)
-            }
+    /// `STATUS_DELETE_PENDING`, `STATUS_SHARING_VIOLATION`; `STATUS_INVALID_PARAMETER` for a lease key of another file.
+    pub(crate) fn register(
+        &mut self,
+        open: &Arc<Open>,
+        opener: &Opener,
+        waiter: BreakWaiter,
+        server: &Server,
+    ) -> Result<Admission, NtStatus> {
+        let admission = open.file.admit(open, opener, waiter, server);
+        if !matches!(admission, Ok(Admission::Open)) {
+            self.abandon(&open.file);
         }
+        admission
     }
 
     /// Forgets a state that no open was added to. False where others have the file open.
@@ -150,20 +177,20 @@ impl FileTable {
     /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
     pub(crate) fn unregister(&mut self, open: &Open, server: &Server) -> Ended {
         let file = &open.file;
-        let mut inner = file.inner();
-        inner.opens.retain(|o| o.id != open.id);
+        open.used(server);
+        let mut guard = file.inner();
+        let inner = &mut *guard;
         // [MS-FSA] 2.1.5.5: delete-on-close becomes the file's business when that open ends.
         if CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE) {
             inner.delete_pending = true;
+            inner.caching.break_handles(Some(open.id), &inner.opens, server);
         }
+        inner.caching.closed(open.id, server);
+        inner.opens.retain(|o| o.id != open.id);
+        file.caching_changed(inner, server);
         inner.locks.remove_owner(open.id);
-        let (own, others): (Vec<Waiter>, Vec<Waiter>) =
-            std::mem::take(&mut inner.waiters).into_iter().partition(|w| w.owner == open.id);
-        inner.waiters = others;
-        for waiter in own {
-            server.post(waiter.connection, Mail::Wake(waiter.token));
-        }
-        file.locks_changed(&inner, server);
+        inner.end_waits(open.id, server);
+        file.locks_changed(inner, server);
         if !inner.opens.is_empty() {
             return Ended { unlink: false };
         }
@@ -171,7 +198,7 @@ impl FileTable {
             inner.going = true;
             return Ended { unlink: true };
         }
-        drop(inner);
+        drop(guard);
         self.files.remove(&file.key);
         Ended { unlink: false }
     }
@@ -191,18 +218,42 @@ impl FileTable {
 
     /// Whether anything below a directory is open.
     pub(crate) fn any_open_below(&self, directory: &RelPath) -> bool {
-        let below = |path: &RelPath| {
-            directory.is_root() && !path.is_root()
-                || path.as_str().strip_prefix(directory.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        self.files.values().any(|file| {
-            let opens: Vec<Arc<Open>> = file.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
-            opens.iter().any(|open| below(&open.state().path))
-        })
+        self.files.values().any(|file| file.is_open_below(directory))
+    }
+
+    /// Has handles below a directory closed that are kept for the cache alone. True where somebody has to; `waiter` is
+    /// woken when one of them has.
+    pub(crate) fn break_handles_below(
+        &self,
+        directory: &RelPath,
+        waiter: BreakWaiter,
+        server: &Server,
+    ) -> bool {
+        let below = self.files.values().filter(|file| file.is_open_below(directory));
+        below.fold(false, |waits, file| file.break_handles(None, waiter, server) || waits)
+    }
+}
+
+impl FileTable {
+    /// A request does not wait any more until somebody closes a handle.
+    pub(crate) fn stop_waiting_for_breaks(&self, token: u64) {
+        for file in self.files.values() {
+            file.stop_waiting_for_break(token);
+        }
     }
 }
 
 impl Inner {
+    /// Has an open's LOCK requests that wait look at whether it is still theirs.
+    fn end_waits(&mut self, owner: FileId, server: &Server) {
+        let (own, others): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(|w| w.owner == owner);
+        self.waiters = others;
+        for waiter in own {
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+
     /// No lock outlives its open, not even one that was asked for while it was being closed.
     fn must_be_open(&self, owner: FileId) -> Result<(), NtStatus> {
         if self.opens.iter().any(|o| o.id == owner) { Ok(()) } else { Err(NtStatus::FILE_CLOSED) }
@@ -216,6 +267,172 @@ impl FileState {
 
     pub(crate) fn key(&self) -> FileKey {
         self.key
+    }
+
+    fn admit(
+        self: &Arc<Self>,
+        open: &Arc<Open>,
+        opener: &Opener,
+        waiter: BreakWaiter,
+        server: &Server,
+    ) -> Result<Admission, NtStatus> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        if inner.delete_pending || inner.going {
+            return Err(NtStatus::DELETE_PENDING);
+        }
+        // [MS-SMB2] 3.3.5.9.8
+        let lease = opener.ask.lease_id();
+        if lease.is_some_and(|id| server.leases.is_of_another(id, self)) {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let (access, share) = (AccessMask(open.access), ShareAccess(open.share));
+        let excluding = |o: &&Registered| !compatible((o.access, o.share), (access, share));
+        let violation = inner.opens.iter().any(|o| excluding(&o));
+        let mut displaced = inner.caching.displaced(opener, violation, &inner.opens);
+        let others = inner.opens.iter().filter(excluding).filter(|o| o.is_disconnected());
+        displaced.extend(others.filter_map(Registered::open));
+        if !displaced.is_empty() {
+            return Ok(Admission::Displaces(displaced));
+        }
+        let waits = inner.caching.contend(opener, violation, &inner.opens, server);
+        self.caching_changed(inner, server);
+        if waits {
+            inner.caching.wait(waiter);
+            return Ok(Admission::Wait);
+        }
+        if violation {
+            return Err(NtStatus::SHARING_VIOLATION);
+        }
+        if lease.is_some_and(|id| !server.leases.claim(id, self)) {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let granted = inner.caching.grantable(opener, &inner.opens, !inner.locks.is_empty());
+        inner.caching.grant(open.id, &opener.ask, granted);
+        inner.opens.push(Registered { id: open.id, access, share, open: Arc::downgrade(open) });
+        self.caching_changed(inner, server);
+        Ok(Admission::Open)
+    }
+
+    /// What a CREATE response tells of what an open may cache.
+    pub(crate) fn cached(&self, open: FileId) -> Cached {
+        self.inner().caching.cached(open)
+    }
+
+    /// Whether an open holds something that lets its client keep the handle, and is not being asked to give it up.
+    pub(crate) fn keeps_handle(&self, open: FileId) -> bool {
+        self.inner().caching.keeps_handle(open)
+    }
+
+    /// The contents have changed by `open`: what others have read of them is not to be used any more.
+    pub(crate) fn data_changed(self: &Arc<Self>, open: FileId, server: &Server) {
+        if !self.breakable.load(Ordering::Acquire) {
+            return;
+        }
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        inner.caching.data_changes(open, &inner.opens, server);
+        self.caching_changed(inner, server);
+    }
+
+    /// Has handles closed that others than `except` keep for the cache alone. True where somebody has to; `waiter` is woken
+    /// when one of them has.
+    pub(crate) fn break_handles(
+        self: &Arc<Self>,
+        except: Option<FileId>,
+        waiter: BreakWaiter,
+        server: &Server,
+    ) -> bool {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let waits = inner.caching.break_handles(except, &inner.opens, server);
+        self.caching_changed(inner, server);
+        if waits {
+            inner.caching.wait(waiter);
+        }
+        waits
+    }
+
+    /// As [`Inner::end_waits`], for an open that stays.
+    pub(crate) fn end_waits(&self, owner: FileId, server: &Server) {
+        let mut inner = self.inner();
+        inner.end_waits(owner, server);
+        self.locks_changed(&inner, server);
+    }
+
+    /// Whether somebody has yet to give up what he may cache.
+    pub(crate) fn is_breaking(&self) -> bool {
+        self.inner().caching.is_breaking()
+    }
+
+    /// A request does not wait for a break any more.
+    pub(crate) fn stop_waiting_for_break(&self, token: u64) {
+        self.inner().caching.stop_waiting(token);
+    }
+
+    /// [MS-SMB2] 3.3.5.22.1
+    pub(crate) fn acknowledge_oplock(
+        self: &Arc<Self>,
+        open: FileId,
+        level: OplockLevel,
+        server: &Server,
+    ) -> Result<OplockLevel, NtStatus> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let answer = inner.caching.acknowledge_oplock(open, level, server);
+        self.caching_changed(inner, server);
+        answer
+    }
+
+    /// [MS-SMB2] 3.3.5.22.2
+    pub(crate) fn acknowledge_lease(
+        self: &Arc<Self>,
+        id: LeaseId,
+        state: LeaseState,
+        server: &Server,
+    ) -> Result<(), NtStatus> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let answer = inner.caching.acknowledge_lease(id, state, &inner.opens, server);
+        self.caching_changed(inner, server);
+        answer
+    }
+
+    /// True while a break waits for its acknowledgment.
+    pub(crate) fn tick(self: &Arc<Self>, now: u64, server: &Server) -> bool {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let breaking = inner.caching.tick(now, &inner.opens, server);
+        self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        breaking
+    }
+
+    /// A connection over which a break may have gone out is gone.
+    pub(crate) fn channel_lost(&self, connection: ConnectionId, server: &Server) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        inner.caching.channel_lost(connection, &inner.opens, server);
+    }
+
+    fn caching_changed(self: &Arc<Self>, inner: &Inner, server: &Server) {
+        self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        if inner.caching.is_breaking() {
+            server.watch(self);
+        }
+    }
+
+    fn is_open_below(&self, directory: &RelPath) -> bool {
+        let below = |path: &RelPath| {
+            directory.is_root() && !path.is_root()
+                || path.as_str().strip_prefix(directory.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let opens: Vec<Arc<Open>> = {
+            let inner = self.inner();
+            // One that nobody can come back for is as good as closed.
+            let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
+            inner.opens.iter().filter(counts).filter_map(Registered::open).collect()
+        };
+        opens.iter().any(|open| below(&open.state().path))
     }
 
     /// Remembers the ChangeTime that a client set, which no file system keeps: it is told until the file changes again

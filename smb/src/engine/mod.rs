@@ -17,13 +17,17 @@ mod channels;
 mod commands;
 mod connection;
 mod credits;
+mod durable;
 mod files;
+mod leases;
 mod locks;
 mod lookup;
 mod lost;
 mod names;
 mod open;
+mod oplocks;
 mod remote;
+mod replay;
 mod server;
 mod session;
 mod step;
@@ -33,6 +37,7 @@ pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Tr
 pub use open::OpenInfo;
 pub use remote::{RemoteBuffer, RemoteWrite};
 pub use server::{
-    ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig, SessionInfo,
+    BreakNotice, ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig,
+    SessionInfo,
 };
 pub use volume::{Account, Protection, VolumeConfig};

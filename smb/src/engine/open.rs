@@ -1,10 +1,13 @@
 //! An open file or directory ([MS-SMB2] 3.3.1.10).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::channel_sequence::ChannelSequence;
+use super::durable::Durable;
 use super::files::FileState;
+use super::oplocks::Cached;
+use super::replay::Replayable;
 use super::volume::Volume;
 use crate::fs::{DirEntry, FsHandle, RelPath};
 use crate::ids::FileId;
@@ -13,8 +16,9 @@ use crate::ids::FileId;
 pub(crate) struct Open {
     /// Open.FileId and Open.DurableFileId as sent on the wire.
     pub(crate) id: FileId,
-    pub(crate) session_id: u64,
-    pub(crate) tree_id: u32,
+    /// 0 while it is kept for a client that has no session.
+    session_id: AtomicU64,
+    tree_id: AtomicU32,
     pub(crate) volume: Arc<Volume>,
     pub(crate) handle: FsHandle,
     /// Share modes and locks of the file behind it, shared by all its opens.
@@ -32,7 +36,28 @@ pub(crate) struct Open {
     pub(crate) position: AtomicU64,
     /// Requests in flight on it, by channel sequence number.
     pub(crate) channel_sequence: ChannelSequence,
+    /// What was granted so that it outlives its session's channels.
+    pub(crate) durable: OnceLock<Durable>,
+    /// By what its CREATE is found where it is sent again.
+    pub(crate) replayable: Option<Replayable>,
     pub(crate) state: Mutex<OpenState>,
+}
+
+/// What an open is made of.
+pub(crate) struct NewOpen {
+    pub(crate) id: FileId,
+    pub(crate) session_id: u64,
+    pub(crate) tree_id: u32,
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) handle: FsHandle,
+    pub(crate) file: Arc<FileState>,
+    pub(crate) directory: bool,
+    pub(crate) access: u32,
+    pub(crate) share: u32,
+    pub(crate) options: u32,
+    pub(crate) channel_sequence: u16,
+    pub(crate) replayable: Option<Replayable>,
+    pub(crate) path: RelPath,
 }
 
 /// What changes while it is open.
@@ -71,6 +96,55 @@ impl OpenState {
 }
 
 impl Open {
+    pub(crate) fn new(new: NewOpen) -> Self {
+        Self {
+            id: new.id,
+            session_id: AtomicU64::new(new.session_id),
+            tree_id: AtomicU32::new(new.tree_id),
+            volume: new.volume,
+            handle: new.handle,
+            file: new.file,
+            directory: new.directory,
+            access: new.access,
+            share: new.share,
+            options: new.options,
+            closing: AtomicBool::new(false),
+            position: AtomicU64::new(0),
+            channel_sequence: ChannelSequence::new(new.channel_sequence),
+            durable: OnceLock::new(),
+            replayable: new.replayable,
+            state: Mutex::new(OpenState::new(new.path)),
+        }
+    }
+
+    /// Open.Session; 0 while it is kept for a client that has none.
+    pub(crate) fn session_id(&self) -> u64 {
+        self.session_id.load(Ordering::Acquire)
+    }
+
+    /// Open.TreeConnect.
+    pub(crate) fn tree_id(&self) -> u32 {
+        self.tree_id.load(Ordering::Acquire)
+    }
+
+    /// Whether it has no session: its client's last channel was lost, and it waits for the client to come back. Nobody can
+    /// be told of a break.
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.session_id() == 0
+    }
+
+    /// Its session is gone.
+    pub(super) fn detach(&self) {
+        self.session_id.store(0, Ordering::Release);
+    }
+
+    /// Its client is back.
+    pub(super) fn attach(&self, session_id: u64, tree_id: u32, channel_sequence: u16) {
+        self.channel_sequence.restart(channel_sequence);
+        self.tree_id.store(tree_id, Ordering::Release);
+        self.session_id.store(session_id, Ordering::Release);
+    }
+
     /// Marks it as closing; true for the one caller that may go on to close it.
     pub(crate) fn begin_close(&self) -> bool {
         !self.closing.swap(true, Ordering::AcqRel)
@@ -81,6 +155,16 @@ impl Open {
         self.closing.load(Ordering::Acquire)
     }
 
+    /// Whether its client may keep the handle: by a batch oplock or a lease with HANDLE caching that is not being broken.
+    pub(crate) fn keeps_handle(&self) -> bool {
+        self.file.keeps_handle(self.id)
+    }
+
+    /// What its client may cache, as a CREATE response tells it.
+    pub(crate) fn cached(&self) -> Cached {
+        self.file.cached(self.id)
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {
         self.state.lock().expect("no panic under this lock")
     }
@@ -88,7 +172,7 @@ impl Open {
     /// A line for the list of open files.
     pub(crate) fn info(&self) -> OpenInfo {
         OpenInfo {
-            session_id: self.session_id,
+            session_id: self.session_id(),
             volume_id: self.volume.id.clone(),
             path: self.state().path.as_str().to_owned(),
             access: self.access,
@@ -101,7 +185,7 @@ impl Open {
 /// An open, as told to an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenInfo {
-    /// The session that holds it.
+    /// The session that holds it; 0 where it is kept for a client whose connections were lost.
     pub session_id: u64,
     /// The volume it is in.
     pub volume_id: String,

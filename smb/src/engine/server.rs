@@ -3,16 +3,21 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 
+use super::durable::KeptOpens;
+use super::files::FileState;
+use super::leases::LeaseTable;
 use super::lost::Lost;
-use super::open::{FileIds, OpenInfo};
+use super::open::{FileIds, Open, OpenInfo};
+use super::replay::Creations;
 use super::session::Session;
 use super::step::Wake;
 use super::volume::{Account, Accounts, Volume, VolumeConfig};
 use crate::auth::NtHash;
 use crate::crypto::Cipher;
 use crate::ids::FileId;
+use crate::wire::oplock_break::Notification;
 
 /// Identifies a connection for as long as the server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +54,8 @@ pub struct ServerConfig {
     pub predecessors: Vec<Predecessor>,
     /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
     pub io_bytes_max: u32,
+    /// Oplocks, leases and durable handles are granted: clients cache.
+    pub caching: bool,
 }
 
 /// A start of the server before this one.
@@ -84,6 +91,20 @@ pub enum Mail {
     SessionClosed(u64),
     /// A session of this connection ended on another of its channels: forget it.
     SessionEnded(u64),
+    /// The client is to give up what it may cache.
+    Break(BreakNotice),
+}
+
+/// An oplock or lease break on its way to a client ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+#[derive(Clone, Debug)]
+pub struct BreakNotice {
+    /// The session on whose channel it goes.
+    pub(crate) session_id: u64,
+    /// Sessions on whose channels it may go, where that one is gone.
+    pub(crate) sessions: Vec<u64>,
+    /// Channels that it was given to.
+    pub(crate) tried: Vec<ConnectionId>,
+    pub(crate) notification: Notification,
 }
 
 impl Mail {
@@ -136,6 +157,12 @@ pub struct Server {
     mail: Mutex<Vec<(ConnectionId, Mail)>>,
     has_mail: AtomicBool,
     lost: Mutex<Lost>,
+    pub(super) kept_opens: Mutex<KeptOpens>,
+    pub(super) creations: Mutex<Creations>,
+    pub(crate) leases: LeaseTable,
+    /// Files with a break that waits for its acknowledgment.
+    breaking: Mutex<Vec<Weak<FileState>>>,
+    is_breaking: AtomicBool,
 }
 
 impl Server {
@@ -153,6 +180,11 @@ impl Server {
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
             lost: Mutex::default(),
+            kept_opens: Mutex::default(),
+            creations: Mutex::default(),
+            leases: LeaseTable::default(),
+            breaking: Mutex::default(),
+            is_breaking: AtomicBool::new(false),
         })
     }
 
@@ -186,6 +218,7 @@ impl Server {
         for session in sessions {
             self.close_session(session.id);
         }
+        self.end_kept_of(id);
         Ok(())
     }
 
@@ -228,13 +261,16 @@ impl Server {
         infos
     }
 
-    /// Open files and directories, of one volume or of all, by session.
+    /// Open files and directories, of one volume or of all, by session; first those that are kept for clients that have
+    /// none.
     #[must_use]
     pub fn open_infos(&self, volume: Option<&str>) -> Vec<OpenInfo> {
         let sessions: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
+        let kept: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
         let mut infos: Vec<OpenInfo> = sessions
             .iter()
             .flat_map(|s| s.opens())
+            .chain(kept)
             .map(|o| o.info())
             .filter(|i| volume.is_none_or(|v| i.volume_id == v))
             .collect();
@@ -267,6 +303,41 @@ impl Server {
         let mut mail = self.mail.lock().expect(LOCK);
         self.has_mail.store(false, Ordering::Release);
         std::mem::take(&mut *mail)
+    }
+
+    /// Has breaks that nobody acknowledges come to their end. To be called about once a second; mail may follow.
+    pub fn tick(&self, now: u64) {
+        for file in self.breaking() {
+            if file.tick(now, self) {
+                self.watch(&file);
+            }
+        }
+    }
+
+    /// Has [`Self::tick`] look after a file.
+    pub(crate) fn watch(&self, file: &Arc<FileState>) {
+        let mut breaking = self.breaking.lock().expect(LOCK);
+        if !breaking.iter().any(|known| known.as_ptr() == Arc::as_ptr(file)) {
+            breaking.push(Arc::downgrade(file));
+        }
+        self.is_breaking.store(true, Ordering::Release);
+    }
+
+    /// A connection is no channel any more: breaks that were sent over it are sent over another one.
+    pub(crate) fn channel_lost(&self, connection: ConnectionId) {
+        for file in self.breaking() {
+            file.channel_lost(connection, self);
+            self.watch(&file);
+        }
+    }
+
+    /// Takes the files that are being looked after.
+    fn breaking(&self) -> Vec<Arc<FileState>> {
+        if !self.is_breaking.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let files = std::mem::take(&mut *self.breaking.lock().expect(LOCK));
+        files.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn post(&self, to: ConnectionId, what: Mail) {

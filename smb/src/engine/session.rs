@@ -50,6 +50,15 @@ struct Inner {
     opens: HashMap<u64, Arc<Open>>,
 }
 
+impl Inner {
+    fn take_opens(&mut self) -> Vec<Arc<Open>> {
+        for (_, tree) in self.trees.drain() {
+            tree.disconnected.store(true, Ordering::Release);
+        }
+        self.opens.drain().map(|(_, open)| open).collect()
+    }
+}
+
 /// A tree connect.
 pub(crate) struct Tree {
     pub(crate) id: u32,
@@ -88,8 +97,10 @@ impl Drop for Tree {
 pub(crate) struct Left {
     /// It was the session's last.
     pub(crate) last: bool,
-    /// To be closed.
+    /// To be closed, or kept where `lost`.
     pub(crate) opens: Vec<Arc<Open>>,
+    /// The session was in being until then: nobody ended it.
+    pub(crate) lost: bool,
 }
 
 /// What a new session is made of.
@@ -169,7 +180,7 @@ impl Session {
         let tree = inner.trees.remove(&id)?;
         tree.disconnected.store(true, Ordering::Release);
         let ids: Vec<u64> =
-            inner.opens.iter().filter(|(_, o)| o.tree_id == id).map(|(volatile, _)| *volatile).collect();
+            inner.opens.iter().filter(|(_, o)| o.tree_id() == id).map(|(volatile, _)| *volatile).collect();
         let opens = ids.iter().filter_map(|volatile| inner.opens.remove(volatile)).collect();
         Some((tree, opens))
     }
@@ -200,6 +211,11 @@ impl Session {
         self.inner().channels.reauthenticated(connection);
     }
 
+    /// Its channels, oldest first; none once it has ended.
+    pub(crate) fn connections(&self) -> Vec<ConnectionId> {
+        if self.closed.load(Ordering::Acquire) { Vec::new() } else { self.inner().channels.connections() }
+    }
+
     /// Where its channels are.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.inner().channels.addresses()
@@ -217,16 +233,19 @@ impl Session {
     pub(crate) fn leave(&self, connection: ConnectionId) -> Left {
         let mut inner = self.inner();
         let last = inner.channels.leave(connection);
+        let lost = last && !self.closed.load(Ordering::Acquire);
         if last {
             self.closed.store(true, Ordering::Release);
         }
         if !self.closed.load(Ordering::Acquire) {
-            return Left { last, opens: Vec::new() };
+            return Left { last, opens: Vec::new(), lost };
         }
-        for (_, tree) in inner.trees.drain() {
-            tree.disconnected.store(true, Ordering::Release);
-        }
-        Left { last, opens: inner.opens.drain().map(|(_, open)| open).collect() }
+        Left { last, opens: inner.take_opens(), lost }
+    }
+
+    /// What a session that has ended has open.
+    pub(crate) fn take_opens(&self) -> Vec<Arc<Open>> {
+        self.inner().take_opens()
     }
 
     /// Adds an open. `STATUS_TOO_MANY_OPENED_FILES` beyond the limit, `STATUS_USER_SESSION_DELETED` or
@@ -236,7 +255,7 @@ impl Session {
         if self.closed.load(Ordering::Acquire) {
             return Err(NtStatus::USER_SESSION_DELETED);
         }
-        if !inner.trees.contains_key(&open.tree_id) {
+        if !inner.trees.contains_key(&open.tree_id()) {
             return Err(NtStatus::NETWORK_NAME_DELETED);
         }
         if inner.opens.len() >= limits::OPENS_PER_SESSION_MAX {

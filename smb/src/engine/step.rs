@@ -160,9 +160,10 @@ impl Ctx<'_> {
         let channel = self.core.channels.get_mut(&session.id).ok_or(NtStatus::USER_SESSION_DELETED)?;
         let open = channel.lookup.open(session, id).ok_or(NtStatus::FILE_CLOSED)?;
         let tree_id = self.request.tree.as_ref().map_or(0, |t| t.id);
-        if open.tree_id != tree_id || open.is_closing() {
+        if open.tree_id() != tree_id || open.is_closing() {
             return Err(NtStatus::FILE_CLOSED);
         }
+        open.used(self.server);
         self.count(&open)?;
         Ok(open)
     }

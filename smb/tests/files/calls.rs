@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_smb::engine::{Mail, Server};
+use forebay_smb::engine::{Mail, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -39,7 +39,20 @@ impl Lab {
     }
 
     pub fn with(change: impl FnOnce(&mut forebay_smb::engine::VolumeConfig)) -> Self {
-        let server = Server::new(config());
+        Self::of(config(), change)
+    }
+
+    /// Of a server that grants oplocks and leases; its volume has a second user.
+    pub fn caching() -> Self {
+        let second = forebay_smb::engine::Account {
+            username: "second-user".to_owned(),
+            hashes: vec![forebay_smb::auth::NtHash::from_password("second-secret")],
+        };
+        Self::of(ServerConfig { caching: true, ..config() }, |volume| volume.accounts.push(second))
+    }
+
+    fn of(config: ServerConfig, change: impl FnOnce(&mut forebay_smb::engine::VolumeConfig)) -> Self {
+        let server = Server::new(config);
         let mut volume = volume("vol", FsHandle(Arc::new(())));
         change(&mut volume);
         server.add_volume(volume).unwrap();
@@ -53,6 +66,17 @@ impl Lab {
     pub fn dialect(&mut self, dialect: Dialect) -> Client {
         self.clients += 1;
         Client::mount(&self.server, self.clients, dialect, self.memory.backend())
+    }
+
+    /// A client that has lost its connections and comes back, naming session `previous` or 0.
+    pub fn back(&mut self, user: &str, password: &str, previous: u64) -> Client {
+        self.clients += 1;
+        let mut client = Client::new(&self.server, self.clients, NEWEST);
+        client.backend = self.memory.backend();
+        client.negotiate().unwrap();
+        success(&client.logon(user, password, previous).unwrap()).unwrap();
+        success(&client.tree_connect("vol").unwrap()).unwrap();
+        client
     }
 
     /// A further channel of the session of `first`.

@@ -47,6 +47,7 @@ pub fn config() -> ServerConfig {
         instance: 0x5eed_0000_0000,
         predecessors: Vec::new(),
         io_bytes_max: 8 * 1024 * 1024,
+        caching: false,
     }
 }
 

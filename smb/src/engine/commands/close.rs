@@ -1,7 +1,5 @@
 //! CLOSE ([MS-SMB2] 3.3.5.10) and every other end of an open.
 
-use std::sync::Arc;
-
 use crate::engine::connection::Core;
 use crate::engine::open::Open;
 use crate::engine::server::Server;
@@ -61,7 +59,12 @@ fn body(stat: Option<Stat>) -> Vec<u8> {
 
 /// Ends an open that its owner lost: with its tree connect, its session or its connection. The caller has won
 /// [`Open::begin_close`] and removed it from its session.
-pub(crate) fn close_open(core: &mut Core, server: &Arc<Server>, open: &Arc<Open>) {
+pub(crate) fn close_open(core: &mut Core, server: &Server, open: &Open) {
+    core.background(end_open(server, open));
+}
+
+/// As [`close_open`]; what a backend has to do then.
+pub(crate) fn end_open(server: &Server, open: &Open) -> FsOpKind {
     let mut files = open.volume.files();
     let ended = files.unregister(open, server);
     if ended.unlink {
@@ -69,5 +72,5 @@ pub(crate) fn close_open(core: &mut Core, server: &Arc<Server>, open: &Arc<Open>
         files.gone(&open.file);
     }
     drop(files);
-    core.background(FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: false });
+    FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: false }
 }

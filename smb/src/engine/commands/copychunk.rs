@@ -59,7 +59,7 @@ pub(super) fn handle(
     let request = CopyChunkRequest::parse(input).map_err(|_| NtStatus::INVALID_PARAMETER)?;
     let source =
         ctx.session().open(open_of_key(&request.source_key)).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
-    if !Arc::ptr_eq(&source.volume, &target.volume) || source.tree_id != target.tree_id {
+    if !Arc::ptr_eq(&source.volume, &target.volume) || source.tree_id() != target.tree_id() {
         return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
     }
     check_access(code, &source, &target)?;
@@ -151,9 +151,10 @@ fn next(mut copy: Copy) -> Step {
     };
     Step::Fs(
         op,
-        Box::new(move |_, result| match result {
+        Box::new(move |ctx, result| match result {
             Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
             Ok(FsReply::Copied(bytes)) => {
+                copy.target.file.data_changed(copy.target.id, ctx.server);
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(chunk.length - copy.copied);
                 copy.copied += bytes;
                 copy.total += bytes;

@@ -1,15 +1,17 @@
 //! CREATE ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
 
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
-use crate::engine::channel_sequence::ChannelSequence;
+use crate::engine::durable::{self, Asked, Wanted};
+use crate::engine::files::{Admission, FileState};
 use crate::engine::names;
-use crate::engine::open::{Open, OpenState};
+use crate::engine::open::{NewOpen, Open};
+use crate::engine::oplocks::{Ask, Cached, Opener, Waiter};
+use crate::engine::replay::{self, Begun, Creation};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::step::{Ctx, Reply, Step, Wake};
 use crate::engine::volume::Volume;
 use crate::fs::{
     BasicInfo, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat,
@@ -61,6 +63,15 @@ struct Plan {
     allocation_size: u64,
     query_maximal_access: bool,
     query_on_disk_id: bool,
+    /// RequestedOplockLevel.
+    oplock_level: OplockLevel,
+    /// The lease that was asked for, if that is what the level says.
+    ask: Ask,
+    /// It has not waited for a break yet.
+    first: bool,
+    durable: Option<Wanted>,
+    /// Of a CREATE that can be sent again.
+    creation: Option<Creation>,
 }
 
 /// An open that others can see already.
@@ -68,6 +79,14 @@ struct Pending {
     open: Arc<Open>,
     stat: Stat,
     created: bool,
+}
+
+/// What has to come to its end before a file can be opened.
+enum InTheWay {
+    /// Somebody is asked to give up what he may cache.
+    Holder(Arc<FileState>),
+    /// The file that was found goes with the open of a client that is away, and its name with it.
+    Name(FsOpKind),
 }
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -79,13 +98,42 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(e) if e.fault == Fault::Surrogate => return NtStatus::OBJECT_NAME_INVALID.into(),
         Err(e) => return e.into(),
     };
-    match plan(ctx, &request) {
-        Ok(plan) => {
-            let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
-            Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
-        }
+    // With nothing cached nothing is durable either.
+    if !ctx.server.config.caching {
+        return begin(ctx, &request, None, None);
+    }
+    let asked = match Asked::of(&request.contexts, ctx.core.is_smb3()) {
+        Ok(asked) => asked,
+        Err(status) => return status.into(),
+    };
+    if let Some(claim) = asked.claim {
+        return durable::reconnect(ctx, &request, claim);
+    }
+    let Some(Wanted::V2 { create_guid, .. }) = asked.wanted else {
+        return begin(ctx, &request, asked.wanted, None);
+    };
+    match replay::begin(ctx, create_guid) {
+        Ok(Begun::New(creation)) => begin(ctx, &request, asked.wanted, Some(creation)),
+        Ok(Begun::Again(open)) => replay::answer(ctx, &request, open),
         Err(status) => status.into(),
     }
+}
+
+fn begin(
+    ctx: &mut Ctx<'_>,
+    request: &Request<'_>,
+    durable: Option<Wanted>,
+    creation: Option<Creation>,
+) -> Step {
+    match plan(ctx, request) {
+        Ok(plan) => open(Plan { durable, creation, ..plan }),
+        Err(status) => status.into(),
+    }
+}
+
+fn open(plan: Plan) -> Step {
+    let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
+    Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
 }
 
 /// Everything that can be refused without looking at the file.
@@ -137,9 +185,18 @@ fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
         allocation_size: 0,
         query_maximal_access: false,
         query_on_disk_id: false,
+        oplock_level: OplockLevel::NONE,
+        ask: Ask::Nothing,
+        first: true,
+        durable: None,
+        creation: None,
     };
+    if ctx.server.config.caching {
+        plan.oplock_level = request.requested_oplock_level;
+        plan.ask = Ask::oplock(plan.oplock_level);
+    }
     for context in &request.contexts {
-        plan.context(context)?;
+        plan.context(ctx, context)?;
     }
     Ok(plan)
 }
@@ -178,7 +235,7 @@ fn overwrites(disposition: CreateDisposition) -> bool {
 }
 
 impl Plan {
-    fn context(&mut self, context: &RequestContext<'_>) -> Result<(), NtStatus> {
+    fn context(&mut self, ctx: &Ctx<'_>, context: &RequestContext<'_>) -> Result<(), NtStatus> {
         match context {
             // There are no extended attributes; an empty list asks for none.
             RequestContext::EaBuffer(list) if !list.is_empty() => Err(NtStatus::EAS_NOT_SUPPORTED),
@@ -198,12 +255,16 @@ impl Plan {
             }
             // [MS-SMB2] 2.2.13.2: names have at least four bytes.
             RequestContext::Unknown { name, .. } if name.len() < 4 => Err(NtStatus::INVALID_PARAMETER),
-            // There is nothing to reconnect to.
+            // There is nothing to reconnect to where nothing is cached.
             RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
                 Err(NtStatus::OBJECT_NAME_NOT_FOUND)
             }
-            // Leases and durable handles are not granted, which their absence from the answer says; security
-            // descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
+            // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
+            RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
+                self.ask = ctx.lease(lease);
+                Ok(())
+            }
+            // Durable handles are looked at elsewhere; security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
             _ => Ok(()),
         }
     }
@@ -238,6 +299,16 @@ impl Plan {
             attributes: self.attributes.0,
             allocation_size: self.allocation_size,
         }
+    }
+
+    /// Whether what was found loses its contents.
+    fn overwrites(&self, opened: &Opened) -> bool {
+        !opened.created && overwrites(self.disposition)
+    }
+
+    /// Whether the client asked to cache.
+    fn caches(&self) -> bool {
+        !matches!(self.ask, Ask::Nothing)
     }
 
     /// What the file as it was found forbids.
@@ -280,17 +351,25 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
         }
         Err(status) => return Step::Fail(status),
     };
-    let pending = match plan.granted(&opened).map(|access| register(ctx, &plan, &opened, access)) {
+    admit(ctx, plan, opened)
+}
+
+/// The others let it in, now or when they have given up what they may cache.
+fn admit(ctx: &mut Ctx<'_>, plan: Plan, opened: Opened) -> Step {
+    let pending = match plan.granted(&opened).and_then(|access| register(ctx, &plan, &opened, access)) {
         Ok(Ok(pending)) => pending,
-        Ok(Err(status)) | Err(status) => {
-            // What was made for this request goes with it, unless somebody else has found it meanwhile.
-            let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
-            ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+        Ok(Err(InTheWay::Holder(file))) => return wait(ctx, plan, opened, file),
+        Ok(Err(InTheWay::Name(deletion))) => {
+            drop_opened(ctx, &plan, opened);
+            return Step::Fs(deletion, Box::new(move |_, _| open(plan)));
+        }
+        Err(status) => {
+            drop_opened(ctx, &plan, opened);
             return Step::Fail(status);
         }
     };
     if pending.created || !overwrites(plan.disposition) {
-        return finish(ctx, &plan, pending);
+        return finish(ctx, plan, pending);
     }
     let truncate = FsOpKind::SetEndOfFile { handle: pending.open.handle.clone(), size: 0 };
     Step::Fs(
@@ -302,10 +381,89 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
     )
 }
 
-/// Share modes and pending deletion are checked and the open becomes visible to others, in one step.
-fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Result<Pending, NtStatus> {
+/// What was made for this request goes with it, unless somebody else has found it meanwhile.
+fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
+    let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
+    ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+}
+
+/// Waits for the end of a break. Who gives something up may write, rename or delete first, so the file is looked for anew.
+fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, opened: Opened, file: Arc<FileState>) -> Step {
+    plan.first = false;
+    let token = ctx.wake_token();
+    let made = if opened.created {
+        Some(opened)
+    } else {
+        drop_opened(ctx, &plan, opened);
+        None
+    };
+    Step::Park(Box::new(move |ctx, wake| match (wake, made) {
+        (Wake::Ready, Some(made)) => admit(ctx, plan, made),
+        (Wake::Ready, None) => open(plan),
+        (Wake::Cancelled | Wake::Closed, made) => {
+            file.stop_waiting_for_break(token);
+            if let Some(made) = made {
+                drop_opened(ctx, &plan, made);
+            }
+            if let (Wake::Closed, Some(creation)) = (wake, plan.creation) {
+                creation.abandoned(&file);
+            }
+            Step::Fail(NtStatus::CANCELLED)
+        }
+    }))
+}
+
+/// Share modes, pending deletion and what others may cache are looked at, and the open becomes visible to others, in one
+/// step. Who or what must give way first where it cannot.
+fn register(
+    ctx: &mut Ctx<'_>,
+    plan: &Plan,
+    opened: &Opened,
+    access: AccessMask,
+) -> Result<Result<Pending, InTheWay>, NtStatus> {
+    let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
+    let opener = Opener {
+        access: if plan.overwrites(opened) { access | AccessMask::FILE_WRITE_DATA } else { access },
+        overwrites: plan.overwrites(opened),
+        deletes: plan.options.contains(CreateOptions::DELETE_ON_CLOSE),
+        existed: !opened.created,
+        first: plan.first,
+        // Directories are not cached.
+        ask: if opened.stat.directory { Ask::Nothing } else { plan.ask },
+    };
+    loop {
+        let open = new_open(ctx, plan, opened, access);
+        let admission = plan.volume.files().register(&open, &opener, waiter, ctx.server)?;
+        match admission {
+            Admission::Open => {
+                return Ok(Ok(Pending { open, stat: opened.stat, created: opened.created }));
+            }
+            Admission::Wait => return Ok(Err(InTheWay::Holder(Arc::clone(&open.file)))),
+            Admission::Displaces(others) => {
+                if let Some(deletion) = displace(ctx, &others) {
+                    return Ok(Err(InTheWay::Name(deletion)));
+                }
+            }
+        }
+    }
+}
+
+/// Ends opens of clients that are away. What has to be done first, where a file goes with them.
+fn displace(ctx: &mut Ctx<'_>, others: &[Arc<Open>]) -> Option<FsOpKind> {
+    let mut deletion = None;
+    for other in others {
+        match durable::displace(ctx.server, other) {
+            Some(op @ FsOpKind::Close { unlink: true, .. }) => deletion = Some(op),
+            Some(op) => ctx.background(op),
+            None => {}
+        }
+    }
+    deletion
+}
+
+fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Arc<Open> {
     let mut files = plan.volume.files();
-    let open = Arc::new(Open {
+    let open = Arc::new(Open::new(NewOpen {
         id: ctx.server.file_ids.next(),
         session_id: ctx.session().id,
         tree_id: plan.tree_id,
@@ -316,14 +474,12 @@ fn register(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> 
         access: access.0,
         share: plan.share.0,
         options: plan.options.0,
-        closing: AtomicBool::new(false),
-        position: AtomicU64::new(0),
-        channel_sequence: ChannelSequence::new(ctx.request.header.channel_sequence()),
-        state: Mutex::new(OpenState::new(plan.path.clone())),
-    });
+        channel_sequence: ctx.request.header.channel_sequence(),
+        replayable: plan.creation.as_ref().map(Creation::replayable),
+        path: plan.path.clone(),
+    }));
     open.state().mode = (plan.options & MODE).0;
-    files.register(&open)?;
-    Ok(Pending { open, stat: opened.stat, created: opened.created })
+    open
 }
 
 /// FILE_OVERWRITE and FILE_SUPERSEDE replace the attributes too ([MS-FSA] 2.1.5.1.2.3).
@@ -363,7 +519,7 @@ fn stat_again(plan: Plan, mut pending: Pending) -> Step {
         Box::new(move |ctx, result| match result {
             Ok(FsReply::Stat(stat)) => {
                 pending.stat = stat;
-                finish(ctx, &plan, pending)
+                finish(ctx, plan, pending)
             }
             Ok(_) => give_up(ctx, &pending, NtStatus::INTERNAL_ERROR),
             Err(status) => give_up(ctx, &pending, status),
@@ -371,9 +527,8 @@ fn stat_again(plan: Plan, mut pending: Pending) -> Step {
     )
 }
 
-fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
-    let Pending { open, created, .. } = &pending;
-    let stat = open.file.told(pending.stat);
+fn finish(ctx: &mut Ctx<'_>, plan: Plan, pending: Pending) -> Step {
+    let Pending { open, created, stat } = &pending;
     // Other channels may keep the session alive, but nobody will ever learn this FileId.
     if ctx.core.is_closed() {
         return give_up(ctx, &pending, NtStatus::USER_SESSION_DELETED);
@@ -388,6 +543,7 @@ fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
         CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => CreateAction::OVERWRITTEN,
         _ => CreateAction::OPENED,
     };
+    let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
     let mut contexts = Vec::new();
     if plan.query_maximal_access {
         // [MS-SMB2] 3.3.5.9.5
@@ -400,8 +556,25 @@ fn finish(ctx: &mut Ctx<'_>, plan: &Plan, pending: Pending) -> Step {
         // [MS-SMB2] 3.3.5.9.9
         contexts.push(ResponseContext::OnDiskId { disk_file_id: stat.key.ino, volume_id: stat.key.dev });
     }
+    contexts.extend(durable::grant(ctx, open, plan.durable));
+    if let Some(creation) = plan.creation {
+        creation.done(open, create_action);
+    }
+    respond(open, *stat, create_action, cached, contexts)
+}
+
+/// The answer that gives an open to its client.
+pub(crate) fn respond(
+    open: &Open,
+    stat: Stat,
+    create_action: CreateAction,
+    cached: Cached,
+    mut contexts: Vec<ResponseContext<'_>>,
+) -> Step {
+    contexts.extend(cached.lease.map(ResponseContext::Lease));
+    let stat = open.file.told(stat);
     let response = Response {
-        oplock_level: OplockLevel::NONE,
+        oplock_level: cached.level,
         flags: ResponseFlags::empty(),
         create_action,
         creation_time: FileTime(stat.times.creation),

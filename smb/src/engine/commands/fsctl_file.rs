@@ -155,11 +155,22 @@ fn zero(open: Arc<Open>, input: &[u8]) -> Result<Step, NtStatus> {
         return Err(NtStatus::FILE_LOCK_CONFLICT);
     }
     let op = FsOpKind::ZeroRange { handle: open.handle.clone(), offset, length };
-    Ok(done_after(FsctlCode::SET_ZERO_DATA, open, op))
+    Ok(done_after_change(FsctlCode::SET_ZERO_DATA, open, op))
 }
 
 fn done_after(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(op, Box::new(move |_, result| result.map_or_else(Step::Fail, |_| empty(code, open.id))))
+}
+
+/// As that, for what changes the contents.
+fn done_after_change(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
+    Step::Fs(
+        op,
+        Box::new(move |ctx, result| {
+            open.file.data_changed(open.id, ctx.server);
+            result.map_or_else(Step::Fail, |_| empty(code, open.id))
+        }),
+    )
 }
 
 /// [MS-FSA] 2.1.5.10.22
@@ -250,5 +261,5 @@ fn duplicate_extents(ctx: &mut Ctx<'_>, open: Arc<Open>, input: &[u8]) -> Result
         target_offset: to,
         length,
     };
-    Ok(done_after(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, open, op))
+    Ok(done_after_change(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, open, op))
 }

@@ -1,7 +1,6 @@
 //! LOCK ([MS-SMB2] 3.3.5.14, [MS-FSA] 2.1.5.8, 2.1.5.9).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::engine::locks::LockRange;
 use crate::engine::open::Open;
@@ -34,6 +33,8 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     {
         return done();
     }
+    // [MS-FSA] 2.1.5.8, 2.1.5.9: what is locked is not read from a cache.
+    open.file.data_changed(open.id, ctx.server);
     if first.flags.contains(LockFlags::UNLOCK) {
         match unlock(ctx, &open, &request.locks) {
             Ok(()) => granted(&open, sequence),
@@ -145,7 +146,10 @@ fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<S
                 open.file.stop_waiting(token, ctx.server);
                 Step::Fail(NtStatus::CANCELLED)
             }
-            Wake::Ready if !open.closing.load(Ordering::Acquire) => wait(ctx, open, range, sequence),
+            // An open that waits for its client, or that the client has again, takes nothing for a session of before.
+            Wake::Ready if !open.is_closing() && open.session_id() == ctx.session().id => {
+                wait(ctx, open, range, sequence)
+            }
             // [MS-FSA] 2.1.5.5: closing an open ends its waiting requests so.
             Wake::Ready | Wake::Closed => {
                 open.file.stop_waiting(token, ctx.server);

@@ -3,14 +3,16 @@
 mod change_notify;
 pub(crate) mod close;
 mod copychunk;
-mod create;
+pub(crate) mod create;
 mod echo;
 mod flush;
 mod fsctl_file;
+mod handles;
 mod ioctl;
 mod lock;
 mod logoff;
 pub(crate) mod negotiate;
+mod oplock_break;
 mod query_directory;
 mod query_info;
 mod read;
@@ -46,8 +48,7 @@ pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
         Command::CHANGE_NOTIFY => change_notify::handle(ctx),
         Command::QUERY_INFO => query_info::handle(ctx),
         Command::SET_INFO => set_info::handle(ctx),
-        // [MS-SMB2] 3.3.5.22: none is ever granted, so none is being broken.
-        Command::OPLOCK_BREAK => Step::Fail(NtStatus::INVALID_OPLOCK_PROTOCOL),
+        Command::OPLOCK_BREAK => oplock_break::handle(ctx),
         // [MS-SMB2] 3.3.5.2.6
         _ => Step::Fail(NtStatus::INVALID_PARAMETER),
     }

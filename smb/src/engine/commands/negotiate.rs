@@ -67,6 +67,10 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
     let mut capabilities = Capabilities::empty();
     if dialect != Dialect::SMB2_0_2 {
         capabilities.insert(Capabilities::LARGE_MTU);
+        // [MS-SMB2] 3.3.5.4
+        if config.caching {
+            capabilities.insert(Capabilities::LEASING);
+        }
     }
     // [MS-SMB2] 3.3.5.4: for the dialects of SMB 3.x, where the client does it too.
     if !matches!(dialect, Dialect::SMB2_0_2 | Dialect::SMB2_1)

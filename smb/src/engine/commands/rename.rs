@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::handles::{self, Whose};
 use super::set_info::done;
 use crate::engine::names;
 use crate::engine::open::Open;
@@ -30,7 +31,7 @@ impl Target {
 }
 
 /// Gives a file another name.
-pub(super) fn rename(_: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
     if !AccessMask(open.access).contains(AccessMask::DELETE) || open.volume.read_only {
         return Err(NtStatus::ACCESS_DENIED);
     }
@@ -44,13 +45,20 @@ pub(super) fn rename(_: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Resul
     if from == target.path {
         return Ok(done());
     }
+    // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
+    let whose = if open.directory { Whose::Below(from.clone()) } else { Whose::Others };
+    let moved = Arc::clone(open);
+    let next = Box::new(move |_: &mut Ctx<'_>| begin(moved, from, target));
+    Ok(handles::once_closed(ctx, Arc::clone(open), whose, next))
+}
+
+fn begin(open: Arc<Open>, from: RelPath, target: Target) -> Step {
     // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
     if open.directory && open.volume.files().any_open_below(&from) {
-        return Err(NtStatus::ACCESS_DENIED);
+        return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.parent() };
-    let open = Arc::clone(open);
-    Ok(Step::Fs(parent, Box::new(move |_, result| with_parent(open, from, target, result))))
+    Step::Fs(parent, Box::new(move |_, result| with_parent(open, from, target, result)))
 }
 
 /// The target's directory is known: those who have it open must share it with someone who adds a file.
@@ -72,9 +80,20 @@ fn with_parent(open: Arc<Open>, from: RelPath, target: Target, result: FsResult)
     let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
     Step::Fs(
         existing,
-        Box::new(move |_, result| match may_replace(&open, result) {
-            Ok(()) => carry_out(open, from, target),
-            Err(status) => Step::Fail(status),
+        Box::new(move |ctx, result| {
+            let replaced = match &result {
+                Ok(FsReply::Stat(stat)) => open.volume.files().find(stat.key),
+                _ => None,
+            };
+            let moved = Arc::clone(&open);
+            let next = move |_: &mut Ctx<'_>| match may_replace(&moved, result) {
+                Ok(()) => carry_out(moved, from, target),
+                Err(status) => Step::Fail(status),
+            };
+            match replaced {
+                Some(file) => handles::once_closed(ctx, open, Whose::Of(file), Box::new(next)),
+                None => next(ctx),
+            }
         }),
     )
 }

@@ -178,7 +178,7 @@ pub(super) fn authenticate(
                 if let Some(channel) = ctx.core.channels.get(&id) {
                     ctx.request.signing = Some(channel.signing.clone());
                 }
-                ctx.core.end_session(ctx.server, id);
+                ctx.core.end_session(ctx.server, ctx.now, id);
             }
             let (username, reason) = (claimed.into_inner(), error.to_string());
             ctx.core.events.push_back(Event::AuthenticationFailed { username, reason });
@@ -193,7 +193,7 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
     };
     // A session never changes hands: another user's proof ends it.
     if !channel.session.username.eq_ignore_ascii_case(&done.who.user) {
-        ctx.core.end_session(ctx.server, id);
+        ctx.core.end_session(ctx.server, ctx.now, id);
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     channel.session.reauthenticated(ctx.core.id);
@@ -302,9 +302,5 @@ fn replace_previous(ctx: &mut Ctx<'_>, previous: u64, session: &Session) {
     if !same_user {
         return;
     }
-    if ctx.core.channels.contains_key(&previous) {
-        ctx.core.end_session(ctx.server, previous);
-    } else {
-        ctx.server.close_session(previous);
-    }
+    ctx.core.replace_session(ctx.server, ctx.now, previous);
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::create::ATTRIBUTES_SETTABLE;
+use super::handles::{self, Whose};
 use super::query_info::{descriptor, security_information};
 use super::read::OFFSET_END;
 use super::rename::{self, Target};
@@ -64,6 +65,18 @@ fn done_after(op: FsOpKind) -> Step {
     Step::Fs(op, Box::new(|_, result| result.map_or_else(Step::Fail, |_| done())))
 }
 
+/// As that, for what changes the contents.
+fn done_after_change(open: &Arc<Open>, op: FsOpKind) -> Step {
+    let open = Arc::clone(open);
+    Step::Fs(
+        op,
+        Box::new(move |ctx, result| {
+            open.file.data_changed(open.id, ctx.server);
+            result.map_or_else(Step::Fail, |_| done())
+        }),
+    )
+}
+
 /// A structure that is shorter than it must be is the client's mistake in length ([MS-SMB2] 3.3.5.21.1).
 fn parsed<T>(result: Result<T, Malformed>) -> Result<T, NtStatus> {
     result.map_err(|e| match e.fault {
@@ -83,16 +96,16 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         Class::FILE_END_OF_FILE_INFORMATION => {
             let size = parsed(FileEndOfFileInformation::parse(buffer))?.end_of_file;
             check_size(open, size)?;
-            Ok(done_after(FsOpKind::SetEndOfFile { handle: open.handle.clone(), size }))
+            Ok(done_after_change(open, FsOpKind::SetEndOfFile { handle: open.handle.clone(), size }))
         }
         Class::FILE_ALLOCATION_INFORMATION => {
             let size = parsed(FileAllocationInformation::parse(buffer))?.allocation_size;
             check_size(open, size)?;
-            Ok(done_after(FsOpKind::SetAllocation { handle: open.handle.clone(), size }))
+            Ok(done_after_change(open, FsOpKind::SetAllocation { handle: open.handle.clone(), size }))
         }
         Class::FILE_DISPOSITION_INFORMATION => {
             let delete = parsed(FileDispositionInformation::parse(buffer))?.delete_pending;
-            disposition(open, delete, false)
+            disposition(ctx, open, delete, false)
         }
         Class::FILE_DISPOSITION_INFORMATION_EX => {
             let flags = parsed(FileDispositionInformationEx::parse(buffer))?.flags;
@@ -101,7 +114,7 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
                 return Err(NtStatus::NOT_SUPPORTED);
             }
             let ignore_readonly = flags.contains(DispositionFlags::IGNORE_READONLY_ATTRIBUTE);
-            disposition(open, flags.contains(DispositionFlags::DELETE), ignore_readonly)
+            disposition(ctx, open, flags.contains(DispositionFlags::DELETE), ignore_readonly)
         }
         Class::FILE_RENAME_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
@@ -227,7 +240,12 @@ fn check_size(open: &Open, size: u64) -> Result<(), NtStatus> {
 }
 
 /// [MS-FSA] 2.1.5.15.3
-fn disposition(open: &Arc<Open>, delete: bool, ignore_readonly: bool) -> Result<Step, NtStatus> {
+fn disposition(
+    ctx: &mut Ctx<'_>,
+    open: &Arc<Open>,
+    delete: bool,
+    ignore_readonly: bool,
+) -> Result<Step, NtStatus> {
     needs(open, AccessMask::DELETE)?;
     if !delete {
         open.file.set_delete_pending(false);
@@ -236,13 +254,18 @@ fn disposition(open: &Arc<Open>, delete: bool, ignore_readonly: bool) -> Result<
     if open.state().path.is_root() {
         return Err(NtStatus::CANNOT_DELETE);
     }
+    let to_go = Arc::clone(open);
+    let next = Box::new(move |_: &mut Ctx<'_>| delete_later(to_go, ignore_readonly));
+    Ok(handles::once_closed(ctx, Arc::clone(open), Whose::Others, next))
+}
+
+fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
     let op = if open.directory {
         FsOpKind::CheckEmpty { handle: open.handle.clone() }
     } else {
         FsOpKind::Stat { handle: open.handle.clone() }
     };
-    let open = Arc::clone(open);
-    Ok(Step::Fs(
+    Step::Fs(
         op,
         Box::new(move |_, result| match result {
             Ok(FsReply::Stat(stat))
@@ -256,7 +279,7 @@ fn disposition(open: &Arc<Open>, delete: bool, ignore_readonly: bool) -> Result<
             }
             Err(status) => Step::Fail(status),
         }),
-    ))
+    )
 }
 
 /// Every file has the same descriptor. To set it is allowed, to set another one is not (docs/spec-exceptions.md).

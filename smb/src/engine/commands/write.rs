@@ -72,8 +72,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             }
             Some(source) => FsOpKind::WriteRemote { handle, offset, source, length, write_through },
         },
-        Box::new(move |_, result| match result {
+        Box::new(move |ctx, result| match result {
             Ok(FsReply::Written(count)) => {
+                open.file.data_changed(open.id, ctx.server);
                 open.position.store(offset + u64::from(count), Ordering::Relaxed);
                 Step::Reply(Reply::ok(body(count)))
             }

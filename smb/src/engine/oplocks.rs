@@ -1,0 +1,661 @@
+//! What clients may cache of a file: oplocks and leases ([MS-SMB2] 3.3.1.12, 3.3.5.9.8, 3.3.5.9.11; [MS-FSA] 2.1.5.18).
+//!
+//! Both are [`Holder`]s: an oplock is one that belongs to one open and knows three states (level II is R, exclusive RW, batch
+//! RWH), a lease belongs to all opens that name its key. Where the specifications leave room, this follows what smbtorture
+//! was written against.
+
+use std::sync::Arc;
+
+use super::files::Registered;
+use super::leases::LeaseId;
+use super::open::Open;
+use super::server::{BreakNotice, ConnectionId, Mail, Server};
+use super::step::Ctx;
+use crate::ids::FileId;
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::create::OplockLevel;
+use crate::wire::create_context::{Lease, LeaseFlags, LeaseState, LeaseV2};
+use crate::wire::oplock_break::{LeaseBreakFlags, LeaseBreakNotification, Notification, OplockBreak};
+use crate::wire::{AccessMask, Dialect, ShareAccess};
+
+pub(crate) const NONE: LeaseState = LeaseState::empty();
+const R: LeaseState = LeaseState::READ_CACHING;
+const H: LeaseState = LeaseState::HANDLE_CACHING;
+const W: LeaseState = LeaseState::WRITE_CACHING;
+const RH: LeaseState = R.union(H);
+const RW: LeaseState = R.union(W);
+const RWH: LeaseState = RW.union(H);
+
+/// Rights of an open that looks at attributes only: it breaks nothing.
+const STAT_ONLY: AccessMask =
+    AccessMask::SYNCHRONIZE.union(AccessMask::FILE_READ_ATTRIBUTES).union(AccessMask::FILE_WRITE_ATTRIBUTES);
+/// As that, for leases, which are not about the descriptor either.
+const LEASE_STAT_ONLY: AccessMask = STAT_ONLY.union(AccessMask::READ_CONTROL);
+
+/// In units of a FILETIME.
+const SECOND: u64 = 10_000_000;
+
+/// What a CREATE asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Ask {
+    #[default]
+    Nothing,
+    Oplock(LeaseState),
+    Lease {
+        client: [u8; 16],
+        lease: Lease,
+    },
+}
+
+impl Ask {
+    /// RequestedOplockLevel of an oplock.
+    pub(crate) fn oplock(level: OplockLevel) -> Self {
+        match level {
+            OplockLevel::II => Self::Oplock(R),
+            OplockLevel::EXCLUSIVE => Self::Oplock(RW),
+            OplockLevel::BATCH => Self::Oplock(RWH),
+            _ => Self::Nothing,
+        }
+    }
+
+    pub(super) fn lease_id(&self) -> Option<LeaseId> {
+        match self {
+            Self::Lease { client, lease } => Some(LeaseId { client: *client, key: lease.lease_key }),
+            _ => None,
+        }
+    }
+
+    fn state(&self) -> LeaseState {
+        match self {
+            Self::Nothing => NONE,
+            Self::Oplock(state) => *state,
+            Self::Lease { lease, .. } => lease.lease_state,
+        }
+    }
+}
+
+impl Ctx<'_> {
+    /// What a lease context asks for, where the client may have leases of that version.
+    pub(crate) fn lease(&self, lease: &Lease) -> Ask {
+        let Some(negotiated) = &self.core.negotiated else { return Ask::Nothing };
+        let known = match lease.v2 {
+            Some(_) => self.core.is_smb3(),
+            None => negotiated.dialect != Dialect::SMB2_0_2,
+        };
+        // A key of zeros names no lease.
+        if !known || lease.lease_key == [0; 16] {
+            return Ask::Nothing;
+        }
+        Ask::Lease { client: negotiated.client_guid, lease: *lease }
+    }
+}
+
+/// An opener of a file, as its holders see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opener {
+    /// Open.GrantedAccess, with that of overwriting.
+    pub(crate) access: AccessMask,
+    /// The contents will be replaced.
+    pub(crate) overwrites: bool,
+    /// FILE_DELETE_ON_CLOSE.
+    pub(crate) deletes: bool,
+    /// The file was there before.
+    pub(crate) existed: bool,
+    /// It has not waited yet.
+    pub(crate) first: bool,
+    pub(crate) ask: Ask,
+}
+
+/// Whether an open with these rights does without oplocks.
+fn is_stat_only(access: AccessMask) -> bool {
+    access.intersects(STAT_ONLY) && access.without(STAT_ONLY).is_empty()
+}
+
+/// Whether an open with these rights leaves leases alone.
+fn is_lease_stat_only(access: AccessMask) -> bool {
+    access.intersects(LEASE_STAT_ONLY) && access.without(LEASE_STAT_ONLY).is_empty()
+}
+
+/// What a CREATE response tells of caching.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cached {
+    pub(crate) level: OplockLevel,
+    pub(crate) lease: Option<Lease>,
+}
+
+impl Cached {
+    pub(crate) const NOTHING: Self = Self { level: OplockLevel::NONE, lease: None };
+}
+
+/// A request that waits until a break has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) connection: ConnectionId,
+    pub(crate) token: u64,
+}
+
+/// Everything that clients may cache of one file.
+#[derive(Default)]
+pub(super) struct Caching {
+    holders: Vec<Holder>,
+    waiters: Vec<Waiter>,
+}
+
+struct Holder {
+    kind: Kind,
+    /// What may be cached; while it is being broken, what could be before.
+    state: LeaseState,
+    breaking: Option<Breaking>,
+    opens: Vec<FileId>,
+}
+
+enum Kind {
+    Oplock,
+    Lease(Leased),
+}
+
+struct Leased {
+    id: LeaseId,
+    /// There if it is of version 2.
+    v2: Option<LeaseV2>,
+    flags: LeaseFlags,
+}
+
+/// A break that must be acknowledged ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+struct Breaking {
+    /// What the client was asked to go down to; it may go lower.
+    requested: LeaseState,
+    /// What it has to come to in the end.
+    required: LeaseState,
+    notification: Notification,
+    /// Channels that the notification went out on.
+    tried: Vec<ConnectionId>,
+    /// When it was first seen by the clock, and when it was sent last.
+    since: Option<u64>,
+    sent: Option<u64>,
+}
+
+impl Kind {
+    fn lease_id(&self) -> Option<LeaseId> {
+        match self {
+            Self::Oplock => None,
+            Self::Lease(leased) => Some(leased.id),
+        }
+    }
+
+    fn is_oplock(&self) -> bool {
+        matches!(self, Self::Oplock)
+    }
+}
+
+impl Holder {
+    /// Whether an opener leaves this holder alone, whatever it holds.
+    fn is_spared_by(&self, opener: &Opener) -> bool {
+        let id = self.kind.lease_id();
+        id.is_some() && (id == opener.ask.lease_id() || is_lease_stat_only(opener.access))
+            || is_stat_only(opener.access)
+    }
+
+    /// What is left to this holder by an opener who takes something from it.
+    fn left_by(&self, opener: &Opener, violation: bool) -> Option<LeaseState> {
+        if self.is_spared_by(opener) {
+            return None;
+        }
+        let mut rest = self.state.without(opener.takes(violation));
+        if opener.overwrites && !violation {
+            rest = NONE;
+        }
+        if self.state == rest {
+            return None;
+        }
+        // Oplocks know no other states to go to.
+        Some(if self.kind.is_oplock() { rest & R } else { rest })
+    }
+
+    /// Starts or deepens a break. The caller holds the file's lock.
+    fn break_to(&mut self, to: LeaseState, opens: &[Registered], server: &Server) {
+        let to = to & self.state;
+        if let Some(breaking) = &mut self.breaking {
+            // The client is told when it has acknowledged what it was asked for before.
+            if !self.kind.is_oplock() {
+                breaking.required = breaking.required & to;
+            }
+            return;
+        }
+        if self.state == to {
+            return;
+        }
+        let from = self.state;
+        if let Kind::Lease(Leased { v2: Some(v2), .. }) = &mut self.kind {
+            v2.epoch = v2.epoch.wrapping_add(1);
+        }
+        if from == R {
+            // Nothing was promised that would have to be given back first.
+            self.state = NONE;
+            let notification = self.notification(from, to, false);
+            let (sessions, mut tried) = (self.sessions(opens), Vec::new());
+            send(server, &sessions, &mut tried, notification);
+            return;
+        }
+        self.begin(from, to, to, opens, server);
+    }
+
+    fn begin(
+        &mut self,
+        from: LeaseState,
+        requested: LeaseState,
+        required: LeaseState,
+        opens: &[Registered],
+        server: &Server,
+    ) {
+        let notification = self.notification(from, requested, true);
+        let mut tried = Vec::new();
+        if send(server, &self.sessions(opens), &mut tried, notification) {
+            self.breaking =
+                Some(Breaking { requested, required, notification, tried, since: None, sent: None });
+        } else {
+            // Nobody is there who could be asked, or would go on using it.
+            self.state = required;
+        }
+    }
+
+    fn notification(&self, from: LeaseState, to: LeaseState, acknowledged: bool) -> Notification {
+        match &self.kind {
+            Kind::Oplock => Notification::Oplock(OplockBreak {
+                oplock_level: if to.contains(R) { OplockLevel::II } else { OplockLevel::NONE },
+                file_id: self.opens.first().copied().unwrap_or(FileId { persistent: 0, volatile: 0 }),
+            }),
+            Kind::Lease(leased) => Notification::Lease(LeaseBreakNotification {
+                new_epoch: leased.v2.map_or(0, |v2| v2.epoch),
+                flags: if acknowledged { LeaseBreakFlags::ACK_REQUIRED } else { LeaseBreakFlags::empty() },
+                lease_key: leased.id.key,
+                current_lease_state: from,
+                new_lease_state: to,
+                break_reason: 0,
+                access_mask_hint: AccessMask::empty(),
+                share_mask_hint: ShareAccess::empty(),
+            }),
+        }
+    }
+
+    /// The sessions of its opens, on whose channels it can be told of a break.
+    fn sessions(&self, opens: &[Registered]) -> Vec<u64> {
+        let mut sessions: Vec<u64> =
+            opens.iter().filter(|o| self.opens.contains(&o.id)).filter_map(Registered::session).collect();
+        sessions.dedup();
+        sessions
+    }
+
+    fn cached(&self) -> Cached {
+        match &self.kind {
+            Kind::Oplock => Cached { level: level(self.state), lease: None },
+            Kind::Lease(leased) => {
+                let mut lease_flags = leased.flags;
+                if self.breaking.is_some() {
+                    lease_flags.insert(LeaseFlags::BREAK_IN_PROGRESS);
+                }
+                let lease =
+                    Lease { lease_key: leased.id.key, lease_state: self.state, lease_flags, v2: leased.v2 };
+                Cached { level: OplockLevel::LEASE, lease: Some(lease) }
+            }
+        }
+    }
+
+    /// No client is left that could be told of a break.
+    fn is_disconnected(&self, opens: &[Registered]) -> bool {
+        opens.iter().filter(|o| self.opens.contains(&o.id)).all(Registered::is_disconnected)
+    }
+}
+
+fn level(state: LeaseState) -> OplockLevel {
+    if state.contains(RWH) {
+        OplockLevel::BATCH
+    } else if state.contains(RW) {
+        OplockLevel::EXCLUSIVE
+    } else if state.contains(R) {
+        OplockLevel::II
+    } else {
+        OplockLevel::NONE
+    }
+}
+
+impl Opener {
+    /// What an opener takes from those who have the file open: handles, where they keep it out and may be there for the
+    /// cache alone, and the right to write later.
+    fn takes(&self, violation: bool) -> LeaseState {
+        match (violation, self.deletes) {
+            (true, _) => H,
+            // [MS-FSA] 2.1.5.1.2: the name is to go when this open does.
+            (false, true) => W | H,
+            (false, false) => W,
+        }
+    }
+}
+
+/// Sends a notification on the first channel of these sessions that was not tried. False where there is none.
+pub(super) fn send(
+    server: &Server,
+    sessions: &[u64],
+    tried: &mut Vec<ConnectionId>,
+    notification: Notification,
+) -> bool {
+    for &session_id in sessions {
+        let Some(session) = server.sessions().get(&session_id).cloned() else { continue };
+        let Some(connection) = session.connections().into_iter().find(|c| !tried.contains(c)) else {
+            continue;
+        };
+        tried.push(connection);
+        let notice =
+            BreakNotice { session_id, sessions: sessions.to_vec(), tried: tried.clone(), notification };
+        server.post(connection, Mail::Break(notice));
+        return true;
+    }
+    false
+}
+
+impl Caching {
+    /// Whether a write would have somebody drop what he has read.
+    pub(super) fn is_breakable(&self) -> bool {
+        self.holders.iter().any(|h| h.state.intersects(R) && !h.state.contains(W))
+    }
+
+    /// Whether a break waits for its acknowledgment.
+    pub(super) fn is_breaking(&self) -> bool {
+        self.holders.iter().any(|h| h.breaking.is_some())
+    }
+
+    fn of(&self, open: FileId) -> Option<&Holder> {
+        self.holders.iter().find(|h| h.opens.contains(&open))
+    }
+
+    pub(super) fn cached(&self, open: FileId) -> Cached {
+        self.of(open).map_or(Cached::NOTHING, Holder::cached)
+    }
+
+    pub(super) fn keeps_handle(&self, open: FileId) -> bool {
+        self.of(open).is_some_and(|h| h.state.contains(H) && h.breaking.is_none())
+    }
+
+    /// Disconnected opens that keep an opener out by what they may cache: nobody is there who could let it in.
+    pub(super) fn displaced(&self, opener: &Opener, violation: bool, opens: &[Registered]) -> Vec<Arc<Open>> {
+        let in_the_way = |h: &&Holder| h.is_disconnected(opens) && h.left_by(opener, violation).is_some();
+        let ids: Vec<FileId> =
+            self.holders.iter().filter(in_the_way).flat_map(|h| h.opens.iter().copied()).collect();
+        opens.iter().filter(|o| ids.contains(&o.id)).filter_map(Registered::open).collect()
+    }
+
+    /// Breaks what stands in an opener's way ([MS-FSA] 2.1.4.12). True where it has to wait for that.
+    pub(super) fn contend(
+        &mut self,
+        opener: &Opener,
+        violation: bool,
+        opens: &[Registered],
+        server: &Server,
+    ) -> bool {
+        let takes = opener.takes(violation);
+        let mut waits = false;
+        for holder in &mut self.holders {
+            let was_breaking = holder.breaking.is_some();
+            let Some(rest) = holder.left_by(opener, violation) else {
+                waits |= was_breaking && !holder.kind.is_oplock() && !holder.is_spared_by(opener);
+                continue;
+            };
+            holder.break_to(rest, opens, server);
+            waits |= holder.breaking.is_some()
+                && (holder.state.intersects(takes) || was_breaking && !opener.first);
+        }
+        self.forget_empty_oplocks();
+        waits
+    }
+
+    /// What an opener that disturbs nobody may cache.
+    pub(super) fn grantable(&self, opener: &Opener, opens: &[Registered], locked: bool) -> LeaseState {
+        let is_lease = matches!(opener.ask, Ask::Lease { .. });
+        let mut granted = opener.ask.state() & RWH;
+        // Who looks at the attributes of a file that is there gets no oplock.
+        if !is_lease && opener.existed && is_stat_only(opener.access) {
+            return NONE;
+        }
+        // [MS-SMB2] 3.3.5.9.8, [MS-FSA] 2.1.5.18: combinations that exist.
+        if !granted.contains(R) {
+            return NONE;
+        }
+        // What is locked has to be read where the locks are.
+        if locked && !opener.overwrites {
+            return NONE;
+        }
+        let own = opener.ask.lease_id();
+        let others = |o: &&Registered| {
+            let holder = self.of(o.id);
+            let same = own.is_some() && holder.and_then(|h| h.kind.lease_id()) == own;
+            !same && (holder.is_some() || !is_stat_only(o.access))
+        };
+        if opens.iter().any(|o| others(&o)) {
+            granted.remove(W);
+        }
+        if is_lease {
+            if self.holders.iter().any(|h| h.kind.is_oplock()) {
+                granted.remove(H);
+            }
+        } else {
+            if self.holders.iter().any(|h| h.state.contains(H)) {
+                return NONE;
+            }
+            if granted == RH {
+                granted = R;
+            }
+        }
+        granted
+    }
+
+    /// Notes what an open was granted; of a lease that exists, no more than an upgrade ([MS-SMB2] 3.3.5.9.8).
+    pub(super) fn grant(&mut self, open: FileId, ask: &Ask, granted: LeaseState) {
+        let Ask::Lease { client, lease } = ask else {
+            if granted != NONE {
+                let holder = Holder { kind: Kind::Oplock, state: granted, breaking: None, opens: vec![open] };
+                self.holders.push(holder);
+            }
+            return;
+        };
+        let id = LeaseId { client: *client, key: lease.lease_key };
+        if let Some(held) = self.holders.iter_mut().find(|h| h.kind.lease_id() == Some(id)) {
+            held.opens.push(open);
+            let upgrade = lease.lease_state.contains(held.state)
+                && granted == lease.lease_state
+                && granted != held.state
+                && held.breaking.is_none();
+            if upgrade {
+                held.state = granted;
+                if let Kind::Lease(Leased { v2: Some(v2), .. }) = &mut held.kind {
+                    v2.epoch = v2.epoch.wrapping_add(1);
+                }
+            }
+            return;
+        }
+        let flags = match lease.v2 {
+            Some(_) => lease.lease_flags & LeaseFlags::PARENT_LEASE_KEY_SET,
+            None => LeaseFlags::empty(),
+        };
+        let v2 = lease.v2.map(|v2| LeaseV2 {
+            parent_lease_key: if flags.is_empty() { [0; 16] } else { v2.parent_lease_key },
+            epoch: v2.epoch.wrapping_add(u16::from(granted != NONE)),
+        });
+        let kind = Kind::Lease(Leased { id, v2, flags });
+        self.holders.push(Holder { kind, state: granted, breaking: None, opens: vec![open] });
+    }
+
+    /// The contents change under `open`: what others have read of them is not to be used any more. Nobody waits for that.
+    pub(super) fn data_changes(&mut self, open: FileId, opens: &[Registered], server: &Server) {
+        let own = self.of(open);
+        // Who may write later is alone.
+        if own.is_some_and(|h| h.state.contains(W)) {
+            return;
+        }
+        let own = own.and_then(|h| h.kind.lease_id());
+        for holder in &mut self.holders {
+            let is_own = own.is_some() && holder.kind.lease_id() == own;
+            if !is_own && holder.state.intersects(R) {
+                holder.break_to(NONE, opens, server);
+            }
+        }
+        self.forget_empty_oplocks();
+    }
+
+    /// The name changes or goes: handles that others keep for the cache alone are to be closed. True where somebody has to.
+    pub(super) fn break_handles(
+        &mut self,
+        except: Option<FileId>,
+        opens: &[Registered],
+        server: &Server,
+    ) -> bool {
+        let own = except.and_then(|open| self.of(open)).and_then(|h| h.kind.lease_id());
+        let mut waits = false;
+        for holder in &mut self.holders {
+            let is_own = own.is_some() && holder.kind.lease_id() == own
+                || except.is_some_and(|open| holder.kind.is_oplock() && holder.opens.contains(&open));
+            // A batch oplock is not broken by a rename: it has no state without its handle but level II.
+            if is_own || holder.kind.is_oplock() || !holder.state.contains(H) {
+                continue;
+            }
+            let rest = holder.state.without(H);
+            holder.break_to(rest, opens, server);
+            waits |= holder.breaking.is_some();
+        }
+        waits
+    }
+
+    pub(super) fn wait(&mut self, waiter: Waiter) {
+        if !self.waiters.contains(&waiter) {
+            self.waiters.push(waiter);
+        }
+    }
+
+    pub(super) fn stop_waiting(&mut self, token: u64) {
+        self.waiters.retain(|w| w.token != token);
+    }
+
+    /// Something has changed that requests may wait for.
+    pub(super) fn wake(&mut self, server: &Server) {
+        for waiter in self.waiters.drain(..) {
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+
+    /// An open has ended, and with its last open what it held.
+    pub(super) fn closed(&mut self, open: FileId, server: &Server) {
+        for holder in &mut self.holders {
+            holder.opens.retain(|o| *o != open);
+        }
+        self.holders.retain(|h| {
+            if let (true, Some(id)) = (h.opens.is_empty(), h.kind.lease_id()) {
+                server.leases.release(id);
+            }
+            !h.opens.is_empty()
+        });
+        self.wake(server);
+    }
+
+    /// [MS-SMB2] 3.3.5.22.1: what the oplock is from now on.
+    pub(super) fn acknowledge_oplock(
+        &mut self,
+        open: FileId,
+        level: OplockLevel,
+        server: &Server,
+    ) -> Result<OplockLevel, NtStatus> {
+        let holder = self.holders.iter_mut().find(|h| h.kind.is_oplock() && h.opens.contains(&open));
+        let breaking = holder.and_then(|h| h.breaking.take().map(|b| (h, b)));
+        let Some((holder, breaking)) = breaking else {
+            return Err(match level {
+                OplockLevel::LEASE => NtStatus::INVALID_PARAMETER,
+                _ => NtStatus::INVALID_OPLOCK_PROTOCOL,
+            });
+        };
+        let (state, answer) = match level {
+            OplockLevel::II if breaking.requested.contains(R) => (R, Ok(OplockLevel::II)),
+            OplockLevel::II | OplockLevel::NONE => (NONE, Ok(OplockLevel::NONE)),
+            OplockLevel::LEASE => (NONE, Err(NtStatus::INVALID_PARAMETER)),
+            _ => (NONE, Err(NtStatus::INVALID_OPLOCK_PROTOCOL)),
+        };
+        holder.state = state;
+        self.forget_empty_oplocks();
+        self.wake(server);
+        answer
+    }
+
+    /// [MS-SMB2] 3.3.5.22.2. A client that was to give up more meanwhile is asked for the rest, as Windows does, in steps.
+    ///
+    /// # Errors
+    /// `STATUS_OBJECT_NAME_NOT_FOUND` for no lease of the file, `STATUS_UNSUCCESSFUL` where it is not being broken,
+    /// `STATUS_REQUEST_NOT_ACCEPTED` for more than it was asked to keep.
+    pub(super) fn acknowledge_lease(
+        &mut self,
+        id: LeaseId,
+        state: LeaseState,
+        opens: &[Registered],
+        server: &Server,
+    ) -> Result<(), NtStatus> {
+        let held = self.holders.iter_mut().find(|h| h.kind.lease_id() == Some(id));
+        let holder = held.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+        let breaking = holder.breaking.as_ref().ok_or(NtStatus::UNSUCCESSFUL)?;
+        if !breaking.requested.contains(state) {
+            return Err(NtStatus::REQUEST_NOT_ACCEPTED);
+        }
+        let required = breaking.required;
+        holder.breaking = None;
+        holder.state = state;
+        if !required.contains(state) {
+            if state.intersects(W | H) {
+                holder.begin(state, required | R, required, opens, server);
+            } else {
+                holder.state = NONE;
+                let notification = holder.notification(state, required, false);
+                send(server, &holder.sessions(opens), &mut Vec::new(), notification);
+            }
+        }
+        self.wake(server);
+        Ok(())
+    }
+
+    /// Time has passed: who was asked on a channel that has not brought an answer is asked on another one, and who does not
+    /// answer at all loses what he held. True while a break waits.
+    pub(super) fn tick(&mut self, now: u64, opens: &[Registered], server: &Server) -> bool {
+        let mut expired = false;
+        for holder in &mut self.holders {
+            let sessions = holder.sessions(opens);
+            let Some(breaking) = &mut holder.breaking else { continue };
+            let since = *breaking.since.get_or_insert(now);
+            let sent = *breaking.sent.get_or_insert(now);
+            if now.saturating_sub(since) >= limits::OPLOCK_BREAK_SECONDS_MAX * SECOND {
+                holder.breaking = None;
+                holder.state = NONE;
+                expired = true;
+            } else if now.saturating_sub(sent) >= limits::OPLOCK_BREAK_RESEND_SECONDS * SECOND {
+                send(server, &sessions, &mut breaking.tried, breaking.notification);
+                breaking.sent = Some(now);
+            }
+        }
+        if expired {
+            self.forget_empty_oplocks();
+            self.wake(server);
+        }
+        self.is_breaking()
+    }
+
+    /// [MS-SMB2] 3.3.4.6, 3.3.4.7: what was sent on a channel that is gone is sent on another one.
+    pub(super) fn channel_lost(&mut self, connection: ConnectionId, opens: &[Registered], server: &Server) {
+        for holder in &mut self.holders {
+            let sessions = holder.sessions(opens);
+            let Some(breaking) = &mut holder.breaking else { continue };
+            if breaking.tried.last() == Some(&connection) {
+                send(server, &sessions, &mut breaking.tried, breaking.notification);
+                breaking.sent = None;
+            }
+        }
+    }
+
+    /// An oplock without anything is none; a lease without anything still is one.
+    fn forget_empty_oplocks(&mut self) {
+        self.holders.retain(|h| !(h.kind.is_oplock() && h.state == NONE));
+    }
+}

@@ -1,0 +1,335 @@
+//! Opens that outlive their client's connections.
+
+use forebay_smb::fs::FsOpKind;
+use forebay_smb::ids::FileId;
+use forebay_smb::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_MAX};
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::{CreateAction, CreateDisposition, CreateOptions, OplockLevel};
+use forebay_smb::wire::create_context::{DurableFlags, RequestContext, ResponseContext};
+use forebay_smb::wire::{Command, Dialect, ShareAccess, create};
+
+use crate::calls::{
+    EXCLUSIVE, Lab, NEWEST, NOW_OR_NEVER, Open, UNLOCK, directory, file, lock, lock_waits, read, success,
+    write,
+};
+use crate::support::{Client, NOW};
+
+const MS: u64 = 10_000;
+const GUID: [u8; 16] = [0xc7; 16];
+const LOGOFF: [u8; 4] = [4, 0, 0, 0];
+
+/// What a test looks at in a CREATE's answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Made {
+    pub id: FileId,
+    pub action: CreateAction,
+    pub oplock: OplockLevel,
+    /// The timeout in milliseconds; 0 for version 1.
+    pub durable: Option<u32>,
+}
+
+pub fn make(client: &mut Client, open: &Open<'_>) -> Result<Made, NtStatus> {
+    let answer = client.call(Command::CREATE, &open.body()).unwrap();
+    success(&answer)?;
+    Ok(made(&answer.message))
+}
+
+pub fn made(message: &[u8]) -> Made {
+    let response = create::Response::parse(message).unwrap();
+    let durable = response.contexts.iter().find_map(|context| match context {
+        ResponseContext::DurableHandle => Some(0),
+        ResponseContext::DurableHandleV2 { timeout_ms, flags } => {
+            assert!(flags.is_empty(), "never persistent");
+            Some(*timeout_ms)
+        }
+        _ => None,
+    });
+    Made { id: response.file_id, action: response.create_action, oplock: response.oplock_level, durable }
+}
+
+pub fn wanted(timeout_ms: u32, create_guid: [u8; 16]) -> RequestContext<'static> {
+    RequestContext::DurableHandleRequestV2 { timeout_ms, flags: DurableFlags::PERSISTENT, create_guid }
+}
+
+fn claim(file_id: FileId, create_guid: [u8; 16]) -> Open<'static> {
+    let context =
+        RequestContext::DurableHandleReconnectV2 { file_id, create_guid, flags: DurableFlags::empty() };
+    // Nothing else in it counts.
+    file("no such file").options(CreateOptions(u32::MAX)).context(context)
+}
+
+fn durable(client: &mut Client, name: &str) -> FileId {
+    let made = make(client, &file(name).context(wanted(0, GUID))).unwrap();
+    assert_eq!(made.durable, Some(DURABLE_TIMEOUT_DEFAULT_MS));
+    made.id
+}
+
+fn back(lab: &mut Lab) -> Client {
+    lab.back("vol-user", "vol-secret", 0)
+}
+
+/// Has the lab's backend do what the server's clock asks for.
+fn tick(lab: &Lab, now: u64) -> Vec<bool> {
+    let mut backend = lab.memory.backend();
+    let mut unlinked = Vec::new();
+    for op in lab.server.handle_timeout(now) {
+        let FsOpKind::Close { unlink, .. } = op else { panic!("only ends") };
+        unlinked.push(unlink);
+        backend(op).map(drop).unwrap();
+    }
+    unlinked
+}
+
+#[test]
+fn a_client_that_comes_back_has_its_open_with_its_locks_again() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let open = file("f").share(ShareAccess::empty());
+    for (request, again, granted) in [
+        (wanted(0, GUID), None, Some(DURABLE_TIMEOUT_DEFAULT_MS)),
+        (RequestContext::DurableHandleRequest, Some(()), Some(0)),
+    ] {
+        let made = make(&mut a, &open.clone().context(request)).unwrap();
+        assert_eq!((made.oplock, made.durable), (OplockLevel::BATCH, granted));
+        write(&mut a, made.id, 0, b"data").unwrap();
+        lock(&mut a, made.id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+        lab.memory.take_log();
+        a.disconnect();
+        assert!(lab.memory.take_log().is_empty(), "nothing is closed");
+        let infos = lab.server.open_infos(Some("vol"));
+        assert_eq!((infos.len(), infos[0].session_id, infos[0].byte_range_locks), (1, 0, 1));
+        assert!(lab.server.next_timeout().is_some());
+        a = back(&mut lab);
+        let claim = match again {
+            None => claim(made.id, GUID),
+            Some(()) => file("").context(RequestContext::DurableHandleReconnect(made.id)),
+        };
+        let again = make(&mut a, &claim).unwrap();
+        let opened = Made { action: CreateAction::OPENED, durable: None, ..made.clone() };
+        assert_eq!(again, opened);
+        assert_eq!(read(&mut a, made.id, 0, 9).unwrap(), b"data");
+        lock(&mut a, made.id, &[(0, 1, UNLOCK)]).unwrap();
+        assert_eq!(lab.server.next_timeout(), None);
+        // And once more: it stays durable.
+        a.disconnect();
+        a = back(&mut lab);
+        make(&mut a, &claim).unwrap();
+        crate::calls::close(&mut a, made.id).unwrap();
+        assert!(lab.server.open_infos(None).is_empty());
+    }
+}
+
+#[test]
+fn nothing_is_durable_without_a_handle_that_is_cached() {
+    let mut lab = Lab::new();
+    let mut a = lab.client();
+    let made = make(&mut a, &file("f").context(wanted(0, GUID))).unwrap();
+    assert_eq!((made.oplock, made.durable), (OplockLevel::NONE, None));
+    a.disconnect();
+    assert!(lab.server.open_infos(None).is_empty() && lab.server.next_timeout().is_none());
+    let mut a = back(&mut lab);
+    assert_eq!(make(&mut a, &file("f").context(RequestContext::DurableHandleReconnect(made.id))), NOT_FOUND);
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    assert_eq!(make(&mut a, &directory("d").context(wanted(0, GUID))).unwrap().durable, None);
+    assert_eq!(make(&mut a, &file("plain")).unwrap().durable, None);
+    let mut old = lab.dialect(Dialect::SMB2_1);
+    assert_eq!(make(&mut old, &file("old").context(wanted(0, GUID))).unwrap().durable, None, "SMB 3.x alone");
+    let first = file("first").context(RequestContext::DurableHandleRequest);
+    assert_eq!(make(&mut old, &first).unwrap().durable, Some(0));
+    a.disconnect();
+    assert!(lab.server.open_infos(None).iter().all(|open| open.session_id != 0), "nothing of it is kept");
+}
+
+const NOT_FOUND: Result<Made, NtStatus> = Err(NtStatus::OBJECT_NAME_NOT_FOUND);
+
+#[test]
+fn only_its_user_gets_it_and_only_by_its_names() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f");
+    let mut b = back(&mut lab);
+    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "it is in use");
+    a.disconnect();
+    assert_eq!(make(&mut b, &claim(id, [0; 16])), NOT_FOUND);
+    let unknown = FileId { persistent: id.persistent + 1, ..id };
+    assert_eq!(make(&mut b, &claim(unknown, GUID)), NOT_FOUND);
+    let two = claim(id, GUID).context(RequestContext::DurableHandleReconnect(id));
+    assert_eq!(make(&mut b, &two), Err(NtStatus::INVALID_PARAMETER));
+    let mut other = lab.back("second-user", "second-secret", 0);
+    assert_eq!(make(&mut other, &claim(id, GUID)), Err(NtStatus::ACCESS_DENIED));
+    let half = FileId { volatile: 0, ..id };
+    assert_eq!(make(&mut b, &claim(half, GUID)).unwrap().id, id, "the persistent half counts");
+    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "one gets it");
+}
+
+#[test]
+fn it_is_kept_for_the_time_that_was_granted() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    for (asked, granted) in
+        [(1000, 1000), (u32::MAX, DURABLE_TIMEOUT_MS_MAX), (0, DURABLE_TIMEOUT_DEFAULT_MS)]
+    {
+        let made = make(&mut a, &file("f").context(wanted(asked, GUID))).unwrap();
+        assert_eq!(made.durable, Some(granted));
+        a.disconnect();
+        let until = NOW + u64::from(granted) * MS;
+        assert_eq!(lab.server.next_timeout(), Some(until));
+        assert!(tick(&lab, until - 1).is_empty());
+        assert_eq!(tick(&lab, until), [false]);
+        assert!(lab.server.open_infos(None).is_empty());
+        a = back(&mut lab);
+        assert_eq!(make(&mut a, &claim(made.id, GUID)), NOT_FOUND);
+    }
+    let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(1000, GUID));
+    make(&mut a, &doomed).unwrap();
+    a.disconnect();
+    assert!(lab.memory.contents("doomed").is_some());
+    assert_eq!(tick(&lab, NOW + 1000 * MS), [true]);
+    assert!(lab.memory.contents("doomed").is_none());
+}
+
+#[test]
+fn what_is_ended_on_purpose_is_not_kept() {
+    let mut lab = Lab::caching();
+    for case in 0..5 {
+        let mut a = lab.client();
+        durable(&mut a, "f");
+        match case {
+            0 => success(&a.call(Command::LOGOFF, &LOGOFF).unwrap()).unwrap(),
+            1 => success(&a.call(Command::TREE_DISCONNECT, &LOGOFF).unwrap()).unwrap(),
+            2 => {
+                lab.server.close_session(a.session_id);
+                for (_, mail) in lab.server.take_mail() {
+                    a.connection.deliver(NOW, mail).unwrap_err();
+                }
+            }
+            3 => {
+                // The connection is lost before it learns of that.
+                lab.server.close_session(a.session_id);
+            }
+            _ => lab.server.stop_keeping(),
+        }
+        a.disconnect();
+        assert!(lab.server.open_infos(None).is_empty(), "case {case}");
+        let _ = lab.server.take_mail();
+    }
+}
+
+#[test]
+fn what_is_kept_goes_with_its_volume_and_with_the_server() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    durable(&mut a, "f");
+    a.disconnect();
+    lab.server.remove_volume("vol", false).unwrap();
+    assert!(lab.server.open_infos(None).is_empty());
+    assert_eq!(tick(&lab, NOW), [false]);
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, GUID));
+    make(&mut a, &doomed).unwrap();
+    a.disconnect();
+    lab.server.stop_keeping();
+    assert_eq!(lab.server.next_timeout(), Some(0));
+    assert_eq!(tick(&lab, NOW), [true]);
+}
+
+#[test]
+fn a_client_that_is_back_before_its_loss_was_noticed_gets_it_too() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f");
+    make(&mut a, &file("not durable")).unwrap();
+    lab.memory.take_log();
+    let mut b = lab.back("vol-user", "vol-secret", a.session_id);
+    assert_eq!(lab.memory.take_log(), ["close"], "the other one");
+    assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
+    assert_eq!(read(&mut a, id, 0, 1), Err(NtStatus::USER_SESSION_DELETED));
+    for (_, mail) in lab.server.take_mail() {
+        a.connection.deliver(NOW, mail).unwrap();
+    }
+    a.disconnect();
+    write(&mut b, id, 0, b"x").unwrap();
+    assert_eq!(lab.server.open_infos(None).len(), 1);
+}
+
+#[test]
+fn one_of_two_channels_is_no_loss() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let mut b = lab.channel(&a);
+    let id = durable(&mut a, "f");
+    a.disconnect();
+    assert_eq!(lab.server.next_timeout(), None);
+    write(&mut b, id, 0, b"x").unwrap();
+    b.disconnect();
+    assert!(lab.server.next_timeout().is_some());
+}
+
+#[test]
+fn a_client_that_is_there_does_not_wait_for_one_that_is_away() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let mut b = lab.client();
+    let id = make(&mut a, &file("f").share(ShareAccess::empty()).context(wanted(0, GUID))).unwrap().id;
+    let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, [1; 16]));
+    make(&mut a, &doomed).unwrap();
+    a.disconnect();
+    assert_eq!(make(&mut b, &file("f")).unwrap().action, CreateAction::OPENED);
+    // It was to go with its last open, and does before another of its name is made.
+    assert_eq!(make(&mut b, &file("doomed")).unwrap().action, CreateAction::CREATED);
+    assert!(lab.memory.contents("doomed").is_some());
+    assert_eq!(lab.server.open_infos(None).len(), 2);
+    let mut a = back(&mut lab);
+    assert_eq!(make(&mut a, &claim(id, GUID)), NOT_FOUND);
+}
+
+#[test]
+fn no_more_are_kept_than_the_limit() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    for number in 0..=KEPT_OPENS_MAX as u64 {
+        let mut guid = GUID;
+        guid[..8].copy_from_slice(&number.to_le_bytes());
+        let name = number.to_string();
+        let new = file(&name).disposition(CreateDisposition::CREATE).context(wanted(0, guid));
+        assert!(make(&mut a, &new).unwrap().durable.is_some());
+    }
+    a.disconnect();
+    assert_eq!(lab.server.open_infos(None).len(), KEPT_OPENS_MAX);
+    assert_eq!(a.dialect, NEWEST);
+}
+
+#[test]
+fn a_lock_that_waits_on_a_connection_that_is_lost_is_not_taken_by_the_way() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f");
+    lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+    // One cannot wait for oneself with anything but a lock on one's own lock.
+    lock_waits(&mut a, id, (0, 1, EXCLUSIVE));
+    let mut b = lab.back("vol-user", "vol-secret", a.session_id);
+    make(&mut b, &claim(id, GUID)).unwrap();
+    lock(&mut b, id, &[(0, 1, UNLOCK)]).unwrap();
+    for (to, mail) in lab.server.take_mail() {
+        assert_eq!(to.0, a.id);
+        a.connection.deliver(NOW, mail).unwrap();
+        a.run().unwrap();
+    }
+    lock(&mut b, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+}
+
+#[test]
+fn either_version_gives_an_open_back_but_none_by_the_wrong_create_guid() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let second = durable(&mut a, "second");
+    let first = make(&mut a, &file("first").context(RequestContext::DurableHandleRequest)).unwrap().id;
+    a.disconnect();
+    let mut b = back(&mut lab);
+    assert_eq!(make(&mut b, &claim(first, GUID)), NOT_FOUND);
+    assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has one of zeros");
+    let by_version_1 = file("second").context(RequestContext::DurableHandleReconnect(second));
+    assert_eq!(make(&mut b, &by_version_1).unwrap().id, second);
+}

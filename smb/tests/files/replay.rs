@@ -1,0 +1,139 @@
+//! CREATEs that are sent again because their answer was lost.
+
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::{CreateAction, CreateDisposition};
+use forebay_smb::wire::{Command, FileAttributes, ShareAccess};
+
+use crate::calls::{Lab, Open, close, file, read, write};
+use crate::durable::{Made, make, wanted};
+use crate::support::Client;
+
+const GUID: [u8; 16] = [0x9e; 16];
+const DUPLICATE: Result<Made, NtStatus> = Err(NtStatus::DUPLICATE_OBJECTID);
+
+fn new() -> Open<'static> {
+    file("f").share(ShareAccess::empty()).disposition(CreateDisposition::CREATE).context(wanted(0, GUID))
+}
+
+fn again(client: &mut Client, open: &Open<'_>) -> Result<Made, NtStatus> {
+    client.replay = true;
+    let made = make(client, open);
+    client.replay = false;
+    made
+}
+
+#[test]
+fn a_create_that_is_sent_again_gets_the_same_answer() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let mut b = lab.channel(&a);
+    let first = make(&mut a, &new()).unwrap();
+    assert_eq!(first.action, CreateAction::CREATED);
+    b.channel_sequence = 1;
+    for client in [&mut a, &mut b] {
+        assert_eq!(again(client, &new()).unwrap(), first);
+    }
+    let changed = new().disposition(CreateDisposition::OPEN).attributes(FileAttributes::HIDDEN);
+    assert_eq!(again(&mut b, &changed).unwrap(), first, "what it asks for is not looked at again");
+    let renamed = Open { name: "g", ..new() };
+    assert_eq!(again(&mut b, &renamed), Err(NtStatus::INVALID_PARAMETER));
+    assert_eq!(lab.server.open_infos(None).len(), 1);
+    write(&mut b, first.id, 0, b"x").unwrap();
+}
+
+#[test]
+fn an_open_that_was_used_is_not_made_again() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let shared = || new().share(ShareAccess(7)).disposition(CreateDisposition::OPEN_IF);
+    let first = make(&mut a, &shared()).unwrap();
+    assert_eq!(make(&mut a, &shared()), DUPLICATE);
+    // Its client has the answer: a CREATE of this CreateGuid is another one.
+    close(&mut a, first.id).unwrap();
+    let second = again(&mut a, &shared()).unwrap();
+    assert_ne!(first.id, second.id);
+    assert_eq!(make(&mut a, &shared()), DUPLICATE);
+    assert_eq!(again(&mut a, &shared()).unwrap(), second);
+}
+
+#[test]
+fn a_create_under_way_is_neither_done_twice_nor_forgotten() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let mut b = lab.channel(&a);
+    let op = a.begin(Command::CREATE, &new().body());
+    assert_eq!(again(&mut b, &new()), Err(NtStatus::FILE_NOT_AVAILABLE));
+    assert_eq!(make(&mut b, &new()), DUPLICATE);
+    a.finish(op);
+    let first = crate::durable::made(&a.answers.pop_front().unwrap().message);
+    assert_eq!(again(&mut b, &new()).unwrap(), first);
+    close(&mut b, first.id).unwrap();
+    // One that failed can be tried again.
+    assert_eq!(make(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
+    assert_eq!(again(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
+    // And one whose connection was lost under way has left nothing.
+    let new = Open { name: "lost", ..new() };
+    let op = a.begin(Command::CREATE, &new.body());
+    a.disconnect();
+    assert_eq!(again(&mut b, &new), Err(NtStatus::FILE_NOT_AVAILABLE));
+    a.finish(op);
+    assert_eq!(again(&mut b, &new).unwrap().action, CreateAction::CREATED);
+}
+
+#[test]
+fn what_was_lost_with_the_last_connection_is_found_again() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let first = make(&mut a, &new()).unwrap();
+    a.disconnect();
+    let mut other = lab.back("second-user", "second-secret", 0);
+    assert_eq!(again(&mut other, &new()), Err(NtStatus::ACCESS_DENIED));
+    let mut b = lab.back("vol-user", "vol-secret", 0);
+    assert_eq!(make(&mut b, &new()), DUPLICATE);
+    assert_eq!(again(&mut b, &new()).unwrap(), first);
+    write(&mut b, first.id, 0, b"x").unwrap();
+    assert_eq!(read(&mut b, first.id, 0, 1).unwrap(), b"x");
+    // One that is still held by a session of the same user waits for that session's end.
+    let next = Open { name: "next", ..new() };
+    let next_made = make(&mut b, &next).unwrap();
+    let mut c = lab.back("vol-user", "vol-secret", 0);
+    assert_eq!(again(&mut c, &next), Err(NtStatus::FILE_NOT_AVAILABLE));
+    b.disconnect();
+    assert_eq!(again(&mut c, &next).unwrap(), next_made);
+}
+
+#[test]
+fn without_caching_a_create_that_is_sent_again_is_a_new_one() {
+    let mut lab = Lab::new();
+    let mut a = lab.client();
+    let shared = || new().share(ShareAccess(7)).disposition(CreateDisposition::OPEN_IF);
+    let first = make(&mut a, &shared()).unwrap();
+    assert_ne!(make(&mut a, &shared()).unwrap().id, first.id);
+    assert_ne!(again(&mut a, &shared()).unwrap().id, first.id);
+}
+
+#[test]
+fn a_create_that_waits_for_others_is_under_way_even_when_its_connection_is_lost() {
+    let mut lab = Lab::caching();
+    let mut holder = lab.client();
+    let mut a = lab.client();
+    let mut b = lab.channel(&a);
+    let shared = || file("f").context(wanted(0, GUID));
+    let held = make(&mut holder, &file("f")).unwrap();
+    let answer = a.call(Command::CREATE, &shared().body()).unwrap();
+    assert_eq!(answer.status(), NtStatus::PENDING);
+    assert_eq!(again(&mut b, &shared()), Err(NtStatus::FILE_NOT_AVAILABLE));
+    assert_eq!(make(&mut b, &shared()), DUPLICATE);
+    a.disconnect();
+    for now in [a.now, a.now + 10_000_000] {
+        let _ = lab.server.handle_timeout(now);
+        assert_eq!(again(&mut b, &shared()), Err(NtStatus::FILE_NOT_AVAILABLE));
+        assert_eq!(make(&mut b, &shared()), DUPLICATE);
+    }
+    lab.deliver(&mut [&mut holder, &mut a, &mut b]);
+    holder.answers.clear();
+    close(&mut holder, held.id).unwrap();
+    let made = again(&mut b, &shared()).unwrap();
+    assert!(made.durable.is_some());
+    assert_eq!(again(&mut b, &shared()).unwrap(), made);
+}
