@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 
 use super::files::FileState;
-use super::leases::LeaseTable;
 use super::lost::Lost;
 use super::open::{FileIds, Open, OpenInfo};
 use super::session::Session;
@@ -155,7 +154,6 @@ pub struct Server {
     mail: Mutex<Vec<(ConnectionId, Mail)>>,
     has_mail: AtomicBool,
     lost: Mutex<Lost>,
-    pub(crate) leases: LeaseTable,
     /// Files with a break that waits for its acknowledgment.
     breaking: Mutex<Vec<Weak<FileState>>>,
     is_breaking: AtomicBool,
@@ -176,7 +174,6 @@ impl Server {
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
             lost: Mutex::default(),
-            leases: LeaseTable::default(),
             breaking: Mutex::default(),
             is_breaking: AtomicBool::new(false),
         })
@@ -311,6 +308,33 @@ impl Server {
             breaking.push(Arc::downgrade(file));
         }
         self.is_breaking.store(true, Ordering::Release);
+    }
+
+    /// The sessions of a client at a volume, oldest first.
+    pub(crate) fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64> {
+        let sessions = self.sessions();
+        let its = sessions.values().filter(|s| s.client_guid == client && s.volume_id == volume);
+        let mut its: Vec<(u64, u64)> = its.map(|s| (s.established, s.id)).collect();
+        its.sort_unstable();
+        its.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Takes the notifications that are for this connection's own client.
+    pub(crate) fn take_breaks(&self, of: ConnectionId) -> Vec<BreakNotice> {
+        if !self.has_mail() {
+            return Vec::new();
+        }
+        let mut mail = self.mail.lock().expect(LOCK);
+        let (own, others) = std::mem::take(&mut *mail)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(to, what)| *to == of && matches!(what, Mail::Break(_)));
+        *mail = others;
+        own.into_iter()
+            .filter_map(|(_, what)| match what {
+                Mail::Break(notice) => Some(notice),
+                _ => None,
+            })
+            .collect()
     }
 
     /// A disconnected open is closed because it is in somebody's way.
