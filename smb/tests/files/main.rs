@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod caching;
 mod calls;
 mod copying;
 mod creating;
