@@ -17,6 +17,7 @@ mod creating;
 mod deleting;
 mod directories;
 mod durable;
+mod durable_leases;
 mod failover;
 mod hostile;
 mod information;
