@@ -24,6 +24,8 @@ const SUITES: &[&str] = &[
     "smb2.credits.",
     "smb2.mkdir",
     "smb2.rename.",
+    "smb2.oplock.",
+    "smb2.lease.",
     "smb2.multichannel.",
     "smb2.replay.",
     "smb2.durable-open.",
@@ -49,6 +51,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SLOW: &[(&str, Duration)] = &[
     ("smb2.dir.large-files", Duration::from_secs(240)),
     ("smb2.dir.1kfiles_rename", Duration::from_secs(180)),
+    ("smb2.lease.oplock", Duration::from_secs(180)),
+    // It waits for breaks that do not come.
+    ("smb2.durable-v2-open.purge-disconnected-rh-with-write", Duration::from_secs(120)),
 ];
 
 /// All tests of the chosen suites that this smbtorture has.

@@ -495,7 +495,9 @@ impl Connection {
             sealed_for,
             async_id: None,
         };
-        self.advance(now, id, chain)
+        self.advance(now, id, chain)?;
+        self.notify_own();
+        Ok(())
     }
 
     /// Takes a backend's answer.
@@ -512,11 +514,12 @@ impl Connection {
                 let step = then(&mut ctx, result);
                 let request = ctx.request;
                 if self.settle(chain_id, &mut chain, request, step)? {
-                    self.advance(now, chain_id, chain)
+                    self.advance(now, chain_id, chain)?;
                 } else {
                     self.chains.insert(chain_id, chain);
-                    Ok(())
                 }
+                self.notify_own();
+                Ok(())
             }
         }
     }
@@ -617,6 +620,13 @@ impl Connection {
             commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
         self.finish(Response::reply(header, reply));
         Ok(())
+    }
+
+    /// What a request has caused is told to its own client before a later request is answered.
+    fn notify_own(&mut self) {
+        for notice in self.server.take_breaks(self.core.id) {
+            self.notify(notice);
+        }
     }
 
     /// OPLOCK_BREAK that nobody asked for ([MS-SMB2] 3.3.4.6, 3.3.4.7).

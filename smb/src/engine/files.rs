@@ -185,7 +185,7 @@ impl FileTable {
             inner.delete_pending = true;
             inner.caching.break_handles(Some(open.id), &inner.opens, server);
         }
-        inner.caching.closed(open.id, server);
+        inner.caching.closed(open.id, &open.volume.leases, server);
         inner.opens.retain(|o| o.id != open.id);
         file.caching_changed(inner, server);
         inner.locks.remove_owner(open.id);
@@ -221,16 +221,28 @@ impl FileTable {
         self.files.values().any(|file| file.is_open_below(directory))
     }
 
-    /// Has handles below a directory closed that are kept for the cache alone. True where somebody has to; `waiter` is
-    /// woken when one of them has.
+    /// Has handles below a directory closed that are kept for the cache alone, where there are no others; once, so that who
+    /// opens again and again does not keep it for ever. True where somebody has to; `waiter` is woken when one of them has.
     pub(crate) fn break_handles_below(
         &self,
         directory: &RelPath,
+        first: bool,
         waiter: BreakWaiter,
         server: &Server,
     ) -> bool {
-        let below = self.files.values().filter(|file| file.is_open_below(directory));
-        below.fold(false, |waits, file| file.break_handles(None, waiter, server) || waits)
+        let below: Vec<&Arc<FileState>> =
+            self.files.values().filter(|file| file.is_open_below(directory)).collect();
+        if below.iter().any(|file| file.has_other_handles()) {
+            return false;
+        }
+        below.into_iter().fold(false, |waits, file| {
+            let asked = if first {
+                file.break_handles(None, waiter, server)
+            } else {
+                file.wait_while_breaking(waiter)
+            };
+            asked || waits
+        })
     }
 }
 
@@ -282,8 +294,9 @@ impl FileState {
             return Err(NtStatus::DELETE_PENDING);
         }
         // [MS-SMB2] 3.3.5.9.8
+        let leases = &open.volume.leases;
         let lease = opener.ask.lease_id();
-        if lease.is_some_and(|id| server.leases.is_of_another(id, self)) {
+        if lease.is_some_and(|id| leases.is_of_another(id, self)) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         let (access, share) = (AccessMask(open.access), ShareAccess(open.share));
@@ -304,11 +317,14 @@ impl FileState {
         if violation {
             return Err(NtStatus::SHARING_VIOLATION);
         }
-        if lease.is_some_and(|id| !server.leases.claim(id, self)) {
-            return Err(NtStatus::INVALID_PARAMETER);
+        // Directories are not cached.
+        if !open.directory {
+            if lease.is_some_and(|id| !leases.claim(id, self)) {
+                return Err(NtStatus::INVALID_PARAMETER);
+            }
+            let granted = inner.caching.grantable(opener, &inner.opens, !inner.locks.is_empty());
+            inner.caching.grant(open.id, &opener.ask, granted);
         }
-        let granted = inner.caching.grantable(opener, &inner.opens, !inner.locks.is_empty());
-        inner.caching.grant(open.id, &opener.ask, granted);
         inner.opens.push(Registered { id: open.id, access, share, open: Arc::downgrade(open) });
         self.caching_changed(inner, server);
         Ok(Admission::Open)
@@ -363,6 +379,22 @@ impl FileState {
     /// Whether somebody has yet to give up what he may cache.
     pub(crate) fn is_breaking(&self) -> bool {
         self.inner().caching.is_breaking()
+    }
+
+    /// Whether it is open by somebody who does not keep it for the cache alone.
+    fn has_other_handles(&self) -> bool {
+        let inner = self.inner();
+        inner.opens.iter().any(|o| !inner.caching.is_kept(o.id))
+    }
+
+    /// True where a break waits for its acknowledgment; `waiter` is woken when it has come.
+    fn wait_while_breaking(&self, waiter: BreakWaiter) -> bool {
+        let mut inner = self.inner();
+        let breaking = inner.caching.is_breaking();
+        if breaking {
+            inner.caching.wait(waiter);
+        }
+        breaking
     }
 
     /// A request does not wait for a break any more.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::files::Registered;
-use super::leases::LeaseId;
+use super::leases::{LeaseId, LeaseTable};
 use super::open::Open;
 use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use super::step::Ctx;
@@ -234,7 +234,7 @@ impl Holder {
             // Nothing was promised that would have to be given back first.
             self.state = NONE;
             let notification = self.notification(from, to, false);
-            let (sessions, mut tried) = (self.sessions(opens), Vec::new());
+            let (sessions, mut tried) = (self.sessions(opens, server), Vec::new());
             send(server, &sessions, &mut tried, notification);
             return;
         }
@@ -251,7 +251,7 @@ impl Holder {
     ) {
         let notification = self.notification(from, requested, true);
         let mut tried = Vec::new();
-        if send(server, &self.sessions(opens), &mut tried, notification) {
+        if send(server, &self.sessions(opens, server), &mut tried, notification) {
             self.breaking =
                 Some(Breaking { requested, required, notification, tried, since: None, sent: None });
         } else {
@@ -279,12 +279,18 @@ impl Holder {
         }
     }
 
-    /// The sessions of its opens, on whose channels it can be told of a break.
-    fn sessions(&self, opens: &[Registered]) -> Vec<u64> {
-        let mut sessions: Vec<u64> =
-            opens.iter().filter(|o| self.opens.contains(&o.id)).filter_map(Registered::session).collect();
-        sessions.dedup();
-        sessions
+    /// The sessions on whose channels it can be told of a break: that of an oplock's open, all of a lease's client.
+    fn sessions(&self, opens: &[Registered], server: &Server) -> Vec<u64> {
+        let mine = || opens.iter().filter(|o| self.opens.contains(&o.id));
+        match self.kind.lease_id() {
+            None => mine().filter_map(Registered::session).collect(),
+            Some(id) => {
+                let Some(open) = mine().filter(|o| !o.is_disconnected()).find_map(Registered::open) else {
+                    return Vec::new();
+                };
+                server.sessions_of_client(id.client, &open.volume.id)
+            }
+        }
     }
 
     fn cached(&self) -> Cached {
@@ -375,6 +381,11 @@ impl Caching {
 
     pub(super) fn keeps_handle(&self, open: FileId) -> bool {
         self.of(open).is_some_and(|h| h.state.contains(H) && h.breaking.is_none())
+    }
+
+    /// Whether an open may be there for the cache alone.
+    pub(super) fn is_kept(&self, open: FileId) -> bool {
+        self.of(open).is_some_and(|h| !h.kind.is_oplock() && h.state.contains(H))
     }
 
     /// Disconnected opens that keep an opener out by what they may cache: nobody is there who could let it in.
@@ -543,13 +554,13 @@ impl Caching {
     }
 
     /// An open has ended, and with its last open what it held.
-    pub(super) fn closed(&mut self, open: FileId, server: &Server) {
+    pub(super) fn closed(&mut self, open: FileId, leases: &LeaseTable, server: &Server) {
         for holder in &mut self.holders {
             holder.opens.retain(|o| *o != open);
         }
         self.holders.retain(|h| {
             if let (true, Some(id)) = (h.opens.is_empty(), h.kind.lease_id()) {
-                server.leases.release(id);
+                leases.release(id);
             }
             !h.opens.is_empty()
         });
@@ -610,7 +621,7 @@ impl Caching {
             } else {
                 holder.state = NONE;
                 let notification = holder.notification(state, required, false);
-                send(server, &holder.sessions(opens), &mut Vec::new(), notification);
+                send(server, &holder.sessions(opens, server), &mut Vec::new(), notification);
             }
         }
         self.wake(server);
@@ -622,7 +633,7 @@ impl Caching {
     pub(super) fn tick(&mut self, now: u64, opens: &[Registered], server: &Server) -> bool {
         let mut expired = false;
         for holder in &mut self.holders {
-            let sessions = holder.sessions(opens);
+            let sessions = holder.sessions(opens, server);
             let Some(breaking) = &mut holder.breaking else { continue };
             let since = *breaking.since.get_or_insert(now);
             let sent = *breaking.sent.get_or_insert(now);
@@ -645,7 +656,7 @@ impl Caching {
     /// [MS-SMB2] 3.3.4.6, 3.3.4.7: what was sent on a channel that is gone is sent on another one.
     pub(super) fn channel_lost(&mut self, connection: ConnectionId, opens: &[Registered], server: &Server) {
         for holder in &mut self.holders {
-            let sessions = holder.sessions(opens);
+            let sessions = holder.sessions(opens, server);
             let Some(breaking) = &mut holder.breaking else { continue };
             if breaking.tried.last() == Some(&connection) {
                 send(server, &sessions, &mut breaking.tried, breaking.notification);

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 
 use super::durable::KeptOpens;
 use super::files::FileState;
-use super::leases::LeaseTable;
 use super::lost::Lost;
 use super::open::{FileIds, Open, OpenInfo};
 use super::replay::Creations;
@@ -159,7 +158,6 @@ pub struct Server {
     lost: Mutex<Lost>,
     pub(super) kept_opens: Mutex<KeptOpens>,
     pub(super) creations: Mutex<Creations>,
-    pub(crate) leases: LeaseTable,
     /// Files with a break that waits for its acknowledgment.
     breaking: Mutex<Vec<Weak<FileState>>>,
     is_breaking: AtomicBool,
@@ -182,7 +180,6 @@ impl Server {
             lost: Mutex::default(),
             kept_opens: Mutex::default(),
             creations: Mutex::default(),
-            leases: LeaseTable::default(),
             breaking: Mutex::default(),
             is_breaking: AtomicBool::new(false),
         })
@@ -321,6 +318,33 @@ impl Server {
             breaking.push(Arc::downgrade(file));
         }
         self.is_breaking.store(true, Ordering::Release);
+    }
+
+    /// The sessions of a client at a volume, oldest first.
+    pub(crate) fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64> {
+        let sessions = self.sessions();
+        let its = sessions.values().filter(|s| s.client_guid == client && s.volume_id == volume);
+        let mut its: Vec<(u64, u64)> = its.map(|s| (s.established, s.id)).collect();
+        its.sort_unstable();
+        its.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Takes the notifications that are for this connection's own client.
+    pub(crate) fn take_breaks(&self, of: ConnectionId) -> Vec<BreakNotice> {
+        if !self.has_mail() {
+            return Vec::new();
+        }
+        let mut mail = self.mail.lock().expect(LOCK);
+        let (own, others) = std::mem::take(&mut *mail)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(to, what)| *to == of && matches!(what, Mail::Break(_)));
+        *mail = others;
+        own.into_iter()
+            .filter_map(|(_, what)| match what {
+                Mail::Break(notice) => Some(notice),
+                _ => None,
+            })
+            .collect()
     }
 
     /// A connection is no channel any more: breaks that were sent over it are sent over another one.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, MutexGuard};
 
 use super::files::FileTable;
+use super::leases::LeaseTable;
 use crate::auth::NtHash;
 use crate::fs::FsHandle;
 
@@ -65,6 +66,8 @@ pub(crate) struct Volume {
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
     files: Mutex<FileTable>,
+    /// Its leases: of no use to who may not open it.
+    pub(crate) leases: LeaseTable,
     /// Set when the volume is being removed: no new tree connects or opens.
     pub(crate) removed: AtomicBool,
     /// Tree connects in being.
@@ -81,6 +84,7 @@ impl Volume {
             serial: config.serial,
             created: config.created,
             files: Mutex::new(FileTable::default()),
+            leases: LeaseTable::default(),
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),
         }

@@ -59,6 +59,18 @@ impl Lab {
         Self { memory: Memory::default(), server, clients: 0 }
     }
 
+    /// A client with a ClientGuid of its own.
+    pub fn client_of(&mut self, guid: u8) -> Client {
+        self.clients += 1;
+        let mut client = Client::new(&self.server, self.clients, NEWEST);
+        client.backend = self.memory.backend();
+        client.client_guid = [guid; 16];
+        assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
+        assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+        assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
+        client
+    }
+
     pub fn client(&mut self) -> Client {
         self.dialect(NEWEST)
     }

@@ -10,12 +10,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod caching;
 mod calls;
 mod copying;
 mod creating;
 mod deleting;
 mod directories;
 mod durable;
+mod durable_leases;
 mod failover;
 mod hostile;
 mod information;

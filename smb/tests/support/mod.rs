@@ -464,6 +464,7 @@ impl Client {
     pub fn channel(first: &Client, id: u64, backend: Backend) -> Self {
         let mut client = Self::new(&first.server, id, first.dialect);
         client.backend = backend;
+        client.client_guid = first.client_guid;
         client.ciphers.clone_from(&first.ciphers);
         client.signing_algorithms.clone_from(&first.signing_algorithms);
         assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);

@@ -428,8 +428,7 @@ fn register(
         deletes: plan.options.contains(CreateOptions::DELETE_ON_CLOSE),
         existed: !opened.created,
         first: plan.first,
-        // Directories are not cached.
-        ask: if opened.stat.directory { Ask::Nothing } else { plan.ask },
+        ask: plan.ask,
     };
     loop {
         let open = new_open(ctx, plan, opened, access);

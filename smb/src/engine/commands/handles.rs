@@ -19,8 +19,8 @@ pub(super) enum Whose {
     Others,
     /// All of another file.
     Of(Arc<FileState>),
-    /// All below the directory that `open` is of.
-    Below(RelPath),
+    /// All below the directory that `open` is of; asked for the first time.
+    Below(RelPath, bool),
 }
 
 /// Has handles closed, then goes on. Those who keep theirs have lost the right to, or use them.
@@ -32,19 +32,25 @@ pub(super) fn once_closed(ctx: &mut Ctx<'_>, open: Arc<Open>, whose: Whose, next
     let waits = match &whose {
         Whose::Others => open.file.break_handles(Some(open.id), waiter, ctx.server),
         Whose::Of(file) => file.break_handles(None, waiter, ctx.server),
-        Whose::Below(directory) => open.volume.files().break_handles_below(directory, waiter, ctx.server),
+        Whose::Below(directory, first) => {
+            open.volume.files().break_handles_below(directory, *first, waiter, ctx.server)
+        }
     };
     if !waits {
         return next(ctx);
     }
     Step::Park(Box::new(move |ctx, wake| {
         if wake == Wake::Ready && !open.is_closing() {
+            let whose = match whose {
+                Whose::Below(directory, _) => Whose::Below(directory, false),
+                whose => whose,
+            };
             return once_closed(ctx, open, whose, next);
         }
         match &whose {
             Whose::Others => open.file.stop_waiting_for_break(waiter.token),
             Whose::Of(file) => file.stop_waiting_for_break(waiter.token),
-            Whose::Below(_) => open.volume.files().stop_waiting_for_breaks(waiter.token),
+            Whose::Below(..) => open.volume.files().stop_waiting_for_breaks(waiter.token),
         }
         Step::Fail(if wake == Wake::Cancelled { NtStatus::CANCELLED } else { NtStatus::FILE_CLOSED })
     }))

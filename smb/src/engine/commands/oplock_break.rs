@@ -1,6 +1,7 @@
 //! OPLOCK_BREAK: acknowledgments ([MS-SMB2] 3.3.5.22).
 
 use crate::engine::leases::LeaseId;
+use crate::engine::session::Share;
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::status::NtStatus;
 use crate::wire::oplock_break::{LeaseBreakAcknowledgment, OplockBreak, Request, Response};
@@ -32,7 +33,9 @@ fn oplock(ctx: &mut Ctx<'_>, request: OplockBreak) -> Result<OplockBreak, NtStat
 fn lease(ctx: &mut Ctx<'_>, request: LeaseBreakAcknowledgment) -> Result<LeaseBreakAcknowledgment, NtStatus> {
     let client = ctx.core.negotiated.as_ref().map(|n| n.client_guid).unwrap_or_default();
     let id = LeaseId { client, key: request.lease_key };
-    let file = ctx.server.leases.find(id).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+    let tree = ctx.tree();
+    let Share::Volume(volume) = &tree.share else { return Err(NtStatus::OBJECT_NAME_NOT_FOUND) };
+    let file = volume.leases.find(id).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     file.acknowledge_lease(id, request.lease_state, ctx.server)?;
     Ok(request)
 }

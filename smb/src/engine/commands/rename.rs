@@ -46,7 +46,7 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
         return Ok(done());
     }
     // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
-    let whose = if open.directory { Whose::Below(from.clone()) } else { Whose::Others };
+    let whose = if open.directory { Whose::Below(from.clone(), true) } else { Whose::Others };
     let moved = Arc::clone(open);
     let next = Box::new(move |_: &mut Ctx<'_>| begin(moved, from, target));
     Ok(handles::once_closed(ctx, Arc::clone(open), whose, next))

@@ -1,0 +1,166 @@
+//! Durable opens that are so by a lease.
+
+use forebay_smb::fs::FsOpKind;
+use forebay_smb::ids::FileId;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::{self, OplockLevel};
+use forebay_smb::wire::create_context::{
+    DurableFlags, Lease, LeaseFlags, LeaseState, LeaseV2, RequestContext, ResponseContext,
+};
+use forebay_smb::wire::{AccessMask, Command, ShareAccess};
+
+use crate::calls::{EXCLUSIVE, Lab, NOW_OR_NEVER, Open, UNLOCK, file, lock, rename, success, write};
+use crate::durable::{make, wanted};
+use crate::support::{Client, NOW};
+
+const GUID: [u8; 16] = [0x1e; 16];
+const RH: LeaseState = LeaseState::READ_CACHING.union(LeaseState::HANDLE_CACHING);
+const RWH: LeaseState = RH.union(LeaseState::WRITE_CACHING);
+
+fn lease(key: u8, lease_state: LeaseState) -> Lease {
+    Lease { lease_key: [key; 16], lease_state, lease_flags: LeaseFlags::empty(), v2: None }
+}
+
+/// Sends it with a lease; the open, its lease's state, and whether it is durable.
+fn leased(
+    client: &mut Client,
+    open: &Open<'_>,
+    lease: Lease,
+) -> Result<(FileId, LeaseState, bool), NtStatus> {
+    let mut body = open.clone().context(RequestContext::Lease(lease)).body();
+    body[3] = OplockLevel::LEASE.0;
+    let answer = client.call(Command::CREATE, &body).unwrap();
+    success(&answer)?;
+    let response = create::Response::parse(&answer.message).unwrap();
+    let state = response.contexts.iter().find_map(|context| match context {
+        ResponseContext::Lease(lease) => Some(lease.lease_state),
+        _ => None,
+    });
+    let durable = response.contexts.iter().any(|c| matches!(c, ResponseContext::DurableHandleV2 { .. }));
+    Ok((response.file_id, state.expect("a lease"), durable))
+}
+
+fn durable(client: &mut Client, name: &str, state: LeaseState) -> FileId {
+    let (id, granted, durable) =
+        leased(client, &file(name).context(wanted(0, GUID)), lease(1, state)).unwrap();
+    assert_eq!((granted, durable), (state, true));
+    id
+}
+
+fn claim(name: &str, file_id: FileId) -> Open<'_> {
+    let flags = DurableFlags::empty();
+    file(name).context(RequestContext::DurableHandleReconnectV2 { file_id, create_guid: GUID, flags })
+}
+
+fn back(lab: &mut Lab) -> Client {
+    lab.back("vol-user", "vol-secret", 0)
+}
+
+/// An open without oplock or lease.
+fn plain(client: &mut Client, open: &Open<'_>) -> FileId {
+    let mut body = open.body();
+    body[3] = OplockLevel::NONE.0;
+    let answer = client.call(Command::CREATE, &body).unwrap();
+    success(&answer).unwrap();
+    create::Response::parse(&answer.message).unwrap().file_id
+}
+
+const NOT_FOUND: NtStatus = NtStatus::OBJECT_NAME_NOT_FOUND;
+
+#[test]
+fn it_is_given_back_to_who_names_its_lease_and_file() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f", RWH);
+    lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+    a.disconnect();
+    let mut other = lab.client_of(9);
+    assert_eq!(leased(&mut other, &claim("f", id), lease(1, RWH)).unwrap_err(), NOT_FOUND, "not its client");
+    let mut b = back(&mut lab);
+    assert_eq!(make(&mut b, &claim("f", id)).unwrap_err(), NOT_FOUND, "no lease");
+    assert_eq!(leased(&mut b, &claim("f", id), lease(2, RWH)).unwrap_err(), NOT_FOUND, "another lease");
+    let version_2 = Lease { v2: Some(LeaseV2 { parent_lease_key: [0; 16], epoch: 0 }), ..lease(1, RWH) };
+    assert_eq!(leased(&mut b, &claim("f", id), version_2).unwrap_err(), NOT_FOUND);
+    let wrong_name = leased(&mut b, &claim("g", id), lease(1, RWH));
+    assert_eq!(wrong_name.unwrap_err(), NtStatus::INVALID_PARAMETER);
+    let again = leased(&mut b, &claim("f", id), lease(1, LeaseState::empty()));
+    assert_eq!(again, Ok((id, RWH, false)), "what is asked for does not count");
+    lock(&mut b, id, &[(0, 1, UNLOCK)]).unwrap();
+}
+
+#[test]
+fn it_stays_beside_those_whom_its_lease_lets_in() {
+    for (state, open, stays) in [
+        (RH, file("f"), true),
+        (RH, file("f").share(ShareAccess::empty()), false),
+        (RWH, file("f").access(AccessMask::FILE_READ_ATTRIBUTES), true),
+        (RWH, file("f").access(AccessMask::FILE_READ_DATA), false),
+    ] {
+        let mut lab = Lab::caching();
+        let mut a = lab.client();
+        let id = durable(&mut a, "f", state);
+        a.disconnect();
+        let mut other = lab.client_of(9);
+        plain(&mut other, &open);
+        assert_eq!(lab.server.open_infos(None).len(), 1 + usize::from(stays));
+        let mut b = back(&mut lab);
+        let again = leased(&mut b, &claim("f", id), lease(1, state));
+        let expected = if stays { Ok((id, state, false)) } else { Err(NOT_FOUND) };
+        assert_eq!(again, expected, "{state:?} {:?}", open.access);
+    }
+}
+
+#[test]
+fn one_whose_lease_was_taken_by_a_change_is_not_given_back() {
+    for renames in [false, true] {
+        let mut lab = Lab::caching();
+        let mut a = lab.client();
+        let id = durable(&mut a, "f", RH);
+        a.disconnect();
+        let mut other = lab.client_of(9);
+        let theirs = plain(&mut other, &file("f"));
+        if renames {
+            rename(&mut other, theirs, "g", false).unwrap();
+        } else {
+            write(&mut other, theirs, 0, b"x").unwrap();
+        }
+        let mut b = back(&mut lab);
+        assert_eq!(leased(&mut b, &claim("f", id), lease(1, RH)).unwrap_err(), NOT_FOUND);
+        let ops = lab.server.handle_timeout(NOW);
+        assert!(matches!(ops.as_slice(), [FsOpKind::Close { unlink: false, .. }]), "renames: {renames}");
+        assert_eq!(lab.server.open_infos(None).len(), 1);
+    }
+}
+
+#[test]
+fn locks_are_kept_only_by_who_may_write_alone() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f", RH);
+    lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+    a.disconnect();
+    assert!(lab.server.open_infos(None).is_empty());
+}
+
+#[test]
+fn a_replay_names_the_lease_of_before() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let first = durable(&mut a, "f", RWH);
+    let batch = make(&mut a, &file("batch").context(wanted(0, [2; 16]))).unwrap();
+    a.replay = true;
+    let denied = Err(NtStatus::ACCESS_DENIED);
+    let f = file("f").context(wanted(0, GUID));
+    assert_eq!(leased(&mut a, &f, lease(2, RWH)), denied, "another lease");
+    assert_eq!(leased(&mut a, &f, lease(1, RH)), Ok((first, RWH, true)));
+    assert_eq!(make(&mut a, &f).unwrap().id, first, "none is no other");
+    let b = file("batch").context(wanted(0, [2; 16]));
+    assert_eq!(leased(&mut a, &b, lease(1, RH)), denied, "it has an oplock");
+    let mut body = b.body();
+    body[3] = OplockLevel::NONE.0;
+    let answer = a.call(Command::CREATE, &body).unwrap();
+    let response = create::Response::parse(&answer.message).unwrap();
+    assert_eq!((response.file_id, response.oplock_level), (batch.id, OplockLevel::NONE));
+    assert!(response.contexts.is_empty(), "who asks for less is told of less");
+    assert_eq!(make(&mut a, &b).unwrap(), batch, "what it has stays");
+}
