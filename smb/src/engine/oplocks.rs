@@ -497,7 +497,8 @@ impl Caching {
     }
 
     /// The contents change under `open`: what others have read of them is not to be used any more. Nobody waits for that.
-    pub(super) fn data_changes(&mut self, open: FileId, opens: &[Registered], server: &Server) {
+    /// A level II oplock of its own goes, too, unless it was granted for the change (`fresh`).
+    pub(super) fn data_changes(&mut self, open: FileId, fresh: bool, opens: &[Registered], server: &Server) {
         let own = self.of(open);
         // Who may write later is alone.
         if own.is_some_and(|h| h.state.contains(W)) {
@@ -505,7 +506,8 @@ impl Caching {
         }
         let own = own.and_then(|h| h.kind.lease_id());
         for holder in &mut self.holders {
-            let is_own = own.is_some() && holder.kind.lease_id() == own;
+            let is_own =
+                own.is_some() && holder.kind.lease_id() == own || fresh && holder.opens.contains(&open);
             if !is_own && holder.state.intersects(R) {
                 holder.break_to(NONE, opens, server);
             }
