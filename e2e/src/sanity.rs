@@ -49,7 +49,7 @@ pub fn run() -> Result<bool> {
     check_built(Kind::Forebay)?;
     let tools = Tools::prepare(&Cache::open()?, &[tools::SANITY])?;
     let lab = Lab::start(&format!("sanity-{}", std::process::id()), &[storage()])?;
-    let site = Site::start(lab, Kind::Forebay, false)?;
+    let site = Site::start(lab, Kind::Forebay)?;
     let node = site.storage();
     let program = std::fs::read(tools.path("csi-sanity"))?;
     step("copying csi-sanity to the guest", || node.put("/usr/local/bin/csi-sanity", &program, 0o755))?;

@@ -56,9 +56,8 @@ pub struct Volume {
 }
 
 impl Site {
-    /// Formats the storage node's disk and starts the server, and with ours the driver on every node. `caching`: whether ours
-    /// grants oplocks and leases.
-    pub fn start(lab: Lab, kind: Kind, caching: bool) -> Result<Self> {
+    /// Formats the storage node's disk and starts the server, and with ours the driver on every node.
+    pub fn start(lab: Lab, kind: Kind) -> Result<Self> {
         let site = Self { lab, kind, made: Cell::new(0) };
         let storage = site.storage();
         storage
@@ -74,7 +73,7 @@ impl Site {
                          mkdir -p {POOL_EXT4} && mount -o loop,prjquota {POOL}/ext4.img {POOL_EXT4}"
                     ))
                     .context("prepare the pool on ext4")?;
-                storage.put(SERVER_CONFIG, forebay_config(storage.address(), caching).as_bytes(), 0o600)?;
+                storage.put(SERVER_CONFIG, forebay_config(storage.address()).as_bytes(), 0o600)?;
             }
         }
         site.start_server()?;
@@ -386,10 +385,10 @@ impl Drop for Mounted<'_> {
     }
 }
 
-fn forebay_config(address: &str, caching: bool) -> String {
+fn forebay_config(address: &str) -> String {
     // More is promised than there is: a failed scenario leaves its volume behind.
     format!(
-        "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\ncaching = {caching}\n\
+        "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\n\
          [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
          [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\novercommit = 4.0\n\
          [[pool]]\nname = \"ext4\"\npath = \"{POOL_EXT4}\"\nquota = \"project\"\novercommit = 4.0\n"

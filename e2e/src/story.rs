@@ -50,7 +50,7 @@ pub fn tell(keep: bool) -> Result<bool> {
     let Some(lab) = lab else { return finish(&table, started) };
     let mut site = None;
     table.run("start forebay-server, and forebay-csi on each node", || {
-        site = Some(Site::start(lab, Kind::Forebay, false)?);
+        site = Some(Site::start(lab, Kind::Forebay)?);
         Ok(String::new())
     });
     let Some(site) = site else { return finish(&table, started) };

@@ -86,9 +86,6 @@ enum Command {
         /// The server that is tested.
         #[arg(long, value_enum, default_value = "forebay")]
         against: site::Kind,
-        /// With oplocks and leases, which the server does not grant unless told to.
-        #[arg(long)]
-        caching: bool,
         /// Show their names and end.
         #[arg(long)]
         list: bool,
@@ -293,9 +290,9 @@ fn run(command: Command) -> Result<u8> {
                 println!("{}", scenario.name);
             }
         }
-        Command::Test { filters, against, caching, .. } => {
+        Command::Test { filters, against, .. } => {
             rundir::clean_up_on_signals()?;
-            return Ok(if scenario::run(&filters, against, caching)? { 0 } else { 1 });
+            return Ok(if scenario::run(&filters, against)? { 0 } else { 1 });
         }
         Command::BesideKsmbd { rounds } => {
             rundir::clean_up_on_signals()?;

@@ -50,7 +50,7 @@ pub fn run(rounds: usize) -> Result<bool> {
     check_built(Kind::Forebay)?;
     let nodes = [storage(), client(ONE)].map(NodeSpec::with_smb_direct);
     let lab = Lab::start(&format!("beside-ksmbd-{}", std::process::id()), &nodes)?;
-    let site = Site::start(lab, Kind::Forebay, false)?;
+    let site = Site::start(lab, Kind::Forebay)?;
     let (ours, theirs) = measure(&site, rounds)?;
     println!(
         "\nmedians of {rounds} rounds, {MEBIBYTES} MiB in blocks of 1 MiB, depth 16, O_DIRECT; CPU of the server's node"

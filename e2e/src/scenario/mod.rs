@@ -73,8 +73,8 @@ pub fn all() -> Vec<Scenario> {
 }
 
 /// Runs the scenarios whose name contains one of `filters` (all where there are none), in one lab of nodes as Debian has
-/// them and one of nodes with SMB Direct; whether all passed. `caching`: with oplocks and leases.
-pub fn run(filters: &[String], kind: Kind, caching: bool) -> Result<bool> {
+/// them and one of nodes with SMB Direct; whether all passed.
+pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
         .filter(|scenario| filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter)))
@@ -87,30 +87,22 @@ pub fn run(filters: &[String], kind: Kind, caching: bool) -> Result<bool> {
     if !plain.is_empty() {
         let lab =
             Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
-        run_in(lab, "server up", &plain, &mut table, |lab| Site::start(lab, kind, caching))?;
+        run_in(lab, kind, "server up", &plain, &mut table)?;
     }
     if !smb_direct.is_empty() {
         let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
         let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
-        run_in(lab, "server up beside SMB Direct", &smb_direct, &mut table, |lab| {
-            Site::start(lab, kind, caching)
-        })?;
+        run_in(lab, kind, "server up beside SMB Direct", &smb_direct, &mut table)?;
     }
     print!("\n{}", table.render());
     println!("{} passed, {} failed", table.passed(), table.failed());
     Ok(table.failed() == 0)
 }
 
-fn run_in(
-    lab: Lab,
-    up: &str,
-    scenarios: &[&Scenario],
-    table: &mut Table,
-    start: impl FnOnce(Lab) -> Result<Site>,
-) -> Result<()> {
+fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut Table) -> Result<()> {
     let mut site = None;
     table.run(up, || {
-        site = Some(start(lab)?);
+        site = Some(Site::start(lab, kind)?);
         Ok(String::new())
     });
     let Some(site) = site else { return Ok(()) };
