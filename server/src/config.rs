@@ -91,9 +91,9 @@ pub const OPTIONS: &[OptionHelp] = &[
     OptionHelp {
         section: "server",
         key: "caching",
-        value: "false",
+        value: "true",
         set: false,
-        help: "true: oplocks and leases are granted, so that clients cache. Off until it has been run with the kernel's client on Kubernetes.",
+        help: "Oplocks, leases and durable handles are granted, so that clients cache; false: none are.",
     },
     OptionHelp {
         section: "server",
@@ -368,7 +368,7 @@ impl Default for ServerSection {
             signing: Signing::default(),
             encryption: Encryption::default(),
             max_io: Bytes(8 << 20),
-            caching: false,
+            caching: true,
             event_loops: 0,
             workers: WORKERS_DEFAULT,
             io_engine: IoEngine::default(),
