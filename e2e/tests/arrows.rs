@@ -9,6 +9,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-smb", &["forebay-smbdirect"]),
     ("forebay-smbdirect", &[]),
     ("forebay-rdma", &[]),
+    ("forebay-nvmeof", &[]),
     (
         "forebay-server",
         &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
@@ -20,7 +21,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
     (
         "forebay-e2e",
-        &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
+        &[
+            "forebay-proto",
+            "forebay-smb",
+            "forebay-smbdirect",
+            "forebay-rdma",
+            "forebay-nvmeof",
+            "forebay-inventory",
+        ],
     ),
     ("forebay-bench", &["forebay-e2e"]),
 ];
