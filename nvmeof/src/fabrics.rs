@@ -289,7 +289,8 @@ impl Fabrics {
                 false => options.names().iter().copied().filter(|n| !known.iter().any(|k| k == n)).collect(),
             };
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            let failure = Failure { errno, log: &lines, transport: path.transport, unknown: &unknown };
+            let tls = options.names().contains(&"tls");
+            let failure = Failure { errno, log: &lines, transport: path.transport, tls, unknown: &unknown };
             ConnectError::Refused {
                 nqn: nqn.into(),
                 path: Box::new(path.clone()),

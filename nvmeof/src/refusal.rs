@@ -90,6 +90,8 @@ pub(crate) struct Failure<'a> {
     /// What the kernel said meanwhile; another process's connects may be among it.
     pub(crate) log: &'a [String],
     pub(crate) transport: Transport,
+    /// Whether TLS was asked for.
+    pub(crate) tls: bool,
     /// Options that this kernel does not list.
     pub(crate) unknown: &'a [&'static str],
 }
@@ -105,7 +107,9 @@ impl Failure<'_> {
             libc::ETIMEDOUT => Refusal::TimedOut,
             libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED => Refusal::Closed,
             libc::EKEYREJECTED => Refusal::AuthenticationFailed,
-            libc::ENOKEY => Refusal::NoTlsKey,
+            // Both a missing PSK and, since Linux 6.10, a missing key of DH-HMAC-CHAP.
+            libc::ENOKEY if self.tls && !self.says("authentication setup") => Refusal::NoTlsKey,
+            libc::ENOKEY => Refusal::AuthenticationRequired,
             libc::EACCES | libc::EPERM => Refusal::NotPermitted,
             libc::ENOMEM => Refusal::OutOfMemory,
             libc::EINVAL => self.invalid(),
@@ -171,7 +175,7 @@ mod tests {
 
     fn refusal(errno: i32, log: &[&str]) -> Refusal {
         let log: Vec<String> = log.iter().map(|line| (*line).to_owned()).collect();
-        Failure { errno, log: &log, transport: Transport::Rdma, unknown: &[] }.refusal()
+        Failure { errno, log: &log, transport: Transport::Rdma, tls: true, unknown: &[] }.refusal()
     }
 
     #[test]
@@ -209,6 +213,8 @@ mod tests {
                 [format!("nvme nvme0: {said}"), "nvme nvme0: failed to connect queue: 0 ret=16772".into()];
             assert_eq!(refusal(libc::EIO, &[&log[0], &log[1]]), expected, "{said}");
         }
+        let refused = refusal(libc::ENOKEY, &["nvme nvme0: qid 0: authentication setup failed"]);
+        assert_eq!(refused, Refusal::AuthenticationRequired);
         let refused = refusal(libc::ECONNREFUSED, &["nvme nvme0: qid 0: authentication failed"]);
         assert_eq!(refused, Refusal::AuthenticationFailed);
     }
@@ -221,7 +227,13 @@ mod tests {
         assert_eq!(refusal(libc::EINVAL, &[transport]), Refusal::NoTransport(Transport::Rdma));
         let identity = "nvme_fabrics: found same hostid 3217c216 but different hostnqn nqn.x";
         assert_eq!(refusal(libc::EINVAL, &[identity]), Refusal::IdentityTaken);
-        let old = Failure { errno: libc::EINVAL, log: &[], transport: Transport::Tcp, unknown: &["tls"] };
+        let old = Failure {
+            errno: libc::EINVAL,
+            log: &[],
+            transport: Transport::Tcp,
+            tls: true,
+            unknown: &["tls"],
+        };
         assert_eq!(old.refusal(), Refusal::UnknownOption("tls".into()));
     }
 
