@@ -12,7 +12,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-nvmeof", &[]),
     (
         "forebay-server",
-        &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
+        &[
+            "forebay-proto",
+            "forebay-smb",
+            "forebay-smbdirect",
+            "forebay-rdma",
+            "forebay-nvmeof",
+            "forebay-inventory",
+        ],
     ),
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),

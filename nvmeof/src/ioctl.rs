@@ -12,6 +12,11 @@ const fn write_request<T>(group: u8, number: u8) -> libc::c_ulong {
     request::<T>(1, group, number)
 }
 
+/// A request with a structure of `T` that, by its number, the kernel writes (`_IOR`).
+const fn read_request<T>(group: u8, number: u8) -> libc::c_ulong {
+    request::<T>(2, group, number)
+}
+
 /// A request with a structure of `T` that the kernel reads and writes (`_IOWR`).
 const fn read_write_request<T>(group: u8, number: u8) -> libc::c_ulong {
     request::<T>(3, group, number)
@@ -95,6 +100,8 @@ const IOC_PR_PREEMPT_ABORT: libc::c_ulong = write_request::<PrPreempt>(b'p', 204
 const IOC_PR_CLEAR: libc::c_ulong = write_request::<PrClear>(b'p', 205);
 const NVME_IOCTL_ADMIN_CMD: libc::c_ulong = read_write_request::<PassthroughCommand>(b'N', 0x41);
 const NVME_IOCTL_IO_CMD: libc::c_ulong = read_write_request::<PassthroughCommand>(b'N', 0x43);
+/// `XFS_IOC_GOINGDOWN`, which other file systems have as `FS_IOC_SHUTDOWN`: the kernel reads, whatever its number says.
+const FS_IOC_SHUTDOWN: libc::c_ulong = read_request::<u32>(b'X', 125);
 
 /// What an ioctl of this module says: 0, or a status of the device or the kernel's PR layer.
 pub(crate) type Status = io::Result<u32>;
@@ -166,6 +173,19 @@ pub(crate) fn pr_clear(file: &File, key: u64) -> Status {
     unsafe { call(file, IOC_PR_CLEAR, &mut argument) }
 }
 
+/// Ends the file system that this directory is in: from now on it answers with EIO, and nothing of what it had in memory
+/// is written, not even its log. It can then be unmounted, whoever has its device.
+///
+/// # Errors
+/// Where the file system cannot do that, or we lack CAP_SYS_ADMIN.
+pub fn shut_down_file_system(directory: &File) -> io::Result<()> {
+    /// `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`.
+    const WITHOUT_LOG: u32 = 2;
+    let mut argument = WITHOUT_LOG;
+    // SAFETY: the request takes a u32 by reference.
+    unsafe { call(directory, FS_IOC_SHUTDOWN, &mut argument) }.map(drop)
+}
+
 /// Sends a command with these data, which a command that reads overwrites. The status is NVMe's, 0 for success.
 pub(crate) fn passthrough(file: &File, queue: Queue, command: Command, data: &mut [u8]) -> Status {
     let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
@@ -206,6 +226,7 @@ mod tests {
         assert_eq!(IOC_PR_CLEAR, 0x4010_70cd);
         assert_eq!(NVME_IOCTL_ADMIN_CMD, 0xc048_4e41);
         assert_eq!(NVME_IOCTL_IO_CMD, 0xc048_4e43);
+        assert_eq!(FS_IOC_SHUTDOWN, 0x8004_587d);
     }
 
     #[test]

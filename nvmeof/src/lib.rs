@@ -34,6 +34,7 @@ pub use device::{NamespaceDevice, OpenError, ReservationError, Reservations};
 pub use discovery::{DiscoveryError, Record, RecordKind};
 pub use fabrics::{ConnectError, Connected, EnsureError, Ensured, Fabrics, Reply};
 pub use host::{HostId, HostIdentity};
+pub use ioctl::shut_down_file_system;
 pub use key::{Epoch, InstanceHash, ReservationKey};
 pub use nqn::{DISCOVERY_NQN, InvalidName, Nqn};
 pub use options::{Authentication, FabricPath, Interface, Subsystem, Timing, Tls, Transport};

@@ -91,6 +91,25 @@ impl FabricPath {
     }
 }
 
+impl FromStr for FabricPath {
+    type Err = InvalidName;
+
+    /// `tcp://192.168.77.1:4420` or `rdma://[fd00::1]:4420`.
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        let parsed = text.split_once("://").and_then(|(transport, target)| {
+            let transport = match transport {
+                "tcp" => Transport::Tcp,
+                "rdma" => Transport::Rdma,
+                _ => return None,
+            };
+            let target: SocketAddr = target.parse().ok()?;
+            let scoped = matches!(target, SocketAddr::V6(v6) if v6.scope_id() != 0);
+            (target.port() != 0 && !scoped).then(|| Self::new(transport, target))
+        });
+        parsed.ok_or_else(|| InvalidName::new(text, "a path (tcp://ADDRESS:PORT or rdma://ADDRESS:PORT)"))
+    }
+}
+
 impl fmt::Display for FabricPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", self.transport, self.target)?;
@@ -396,6 +415,18 @@ mod tests {
         let options = wanted.discovery_options(&path(Transport::Tcp)).to_string();
         assert!(options.contains(",nqn=nqn.2014-08.org.nvmexpress.discovery,"), "{options}");
         assert!(!options.contains("nr_io_queues") && options.ends_with(",duplicate_connect"), "{options}");
+    }
+
+    #[test]
+    fn paths_are_read_as_they_are_shown() {
+        for text in ["tcp://192.168.77.1:4420", "rdma://[fd00::1]:4420"] {
+            assert_eq!(text.parse::<FabricPath>().map(|path| path.to_string()).as_deref(), Ok(text));
+        }
+        for text in
+            ["", "tcp://", "fc://1.2.3.4:1", "tcp://1.2.3.4", "tcp://1.2.3.4:0", "tcp://[fe80::1%3]:4420"]
+        {
+            assert!(text.parse::<FabricPath>().is_err(), "{text:?}");
+        }
     }
 
     #[test]
