@@ -253,7 +253,55 @@ fn what_is_given_back_is_free_for_all() {
     assert_eq!(check(&two, &me(2, 1)).expect("a report"), Check::Held);
 }
 
+/// What may happen, in any order.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Acquire(u8, u32),
+    Release(u8, u32),
+    Restart,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let (host, epoch) = (1u8..4, 1u32..5);
+    prop_oneof![
+        8 => (host.clone(), epoch.clone()).prop_map(|(host, epoch)| Action::Acquire(host, epoch)),
+        2 => (host, epoch).prop_map(|(host, epoch)| Action::Release(host, epoch)),
+        1 => Just(Action::Restart),
+    ]
+}
+
 proptest! {
+    /// Whatever hosts start, end and return in whatever epochs, and the target forgets.
+    #[test]
+    fn there_is_never_more_than_one_holder_and_never_an_older_one(
+        actions in prop::collection::vec(action(), 1..24),
+    ) {
+        let target = Target::default();
+        for action in actions {
+            match action {
+                Action::Acquire(host, epoch) => {
+                    let (view, me) = (target.seen_by(host), me(host, epoch));
+                    let newest = target.registrants.borrow().iter().filter_map(|(_, key)| key.epoch_of(me.instance)).max();
+                    let taken = acquire(&view, &me).is_ok();
+                    prop_assert!(!taken || newest.is_none_or(|newest| newest <= me.epoch));
+                    prop_assert_eq!(taken, check(&view, &me).expect("a report") == Check::Held);
+                }
+                Action::Release(host, epoch) => release(&target.seen_by(host), &me(host, epoch)).expect("no error"),
+                Action::Restart => target.restart(),
+            }
+            let held = (1..4).flat_map(|host| (1..5).map(move |epoch| me(host, epoch)));
+            let held: Vec<Me> = held
+                .filter(|me| check(&target.seen_by(me.host.0[0]), me).expect("a report") == Check::Held)
+                .collect();
+            prop_assert!(held.len() <= 1, "{:?}", held);
+            if let [holder] = held[..] {
+                for host in 1..4 {
+                    prop_assert_eq!(target.takes_write(HostId([host; 16])), holder.host == HostId([host; 16]));
+                }
+            }
+        }
+    }
+
     /// Between each report and the step that follows from it, the other host does the whole of its own acquisition.
     #[test]
     fn two_that_come_at_once_end_with_one_holder(
