@@ -155,8 +155,9 @@ impl Reservations for NamespaceDevice {
         done(ioctl::pr_reserve(&self.file, key.number(), PR_EXCLUSIVE_ACCESS))
     }
 
+    /// The kernel hands `old_key` on as our own key and `new_key` as the one to preempt, whatever their names say.
     fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError> {
-        done(ioctl::pr_preempt(&self.file, old.number(), key.number(), PR_EXCLUSIVE_ACCESS, true))
+        done(ioctl::pr_preempt(&self.file, key.number(), old.number(), PR_EXCLUSIVE_ACCESS, true))
     }
 
     fn release(&self, key: ReservationKey) -> Result<(), ReservationError> {

@@ -41,7 +41,7 @@ const TCP: u16 = 4420;
 const RDMA: u16 = 4421;
 /// A key (DHHC-1) and another one.
 const KEY: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
-const OTHER_KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+Kfn6R:";
+const OTHER_KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// As an emulated guest on a busy machine keeps it.
 const KEEP_ALIVE_S: u32 = 15;
 const FAST_IO_FAIL_S: u32 = 10;
