@@ -9,9 +9,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-smb", &["forebay-smbdirect"]),
     ("forebay-smbdirect", &[]),
     ("forebay-rdma", &[]),
+    ("forebay-nvmeof", &[]),
     (
         "forebay-server",
-        &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
+        &[
+            "forebay-proto",
+            "forebay-smb",
+            "forebay-smbdirect",
+            "forebay-rdma",
+            "forebay-nvmeof",
+            "forebay-inventory",
+        ],
     ),
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
@@ -20,7 +28,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
     (
         "forebay-e2e",
-        &["forebay-proto", "forebay-smb", "forebay-smbdirect", "forebay-rdma", "forebay-inventory"],
+        &[
+            "forebay-proto",
+            "forebay-smb",
+            "forebay-smbdirect",
+            "forebay-rdma",
+            "forebay-nvmeof",
+            "forebay-inventory",
+        ],
     ),
     ("forebay-bench", &["forebay-e2e"]),
 ];

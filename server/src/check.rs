@@ -106,6 +106,10 @@ fn engine(report: &mut Report, wanted: IoEngine) {
 
 fn pool(report: &mut Report, section: &PoolSection) {
     let (what, path) = (format!("pool {}", section.name), section.path.display());
+    if let Some(nvmeof) = &section.nvmeof {
+        // Looking at more would mean to connect and to take it.
+        return report.line(&what, format_args!("{path}, {} of {}", nvmeof.namespace, nvmeof.nqn));
+    }
     let directory = match std::fs::File::open(&section.path) {
         Ok(directory) => directory,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && section.create => {

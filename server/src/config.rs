@@ -1,5 +1,7 @@
 //! The configuration file: TOML, every option explained once in [`OPTIONS`], from which `--help` and the sample come.
 
+mod nvmeof;
+
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,6 +13,7 @@ use serde::Deserialize;
 use crate::advertise::Advertised;
 use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
 pub use crate::rdma::listener::Ports;
+pub use nvmeof::NvmeofSection;
 
 /// Where the daemon looks for its configuration when it is not told.
 pub const DEFAULT_PATH: &str = "/etc/forebay/server.toml";
@@ -476,6 +479,9 @@ pub struct PoolSection {
     /// Capacities may add up to so many times the pool's size.
     #[serde(default = "one")]
     pub overcommit: f64,
+    /// `[pool.nvmeof]`: the directory is the mount point of a namespace.
+    #[serde(default)]
+    pub nvmeof: Option<NvmeofSection>,
 }
 
 fn one() -> f64 {
@@ -693,6 +699,11 @@ impl Config {
             }
             if !(pool.overcommit.is_finite() && (0.0..=1000.0).contains(&pool.overcommit)) {
                 return bad("overcommit", "must be a number from 0 to 1000");
+            }
+            if let Some(nvmeof) = &pool.nvmeof {
+                let before = self.pool[..nth].iter().filter(|pool| pool.nvmeof.is_some()).count();
+                let wrong = nvmeof.check(&self.instance);
+                wrong.map_err(|(key, message)| ("pool.nvmeof", before, key, message))?;
             }
         }
         Ok(())

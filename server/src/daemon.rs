@@ -37,6 +37,7 @@ use crate::limits::{
     BUFFER_BYTES_MAX, LISTEN_BACKLOG, RETURN_PAUSE, RETURN_TIME, RETURNING_MAX,
 };
 use crate::metrics::{Metrics, PoolSpace};
+use crate::namespace::{self, NamespaceError};
 use crate::pool::{Pool, PoolError};
 use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
@@ -62,6 +63,8 @@ pub enum Exit {
     Listen = 5,
     /// The I/O engine that the configuration insists on is not to be had.
     Engine = 6,
+    /// A pool's namespace is no longer ours, or out of reach for too long: the server ended itself at once.
+    Fenced = 7,
 }
 
 impl From<Exit> for ExitCode {
@@ -76,6 +79,9 @@ pub enum DaemonError {
     /// A pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// A pool's namespace.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
     /// Certificates of the admin API.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -119,7 +125,7 @@ impl DaemonError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Tls(_) => Exit::Config,
-            Self::Pool(_) => Exit::Pool,
+            Self::Pool(_) | Self::Namespace(_) => Exit::Pool,
             Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
             Self::Engine(_) => Exit::Engine,
             Self::System { .. } | Self::Loop(_) | Self::Impatient => Exit::Failed,
@@ -153,6 +159,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         }
         Err(_) => None,
     };
+    let namespaces = namespace::attach_all(config)?;
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     let started = clock::now();
@@ -239,6 +246,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     let result = runtime.block_on(daemon.serve(has_ended));
     // A request to the admin API that still runs is given a moment, not a veto.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    namespaces.into_iter().for_each(namespace::Attached::detach);
     result
 }
 

@@ -22,6 +22,7 @@ pub mod life;
 pub mod limits;
 pub mod log;
 pub mod metrics;
+pub mod namespace;
 pub mod pool;
 pub mod rdma;
 pub mod tls;

@@ -83,6 +83,18 @@ pub const RECORD_BYTES_MAX: u64 = 1024 * 1024;
 pub const PREDECESSORS_MAX: usize = 64;
 /// First project id that a pool gives out: below it, ids may belong to the administrator.
 pub const PROJECT_ID_FIRST: u32 = 0x0F0B_0000;
+/// Bytes of a file with a key for a pool's target.
+pub const KEY_FILE_BYTES_MAX: u64 = 4096;
+/// Smallest namespace that a pool is made on: mkfs.xfs refuses less than 300 MiB.
+pub const NAMESPACE_BYTES_MIN: u64 = 512 << 20;
+/// How often a pool's reservation and paths are looked at.
+pub const NAMESPACE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked at whether the looks themselves come back.
+pub const NAMESPACE_GUARD_INTERVAL: Duration = Duration::from_millis(250);
+/// Time that the end of a pool's file system may take before the server ends without it.
+pub const FENCE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Time that a server before us has to let go of a pool's file system.
+pub const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(10);
 /// Bytes of one request to the admin API.
 pub const ADMIN_REQUEST_BYTES_MAX: usize = 256 * 1024;
 /// Connections to the admin API over TLS whose clients are known; further ones are closed.

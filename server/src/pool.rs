@@ -504,6 +504,22 @@ impl Pool {
     }
 }
 
+/// Notes that what earlier starts acknowledged may be lost although the machine was not booted since: the pool's file system
+/// was ended without writing what it had in memory, or another machine had it meanwhile.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn distrust_starts(pool: &Path) -> std::io::Result<()> {
+    let path = pool.join(".forebay/starts");
+    let text = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        text => text?,
+    };
+    let numbers = text.lines().filter_map(|line| Some(line.split_once(' ')?.0));
+    let lines: String = numbers.map(|number| format!("{number} {NOT_DURABLE}\n")).collect();
+    replace(&path, lines.as_bytes())
+}
+
 /// In the list of starts, in the place of the boot in which what a start acknowledged can be relied on.
 const NOT_DURABLE: &str = "-";
 
@@ -547,6 +563,7 @@ mod tests {
             existing: false,
             quota: PoolQuota::None,
             overcommit: 1.0,
+            nvmeof: None,
         }
     }
 
@@ -633,6 +650,17 @@ mod tests {
         std::fs::create_dir(scratch.path().join(".forebay/starts.tmp")).expect("in the way");
         assert_eq!(start(8), [6, 7]);
         assert_eq!(start(9), [6, 7]);
+    }
+
+    #[test]
+    fn starts_of_a_file_system_that_was_ended_are_known_and_not_relied_on() {
+        let scratch = tempfile::tempdir().expect("tmp");
+        distrust_starts(scratch.path()).expect("there are none");
+        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
+        pool.predecessors(1).expect("noted");
+        distrust_starts(scratch.path()).expect("noted");
+        let expected = Predecessor { instance: 1, durable: false };
+        assert_eq!(pool.predecessors(2).expect("noted"), [expected]);
     }
 
     #[test]

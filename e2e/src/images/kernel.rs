@@ -33,6 +33,7 @@ const MODULES: &[&str] = &[
     "drivers/net/net_failover.ko.xz",
     "drivers/net/veth.ko.xz",
     "drivers/net/virtio_net.ko.xz",
+    "drivers/nvme",
     "drivers/virtio",
     "fs",
     "lib",

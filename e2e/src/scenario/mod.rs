@@ -9,6 +9,7 @@ mod everyday;
 mod locks;
 mod mounts;
 mod multichannel;
+mod nvmeof;
 mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
@@ -33,7 +34,15 @@ pub struct Scenario {
 }
 
 /// What a scenario does: a note for its row, or why it failed.
-type Body = Box<dyn Fn(&Site) -> Result<String>>;
+type Run<T> = Box<dyn Fn(&T) -> Result<String>>;
+
+/// Where it does it.
+enum Body {
+    /// On a lab with a file server.
+    Site(Run<Site>),
+    /// On the fabric's lab: a target and two hosts, with nothing on them.
+    Fabric(Run<Lab>),
+}
 
 /// The first client.
 const ONE: &str = "node1";
@@ -43,11 +52,15 @@ const TWO: &str = "node2";
 const MIB: u64 = 1 << 20;
 
 fn scenario(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
-    Scenario { name: name.into(), ours_only: false, smb_direct: false, run: Box::new(run) }
+    Scenario { name: name.into(), ours_only: false, smb_direct: false, run: Body::Site(Box::new(run)) }
 }
 
 fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
     Scenario { ours_only: true, ..scenario(name, run) }
+}
+
+fn on_fabric(name: impl Into<String>, run: impl Fn(&Lab) -> Result<String> + 'static) -> Scenario {
+    Scenario { name: name.into(), ours_only: true, smb_direct: false, run: Body::Fabric(Box::new(run)) }
 }
 
 /// All scenarios, in the order they run.
@@ -66,6 +79,7 @@ pub fn all() -> Vec<Scenario> {
         csi::scenarios(),
         drain::scenarios(),
         crash::scenarios(),
+        nvmeof::scenarios(),
     ]
     .into_iter()
     .flatten()
@@ -82,7 +96,9 @@ pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "no scenario's name contains any of {filters:?}");
     check_built(kind)?;
-    let (smb_direct, plain): (Vec<_>, Vec<_>) = chosen.iter().partition(|scenario| scenario.smb_direct);
+    let (fabric, on_site): (Vec<&Scenario>, Vec<&Scenario>) =
+        chosen.iter().partition(|scenario| matches!(scenario.run, Body::Fabric(_)));
+    let (smb_direct, plain): (Vec<_>, Vec<_>) = on_site.into_iter().partition(|scenario| scenario.smb_direct);
     let mut table = Table::default();
     if !plain.is_empty() {
         let lab =
@@ -93,6 +109,10 @@ pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
         let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
         let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
         run_in(lab, kind, "server up beside SMB Direct", &smb_direct, &mut table)?;
+    }
+    if !fabric.is_empty() {
+        let lab = Lab::start(&format!("test-nvmeof-{}", std::process::id()), &nvmeof::nodes())?;
+        run_on_fabric(&lab, &fabric, &mut table)?;
     }
     print!("\n{}", table.render());
     println!("{} passed, {} failed", table.passed(), table.failed());
@@ -107,9 +127,24 @@ fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut T
     });
     let Some(site) = site else { return Ok(()) };
     for scenario in scenarios {
-        if table.run(&scenario.name, || (scenario.run)(&site)).is_none() {
+        let Body::Site(run) = &scenario.run else { continue };
+        if table.run(&scenario.name, || run(&site)).is_none() {
             site.lab().check()?;
             say(format!("the server's log ends with:\n{}", site.server_log()));
+        }
+    }
+    Ok(())
+}
+
+fn run_on_fabric(lab: &Lab, scenarios: &[&Scenario], table: &mut Table) -> Result<()> {
+    for scenario in scenarios {
+        let Body::Fabric(run) = &scenario.run else { continue };
+        if table.run(&scenario.name, || run(lab)).is_none() {
+            lab.check()?;
+            for node in lab.nodes() {
+                let said = node.run("dmesg | grep -i nvme | tail -n 30").unwrap_or_default();
+                say(format!("{} says of nvme:\n{said}", node.name()));
+            }
         }
     }
     Ok(())

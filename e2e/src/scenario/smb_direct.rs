@@ -79,14 +79,15 @@ pub(super) const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
 
 impl Link {
     /// Makes one on the node's network device. Removed when dropped.
-    fn add<'a>(&'a self, node: &'a Node) -> Result<Added<'a>> {
+    pub(super) fn add<'a>(&'a self, node: &'a Node) -> Result<Added<'a>> {
         let Self { kind, module, .. } = self;
         node.run(&format!("modprobe {module}; rdma link add {kind}0 type {kind} netdev eth0"))?;
         Ok(Added { node, name: format!("{kind}0") })
     }
 }
 
-struct Added<'a> {
+/// A software RDMA device that was made.
+pub(super) struct Added<'a> {
     node: &'a Node,
     name: String,
 }

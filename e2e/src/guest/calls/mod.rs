@@ -7,6 +7,8 @@ pub mod grpc;
 pub mod inventory;
 pub mod locks;
 pub mod mounting;
+pub mod nvmeof;
+pub mod nvmet;
 pub mod posix;
 pub mod space;
 pub mod writer;
@@ -26,6 +28,18 @@ pub fn dispatch(function: &str, arguments: &[u8]) -> Result<Vec<u8>> {
         "unmount" => call(arguments, mounting::unmount),
         "smb-direct-verify" => call(arguments, direct::verify),
         "smb-direct-fault" => call(arguments, direct::commit),
+        "nvmet-offer" => call(arguments, nvmet::offer),
+        "nvmet-withdraw" => call(arguments, nvmet::withdraw),
+        "nvmeof-host" => call(arguments, nvmeof::host_nqn),
+        "nvmeof-connect" => call(arguments, nvmeof::connect),
+        "nvmeof-disconnect" => call(arguments, nvmeof::disconnect),
+        "nvmeof-discover" => call(arguments, nvmeof::discover),
+        "nvmeof-watch" => call(arguments, nvmeof::watch),
+        "nvmeof-acquire" => call(arguments, nvmeof::acquire),
+        "nvmeof-check" => call(arguments, nvmeof::check),
+        "nvmeof-release" => call(arguments, nvmeof::release),
+        "nvmeof-write" => call(arguments, nvmeof::write),
+        "nvmeof-writers" => call(arguments, nvmeof::writers),
         "posix" => call(arguments, posix::all),
         "fill" => call(arguments, space::fill),
         "inventory" => call(arguments, inventory::inventory),

@@ -1,0 +1,338 @@
+//! The rules of [`super`] on a target in memory that follows NVMe Base 7.2 to 7.6 as nvmet does.
+
+use std::cell::{Cell, RefCell};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A target with one namespace.
+#[derive(Default)]
+struct Target {
+    registrants: RefCell<Vec<(HostId, ReservationKey)>>,
+    /// Host and type.
+    holder: Cell<Option<(HostId, ReservationType)>>,
+    /// Hosts whose commands were aborted, in order.
+    aborted: RefCell<Vec<HostId>>,
+}
+
+impl Target {
+    /// Power is lost, and no reservation persists.
+    fn restart(&self) {
+        self.registrants.borrow_mut().clear();
+        self.holder.set(None);
+    }
+
+    /// Whether it takes a write of this host.
+    fn takes_write(&self, host: HostId) -> bool {
+        self.holder.get().is_none_or(|(holder, _)| holder == host)
+    }
+
+    fn seen_by(&self, host: u8) -> View<'_> {
+        View { target: self, host: HostId([host; 16]), between: RefCell::default() }
+    }
+}
+
+type Event<'a> = Box<dyn FnOnce() + 'a>;
+
+/// A target as one host sees it.
+struct View<'a> {
+    target: &'a Target,
+    host: HostId,
+    /// What others do after this host's next reports.
+    between: RefCell<Vec<Event<'a>>>,
+}
+
+impl View<'_> {
+    fn key(&self) -> Option<ReservationKey> {
+        self.target.registrants.borrow().iter().find(|(host, _)| *host == self.host).map(|(_, key)| *key)
+    }
+
+    fn registered(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        if self.key() == Some(key) { Ok(()) } else { Err(ReservationError::Conflict) }
+    }
+}
+
+impl Reservations for View<'_> {
+    fn report(&self) -> Result<Report, ReservationError> {
+        let holder = self.target.holder.get();
+        let registrant = |&(host, key): &(HostId, ReservationKey)| Registrant {
+            host,
+            key,
+            holds: holder.is_some_and(|(holder, _)| holder == host),
+        };
+        let registrants = self.target.registrants.borrow().iter().map(registrant).collect();
+        let report = Report { generation: 0, reservation: holder.map(|(_, kind)| kind), registrants };
+        let event = self.between.borrow_mut().pop();
+        if let Some(event) = event {
+            event();
+        }
+        Ok(report)
+    }
+
+    fn register(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        match self.key() {
+            None => self.target.registrants.borrow_mut().push((self.host, key)),
+            Some(same) if same == key => {}
+            Some(_) => return Err(ReservationError::Conflict),
+        }
+        Ok(())
+    }
+
+    fn replace(&self, old: ReservationKey, new: ReservationKey) -> Result<(), ReservationError> {
+        self.registered(old)?;
+        for registrant in
+            self.target.registrants.borrow_mut().iter_mut().filter(|(host, _)| *host == self.host)
+        {
+            registrant.1 = new;
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.registered(key)?;
+        match self.target.holder.get() {
+            Some((holder, _)) if holder != self.host => Err(ReservationError::Conflict),
+            _ => {
+                self.target.holder.set(Some((self.host, ReservationType::ExclusiveAccess)));
+                Ok(())
+            }
+        }
+    }
+
+    fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError> {
+        self.registered(key)?;
+        let holder = self.target.holder.get().map(|(host, _)| host);
+        if holder == Some(self.host) {
+            return Ok(());
+        }
+        let victims: Vec<HostId> = {
+            let registrants = self.target.registrants.borrow();
+            registrants.iter().filter(|(_, key)| *key == old).map(|(host, _)| *host).collect()
+        };
+        if victims.is_empty() {
+            return Err(ReservationError::Conflict);
+        }
+        if holder.is_some_and(|holder| victims.contains(&holder)) {
+            self.target.holder.set(Some((self.host, ReservationType::ExclusiveAccess)));
+        }
+        self.target
+            .registrants
+            .borrow_mut()
+            .retain(|(host, _)| !victims.contains(host) || *host == self.host);
+        self.target.aborted.borrow_mut().extend(victims);
+        Ok(())
+    }
+
+    fn release(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.registered(key)?;
+        if self.target.holder.get().is_some_and(|(holder, _)| holder == self.host) {
+            self.target.holder.set(None);
+        }
+        Ok(())
+    }
+
+    fn unregister(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.registered(key)?;
+        self.target.registrants.borrow_mut().retain(|(host, _)| *host != self.host);
+        if self.target.holder.get().is_some_and(|(holder, _)| holder == self.host) {
+            self.target.holder.set(None);
+        }
+        Ok(())
+    }
+}
+
+fn me(host: u8, epoch: u32) -> Me {
+    let instance = InstanceHash::of("fast-0");
+    Me { instance, epoch: Epoch::new(epoch).expect("not 0"), host: HostId([host; 16]) }
+}
+
+#[test]
+fn the_first_takes_it_and_takes_it_again_without_harm() {
+    let target = Target::default();
+    let one = target.seen_by(1);
+    acquire(&one, &me(1, 1)).expect("nobody has it");
+    assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Held);
+    acquire(&one, &me(1, 1)).expect("it is ours");
+    assert!(target.takes_write(HostId([1; 16])) && !target.takes_write(HostId([2; 16])));
+}
+
+#[test]
+fn a_later_epoch_takes_it_and_the_old_one_finds_itself_out() {
+    let target = Target::default();
+    let (one, two) = (target.seen_by(1), target.seen_by(2));
+    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&two, &me(2, 2)).expect("it is that of an earlier epoch");
+    assert_eq!(*target.aborted.borrow(), [HostId([1; 16])]);
+    assert!(!target.takes_write(HostId([1; 16])));
+    let taken = Loss::Taken { host: HostId([2; 16]), key: me(2, 2).key() };
+    assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(taken));
+    // It returns and tries again.
+    let again = acquire(&one, &me(1, 1));
+    assert!(matches!(again, Err(NotAcquired::Superseded { .. })), "{again:?}");
+    assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Held);
+}
+
+#[test]
+fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
+    let target = Target::default();
+    let one = target.seen_by(1);
+    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 2)).expect("it is this host's");
+    assert_eq!(check(&one, &me(1, 2)).expect("a report"), Check::Held);
+    // The process before, should it still run.
+    assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::OtherKey(me(1, 2).key())));
+    assert!(matches!(acquire(&one, &me(1, 1)), Err(NotAcquired::Superseded { .. })));
+    assert!(target.aborted.borrow().is_empty());
+}
+
+#[test]
+fn an_epoch_that_is_started_twice_has_one_winner() {
+    let target = Target::default();
+    let (one, two) = (target.seen_by(1), target.seen_by(2));
+    acquire(&one, &me(1, 1)).expect("nobody has it");
+    assert!(matches!(acquire(&two, &me(2, 1)), Err(NotAcquired::Twin { .. })));
+    assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Held);
+}
+
+#[test]
+fn a_stranger_is_left_alone() {
+    let target = Target::default();
+    let (one, two) = (target.seen_by(1), target.seen_by(2));
+    let stranger = Me { instance: InstanceHash::of("other"), ..me(1, 1) };
+    acquire(&one, &stranger).expect("nobody has it");
+    for epoch in [1, 9] {
+        let refused = acquire(&two, &me(2, epoch));
+        assert!(matches!(refused, Err(NotAcquired::Stranger { .. })), "{refused:?}");
+    }
+    assert_eq!(target.registrants.borrow().len(), 1);
+    assert_eq!(check(&one, &stranger).expect("a report"), Check::Held);
+}
+
+#[test]
+fn a_target_that_forgets_is_noticed() {
+    let target = Target::default();
+    let one = target.seen_by(1);
+    acquire(&one, &me(1, 1)).expect("nobody has it");
+    target.restart();
+    assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::Forgotten));
+}
+
+#[test]
+fn one_that_was_registered_but_held_nothing_is_put_out_before_it_can() {
+    let target = Target::default();
+    let (one, two) = (target.seen_by(1), target.seen_by(2));
+    one.register(me(1, 1).key()).expect("a registration");
+    acquire(&two, &me(2, 2)).expect("nobody has it");
+    assert!(one.reserve(me(1, 1).key()).is_err());
+    assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Held);
+}
+
+#[test]
+fn a_reservation_that_lets_others_write_is_not_taken_for_ours() {
+    let target = Target::default();
+    let one = target.seen_by(1);
+    one.register(me(1, 1).key()).expect("a registration");
+    target.holder.set(Some((HostId([1; 16]), ReservationType::WriteExclusive)));
+    let kind = ReservationType::WriteExclusive;
+    assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::OtherType(kind)));
+    assert!(matches!(acquire(&one, &me(1, 1)), Err(NotAcquired::OtherType(_))));
+}
+
+#[test]
+fn what_is_given_back_is_free_for_all() {
+    let target = Target::default();
+    let (one, two) = (target.seen_by(1), target.seen_by(2));
+    acquire(&one, &me(1, 1)).expect("nobody has it");
+    release(&one, &me(1, 1)).expect("it is ours");
+    release(&one, &me(1, 1)).expect("there is nothing left to give back");
+    assert!(target.registrants.borrow().is_empty() && target.holder.get().is_none());
+    acquire(&two, &me(2, 1)).expect("nobody has it");
+    // What another holds is not released by us.
+    release(&one, &me(1, 1)).expect("there is nothing to give back");
+    assert_eq!(check(&two, &me(2, 1)).expect("a report"), Check::Held);
+}
+
+/// What may happen, in any order.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Acquire(u8, u32),
+    Release(u8, u32),
+    Restart,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let (host, epoch) = (1u8..4, 1u32..5);
+    prop_oneof![
+        8 => (host.clone(), epoch.clone()).prop_map(|(host, epoch)| Action::Acquire(host, epoch)),
+        2 => (host, epoch).prop_map(|(host, epoch)| Action::Release(host, epoch)),
+        1 => Just(Action::Restart),
+    ]
+}
+
+proptest! {
+    /// Whatever hosts start, end and return in whatever epochs, and the target forgets.
+    #[test]
+    fn there_is_never_more_than_one_holder_and_never_an_older_one(
+        actions in prop::collection::vec(action(), 1..24),
+    ) {
+        let target = Target::default();
+        for action in actions {
+            match action {
+                Action::Acquire(host, epoch) => {
+                    let (view, me) = (target.seen_by(host), me(host, epoch));
+                    let newest = target.registrants.borrow().iter().filter_map(|(_, key)| key.epoch_of(me.instance)).max();
+                    let taken = acquire(&view, &me).is_ok();
+                    prop_assert!(!taken || newest.is_none_or(|newest| newest <= me.epoch));
+                    prop_assert_eq!(taken, check(&view, &me).expect("a report") == Check::Held);
+                }
+                Action::Release(host, epoch) => release(&target.seen_by(host), &me(host, epoch)).expect("no error"),
+                Action::Restart => target.restart(),
+            }
+            let held = (1..4).flat_map(|host| (1..5).map(move |epoch| me(host, epoch)));
+            let held: Vec<Me> = held
+                .filter(|me| check(&target.seen_by(me.host.0[0]), me).expect("a report") == Check::Held)
+                .collect();
+            prop_assert!(held.len() <= 1, "{:?}", held);
+            if let [holder] = held[..] {
+                for host in 1..4 {
+                    prop_assert_eq!(target.takes_write(HostId([host; 16])), holder.host == HostId([host; 16]));
+                }
+            }
+        }
+    }
+
+    /// Between each report and the step that follows from it, the other host does the whole of its own acquisition.
+    #[test]
+    fn two_that_come_at_once_end_with_one_holder(
+        at in 0usize..6,
+        epochs in (1u32..4, 1u32..4),
+        before in prop::option::of(0u32..4),
+    ) {
+        let target = Target::default();
+        if let Some(epoch) = before.filter(|epoch| *epoch > 0) {
+            let _ = acquire(&target.seen_by(3), &me(3, epoch));
+        }
+        let (two, other) = (target.seen_by(2), RefCell::new(None));
+        let one = target.seen_by(1);
+        let mut events: Vec<Event<'_>> = (0..at).map(|_| Box::new(|| ()) as Event<'_>).collect();
+        events.insert(0, Box::new(|| *other.borrow_mut() = Some(acquire(&two, &me(2, epochs.1)))));
+        *one.between.borrow_mut() = events;
+        let first = acquire(&one, &me(1, epochs.0));
+        // A loser that was told it has won must find out when it looks.
+        let held = |view: &View<'_>, me: &Me| check(view, me).expect("a report") == Check::Held;
+        one.between.borrow_mut().clear();
+        let holders = [held(&one, &me(1, epochs.0)), held(&two, &me(2, epochs.1))];
+        prop_assert!(!(holders[0] && holders[1]));
+        // Whoever was told last that it has it, has it; nobody who was refused does.
+        prop_assert!(first.is_ok() || !holders[0]);
+        if let Some(second) = other.take() {
+            prop_assert!(second.is_ok() || !holders[1]);
+            prop_assert!(epochs.0 == epochs.1 || !holders[usize::from(epochs.0 > epochs.1)]);
+        }
+        for (host, holds) in [(1, holders[0]), (2, holders[1])] {
+            prop_assert!(!holds || target.takes_write(HostId([host; 16])));
+            prop_assert!(target.holder.get().is_none() || holds == target.takes_write(HostId([host; 16])));
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What the texts of keys are made of: Base64 (RFC 4648 4) and its CRC-32 at the end.
+
+use zeroize::Zeroizing;
+
+/// Decodes Base64 with its padding; none where it is not exactly that.
+pub(crate) fn decode(text: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let text = text.as_bytes();
+    if text.is_empty() || !text.len().is_multiple_of(4) {
+        return None;
+    }
+    let padding = text.iter().rev().take_while(|b| **b == b'=').count();
+    let mut bytes = Zeroizing::new(Vec::with_capacity(text.len() / 4 * 3));
+    if padding > 2 {
+        return None;
+    }
+    let digits = &text[..text.len() - padding];
+    for group in digits.chunks(4) {
+        let mut word = 0u32;
+        for digit in group {
+            word = word << 6 | value(*digit)?;
+        }
+        word <<= 6 * (4 - group.len());
+        // Bits beyond the last byte must be zero, or one key would have several texts.
+        let count = group.len() * 6 / 8;
+        if word & ((1u32 << (24 - 8 * count)) - 1) != 0 {
+            return None;
+        }
+        bytes.extend_from_slice(&word.to_be_bytes()[1..=count]);
+    }
+    Some(bytes)
+}
+
+fn value(digit: u8) -> Option<u32> {
+    let value = match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    };
+    Some(u32::from(value))
+}
+
+/// CRC-32 of ISO 3309 (reflected, polynomial 0x04C11DB7), as NVMe puts it behind keys.
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0u32, |crc, byte| {
+        (0..8).fold(
+            crc ^ u32::from(*byte),
+            |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xEDB8_8320 } else { crc >> 1 },
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_taken_only_as_it_is_written() {
+        let plain = |text| decode(text).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        for (text, bytes) in [("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFy", "foobar")] {
+            assert_eq!(plain(text).as_deref(), Some(bytes));
+        }
+        for text in ["", "Zg", "Zg=", "Zh==", "Zm9=", "Z===", "====", "Zm9v Zm9v", "Zm=v"] {
+            assert_eq!(plain(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_check_value_of_crc_32_comes_out() {
+        assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
+    }
+}

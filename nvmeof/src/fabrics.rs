@@ -1,0 +1,349 @@
+//! Connecting and disconnecting: `/dev/nvme-fabrics`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use crate::attributes;
+use crate::device::{NamespaceDevice, OpenError};
+use crate::discovery::{self, DiscoveryError, Record};
+use crate::kernel_log::KernelLog;
+use crate::limits::REPLY_BYTES_MAX;
+use crate::options::{FabricPath, Options, Subsystem, Timing};
+use crate::plan::{NotPlanned, plan};
+use crate::refusal::{Failure, Refusal};
+use crate::sysfs::{ControllerState, Namespace, Sysfs};
+
+/// The kernel as an NVMe-oF host.
+#[derive(Clone, Debug)]
+pub struct Fabrics {
+    dev: PathBuf,
+    sysfs: Sysfs,
+}
+
+/// What the kernel answered a connect with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Number of the controller: 3 for `nvme3`.
+    pub instance: u32,
+    /// The target's number for it.
+    pub controller_id: u16,
+}
+
+/// A path that was connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connected {
+    /// Which.
+    pub path: FabricPath,
+    /// The kernel's name for its controller.
+    pub controller: String,
+}
+
+/// Why a path was not connected.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// There is no `/dev/nvme-fabrics`, or it may not be opened.
+    #[error("cannot open {path}: {source} (load nvme-fabrics, and give this process CAP_SYS_ADMIN)")]
+    Unavailable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel or the target refused.
+    #[error("cannot connect {nqn} over {path}: {refusal}")]
+    Refused {
+        /// Subsystem.
+        nqn: String,
+        /// Path.
+        path: Box<FabricPath>,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The kernel said that it is connected, but not as what.
+    #[error("the kernel connected {nqn} over {path} and answered {answer:?}, which names no controller")]
+    Answer {
+        /// Subsystem.
+        nqn: String,
+        /// Path.
+        path: Box<FabricPath>,
+        /// What it said.
+        answer: String,
+    },
+}
+
+/// What [`Fabrics::ensure_connected`] did. Some paths may have failed while others carry on.
+#[derive(Debug, Default)]
+pub struct Ensured {
+    /// Controllers that were there.
+    pub kept: Vec<String>,
+    /// Paths that were connected.
+    pub connected: Vec<Connected>,
+    /// Controllers that were not wanted and are gone.
+    pub disconnected: Vec<String>,
+    /// What failed.
+    pub failed: Vec<ConnectError>,
+    /// Controllers that are not wanted and were left, since no wanted one is live.
+    pub spared: Vec<String>,
+    /// Controllers that could not be disconnected, or whose timing could not be set.
+    pub odd: Vec<String>,
+}
+
+/// Why nothing is connected.
+#[derive(Debug, thiserror::Error)]
+pub enum EnsureError {
+    /// It must not be done as things are.
+    #[error(transparent)]
+    NotPlanned(#[from] NotPlanned),
+    /// No path came about and none was there.
+    #[error("{}", failures(.0))]
+    NoPath(Vec<ConnectError>),
+}
+
+fn failures(failed: &[ConnectError]) -> String {
+    failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// One connect at a time, so that what the kernel says meanwhile is about it.
+static CONNECTING: Mutex<()> = Mutex::new(());
+
+impl Default for Fabrics {
+    fn default() -> Self {
+        Self::at("/dev", Sysfs::at("/sys"))
+    }
+}
+
+impl Fabrics {
+    /// The kernel whose devices are in this directory.
+    #[must_use]
+    pub fn at(dev: impl Into<PathBuf>, sysfs: Sysfs) -> Self {
+        Self { dev: dev.into(), sysfs }
+    }
+
+    /// What is connected.
+    #[must_use]
+    pub fn sysfs(&self) -> &Sysfs {
+        &self.sysfs
+    }
+
+    /// Opens a namespace that was found, for its reservations.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or its name is another's by now.
+    pub fn open(&self, namespace: &Namespace) -> Result<NamespaceDevice, OpenError> {
+        NamespaceDevice::open(&self.dev, namespace)
+    }
+
+    /// Connects one path. Blocks until the target has answered or the kernel has given up, minutes perhaps.
+    ///
+    /// # Errors
+    /// When it is refused; [`Refusal::AlreadyConnected`] when it is there.
+    pub fn connect(&self, wanted: &Subsystem, path: &FabricPath) -> Result<Connected, ConnectError> {
+        let reply = self.create(wanted.nqn.as_str(), path, &wanted.options(path))?;
+        Ok(Connected { path: path.clone(), controller: format!("nvme{}", reply.instance) })
+    }
+
+    /// Removes a controller. Nothing to do where it is gone. Blocks until its I/O has ended.
+    ///
+    /// # Errors
+    /// When the kernel does not let us.
+    pub fn disconnect(&self, controller: &str) -> io::Result<()> {
+        let at = self.sysfs.controller(controller).join("delete_controller");
+        match OpenOptions::new().write(true).open(at).and_then(|mut file| file.write_all(b"1")) {
+            // Gone before, or while we wrote: the attribute removes itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Makes it so: afterwards these are the paths to the subsystem. What is missing is connected, then what is not
+    /// wanted is disconnected, unless no wanted path is live: a path too many is better than none.
+    ///
+    /// A path that the kernel has and tries to reconnect counts as there.
+    ///
+    /// # Errors
+    /// When it must not be done, or when there is no path at the end.
+    pub fn ensure_connected(&self, wanted: &Subsystem, paths: &[FabricPath]) -> Result<Ensured, EnsureError> {
+        let plan = plan(wanted, paths, &self.sysfs.read())?;
+        let mut ensured = Ensured::default();
+        for controller in plan.keep {
+            if !self.tune(&controller, &wanted.timing) {
+                ensured.odd.push(controller.clone());
+            }
+            ensured.kept.push(controller);
+        }
+        for path in &plan.connect {
+            match self.connect(wanted, path) {
+                Ok(connected) => ensured.connected.push(connected),
+                // Another one was quicker, or it is there in a form that we did not recognise.
+                Err(ConnectError::Refused { refusal: Refusal::AlreadyConnected, .. }) => {}
+                Err(error) => ensured.failed.push(error),
+            }
+        }
+        let found = self.sysfs.read();
+        let live = found.subsystem(&wanted.nqn).is_some_and(|subsystem| {
+            let wanted = |c: &&crate::Controller| !plan.disconnect.contains(&c.name);
+            subsystem.controllers.iter().filter(wanted).any(|c| c.state == ControllerState::Live)
+        });
+        for controller in plan.disconnect {
+            if !live {
+                ensured.spared.push(controller);
+            } else if self.disconnect(&controller).is_ok() {
+                ensured.disconnected.push(controller);
+            } else {
+                ensured.odd.push(controller);
+            }
+        }
+        let any = found.subsystem(&wanted.nqn).is_some();
+        if any { Ok(ensured) } else { Err(EnsureError::NoPath(ensured.failed)) }
+    }
+
+    /// Disconnects all that we have of the subsystem; which they were.
+    ///
+    /// # Errors
+    /// The first one's that could not be; the others are tried nevertheless.
+    pub fn ensure_disconnected(&self, wanted: &Subsystem) -> io::Result<Vec<String>> {
+        let found = self.sysfs.read();
+        let ours = wanted.host.nqn().as_str();
+        let mut gone = Vec::new();
+        let mut result = Ok(());
+        for subsystem in found.subsystems.iter().filter(|s| s.nqn == wanted.nqn.as_str()) {
+            for controller in subsystem.controllers.iter().filter(|c| c.host_nqn.as_deref() == Some(ours)) {
+                match self.disconnect(&controller.name) {
+                    Ok(()) => gone.push(controller.name.clone()),
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+        }
+        result.map(|()| gone)
+    }
+
+    /// Reads the log of the discovery controller at this path: what this host may connect there.
+    ///
+    /// # Errors
+    /// When it cannot be connected or read.
+    pub fn discover(&self, wanted: &Subsystem, path: &FabricPath) -> Result<Vec<Record>, DiscoveryError> {
+        let options = wanted.discovery_options(path);
+        let reply = self.create(crate::DISCOVERY_NQN, path, &options)?;
+        let controller = format!("nvme{}", reply.instance);
+        let records = discovery::read(&self.dev.join(&controller));
+        // Left, it would stay until the next boot.
+        let gone = self.disconnect(&controller);
+        let records = records?;
+        gone.map_err(DiscoveryError::Left)?;
+        Ok(records)
+    }
+
+    /// Options that this kernel knows (since 5.17); empty for older ones, and where the device cannot be read.
+    #[must_use]
+    pub fn known_options(&self) -> Vec<String> {
+        let read = || -> io::Result<String> {
+            let mut text = String::new();
+            let limit = u64::try_from(REPLY_BYTES_MAX).expect("limits are small");
+            File::open(self.dev.join("nvme-fabrics"))?.take(limit).read_to_string(&mut text)?;
+            Ok(text)
+        };
+        option_names(&read().unwrap_or_default())
+    }
+
+    /// Sets the timing of a controller that is there, where it differs; whether that went well.
+    fn tune(&self, controller: &str, timing: &Timing) -> bool {
+        let at = self.sysfs.controller(controller);
+        // nvme_core rounds the time of loss up to whole attempts to reconnect.
+        let delay = timing.reconnect_delay_s.max(1);
+        let loss = timing.controller_loss_s.map(|s| s.div_ceil(delay).saturating_mul(delay));
+        let wanted = [
+            ("reconnect_delay", Some(timing.reconnect_delay_s)),
+            ("ctrl_loss_tmo", loss),
+            ("fast_io_fail_tmo", Some(timing.fast_io_fail_s)),
+        ];
+        wanted.into_iter().all(|(attribute, value)| {
+            let at = at.join(attribute);
+            // Kernels before 5.14 lack some.
+            let Some(text) = attributes::text(&at) else { return true };
+            let shown = value.map_or_else(|| "off".to_owned(), |v| v.to_string());
+            let written = value.map_or_else(|| "-1".to_owned(), |v| v.to_string());
+            text == shown || std::fs::write(&at, written).is_ok()
+        })
+    }
+
+    fn create(&self, nqn: &str, path: &FabricPath, options: &Options) -> Result<Reply, ConnectError> {
+        let device = self.dev.join("nvme-fabrics");
+        let _one = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = OpenOptions::new().read(true).write(true).open(&device);
+        let mut file = opened.map_err(|source| ConnectError::Unavailable { path: device, source })?;
+        let log = KernelLog::from_now(&self.dev.join("kmsg"));
+        // In one write: the kernel takes each write for a whole request.
+        let answer = match file.write(options.expose()) {
+            Ok(_) => reply(&mut file),
+            Err(error) => Err(error),
+        };
+        let refused = |error: io::Error| {
+            let lines = log.lines();
+            let known =
+                if error.raw_os_error() == Some(libc::EINVAL) { self.known_options() } else { Vec::new() };
+            let unknown: Vec<&'static str> = match known.is_empty() {
+                true => Vec::new(),
+                false => options.names().iter().copied().filter(|n| !known.iter().any(|k| k == n)).collect(),
+            };
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            let tls = options.names().contains(&"tls");
+            let failure = Failure { errno, log: &lines, transport: path.transport, tls, unknown: &unknown };
+            ConnectError::Refused {
+                nqn: nqn.into(),
+                path: Box::new(path.clone()),
+                refusal: failure.refusal(),
+            }
+        };
+        let answer = answer.map_err(refused)?;
+        parse_reply(&answer).ok_or_else(|| ConnectError::Answer {
+            nqn: nqn.into(),
+            path: Box::new(path.clone()),
+            answer,
+        })
+    }
+}
+
+fn reply(file: &mut File) -> io::Result<String> {
+    let mut text = vec![0; REPLY_BYTES_MAX];
+    let count = file.read(&mut text)?;
+    Ok(String::from_utf8_lossy(&text[..count]).trim().to_owned())
+}
+
+/// `instance=3,cntlid=1`.
+fn parse_reply(text: &str) -> Option<Reply> {
+    let value = |name: &str| {
+        text.split(',').filter_map(|pair| pair.split_once('=')).find(|(n, _)| *n == name).map(|(_, v)| v)
+    };
+    Some(Reply { instance: value("instance")?.parse().ok()?, controller_id: value("cntlid")?.parse().ok()? })
+}
+
+/// `instance=-1,cntlid=-1,transport=%s,…,tls`.
+fn option_names(text: &str) -> Vec<String> {
+    let names = text.trim().split(',').map(|pair| pair.split('=').next().unwrap_or_default());
+    let names = names.filter(|name| !name.is_empty() && *name != "instance" && *name != "cntlid");
+    names.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_answer_names_the_controller() {
+        assert_eq!(parse_reply("instance=3,cntlid=17"), Some(Reply { instance: 3, controller_id: 17 }));
+        for text in ["", "instance=-1,cntlid=-1", "instance=3", "cntlid=1,instance=x", "3,1"] {
+            assert_eq!(parse_reply(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_options_are_listed_by_name() {
+        let text = "instance=-1,cntlid=-1,transport=%s,traddr=%s,hdr_digest,tls\n";
+        assert_eq!(option_names(text), ["transport", "traddr", "hdr_digest", "tls"]);
+        assert_eq!(option_names(""), Vec::<String>::new());
+        assert_eq!(option_names("instance=-1,cntlid=-1\n"), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,95 @@
+//! Who we are to a target: an instance on a node.
+//!
+//! A target tells hosts apart by their host identifier: a reservation belongs to a host, not to a connection (NVMe Base
+//! 8.19). Were the identity the instance's alone, the node that takes an instance over would be the same host as the
+//! one that lost it, and no reservation could keep the latter from writing. So it is that of an instance *on a node*.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use crate::limits::NAME_BYTES_MAX;
+use crate::nqn::{InvalidName, Nqn};
+
+/// Name space of the identities.
+const HOSTS: Uuid = Uuid::from_u128(0x5b1f_7a3e_90c4_4d0a_8f57_2f0e_6d1c_b3a9);
+
+/// What every such NQN begins with (NVMe Base 4.7).
+const UUID_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+/// A host identifier of 128 bits (NVMe Base 5.27.1.25).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HostId(pub [u8; 16]);
+
+/// Host NQN and host identifier. The kernel wants each of one to go with one of the other, so the second is the UUID in
+/// the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostIdentity {
+    nqn: Nqn,
+    id: HostId,
+}
+
+impl HostIdentity {
+    /// The identity of an instance on a node. Always the same for the same names.
+    ///
+    /// # Errors
+    /// When a name is empty, longer than 253 bytes or has control characters.
+    pub fn of(instance: &str, node: &str) -> Result<Self, InvalidName> {
+        for name in [instance, node] {
+            if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+                return Err(InvalidName::new(name, "the name of an instance or a node"));
+            }
+        }
+        // No name has a zero byte, so no two pairs give the same text.
+        let uuid = Uuid::new_v5(&HOSTS, format!("{instance}\0{node}").as_bytes());
+        let nqn = format!("{UUID_NQN}{uuid}").parse().expect("this is an NQN");
+        Ok(Self { nqn, id: HostId(uuid.into_bytes()) })
+    }
+
+    /// Host NQN, which targets grant access to.
+    #[must_use]
+    pub fn nqn(&self) -> &Nqn {
+        &self.nqn
+    }
+
+    /// Host identifier, which reservations belong to.
+    #[must_use]
+    pub fn id(&self) -> HostId {
+        self.id
+    }
+}
+
+impl fmt::Display for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Uuid::from_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_has_one_identity_per_node_that_never_changes() {
+        let one = HostIdentity::of("fast-0", "node-a").expect("names");
+        assert_eq!(one, HostIdentity::of("fast-0", "node-a").expect("names"));
+        assert_ne!(one.id(), HostIdentity::of("fast-0", "node-b").expect("names").id());
+        assert_ne!(one.id(), HostIdentity::of("fast-1", "node-a").expect("names").id());
+        assert_eq!(one.nqn().as_str(), format!("{UUID_NQN}{}", one.id()));
+        // Targets have it in their lists of hosts: it must not change with a version of ours.
+        assert_eq!(one.id().to_string(), "3217c216-9228-581d-a80f-93c26bebe2af");
+    }
+
+    #[test]
+    fn names_that_could_be_mixed_up_are_refused() {
+        assert!(HostIdentity::of("", "node").is_err());
+        assert!(HostIdentity::of("a\0b", "node").is_err());
+        assert!(HostIdentity::of("a", &"b".repeat(254)).is_err());
+    }
+}

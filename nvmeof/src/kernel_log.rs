@@ -1,0 +1,73 @@
+//! What the kernel says while it connects.
+//!
+//! A refused connect ends in EIO or EINVAL whatever the reason was; the reason is only in the kernel's log. Where that
+//! may not be read, the error says what it may have been.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::limits::{LOG_LINES_MAX, LOG_RECORD_BYTES_MAX, TEXT_CHARS_MAX};
+
+/// The log from some moment on.
+pub(crate) struct KernelLog(Option<File>);
+
+impl KernelLog {
+    /// From now on. Empty where the log may not be read.
+    pub(crate) fn from_now(kmsg: &Path) -> Self {
+        let open = || -> std::io::Result<File> {
+            let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(kmsg)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok(file)
+        };
+        Self(open().ok())
+    }
+
+    /// What NVMe has said since, oldest first.
+    pub(crate) fn lines(self) -> Vec<String> {
+        let Some(mut file) = self.0 else { return Vec::new() };
+        let mut lines = Vec::new();
+        let mut record = vec![0; LOG_RECORD_BYTES_MAX];
+        for _ in 0..LOG_LINES_MAX {
+            match file.read(&mut record) {
+                Ok(0) => break,
+                Ok(count) => lines.extend(message(&record[..count])),
+                // Records were overwritten before we came to them: the next read goes on behind them.
+                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        lines
+    }
+}
+
+/// The text of one record of `/dev/kmsg` (Documentation/ABI/testing/dev-kmsg), where it is of NVMe.
+fn message(record: &[u8]) -> Option<String> {
+    let record = String::from_utf8_lossy(record);
+    let (_, text) = record.split_once(';')?;
+    let line = text.lines().next()?;
+    let line: String = line.chars().filter(|c| !c.is_control()).take(TEXT_CHARS_MAX * 2).collect();
+    line.starts_with("nvme").then_some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_nvme_says_is_taken_and_without_its_annotations() {
+        let record = b"3,1234,5678,-;nvme nvme0: failed to connect queue: 0 ret=16772\n SUBSYSTEM=nvme\n DEVICE=c1:2\n";
+        assert_eq!(message(record).as_deref(), Some("nvme nvme0: failed to connect queue: 0 ret=16772"));
+        assert_eq!(message(b"6,1,2,-;nvme_fabrics: unknown\n").as_deref(), Some("nvme_fabrics: unknown"));
+        assert_eq!(message(b"6,1,2,-;eth0: link up\n"), None);
+        assert_eq!(message(b"garbage"), None);
+        assert_eq!(message(b"\xff;"), None);
+    }
+
+    #[test]
+    fn a_log_that_may_not_be_read_is_empty() {
+        assert_eq!(KernelLog::from_now(Path::new("/nonexistent/kmsg")).lines(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,123 @@
+//! Reservation keys that say whose they are: an instance, and which of its epochs.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+/// Name space of the hashes.
+const INSTANCES: Uuid = Uuid::from_u128(0x2d9c_41f6_5b3e_4f7d_9a02_c1d8_63e4_7f15);
+
+/// Which start of an instance: whoever starts it elsewhere raises it. From 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(u32);
+
+impl Epoch {
+    /// An epoch; none for 0, which is none.
+    #[must_use]
+    pub fn new(number: u32) -> Option<Self> {
+        (number > 0).then_some(Self(number))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// What stands for an instance's name in a key: 32 bits of a hash. Two instances meet only where they share a namespace,
+/// which they must not; then the same hash would make one take the other for itself in another epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct InstanceHash(u32);
+
+impl InstanceHash {
+    /// That of an instance's name.
+    #[must_use]
+    pub fn of(instance: &str) -> Self {
+        let hash = Uuid::new_v5(&INSTANCES, instance.as_bytes()).into_bytes();
+        Self(u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]))
+    }
+}
+
+/// A key of 64 bits: the instance's hash above, its epoch below. Never 0, which means no key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReservationKey(u64);
+
+impl ReservationKey {
+    /// The key of an instance in an epoch.
+    #[must_use]
+    pub fn new(instance: InstanceHash, epoch: Epoch) -> Self {
+        Self(u64::from(instance.0) << 32 | u64::from(epoch.0))
+    }
+
+    /// A key that a target tells of; whoever made it.
+    #[must_use]
+    pub fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The epoch, where the key is this instance's.
+    #[must_use]
+    pub fn epoch_of(self, instance: InstanceHash) -> Option<Epoch> {
+        if self.0 >> 32 == u64::from(instance.0) { Epoch::new(self.0 as u32) } else { None }
+    }
+}
+
+impl fmt::Display for ReservationKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#018x}", self.0)
+    }
+}
+
+impl fmt::Debug for ReservationKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for InstanceHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_says_whose_it_is_and_of_which_epoch() {
+        let (one, other) = (InstanceHash::of("fast-0"), InstanceHash::of("fast-1"));
+        let epoch = Epoch::new(7).expect("not 0");
+        let key = ReservationKey::new(one, epoch);
+        assert_eq!(key.epoch_of(one), Some(epoch));
+        assert_eq!(key.epoch_of(other), None);
+        assert_eq!(ReservationKey::from_number(key.number()), key);
+        assert_eq!(ReservationKey::from_number(0).epoch_of(one), None);
+        assert_eq!(Epoch::new(0), None);
+    }
+
+    #[test]
+    fn keys_are_the_same_in_every_version_of_ours() {
+        let key = ReservationKey::new(InstanceHash::of("fast-0"), Epoch::new(1).expect("not 0"));
+        assert_eq!(key.to_string(), "0x035e884900000001");
+    }
+}

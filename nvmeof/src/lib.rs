@@ -1,0 +1,49 @@
+//! NVMe over Fabrics from the side of the host, without other programs: the kernel's `/dev/nvme-fabrics`, sysfs and
+//! ioctls, over TCP and RDMA.
+//!
+//! * [`Fabrics`] connects, disconnects and makes it so ([`Fabrics::ensure_connected`]).
+//! * [`Sysfs`] says what is there, by NQN and UUID or NGUID; [`Watch`] says what has changed since.
+//! * [`Fabrics::discover`] reads a discovery controller's log.
+//! * [`acquire`] and its neighbours hold a namespace against all other hosts, by persistent reservations.
+//!
+//! All calls block, some as long as a target takes to answer: they belong on a thread of their own. What a target, the
+//! kernel or sysfs says is bounded ([`limits`]) and never trusted to be well formed.
+
+mod acquire;
+mod attributes;
+mod base64;
+mod device;
+mod discovery;
+mod fabrics;
+mod host;
+mod ioctl;
+mod kernel_log;
+mod key;
+mod limits;
+mod nqn;
+mod options;
+mod plan;
+mod refusal;
+mod report;
+mod secret;
+mod sysfs;
+mod watch;
+
+pub use acquire::{Check, Loss, Me, NotAcquired, acquire, check, release};
+pub use device::{NamespaceDevice, OpenError, ReservationError, Reservations};
+pub use discovery::{DiscoveryError, Record, RecordKind};
+pub use fabrics::{ConnectError, Connected, EnsureError, Ensured, Fabrics, Reply};
+pub use host::{HostId, HostIdentity};
+pub use ioctl::shut_down_file_system;
+pub use key::{Epoch, InstanceHash, ReservationKey};
+pub use nqn::{DISCOVERY_NQN, InvalidName, Nqn};
+pub use options::{Authentication, FabricPath, Interface, Subsystem, Timing, Tls, Transport};
+pub use plan::{NotPlanned, Plan, plan};
+pub use refusal::Refusal;
+pub use report::{Registrant, Report, ReservationType};
+pub use secret::{DhChapKey, InvalidKey, TlsPsk};
+pub use sysfs::{
+    AnaState, Controller, ControllerAddress, ControllerState, FindError, Found, FoundSubsystem, Namespace,
+    NamespaceId, NamespacePath, Sysfs,
+};
+pub use watch::{Change, Watch};

@@ -1,0 +1,51 @@
+//! How much is read and tried at most: sysfs, a target and other hosts must not exhaust us.
+
+/// One attribute of sysfs; the kernel gives a page at most.
+pub(crate) const ATTRIBUTE_BYTES_MAX: u64 = 4096;
+
+/// Entries of one directory of sysfs.
+pub(crate) const ENTRIES_MAX: usize = 4096;
+
+/// Longest NQN, its terminating zero included (NVMe Base 4.7: 223 bytes).
+pub(crate) const NQN_BYTES_MAX: usize = 223;
+
+/// Longest name of a network device, without its terminating zero (IFNAMSIZ).
+pub(crate) const INTERFACE_BYTES_MAX: usize = 15;
+
+/// Longest name of an instance or a node that an identity is derived from.
+pub(crate) const NAME_BYTES_MAX: usize = 253;
+
+/// What the kernel answers a connect with, and its list of options.
+pub(crate) const REPLY_BYTES_MAX: usize = 4096;
+
+/// Paths that one subsystem may be wanted by.
+pub(crate) const PATHS_MAX: usize = 32;
+
+/// Records of a discovery log that are read.
+pub(crate) const DISCOVERY_RECORDS_MAX: u64 = 1024;
+
+/// Bytes of a log page that one command asks for.
+pub(crate) const LOG_CHUNK_BYTES: usize = 4096;
+
+/// Times that a discovery log is read anew because it changed meanwhile.
+pub(crate) const DISCOVERY_READS_MAX: usize = 5;
+
+/// Registrants of a namespace that are read.
+pub(crate) const REGISTRANTS_MAX: usize = 128;
+
+/// Commands that one acquisition may take: others may register and reserve meanwhile.
+pub(crate) const ACQUIRE_STEPS_MAX: usize = 16;
+
+/// Lines of the kernel's log that are read for one connect.
+pub(crate) const LOG_LINES_MAX: usize = 256;
+
+/// One record of the kernel's log.
+pub(crate) const LOG_RECORD_BYTES_MAX: usize = 8192;
+
+/// Longest text of the kernel or a target that is passed on.
+pub(crate) const TEXT_CHARS_MAX: usize = 256;
+
+/// How long a passthrough command may take.
+pub(crate) const COMMAND_TIMEOUT_MS: u32 = 10_000;
+
+const _: () = assert!(LOG_CHUNK_BYTES.is_multiple_of(4) && LOG_CHUNK_BYTES >= 1024);

@@ -1,0 +1,188 @@
+//! Keys in the texts that targets' tools give out, checked before the kernel sees them: it would only say EINVAL.
+
+use std::fmt;
+
+use zeroize::Zeroizing;
+
+use crate::base64;
+
+/// A secret of DH-HMAC-CHAP, `DHHC-1:<hash>:<Base64 of key and CRC-32>:` (NVMe Base 8.13.5.8). Never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DhChapKey(Zeroizing<String>);
+
+/// A configured pre-shared key of TLS, `NVMeTLSkey-1:<hash>:<Base64 of key and CRC-32>:` (NVMe/TCP 3.6.1.5). Never shown.
+///
+/// The kernel takes a PSK from a keyring, by its serial number. Nothing here puts it there yet: [`crate::Tls`] names one
+/// that somebody else has put.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TlsPsk(Zeroizing<String>);
+
+/// Why a text is no key. Says nothing of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidKey {
+    /// The frame is another.
+    #[error("a key has the form {0}")]
+    Form(&'static str),
+    /// The hash is none of those of the specification.
+    #[error("the key names a hash that is unknown")]
+    Hash,
+    /// It is not Base64.
+    #[error("the key's part between the last colons is not base64")]
+    Base64,
+    /// No key of that hash has this length.
+    #[error("a key of {0} bytes does not go with its hash")]
+    Length(usize),
+    /// It was mistyped or cut.
+    #[error("the key's check sum does not match: it was mistyped or cut")]
+    CheckSum,
+}
+
+/// Length of the CRC-32 behind a key.
+const CHECK_SUM_BYTES: usize = 4;
+
+const DHCHAP_FORM: &str = "DHHC-1:<00 to 03>:<base64>:";
+const PSK_FORM: &str = "NVMeTLSkey-1:<01 or 02>:<base64>:";
+
+impl DhChapKey {
+    /// Checks a text.
+    ///
+    /// # Errors
+    /// When it is not a key.
+    pub fn parse(text: &str) -> Result<Self, InvalidKey> {
+        // NVMe Base 8.13.5.8: 00 is any of the three lengths without a transformation.
+        check(text, "DHHC-1", DHCHAP_FORM, |hash| match hash {
+            "00" => Some(&[32, 48, 64]),
+            "01" => Some(&[32]),
+            "02" => Some(&[48]),
+            "03" => Some(&[64]),
+            _ => None,
+        })?;
+        Ok(Self(Zeroizing::new(text.to_owned())))
+    }
+
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TlsPsk {
+    /// Checks a text.
+    ///
+    /// # Errors
+    /// When it is not a key.
+    pub fn parse(text: &str) -> Result<Self, InvalidKey> {
+        check(text, "NVMeTLSkey-1", PSK_FORM, |hash| match hash {
+            "01" => Some(&[32]),
+            "02" => Some(&[48]),
+            _ => None,
+        })?;
+        Ok(Self(Zeroizing::new(text.to_owned())))
+    }
+
+    /// The text, for whoever puts it into a keyring.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+fn check(
+    text: &str,
+    name: &str,
+    form: &'static str,
+    lengths: impl Fn(&str) -> Option<&'static [usize]>,
+) -> Result<(), InvalidKey> {
+    let mut parts = text.split(':');
+    let mut part = || parts.next().ok_or(InvalidKey::Form(form));
+    let (head, hash, key, tail) = (part()?, part()?, part()?, part()?);
+    if head != name || !tail.is_empty() || parts.next().is_some() {
+        return Err(InvalidKey::Form(form));
+    }
+    let lengths = lengths(hash).ok_or(InvalidKey::Hash)?;
+    let bytes = base64::decode(key).ok_or(InvalidKey::Base64)?;
+    let length = bytes.len().checked_sub(CHECK_SUM_BYTES).ok_or(InvalidKey::Length(0))?;
+    if !lengths.contains(&length) {
+        return Err(InvalidKey::Length(length));
+    }
+    let (key, sum) = bytes.split_at(length);
+    if base64::crc32(key).to_le_bytes() != sum {
+        return Err(InvalidKey::CheckSum);
+    }
+    Ok(())
+}
+
+impl fmt::Debug for DhChapKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DhChapKey(redacted)")
+    }
+}
+
+impl fmt::Debug for TlsPsk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsPsk(redacted)")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+    fn encode(bytes: &[u8]) -> String {
+        let mut text = String::new();
+        for group in bytes.chunks(3) {
+            let mut word = [0; 4];
+            word[1..=group.len()].copy_from_slice(group);
+            let word = u32::from_be_bytes(word);
+            for digit in 0..4 {
+                let index = word >> (18 - 6 * digit) & 63;
+                text.push(if digit <= group.len() { char::from(DIGITS[index as usize]) } else { '=' });
+            }
+        }
+        text
+    }
+
+    pub(crate) fn dhchap(hash: &str, bytes: &[u8]) -> String {
+        let sum = base64::crc32(bytes).to_le_bytes();
+        format!("DHHC-1:{hash}:{}:", encode(&[bytes, &sum].concat()))
+    }
+
+    #[test]
+    fn a_key_is_taken_when_hash_length_and_check_sum_agree() {
+        for (hash, length) in [("00", 32), ("00", 48), ("00", 64), ("01", 32), ("02", 48), ("03", 64)] {
+            assert!(DhChapKey::parse(&dhchap(hash, &vec![7; length])).is_ok(), "{hash} {length}");
+        }
+        // From the documentation of nvme-cli's gen-dhchap-key: a key that others have made.
+        let made = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+        assert_eq!(DhChapKey::parse(made).map(|_| ()), Ok(()));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_key_is_told_without_the_key() {
+        let good = dhchap("01", &[7; 32]);
+        let refused = |text: &str| DhChapKey::parse(text).expect_err("it is wrong");
+        assert_eq!(refused("secret"), InvalidKey::Form(DHCHAP_FORM));
+        assert_eq!(refused(good.trim_end_matches(':')), InvalidKey::Form(DHCHAP_FORM));
+        assert_eq!(refused(&format!("{good}:")), InvalidKey::Form(DHCHAP_FORM));
+        assert_eq!(refused(&good.replace(":01:", ":04:")), InvalidKey::Hash);
+        assert_eq!(refused(&good.replace(":01:", ":02:")), InvalidKey::Length(32));
+        assert_eq!(refused("DHHC-1:01:A:"), InvalidKey::Base64);
+        assert_eq!(refused("DHHC-1:01:AAA=:"), InvalidKey::Length(0));
+        let mistyped = dhchap("01", &[7; 32]).replacen("Bw", "Cw", 1);
+        assert_eq!(refused(&mistyped), InvalidKey::CheckSum);
+        assert_eq!(format!("{:?}", DhChapKey::parse(&good)), "Ok(DhChapKey(redacted))");
+    }
+
+    #[test]
+    fn a_psk_has_a_frame_of_its_own() {
+        let psk = |hash: &str, length: usize| {
+            TlsPsk::parse(&dhchap(hash, &vec![9; length]).replace("DHHC-1", "NVMeTLSkey-1")).map(|_| ())
+        };
+        assert_eq!(psk("01", 32), Ok(()));
+        assert_eq!(psk("02", 48), Ok(()));
+        assert_eq!(psk("02", 32), Err(InvalidKey::Length(32)));
+        assert_eq!(psk("00", 32), Err(InvalidKey::Hash));
+        assert_eq!(TlsPsk::parse(&dhchap("01", &[9; 32])).map(|_| ()), Err(InvalidKey::Form(PSK_FORM)));
+    }
+}

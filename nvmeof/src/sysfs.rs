@@ -1,0 +1,452 @@
+//! What is connected: `/sys/class/nvme-subsystem` and `/sys/class/nvme`.
+//!
+//! Namespaces are found by the NQN of their subsystem and their own UUID or NGUID. Names such as `nvme0n1` change from
+//! boot to boot and are only good for opening what has just been found.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use uuid::Uuid;
+
+use crate::attributes::{entries, parsed, text};
+use crate::nqn::Nqn;
+use crate::options::FabricPath;
+
+/// Unit of `size` in sysfs, whatever a namespace's own block size is.
+const SECTOR_BYTES: u64 = 512;
+
+/// A sysfs below some root.
+#[derive(Clone, Debug)]
+pub struct Sysfs {
+    root: PathBuf,
+}
+
+/// All NVMe subsystems, as they were at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// In order of the kernel's numbers.
+    pub subsystems: Vec<FoundSubsystem>,
+    /// Whether paths to one namespace become one device (`nvme_core.multipath`); none where the kernel does not tell.
+    pub multipath: Option<bool>,
+}
+
+/// A subsystem with its controllers and namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundSubsystem {
+    /// Its name.
+    pub nqn: String,
+    /// Its controllers: one per path.
+    pub controllers: Vec<Controller>,
+    /// Its namespaces: one per block device.
+    pub namespaces: Vec<Namespace>,
+}
+
+/// A controller: a connection, or a drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controller {
+    /// The kernel's name now, such as `nvme0`.
+    pub name: String,
+    /// `tcp`, `rdma`, `pcie`, …
+    pub transport: String,
+    /// Where to.
+    pub address: ControllerAddress,
+    /// How it is.
+    pub state: ControllerState,
+    /// Host NQN that it is connected with; none for drives.
+    pub host_nqn: Option<String>,
+    /// Its way to each namespace; empty without native multipath.
+    pub paths: Vec<NamespacePath>,
+}
+
+/// Where a controller is, as the kernel's `address` says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ControllerAddress {
+    /// Target's address.
+    pub traddr: Option<String>,
+    /// Target's port.
+    pub trsvcid: Option<String>,
+    /// Address that was asked for to go out from.
+    pub host_traddr: Option<String>,
+    /// Network device that was asked for to go out by.
+    pub host_iface: Option<String>,
+}
+
+/// How a controller is (`state`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControllerState {
+    /// Being set up.
+    New,
+    /// Takes I/O.
+    Live,
+    /// Being reset.
+    Resetting,
+    /// Lost; the kernel tries to connect it again.
+    Connecting,
+    /// Being removed.
+    Deleting,
+    /// Given up.
+    Dead,
+    /// Any other.
+    Other(String),
+}
+
+impl ControllerState {
+    fn from_text(text: &str) -> Self {
+        match text {
+            "new" => Self::New,
+            "live" => Self::Live,
+            "resetting" => Self::Resetting,
+            "connecting" | "reconnecting" => Self::Connecting,
+            "deleting" | "deleting (no IO)" => Self::Deleting,
+            "dead" => Self::Dead,
+            other => Self::Other(other.into()),
+        }
+    }
+
+    /// Whether it is going away and will not come back.
+    #[must_use]
+    pub fn is_going(&self) -> bool {
+        matches!(self, Self::Deleting | Self::Dead)
+    }
+}
+
+/// A controller's way to one namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespacePath {
+    /// Which, within the subsystem.
+    pub nsid: u32,
+    /// Its ANA state (NVMe Base 8.1).
+    pub ana_state: AnaState,
+}
+
+/// Asymmetric namespace access (NVMe Base 8.1.3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnaState {
+    /// As good as it gets; also where a target has no ANA.
+    Optimized,
+    /// Works, more slowly.
+    NonOptimized,
+    /// Does not work now.
+    Inaccessible,
+    /// Will not work again.
+    PersistentLoss,
+    /// Between two states.
+    Change,
+    /// Any other.
+    Other(String),
+}
+
+impl AnaState {
+    fn from_text(text: &str) -> Self {
+        match text {
+            "optimized" => Self::Optimized,
+            "non-optimized" => Self::NonOptimized,
+            "inaccessible" => Self::Inaccessible,
+            "persistent-loss" => Self::PersistentLoss,
+            "change" => Self::Change,
+            other => Self::Other(other.into()),
+        }
+    }
+
+    /// Whether I/O can go there.
+    #[must_use]
+    pub fn takes_io(&self) -> bool {
+        matches!(self, Self::Optimized | Self::NonOptimized)
+    }
+}
+
+/// A namespace with its block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// The kernel's name now, such as `nvme0n1`.
+    pub name: String,
+    /// Device number, major and minor: the file that is opened must have it.
+    pub device: (u32, u32),
+    /// Number within the subsystem.
+    pub nsid: u32,
+    /// UUID; for a namespace that has none the kernel gives its NGUID here.
+    pub uuid: Option<Uuid>,
+    /// NGUID; none where it is all zeros.
+    pub nguid: Option<[u8; 16]>,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Logical block size in bytes; 0 where the kernel does not tell.
+    pub block_bytes: u32,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+}
+
+/// How a configuration names a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NamespaceId {
+    /// By its UUID.
+    Uuid(Uuid),
+    /// By its NGUID.
+    Nguid([u8; 16]),
+}
+
+impl std::fmt::Display for NamespaceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Uuid(uuid) => write!(f, "UUID {uuid}"),
+            Self::Nguid(nguid) => write!(f, "NGUID {}", Uuid::from_bytes(*nguid).simple()),
+        }
+    }
+}
+
+impl FromStr for NamespaceId {
+    type Err = crate::InvalidName;
+
+    /// `uuid:…` or `nguid:…`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parsed = match text.split_once(':') {
+            Some(("uuid", rest)) => Uuid::parse_str(rest).ok().map(Self::Uuid),
+            Some(("nguid", rest)) => Uuid::parse_str(rest).ok().map(|id| Self::Nguid(id.into_bytes())),
+            _ => None,
+        };
+        let parsed =
+            parsed.filter(|id| !matches!(id, Self::Uuid(id) if id.is_nil()) && *id != Self::Nguid([0; 16]));
+        parsed.ok_or_else(|| Self::Err::new(text, "a namespace (uuid:… or nguid:…, not all zeros)"))
+    }
+}
+
+/// Why a namespace was not found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FindError {
+    /// Nothing of this name is connected.
+    #[error("no subsystem {0} is connected")]
+    NoSubsystem(Nqn),
+    /// It has none such.
+    #[error("{nqn} has no namespace with {wanted}; it has {}", if present.is_empty() { "none" } else { present.as_str() })]
+    NoNamespace {
+        /// Where.
+        nqn: Nqn,
+        /// Which.
+        wanted: NamespaceId,
+        /// What there is.
+        present: String,
+    },
+    /// Several devices have the same identifier, so it identifies none.
+    #[error(
+        "{wanted} is that of several namespaces ({names}): one of them is a copy that must be given another identifier"
+    )]
+    Ambiguous {
+        /// Which.
+        wanted: NamespaceId,
+        /// Their names now.
+        names: String,
+    },
+}
+
+impl Namespace {
+    /// Whether this is it.
+    #[must_use]
+    pub fn is(&self, id: &NamespaceId) -> bool {
+        match id {
+            NamespaceId::Uuid(uuid) => self.uuid == Some(*uuid),
+            NamespaceId::Nguid(nguid) => self.nguid == Some(*nguid),
+        }
+    }
+
+    fn described(&self) -> String {
+        let id = match (self.uuid, self.nguid) {
+            (Some(uuid), _) => NamespaceId::Uuid(uuid).to_string(),
+            (None, Some(nguid)) => NamespaceId::Nguid(nguid).to_string(),
+            (None, None) => "no identifier".into(),
+        };
+        format!("namespace {} with {id}", self.nsid)
+    }
+}
+
+impl Found {
+    /// The subsystem of this name, if it is connected.
+    #[must_use]
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<&FoundSubsystem> {
+        self.subsystems.iter().find(|s| s.nqn == nqn.as_str() && !s.controllers.is_empty())
+    }
+
+    /// The one namespace with this identifier.
+    ///
+    /// # Errors
+    /// When there is none, or when something else has the identifier, too, in whatever subsystem.
+    pub fn namespace(&self, nqn: &Nqn, id: &NamespaceId) -> Result<&Namespace, FindError> {
+        let subsystem = self.subsystem(nqn).ok_or_else(|| FindError::NoSubsystem(nqn.clone()))?;
+        let same: Vec<&Namespace> =
+            self.subsystems.iter().flat_map(|s| &s.namespaces).filter(|n| n.is(id)).collect();
+        if same.len() > 1 {
+            let names: Vec<&str> = same.iter().map(|n| n.name.as_str()).collect();
+            return Err(FindError::Ambiguous { wanted: *id, names: names.join(", ") });
+        }
+        subsystem.namespaces.iter().find(|n| n.is(id)).ok_or_else(|| {
+            let present: Vec<String> = subsystem.namespaces.iter().map(Namespace::described).collect();
+            FindError::NoNamespace { nqn: nqn.clone(), wanted: *id, present: present.join(", ") }
+        })
+    }
+}
+
+impl FoundSubsystem {
+    /// Whether at least one path takes I/O to this namespace now.
+    #[must_use]
+    pub fn takes_io(&self, nsid: u32) -> bool {
+        self.controllers.iter().any(|c| c.takes_io(nsid))
+    }
+}
+
+impl Controller {
+    /// Whether it takes I/O to this namespace now.
+    #[must_use]
+    pub fn takes_io(&self, nsid: u32) -> bool {
+        // Without native multipath there are no paths to tell of.
+        self.state == ControllerState::Live
+            && (self.paths.is_empty() || self.paths.iter().any(|p| p.nsid == nsid && p.ana_state.takes_io()))
+    }
+
+    /// Whether this is the path.
+    #[must_use]
+    pub fn goes(&self, path: &FabricPath) -> bool {
+        let same_address = |text: &Option<String>, wanted: Option<IpAddr>| match (text, wanted) {
+            (Some(text), Some(wanted)) => text.parse() == Ok(wanted),
+            (text, None) => text.is_none(),
+            (None, Some(_)) => false,
+        };
+        let ControllerAddress { traddr, trsvcid, host_traddr, host_iface } = &self.address;
+        self.transport == path.transport.as_str()
+            && same_address(traddr, Some(path.target.ip()))
+            && trsvcid.as_ref().and_then(|port| port.parse().ok()) == Some(path.target.port())
+            && same_address(host_traddr, path.host_address)
+            && host_iface.as_deref() == path.host_interface.as_ref().map(|i| i.as_str())
+    }
+}
+
+impl Sysfs {
+    /// The sysfs at this directory: `/sys`, or where a container sees that of its host.
+    #[must_use]
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Where a controller's attributes are.
+    pub(crate) fn controller(&self, name: &str) -> PathBuf {
+        self.root.join("class/nvme").join(name)
+    }
+
+    /// Reads it all. What vanishes meanwhile is as if it had not been there.
+    #[must_use]
+    pub fn read(&self) -> Found {
+        let multipath = text(&self.root.join("module/nvme_core/parameters/multipath"));
+        let multipath = multipath.map(|switch| switch.starts_with(['Y', 'y', '1']));
+        let subsystems =
+            entries(&self.root.join("class/nvme-subsystem"), |name| name.starts_with("nvme-subsys"));
+        let subsystems = subsystems.iter().filter_map(|(_, at)| subsystem(at)).collect();
+        Found { subsystems, multipath }
+    }
+}
+
+fn subsystem(at: &Path) -> Option<FoundSubsystem> {
+    let nqn = text(&at.join("subsysnqn"))?;
+    let links = entries(at, |name| numbers(name).is_some_and(|n| n.len() == 1));
+    let controllers = links.iter().filter_map(|(name, at)| controller(name, at)).collect();
+    // With native multipath the devices are the subsystem's, without it the controllers'.
+    let folders = std::iter::once(at).chain(links.iter().map(|(_, at)| at.as_path()));
+    let namespaces = folders
+        .flat_map(|folder| entries(folder, |name| numbers(name).is_some_and(|n| n.len() == 2)))
+        .filter_map(|(name, at)| namespace(name, &at))
+        .collect();
+    Some(FoundSubsystem { nqn, controllers, namespaces })
+}
+
+/// The numbers of `nvme0`, `nvme0n1` or `nvme0c1n1`; none for any other name.
+fn numbers(name: &str) -> Option<Vec<u32>> {
+    let rest = name.strip_prefix("nvme")?;
+    let (front, namespace) = rest.split_once('n').map_or((rest, None), |(front, ns)| (front, Some(ns)));
+    let (first, controller) = front.split_once('c').map_or((front, None), |(first, c)| (first, Some(c)));
+    let parts = [Some(first), controller, namespace];
+    let digits = |text: &str| if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None };
+    parts.into_iter().flatten().map(digits).collect()
+}
+
+fn controller(name: &str, at: &Path) -> Option<Controller> {
+    let paths = entries(at, |name| numbers(name).is_some_and(|n| n.len() == 3));
+    let paths = paths.iter().filter_map(|(_, at)| {
+        Some(NamespacePath {
+            nsid: parsed(&at.join("nsid"))?,
+            // A target without ANA shows none, or optimized.
+            ana_state: text(&at.join("ana_state")).map_or(AnaState::Optimized, |s| AnaState::from_text(&s)),
+        })
+    });
+    Some(Controller {
+        name: name.into(),
+        transport: text(&at.join("transport"))?,
+        address: address(&text(&at.join("address")).unwrap_or_default()),
+        state: ControllerState::from_text(&text(&at.join("state"))?),
+        host_nqn: text(&at.join("hostnqn")),
+        paths: paths.collect(),
+    })
+}
+
+/// `traddr=192.168.77.1,trsvcid=4420,src_addr=192.168.77.2`.
+fn address(text: &str) -> ControllerAddress {
+    let mut address = ControllerAddress::default();
+    for (name, value) in text.split(',').filter_map(|pair| pair.split_once('=')) {
+        let value = Some(value.to_owned()).filter(|v| !v.is_empty() && v != "none");
+        match name {
+            "traddr" => address.traddr = value,
+            "trsvcid" => address.trsvcid = value,
+            "host_traddr" => address.host_traddr = value,
+            "host_iface" => address.host_iface = value,
+            _ => {}
+        }
+    }
+    address
+}
+
+fn namespace(name: String, at: &Path) -> Option<Namespace> {
+    let device = text(&at.join("dev"))?;
+    let (major, minor) = device.split_once(':')?;
+    let uuid = |attribute: &str| text(&at.join(attribute)).and_then(|t| Uuid::parse_str(&t).ok());
+    let sectors: u64 = parsed(&at.join("size")).unwrap_or(0);
+    Some(Namespace {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        nsid: parsed(&at.join("nsid"))?,
+        uuid: uuid("uuid").filter(|id| !id.is_nil()),
+        nguid: uuid("nguid").filter(|id| !id.is_nil()).map(Uuid::into_bytes),
+        size_bytes: sectors.saturating_mul(SECTOR_BYTES),
+        block_bytes: parsed(&at.join("queue/logical_block_size")).unwrap_or(0),
+        read_only: text(&at.join("ro")).as_deref() == Some("1"),
+        name,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_by_their_numbers() {
+        for (name, count) in [
+            ("nvme0", Some(1)),
+            ("nvme10n2", Some(2)),
+            ("nvme0c11n2", Some(3)),
+            ("nvme0n1p1", None),
+            ("nvme", None),
+            ("nvmen1", None),
+            ("nvme-subsys0", None),
+            ("power", None),
+        ] {
+            assert_eq!(numbers(name).map(|n| n.len()), count, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_named_by_what_it_keeps() {
+        let uuid = "uuid:8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11".parse::<NamespaceId>();
+        assert!(matches!(uuid, Ok(NamespaceId::Uuid(_))));
+        let nguid = "nguid:8bd9bb5c6ec94a0ca0a62e7c0c6b4f11".parse::<NamespaceId>();
+        assert!(matches!(nguid, Ok(NamespaceId::Nguid(_))));
+        for text in ["", "nvme0n1", "/dev/nvme0n1", "uuid:", "nguid:0", "eui:8bd9bb5c6ec94a0c"] {
+            assert!(text.parse::<NamespaceId>().is_err(), "{text:?}");
+        }
+        assert!("nguid:00000000000000000000000000000000".parse::<NamespaceId>().is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! `[pool.nvmeof]`: a pool on a namespace of a fabric (docs/nvmeof.md).
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use forebay_nvmeof::{FabricPath, NamespaceId, Nqn};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use super::InstanceSection;
+
+/// `[pool.nvmeof]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvmeofSection {
+    /// Subsystem.
+    #[serde(deserialize_with = "from_text")]
+    pub nqn: Nqn,
+    /// Namespace, `uuid:…` or `nguid:…`.
+    #[serde(deserialize_with = "from_text")]
+    pub namespace: NamespaceId,
+    /// Paths, `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`.
+    #[serde(deserialize_with = "from_texts")]
+    pub paths: Vec<FabricPath>,
+    /// Name of this machine, for its host NQN; empty for its host name.
+    #[serde(default)]
+    pub node: String,
+    /// Make a file system where the namespace is blank.
+    #[serde(default)]
+    pub format: bool,
+    /// File with the key that we prove to have; empty for none.
+    #[serde(default)]
+    pub dhchap_key: PathBuf,
+    /// File with the key that the target has to prove to have; empty for none.
+    #[serde(default)]
+    pub dhchap_controller_key: PathBuf,
+    /// How long the target and the namespace are waited for at start.
+    #[serde(default = "connect_time_s")]
+    pub connect_time_s: u32,
+    /// How long the reservation may go unconfirmed before the server ends itself.
+    #[serde(default = "loss_time_s")]
+    pub loss_time_s: u32,
+}
+
+fn connect_time_s() -> u32 {
+    60
+}
+
+fn loss_time_s() -> u32 {
+    30
+}
+
+impl NvmeofSection {
+    /// [`Self::loss_time_s`].
+    #[must_use]
+    pub fn loss_time(&self) -> Duration {
+        Duration::from_secs(self.loss_time_s.into())
+    }
+
+    /// [`Self::connect_time_s`].
+    #[must_use]
+    pub fn connect_time(&self) -> Duration {
+        Duration::from_secs(self.connect_time_s.into())
+    }
+
+    pub(super) fn check(&self, instance: &InstanceSection) -> Result<(), (&'static str, String)> {
+        let wrong = |key, message: &str| Err((key, message.to_owned()));
+        // Who may take the namespace over is told by these two.
+        if instance.name.is_empty() {
+            return wrong(
+                "nqn",
+                "a pool on a namespace needs instance.name, which its reservation is taken for",
+            );
+        }
+        if u32::try_from(instance.epoch).map_or(true, |epoch| epoch == 0) {
+            return wrong("nqn", "a pool on a namespace needs instance.epoch, from 1 to 4294967295");
+        }
+        if self.paths.is_empty() {
+            return wrong("paths", "no path: give at least one, like \"tcp://192.168.1.1:4420\"");
+        }
+        for (key, path) in
+            [("dhchap_key", &self.dhchap_key), ("dhchap_controller_key", &self.dhchap_controller_key)]
+        {
+            if !path.as_os_str().is_empty() && !path.is_absolute() {
+                return wrong(key, "must be an absolute path");
+            }
+        }
+        if self.dhchap_key.as_os_str().is_empty() && !self.dhchap_controller_key.as_os_str().is_empty() {
+            return wrong("dhchap_controller_key", "goes with dhchap_key only");
+        }
+        if !(1..=3600).contains(&self.connect_time_s) {
+            return wrong("connect_time_s", "must be from 1 to 3600");
+        }
+        if !(5..=600).contains(&self.loss_time_s) {
+            return wrong("loss_time_s", "must be from 5 to 600");
+        }
+        Ok(())
+    }
+}
+
+fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}
+
+fn from_texts<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    const INSTANCE: &str = "[instance]\nname = \"fast-0\"\nepoch = 3\n";
+    const POOL: &str = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
+    const NVMEOF: &str = "[pool.nvmeof]\n\
+         nqn = \"nqn.2026-01.io.example:pool\"\n\
+         namespace = \"uuid:8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11\"\n\
+         paths = [\"tcp://192.168.77.1:4420\"]\n";
+
+    fn error(text: &str) -> String {
+        Config::parse("server.toml", text).expect_err("it is wrong").to_string()
+    }
+
+    #[test]
+    fn a_namespace_is_named_by_what_does_not_change() {
+        let config = Config::parse("server.toml", &format!("{INSTANCE}{POOL}{NVMEOF}")).expect("right");
+        let section = config.pool[0].nvmeof.as_ref().expect("it is there");
+        assert!(!section.format);
+        assert_eq!((section.connect_time_s, section.loss_time_s), (60, 30));
+        assert_eq!(section.paths[0].to_string(), "tcp://192.168.77.1:4420");
+    }
+
+    #[test]
+    fn what_cannot_be_is_told_with_its_line() {
+        let with = |lines: &str| error(&format!("{INSTANCE}{POOL}{NVMEOF}{lines}"));
+        assert!(error(&format!("{POOL}{NVMEOF}")).starts_with("server.toml:5: pool.nvmeof.nqn: "));
+        let no_epoch = INSTANCE.replace("epoch = 3\n", "");
+        assert!(error(&format!("{no_epoch}{POOL}{NVMEOF}")).contains("needs instance.epoch"));
+        assert!(with("loss_time_s = 1\n").starts_with("server.toml:11: pool.nvmeof.loss_time_s: "));
+        assert!(with("connect_time_s = 0\n").contains("pool.nvmeof.connect_time_s"));
+        assert!(with("dhchap_key = \"key\"\n").contains("pool.nvmeof.dhchap_key: must be an absolute path"));
+        assert!(with("dhchap_controller_key = \"/key\"\n").contains("goes with dhchap_key only"));
+        assert!(with("formatt = true\n").starts_with("server.toml:11: "));
+        let device = NVMEOF.replace("uuid:8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11", "/dev/nvme0n1");
+        assert!(error(&format!("{INSTANCE}{POOL}{device}")).contains("is not a namespace"));
+        let path = NVMEOF.replace("tcp://192.168.77.1:4420", "192.168.77.1");
+        assert!(error(&format!("{INSTANCE}{POOL}{path}")).contains("is not a path"));
+        // The second pool's section is the one that is wrong.
+        let second = POOL.replace("\"p\"", "\"q\"").replace("\"/p\"", "\"/q\"");
+        let text = format!("{INSTANCE}{POOL}{NVMEOF}{second}{NVMEOF}loss_time_s = 1\n");
+        assert!(error(&text).starts_with("server.toml:18: "), "{}", error(&text));
+    }
+}

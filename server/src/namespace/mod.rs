@@ -1,0 +1,477 @@
+//! A pool on a namespace of a fabric: connected, taken, mounted, watched (docs/nvmeof.md).
+//!
+//! The order is what keeps two servers from one file system: nothing is read for a decision, written or mounted before
+//! the reservation is ours, and nothing that an earlier server left in this machine's memory is written after it was not.
+
+mod content;
+mod guard;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_nvmeof::{
+    Authentication, Check, DhChapKey, EnsureError, Epoch, Fabrics, FindError, HostIdentity, InstanceHash,
+    InvalidKey, InvalidName, Loss, Me, Namespace, NamespaceDevice, NotAcquired, OpenError, ReservationError,
+    Subsystem, Watch, acquire, check, release,
+};
+use rustix::mount::{MountFlags, UnmountFlags};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use self::content::Content;
+use self::guard::{Guard, Watched};
+use crate::config::{Config, InstanceSection, NvmeofSection, PoolSection};
+use crate::limits::{KEY_FILE_BYTES_MAX, NAMESPACE_BYTES_MIN, UNMOUNT_TIME_MAX};
+use crate::pool;
+use crate::volume::replace;
+
+/// Name space of the file systems' UUIDs.
+const POOLS: Uuid = Uuid::from_u128(0x9e4b_30d2_6c1f_4a8e_b7a5_04f2_d86b_19c7);
+/// Label of the file systems: what a person sees in blkid.
+const LABEL: &str = "forebay";
+/// Between two looks for a namespace that is to appear.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Why a pool's namespace cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("pool {pool}: {reason}")]
+pub struct NamespaceError {
+    /// Name.
+    pool: String,
+    /// Why.
+    reason: Reason,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Reason {
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    #[error("{path}: {error}")]
+    KeyFile { path: PathBuf, error: io::Error },
+    #[error("{path}: {error}")]
+    Key { path: PathBuf, error: InvalidKey },
+    #[error(transparent)]
+    Connect(#[from] EnsureError),
+    #[error("the namespace did not appear: {0}")]
+    Find(#[from] FindError),
+    #[error("no path takes I/O to the namespace")]
+    NoPath,
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    NotAcquired(#[from] NotAcquired),
+    #[error(transparent)]
+    Reservation(#[from] ReservationError),
+    #[error("the namespace is read-only")]
+    ReadOnly,
+    #[error("the namespace has {0} bytes; a pool needs at least {NAMESPACE_BYTES_MIN}")]
+    TooSmall(u64),
+    #[error("the namespace is blank: set pool.nvmeof.format = true to make a file system on it")]
+    Blank,
+    #[error(
+        "the namespace holds something that is no pool: nothing was written; if nobody needs it, clear it with wipefs -a"
+    )]
+    Foreign,
+    #[error(
+        "the namespace holds the file system {found} (label {label:?}), which is not that of this pool ({expected}): nothing \
+         was written"
+    )]
+    Stranger { found: Uuid, label: String, expected: Uuid },
+    #[error("mkfs.xfs: {0}")]
+    Format(String),
+    #[error(
+        "the file system is damaged: unmounted as it is, look at it with xfs_repair -n and mend it with xfs_repair"
+    )]
+    Damaged,
+    #[error("{path} holds another mounted file system: unmount it, or change pool.path")]
+    Occupied { path: PathBuf },
+    #[error(
+        "the pool was used in epoch {recorded} of this instance; this is epoch {ours}, which is the older one and steps back"
+    )]
+    Superseded { recorded: u64, ours: u64 },
+    #[error("{what}: {error}")]
+    Io { what: &'static str, error: io::Error },
+}
+
+fn io(what: &'static str) -> impl Fn(io::Error) -> Reason {
+    move |error| Reason::Io { what, error }
+}
+
+/// A pool's namespace, ours and mounted.
+#[derive(Debug)]
+pub struct Attached {
+    pool: String,
+    path: PathBuf,
+    device: Arc<NamespaceDevice>,
+    me: Me,
+    guard: Guard,
+}
+
+/// Attaches the namespaces of all pools that have one.
+///
+/// # Errors
+/// The first one's that cannot be; those before it stay ours until the process ends and on.
+pub fn attach_all(config: &Config) -> Result<Vec<Attached>, NamespaceError> {
+    let attach = |pool: &PoolSection| {
+        let section = pool.nvmeof.as_ref()?;
+        let attached = attach(&config.instance, pool, section);
+        Some(attached.map_err(|reason| NamespaceError { pool: pool.name.clone(), reason }))
+    };
+    config.pool.iter().filter_map(attach).collect()
+}
+
+fn attach(
+    instance: &InstanceSection,
+    pool: &PoolSection,
+    section: &NvmeofSection,
+) -> Result<Attached, Reason> {
+    let wanted = subsystem(instance, section)?;
+    let epoch = u32::try_from(instance.epoch).ok().and_then(Epoch::new);
+    let epoch = epoch.expect("the configuration was checked");
+    let me = Me { instance: InstanceHash::of(&instance.name), epoch, host: wanted.host.id() };
+    let fabrics = Fabrics::default();
+    info!(pool = pool.name, host = %wanted.host.nqn(), nqn = %wanted.nqn, "connecting the namespace");
+    let namespace = connected(&fabrics, &wanted, section)?;
+    info!(pool = pool.name, device = namespace.name, key = %me.key(), "namespace found");
+    let device = Arc::new(fabrics.open(&namespace)?);
+
+    // A server before us on this machine may have left it mounted. Only where the reservation was ours all the time is
+    // what it has in memory still true.
+    let before = check(&*device, &me)?;
+    let goes_on = before == Check::Held;
+    let mounted = match mounted_device(&pool.path) {
+        Some(number) if number == namespace.device => true,
+        Some(_) => return Err(Reason::Occupied { path: pool.path.clone() }),
+        None => false,
+    };
+    if matches!(before, Check::Lost(Loss::OtherKey(_))) {
+        // One of an earlier epoch may still run here: it ends itself when it sees our key.
+        acquire(&*device, &me)?;
+    }
+    if mounted && !goes_on {
+        warn!(pool = pool.name, "ending the file system of an earlier server, whose reservation was lost");
+        guard::end_file_system(&pool.path).map_err(io("ending the file system of an earlier server"))?;
+        unmount_patiently(&pool.path).map_err(io("unmounting the file system of an earlier server"))?;
+    }
+    acquire(&*device, &me)?;
+    info!(pool = pool.name, key = %me.key(), "the reservation is ours");
+
+    let fresh = !(mounted && goes_on);
+    let prepared = prepare(instance, pool, section, &namespace, fresh).and_then(|()| {
+        let watched = Watched {
+            pool: pool.name.clone(),
+            device: Arc::clone(&device),
+            me,
+            watch: Watch::new(fabrics.sysfs().clone(), section.nqn.clone(), section.namespace),
+            loss_time: section.loss_time(),
+            directory: File::open(&pool.path).map_err(io("opening the mount point"))?,
+        };
+        Guard::start(watched).map_err(io("starting to watch the namespace"))
+    });
+    match prepared {
+        Ok(guard) => Ok(Attached { pool: pool.name.clone(), path: pool.path.clone(), device, me, guard }),
+        Err(reason) => {
+            give_back(&pool.name, &pool.path, &device, &me);
+            Err(reason)
+        }
+    }
+}
+
+impl Attached {
+    /// Unmounts the pool and gives the namespace back, for an orderly end. Where something still uses the file system, both
+    /// stay, and the next server of this instance on this machine goes on with them.
+    pub fn detach(self) {
+        self.guard.stop();
+        give_back(&self.pool, &self.path, &self.device, &self.me);
+    }
+}
+
+/// The reservation goes last, and only from what is not mounted.
+fn give_back(pool: &str, path: &Path, device: &NamespaceDevice, me: &Me) {
+    if mounted_device(path).is_some()
+        && let Err(error) = rustix::mount::unmount(path, UnmountFlags::empty())
+    {
+        warn!(pool, %error, "the pool stays mounted, and its namespace ours");
+        return;
+    }
+    if let Err(error) = release(device, me) {
+        warn!(pool, %error, "the reservation could not be given back");
+    }
+}
+
+fn subsystem(instance: &InstanceSection, section: &NvmeofSection) -> Result<Subsystem, Reason> {
+    let node = match section.node.as_str() {
+        "" => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        node => node.to_owned(),
+    };
+    let host = HostIdentity::of(&instance.name, &node)?;
+    let mut wanted = Subsystem::new(section.nqn.clone(), host);
+    if let Some(key) = key(&section.dhchap_key)? {
+        let controller = key_of_target(section)?;
+        wanted.authentication = Some(Authentication { host: key, controller });
+    }
+    Ok(wanted)
+}
+
+fn key_of_target(section: &NvmeofSection) -> Result<Option<DhChapKey>, Reason> {
+    key(&section.dhchap_controller_key)
+}
+
+fn key(path: &Path) -> Result<Option<DhChapKey>, Reason> {
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let read = || -> io::Result<zeroize::Zeroizing<String>> {
+        let mut text = zeroize::Zeroizing::new(String::with_capacity(KEY_FILE_BYTES_MAX as usize));
+        File::open(path)?.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = read().map_err(|error| Reason::KeyFile { path: path.to_owned(), error })?;
+    let parsed = DhChapKey::parse(text.trim());
+    parsed.map(Some).map_err(|error| Reason::Key { path: path.to_owned(), error })
+}
+
+/// Connects until there is a path that takes I/O, or the time is over. The target may come up after us.
+fn connected(fabrics: &Fabrics, wanted: &Subsystem, section: &NvmeofSection) -> Result<Namespace, Reason> {
+    let until = Instant::now() + section.connect_time();
+    loop {
+        let found = match fabrics.ensure_connected(wanted, &section.paths) {
+            Ok(ensured) => {
+                for error in &ensured.failed {
+                    warn!(%error, "a path to a namespace is missing");
+                }
+                wait_for(fabrics, section, until)
+            }
+            // Waiting does not help.
+            Err(error @ EnsureError::NotPlanned(_)) => return Err(error.into()),
+            Err(error) => Err(error.into()),
+        };
+        match found {
+            Ok(namespace) => return Ok(namespace),
+            Err(reason) if Instant::now() >= until => return Err(reason),
+            Err(_) => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+/// The kernel lists namespaces a moment after it has connected.
+fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Result<Namespace, Reason> {
+    loop {
+        let found = fabrics.sysfs().read();
+        let reason = match found.namespace(&section.nqn, &section.namespace) {
+            Ok(namespace) => {
+                let takes_io = found.subsystem(&section.nqn).is_some_and(|s| s.takes_io(namespace.nsid));
+                if takes_io {
+                    return Ok(namespace.clone());
+                }
+                Reason::NoPath
+            }
+            Err(error) => error.into(),
+        };
+        if Instant::now() >= until {
+            return Err(reason);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Everything between the reservation and the pool. Writes only to what is blank or ours.
+fn prepare(
+    instance: &InstanceSection,
+    pool: &PoolSection,
+    section: &NvmeofSection,
+    namespace: &Namespace,
+    fresh: bool,
+) -> Result<(), Reason> {
+    if fresh {
+        let device = Path::new("/dev").join(&namespace.name);
+        let expected = identity(instance, pool);
+        let file = File::open(&device).map_err(io("opening the namespace"))?;
+        let content = content::look(&file, namespace.size_bytes).map_err(io("reading the namespace"))?;
+        drop(file);
+        if let Some(force) = decide(content, expected, section.format, namespace)? {
+            format(&device, expected, force)?;
+            info!(pool = pool.name, uuid = %expected, "made a file system on the blank namespace");
+        }
+        mount(&device, &pool.path)?;
+        pool::distrust_starts(&pool.path).map_err(io("noting that earlier starts may have lost data"))?;
+    }
+    record_epoch(&pool.path, instance.epoch)
+}
+
+/// The UUID that this pool's file system has.
+fn identity(instance: &InstanceSection, pool: &PoolSection) -> Uuid {
+    Uuid::new_v5(&POOLS, format!("{}\0{}", instance.name, pool.name).as_bytes())
+}
+
+/// Whether a file system is to be made; if so, whether over one of ours that was not finished.
+fn decide(
+    content: Content,
+    expected: Uuid,
+    format: bool,
+    namespace: &Namespace,
+) -> Result<Option<bool>, Reason> {
+    if namespace.read_only {
+        return Err(Reason::ReadOnly);
+    }
+    let make = |force| match (format, namespace.size_bytes) {
+        (false, _) => Err(Reason::Blank),
+        (true, bytes) if bytes < NAMESPACE_BYTES_MIN => Err(Reason::TooSmall(bytes)),
+        (true, _) => Ok(Some(force)),
+    };
+    match content {
+        Content::Xfs { uuid, unfinished: true, .. } if uuid == expected => make(true),
+        Content::Xfs { uuid, .. } if uuid == expected => Ok(None),
+        Content::Xfs { uuid, label, .. } => Err(Reason::Stranger { found: uuid, label, expected }),
+        Content::Blank => make(false),
+        Content::Foreign => Err(Reason::Foreign),
+    }
+}
+
+fn format(device: &Path, uuid: Uuid, force: bool) -> Result<(), Reason> {
+    let mut command = Command::new("mkfs.xfs");
+    // Without -f it refuses by itself what it recognises.
+    command.args(["-q", "-L", LABEL, "-m"]).arg(format!("uuid={uuid}"));
+    if force {
+        command.arg("-f");
+    }
+    let output = command.arg(device).output().map_err(io("starting mkfs.xfs"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Reason::Format(said.trim().chars().take(500).collect()))
+}
+
+fn mount(device: &Path, at: &Path) -> Result<(), Reason> {
+    std::fs::create_dir_all(at).map_err(io("making the mount point"))?;
+    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    rustix::mount::mount(device, at, "xfs", flags, Some(c"prjquota")).map_err(|errno| match errno {
+        // EUCLEAN: structure needs cleaning.
+        rustix::io::Errno::UCLEAN => Reason::Damaged,
+        errno => io("mounting the file system")(errno.into()),
+    })
+}
+
+/// Unmounts what a process that is ending may still use.
+fn unmount_patiently(at: &Path) -> io::Result<()> {
+    let until = Instant::now() + UNMOUNT_TIME_MAX;
+    loop {
+        match rustix::mount::unmount(at, UnmountFlags::empty()) {
+            Err(rustix::io::Errno::BUSY) if Instant::now() < until => std::thread::sleep(LOOK_AGAIN),
+            result => return result.map_err(Into::into),
+        }
+    }
+}
+
+/// Number of the device whose file system is mounted at this directory itself.
+fn mounted_device(at: &Path) -> Option<(u32, u32)> {
+    let here = std::fs::metadata(at).ok()?.dev();
+    let above = std::fs::metadata(at.parent()?).ok()?.dev();
+    (here != above).then(|| (libc::major(here), libc::minor(here)))
+}
+
+/// The epoch lies in the pool, too: a target that forgets reservations when it restarts would let in whoever comes first.
+fn record_epoch(pool: &Path, ours: u64) -> Result<(), Reason> {
+    let folder = pool.join(".forebay");
+    let path = folder.join("epoch");
+    let recorded = match std::fs::read_to_string(&path) {
+        Ok(text) => text
+            .trim()
+            .parse()
+            .map_err(|_| io("reading the pool's epoch")(io::ErrorKind::InvalidData.into()))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(io("reading the pool's epoch")(error)),
+    };
+    if recorded > ours {
+        return Err(Reason::Superseded { recorded, ours });
+    }
+    if recorded == ours {
+        return Ok(());
+    }
+    let record = || -> io::Result<()> {
+        match std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        replace(&path, format!("{ours}\n").as_bytes())
+    };
+    record().map_err(io("recording the pool's epoch"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn namespace(size_bytes: u64, read_only: bool) -> Namespace {
+        Namespace {
+            name: "nvme0n1".into(),
+            device: (259, 0),
+            nsid: 1,
+            uuid: None,
+            nguid: None,
+            size_bytes,
+            block_bytes: 4096,
+            read_only,
+        }
+    }
+
+    #[test]
+    fn a_file_system_is_made_on_what_is_blank_and_only_when_that_is_wanted() {
+        let expected = Uuid::from_u128(7);
+        let large = namespace(1 << 40, false);
+        let xfs = |uuid, unfinished| Content::Xfs { uuid, label: "x".into(), unfinished };
+        let decided = |content, format| decide(content, expected, format, &large);
+        assert!(matches!(decided(Content::Blank, true), Ok(Some(false))));
+        assert!(matches!(decided(Content::Blank, false), Err(Reason::Blank)));
+        for format in [true, false] {
+            assert!(matches!(decided(xfs(expected, false), format), Ok(None)));
+            assert!(matches!(decided(Content::Foreign, format), Err(Reason::Foreign)));
+            for unfinished in [true, false] {
+                let stranger = decided(xfs(Uuid::from_u128(8), unfinished), format);
+                assert!(matches!(stranger, Err(Reason::Stranger { .. })));
+            }
+        }
+        assert!(matches!(decided(xfs(expected, true), true), Ok(Some(true))));
+        assert!(matches!(decided(xfs(expected, true), false), Err(Reason::Blank)));
+        let small = decide(Content::Blank, expected, true, &namespace(1 << 20, false));
+        assert!(matches!(small, Err(Reason::TooSmall(_))));
+        let read_only = decide(xfs(expected, false), expected, true, &namespace(1 << 40, true));
+        assert!(matches!(read_only, Err(Reason::ReadOnly)));
+    }
+
+    #[test]
+    fn an_older_epoch_steps_back_from_what_a_later_one_has_used() {
+        let pool = tempfile::tempdir().expect("tmp");
+        record_epoch(pool.path(), 3).expect("it is the first");
+        record_epoch(pool.path(), 3).expect("it is the same");
+        record_epoch(pool.path(), 4).expect("it is later");
+        let older = record_epoch(pool.path(), 3);
+        assert!(matches!(older, Err(Reason::Superseded { recorded: 4, ours: 3 })), "{older:?}");
+        std::fs::write(pool.path().join(".forebay/epoch"), "many").expect("written");
+        assert!(matches!(record_epoch(pool.path(), 9), Err(Reason::Io { .. })));
+    }
+
+    #[test]
+    fn a_directory_that_nothing_is_mounted_at_has_no_device() {
+        let pool = tempfile::tempdir().expect("tmp");
+        assert_eq!(mounted_device(pool.path()), None);
+        assert_eq!(mounted_device(Path::new("/nonexistent/pool")), None);
+        assert!(mounted_device(Path::new("/proc")).is_some());
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_read_is_told_by_its_file_alone() {
+        let file = tempfile::NamedTempFile::new().expect("tmp");
+        std::fs::write(file.path(), "DHHC-1:00:c2VjcmV0:\n").expect("written");
+        let error = key(file.path()).expect_err("it is none").to_string();
+        assert!(error.contains(&file.path().display().to_string()) && !error.contains("c2VjcmV0"), "{error}");
+        assert!(matches!(key(Path::new("/nonexistent/key")), Err(Reason::KeyFile { .. })));
+        assert!(matches!(key(Path::new("")), Ok(None)));
+    }
+}
