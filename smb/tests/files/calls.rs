@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_smb::engine::{Mail, Server};
+use forebay_smb::engine::{Encryption, Mail, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -30,6 +30,7 @@ pub const SHARE_ALL: ShareAccess = ShareAccess(7);
 pub struct Lab {
     pub memory: Memory,
     pub server: Arc<Server>,
+    encryption: Encryption,
     clients: u64,
 }
 
@@ -43,14 +44,18 @@ impl Lab {
         let mut volume = volume("vol", FsHandle(Arc::new(())));
         change(&mut volume);
         server.add_volume(volume).unwrap();
-        Self { memory: Memory::default(), server, clients: 0 }
+        Self { memory: Memory::default(), server, encryption: Encryption::Offered, clients: 0 }
     }
 
     /// As [`Self::new`], where clients cache.
     pub fn caching() -> Self {
-        let server = Server::new(forebay_smb::engine::ServerConfig { caching: true, ..config() });
+        Self::caching_with(Encryption::Offered)
+    }
+
+    pub fn caching_with(encryption: Encryption) -> Self {
+        let server = Server::new(ServerConfig { caching: true, encryption, ..config() });
         server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
-        Self { memory: Memory::default(), server, clients: 0 }
+        Self { memory: Memory::default(), server, encryption, clients: 0 }
     }
 
     /// A client with a ClientGuid of its own.
@@ -61,6 +66,7 @@ impl Lab {
         client.client_guid = [guid; 16];
         assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
         assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+        client.seal = self.encryption == Encryption::Required;
         assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
         client
     }
