@@ -18,6 +18,7 @@ mod commands;
 mod connection;
 mod credits;
 mod files;
+mod holder;
 mod leases;
 mod locks;
 mod lookup;
