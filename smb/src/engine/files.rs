@@ -342,12 +342,21 @@ impl FileState {
 
     /// The contents have changed by `open`: what others have read of them is not to be used any more.
     pub(crate) fn data_changed(self: &Arc<Self>, open: FileId, server: &Server) {
+        self.data_changes(open, false, server);
+    }
+
+    /// As [`Self::data_changed`], by the CREATE that made the open.
+    pub(crate) fn data_replaced(self: &Arc<Self>, open: FileId, server: &Server) {
+        self.data_changes(open, true, server);
+    }
+
+    fn data_changes(self: &Arc<Self>, open: FileId, fresh: bool, server: &Server) {
         if !self.breakable.load(Ordering::Acquire) {
             return;
         }
         let mut guard = self.inner();
         let inner = &mut *guard;
-        inner.caching.data_changes(open, &inner.opens, server);
+        inner.caching.data_changes(open, fresh, &inner.opens, server);
         self.caching_changed(inner, server);
     }
 

@@ -375,7 +375,11 @@ fn admit(ctx: &mut Ctx<'_>, plan: Plan, opened: Opened) -> Step {
     Step::Fs(
         truncate,
         Box::new(move |ctx, result| match result {
-            Ok(_) => set_attributes(plan, pending),
+            Ok(_) => {
+                // Somebody may have read it since it was opened.
+                pending.open.file.data_replaced(pending.open.id, ctx.server);
+                set_attributes(plan, pending)
+            }
             Err(status) => give_up(ctx, &pending, status),
         }),
     )
