@@ -38,6 +38,8 @@ pub const KEPT_OPENS_MAX: usize = 16_384;
 pub const DURABLE_TIMEOUT_DEFAULT_MS: u32 = 60_000;
 /// For how long such an open is kept whatever the client says, in milliseconds.
 pub const DURABLE_TIMEOUT_MS_MAX: u32 = 300_000;
+/// For how long a client that is back for an open waits for the end of the session that has it, in milliseconds.
+pub const RECONNECT_WAIT_MS: u32 = 1000;
 /// CREATEs that are remembered because their connection was lost while they waited for others.
 pub const ABANDONED_CREATES_MAX: usize = 4096;
 /// Requests waiting asynchronously (locks), on one connection.

@@ -13,9 +13,9 @@ use super::commands;
 use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
 use super::credits::CreditWindow;
+use super::holder::send;
 use super::lookup::Lookup;
 use super::open::Open;
-use super::oplocks;
 use super::remote::RemoteWrite;
 use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use super::session::{Session, Share};
@@ -634,7 +634,7 @@ impl Connection {
         let channel = self.core.channels.get(&notice.session_id);
         let Some(channel) = channel.filter(|_| !self.core.closed && !self.core.leaving) else {
             // The channel was lost while this was on its way.
-            oplocks::send(&self.server, &notice.sessions, &mut notice.tried, notice.notification);
+            send(&self.server, &notice.sessions, &mut notice.tried, notice.notification);
             return;
         };
         let session = &channel.session;

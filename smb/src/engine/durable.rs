@@ -10,12 +10,12 @@ use super::commands::close::{close_open, end_open};
 use super::commands::create;
 use super::names;
 use super::open::Open;
-use super::server::Server;
-use super::session::Share;
-use super::step::{Ctx, Step};
+use super::server::{ConnectionId, Mail, Server};
+use super::session::{Session, Share};
+use super::step::{Ctx, Step, Wake};
 use crate::fs::{FsOpKind, FsReply};
 use crate::ids::FileId;
-use crate::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_MAX};
+use crate::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_MAX, RECONNECT_WAIT_MS};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateAction, OplockLevel, Request};
 use crate::wire::create_context::{DurableFlags, Lease, LeaseState, RequestContext, ResponseContext};
@@ -146,7 +146,8 @@ pub(crate) fn lease_of(request: &Request<'_>) -> Option<Lease> {
 }
 
 /// CREATE with `DHnC` or `DH2C` ([MS-SMB2] 3.3.5.9.7, 3.3.5.9.12): nothing else of the request counts.
-pub(crate) fn reconnect(ctx: &mut Ctx<'_>, request: &Request<'_>, claim: Claim) -> Step {
+/// `first` where it has not waited yet.
+pub(crate) fn reconnect(ctx: &mut Ctx<'_>, request: &Request<'_>, claim: Claim, first: bool) -> Step {
     let (session, tree) = (ctx.session(), ctx.tree());
     let Share::Volume(volume) = &tree.share else { return NtStatus::OBJECT_NAME_NOT_FOUND.into() };
     let client_guid = ctx.core.client_guid();
@@ -173,8 +174,51 @@ pub(crate) fn reconnect(ctx: &mut Ctx<'_>, request: &Request<'_>, claim: Claim) 
     };
     match reclaim(ctx, claim.persistent, check) {
         Ok(open) => answer(ctx, open),
+        Err(NtStatus::OBJECT_NAME_NOT_FOUND) if first && is_held_elsewhere(ctx, claim) => wait(ctx, claim),
         Err(status) => status.into(),
     }
+}
+
+/// Whether another session of this user has it: its end may not have been noticed yet.
+fn is_held_elsewhere(ctx: &Ctx<'_>, claim: Claim) -> bool {
+    let id = ctx.server.file_ids.of(claim.persistent);
+    let own = ctx.session();
+    let others: Vec<Arc<Session>> = ctx.server.sessions().values().cloned().collect();
+    others
+        .iter()
+        .filter(|s| s.id != own.id && s.username.eq_ignore_ascii_case(&own.username))
+        .filter_map(|s| s.open(id))
+        .any(|open| open.durable.get().is_some_and(|durable| claim.names(durable)))
+}
+
+/// A client whose connection is lost may be back before the loss is noticed: it waits for that, for a moment.
+fn wait(ctx: &mut Ctx<'_>, claim: Claim) -> Step {
+    let waiting = Waiting {
+        persistent: claim.persistent,
+        since: None,
+        connection: ctx.core.id,
+        token: ctx.wake_token(),
+    };
+    ctx.server.kept().waiting.push(waiting);
+    // It may have been lost just now.
+    if !is_held_elsewhere(ctx, claim) {
+        ctx.server.kept().wake(ctx.server, |w| w.persistent == claim.persistent);
+    }
+    Step::Park(Box::new(move |ctx, wake| match wake {
+        Wake::Ready => {
+            let frame = Arc::clone(&ctx.request.frame);
+            let message = frame.bytes().get(ctx.request.range.clone()).unwrap_or_default();
+            match Request::parse(message) {
+                Ok(request) => reconnect(ctx, &request, claim, false),
+                Err(error) => error.into(),
+            }
+        }
+        Wake::Cancelled | Wake::Closed => {
+            let token = ctx.wake_token();
+            ctx.server.kept().waiting.retain(|w| w.token != token);
+            Step::Fail(NtStatus::CANCELLED)
+        }
+    }))
 }
 
 /// Gives a kept open to this request's session, where `check` does not object.
@@ -232,13 +276,38 @@ pub(crate) fn displace(server: &Server, open: &Arc<Open>) -> Option<FsOpKind> {
 pub(crate) struct KeptOpens {
     /// With the FILETIME until which each is kept, by Open.DurableFileId.
     by_id: HashMap<u64, (Arc<Open>, u64)>,
+    /// Who has come back for one that is not lost yet, as far as the server knows.
+    waiting: Vec<Waiting>,
     /// The server stops: nothing is kept any more.
     stopped: bool,
     /// What backends have to do for opens that ended.
     left: Vec<FsOpKind>,
 }
 
+struct Waiting {
+    persistent: u64,
+    /// When the clock saw it first.
+    since: Option<u64>,
+    connection: ConnectionId,
+    token: u64,
+}
+
 impl KeptOpens {
+    fn wake(&mut self, server: &Server, which: impl Fn(&Waiting) -> bool) {
+        for waiting in self.waiting.extract_if(.., |w| which(w)) {
+            server.post(waiting.connection, Mail::Wake(waiting.token));
+        }
+    }
+
+    /// Wakes those that have waited long enough.
+    fn tick(&mut self, server: &Server, now: u64) {
+        let enough = u64::from(RECONNECT_WAIT_MS) * TICKS_PER_MS;
+        for waiting in &mut self.waiting {
+            waiting.since.get_or_insert(now);
+        }
+        self.wake(server, |w| w.since.is_some_and(|since| now.saturating_sub(since) >= enough));
+    }
+
     fn put(&mut self, open: Arc<Open>, until: u64) {
         self.by_id.insert(open.id.persistent, (open, until));
     }
@@ -295,6 +364,7 @@ impl Server {
         // Who waits for a lock on a connection that is lost but not gone yet must not get it.
         open.file.end_waits(open.id, self);
         kept.put(Arc::clone(open), now.saturating_add(u64::from(durable.timeout_ms) * TICKS_PER_MS));
+        kept.wake(self, |w| w.persistent == open.id.persistent);
         true
     }
 
@@ -319,6 +389,7 @@ impl Server {
         let late = self.kept().take_all(|open, until| until <= now || useless.contains(&open.id));
         self.end_kept(late);
         self.forget_abandoned();
+        self.kept().tick(self, now);
         std::mem::take(&mut self.kept().left)
     }
 

@@ -19,6 +19,7 @@ mod connection;
 mod credits;
 mod durable;
 mod files;
+mod holder;
 mod leases;
 mod locks;
 mod lookup;

@@ -216,6 +216,11 @@ impl FileIds {
         FileId { persistent: self.instance.wrapping_add(n), volatile: n }
     }
 
+    /// The id of which this is the persistent half.
+    pub(crate) fn of(&self, persistent: u64) -> FileId {
+        FileId { persistent, volatile: persistent.wrapping_sub(self.instance) }
+    }
+
     /// Which start of the server gave this id out.
     pub(crate) fn instance_of(id: FileId) -> u64 {
         id.persistent.wrapping_sub(id.volatile)

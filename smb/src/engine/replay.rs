@@ -1,7 +1,7 @@
 //! CREATE that is sent again ([MS-SMB2] 3.3.5.9.10): a client that has lost the answer finds the open that it made by the
 //! CreateGuid that it gave it, for as long as it has not used the open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 
@@ -68,12 +68,16 @@ pub(crate) fn begin(ctx: &Ctx<'_>, create_guid: [u8; 16]) -> Result<Begun, NtSta
     let key = CreateKey { client_guid: ctx.core.client_guid(), create_guid };
     let replay = ctx.request.header.flags.contains(HeaderFlags::REPLAY_OPERATION);
     let in_flight = if replay { NtStatus::FILE_NOT_AVAILABLE } else { NtStatus::DUPLICATE_OBJECTID };
-    let waited_for = ctx.server.creations().abandoned.get(&key).and_then(Weak::upgrade);
-    if waited_for.is_some_and(|file| file.is_breaking()) {
-        return Err(in_flight);
-    }
     let mut creations = ctx.server.creations();
-    creations.abandoned.remove(&key);
+    // At any time a CREATE that waits, or did, is found in one of the two.
+    if let Some(file) = creations.abandoned.get(&key).and_then(Weak::upgrade) {
+        // A file's state is not looked at under this lock.
+        drop(creations);
+        if file.is_breaking() {
+            return Err(in_flight);
+        }
+        creations = ctx.server.creations();
+    }
     match creations.slots.get(&key) {
         Some(Slot::InFlight) => return Err(in_flight),
         Some(Slot::Done(open)) => match open.upgrade().filter(|open| !open.is_closing()) {
@@ -83,6 +87,7 @@ pub(crate) fn begin(ctx: &Ctx<'_>, create_guid: [u8; 16]) -> Result<Begun, NtSta
         },
         None => {}
     }
+    creations.abandoned.remove(&key);
     creations.slots.insert(key, Slot::InFlight);
     Ok(Begun::New(Creation { server: Arc::clone(ctx.server), key }))
 }
@@ -133,11 +138,11 @@ impl Open {
 impl Server {
     /// Forgets what no client waits for any more.
     pub(super) fn forget_abandoned(&self) {
-        let abandoned = std::mem::take(&mut self.creations().abandoned);
-        let waiting =
-            abandoned.into_iter().filter(|(_, file)| file.upgrade().is_some_and(|f| f.is_breaking()));
-        let waiting: Vec<_> = waiting.collect();
-        self.creations().abandoned.extend(waiting);
+        let abandoned = self.creations().abandoned.clone();
+        let over = |file: &Weak<FileState>| file.upgrade().is_none_or(|file| !file.is_breaking());
+        let over: HashSet<CreateKey> =
+            abandoned.iter().filter(|(_, file)| over(file)).map(|(k, _)| *k).collect();
+        self.creations().abandoned.retain(|key, _| !over.contains(key));
     }
 
     fn creations(&self) -> MutexGuard<'_, Creations> {

@@ -1,5 +1,6 @@
 //! Oplocks and leases: what clients may cache, and how they are told to stop.
 
+use forebay_smb::engine::Encryption;
 use forebay_smb::ids::FileId;
 use forebay_smb::limits::{OPLOCK_BREAK_RESEND_SECONDS, OPLOCK_BREAK_SECONDS_MAX};
 use forebay_smb::status::NtStatus;
@@ -595,6 +596,34 @@ fn what_a_holder_deletes_before_it_lets_go_is_not_found() {
     a.answers.clear();
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(waited(&mut b).status(), NtStatus::OBJECT_NAME_NOT_FOUND);
+}
+
+#[test]
+fn who_reads_while_a_file_is_overwritten_is_told() {
+    let mut lab = Lab::caching();
+    let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
+    let made = oplock(&mut a, "f", OplockLevel::NONE);
+    close(&mut a, made.id).unwrap();
+    let overwrite = file("f").disposition(CreateDisposition::OVERWRITE);
+    let open = a.begin(Command::CREATE, &body(&overwrite, OplockLevel::NONE));
+    let result = (a.backend)(open.kind);
+    a.connection.complete(a.now, open.id, result).unwrap();
+    let truncate = a.connection.poll_fs().expect("an operation");
+    assert_eq!(leased(&mut b, "f", 2, RH).1, RH);
+    a.finish(truncate);
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(lease_broken(&mut b), (RH, NONE, true));
+}
+
+#[test]
+fn breaks_are_sealed_where_the_session_is() {
+    let mut lab = Lab::caching_with(Encryption::Required);
+    let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
+    leased(&mut a, "f", 1, RWH);
+    waits(&mut b, Command::CREATE, &lease(file("f"), 2, R));
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert!(a.answers.front().expect("a notification").sealed);
+    assert_eq!(lease_broken(&mut a), (RWH, RH, true));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_smb::engine::{Mail, Server, ServerConfig};
+use forebay_smb::engine::{Encryption, Mail, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -30,6 +30,7 @@ pub const SHARE_ALL: ShareAccess = ShareAccess(7);
 pub struct Lab {
     pub memory: Memory,
     pub server: Arc<Server>,
+    encryption: Encryption,
     clients: u64,
 }
 
@@ -44,19 +45,25 @@ impl Lab {
 
     /// Of a server that grants oplocks and leases; its volume has a second user.
     pub fn caching() -> Self {
+        Self::caching_with(Encryption::Offered)
+    }
+
+    pub fn caching_with(encryption: Encryption) -> Self {
         let second = forebay_smb::engine::Account {
             username: "second-user".to_owned(),
             hashes: vec![forebay_smb::auth::NtHash::from_password("second-secret")],
         };
-        Self::of(ServerConfig { caching: true, ..config() }, |volume| volume.accounts.push(second))
+        let config = ServerConfig { caching: true, encryption, ..config() };
+        Self::of(config, |volume| volume.accounts.push(second))
     }
 
     fn of(config: ServerConfig, change: impl FnOnce(&mut forebay_smb::engine::VolumeConfig)) -> Self {
+        let encryption = config.encryption;
         let server = Server::new(config);
         let mut volume = volume("vol", FsHandle(Arc::new(())));
         change(&mut volume);
         server.add_volume(volume).unwrap();
-        Self { memory: Memory::default(), server, clients: 0 }
+        Self { memory: Memory::default(), server, encryption, clients: 0 }
     }
 
     /// A client with a ClientGuid of its own.
@@ -67,6 +74,7 @@ impl Lab {
         client.client_guid = [guid; 16];
         assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
         assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+        client.seal = self.encryption == Encryption::Required;
         assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
         client
     }

@@ -149,7 +149,17 @@ fn only_its_user_gets_it_and_only_by_its_names() {
     let mut a = lab.client();
     let id = durable(&mut a, "f");
     let mut b = back(&mut lab);
-    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "it is in use");
+    // Its session is there, as far as the server knows: it waits for a moment.
+    let waits = b.call(Command::CREATE, &claim(id, GUID).body()).unwrap();
+    assert_eq!(waits.status(), NtStatus::PENDING);
+    for (now, answers) in [(NOW, 0), (NOW + 1000 * MS, 1)] {
+        assert!(lab.server.handle_timeout(now).is_empty());
+        lab.deliver(&mut [&mut a, &mut b]);
+        assert_eq!(b.answers.len(), answers);
+    }
+    let answer = b.answers.pop_front().unwrap();
+    assert_eq!(answer.status(), NtStatus::OBJECT_NAME_NOT_FOUND, "it is in use");
+    assert_eq!(make(&mut a, &claim(id, GUID)), NOT_FOUND, "by the one who asks");
     a.disconnect();
     assert_eq!(make(&mut b, &claim(id, [0; 16])), NOT_FOUND);
     let unknown = FileId { persistent: id.persistent + 1, ..id };
@@ -332,4 +342,18 @@ fn either_version_gives_an_open_back_but_none_by_the_wrong_create_guid() {
     assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has one of zeros");
     let by_version_1 = file("second").context(RequestContext::DurableHandleReconnect(second));
     assert_eq!(make(&mut b, &by_version_1).unwrap().id, second);
+}
+
+#[test]
+fn a_client_that_is_back_before_the_loss_is_noticed_waits_for_that() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f");
+    let mut b = back(&mut lab);
+    let waits = b.call(Command::CREATE, &claim(id, GUID).body()).unwrap();
+    assert_eq!(waits.status(), NtStatus::PENDING);
+    a.disconnect();
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(made(&b.answers.pop_front().unwrap().message).id, id);
+    write(&mut b, id, 0, b"x").unwrap();
 }

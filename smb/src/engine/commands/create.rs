@@ -107,7 +107,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(status) => return status.into(),
     };
     if let Some(claim) = asked.claim {
-        return durable::reconnect(ctx, &request, claim);
+        return durable::reconnect(ctx, &request, claim, true);
     }
     let Some(Wanted::V2 { create_guid, .. }) = asked.wanted else {
         return begin(ctx, &request, asked.wanted, None);

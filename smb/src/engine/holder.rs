@@ -1,0 +1,216 @@
+//! Who may cache something of a file, and how he is asked to give it up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+
+use super::files::Registered;
+use super::leases::LeaseId;
+use super::oplocks::{Cached, NONE, Opener, R, RW, RWH, is_lease_stat_only, is_stat_only};
+use super::server::{BreakNotice, ConnectionId, Mail, Server};
+use crate::ids::FileId;
+use crate::wire::create::OplockLevel;
+use crate::wire::create_context::{Lease, LeaseFlags, LeaseState, LeaseV2};
+use crate::wire::oplock_break::{LeaseBreakFlags, LeaseBreakNotification, Notification, OplockBreak};
+use crate::wire::{AccessMask, ShareAccess};
+
+pub(super) struct Holder {
+    pub(super) kind: Kind,
+    /// What may be cached; while it is being broken, what could be before.
+    pub(super) state: LeaseState,
+    pub(super) breaking: Option<Breaking>,
+    pub(super) opens: Vec<FileId>,
+}
+
+pub(super) enum Kind {
+    Oplock,
+    Lease(Leased),
+}
+
+pub(super) struct Leased {
+    pub(super) id: LeaseId,
+    /// There if it is of version 2.
+    pub(super) v2: Option<LeaseV2>,
+    pub(super) flags: LeaseFlags,
+}
+
+/// A break that must be acknowledged ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+pub(super) struct Breaking {
+    /// What the client was asked to go down to; it may go lower.
+    pub(super) requested: LeaseState,
+    /// What it has to come to in the end.
+    pub(super) required: LeaseState,
+    pub(super) notification: Notification,
+    /// Channels that the notification went out on.
+    pub(super) tried: Vec<ConnectionId>,
+    /// When it was first seen by the clock, and when it was sent last.
+    pub(super) since: Option<u64>,
+    pub(super) sent: Option<u64>,
+}
+
+impl Kind {
+    pub(super) fn lease_id(&self) -> Option<LeaseId> {
+        match self {
+            Self::Oplock => None,
+            Self::Lease(leased) => Some(leased.id),
+        }
+    }
+
+    pub(super) fn is_oplock(&self) -> bool {
+        matches!(self, Self::Oplock)
+    }
+}
+
+impl Holder {
+    /// Whether an opener leaves this holder alone, whatever it holds.
+    pub(super) fn is_spared_by(&self, opener: &Opener) -> bool {
+        let id = self.kind.lease_id();
+        id.is_some() && (id == opener.ask.lease_id() || is_lease_stat_only(opener.access))
+            || is_stat_only(opener.access)
+    }
+
+    /// What is left to this holder by an opener who takes something from it.
+    pub(super) fn left_by(&self, opener: &Opener, violation: bool) -> Option<LeaseState> {
+        if self.is_spared_by(opener) {
+            return None;
+        }
+        let mut rest = self.state.without(opener.takes(violation));
+        if opener.overwrites && !violation {
+            rest = NONE;
+        }
+        if self.state == rest {
+            return None;
+        }
+        // Oplocks know no other states to go to.
+        Some(if self.kind.is_oplock() { rest & R } else { rest })
+    }
+
+    /// Starts or deepens a break. The caller holds the file's lock.
+    pub(super) fn break_to(&mut self, to: LeaseState, opens: &[Registered], server: &Server) {
+        let to = to & self.state;
+        if let Some(breaking) = &mut self.breaking {
+            // The client is told when it has acknowledged what it was asked for before.
+            if !self.kind.is_oplock() {
+                breaking.required = breaking.required & to;
+            }
+            return;
+        }
+        if self.state == to {
+            return;
+        }
+        let from = self.state;
+        if let Kind::Lease(Leased { v2: Some(v2), .. }) = &mut self.kind {
+            v2.epoch = v2.epoch.wrapping_add(1);
+        }
+        if from == R {
+            // Nothing was promised that would have to be given back first.
+            self.state = NONE;
+            let notification = self.notification(from, to, false);
+            let (sessions, mut tried) = (self.sessions(opens, server), Vec::new());
+            send(server, &sessions, &mut tried, notification);
+            return;
+        }
+        self.begin(from, to, to, opens, server);
+    }
+
+    pub(super) fn begin(
+        &mut self,
+        from: LeaseState,
+        requested: LeaseState,
+        required: LeaseState,
+        opens: &[Registered],
+        server: &Server,
+    ) {
+        let notification = self.notification(from, requested, true);
+        let mut tried = Vec::new();
+        if send(server, &self.sessions(opens, server), &mut tried, notification) {
+            self.breaking =
+                Some(Breaking { requested, required, notification, tried, since: None, sent: None });
+        } else {
+            // Nobody is there who could be asked, or would go on using it.
+            self.state = required;
+        }
+    }
+
+    pub(super) fn notification(&self, from: LeaseState, to: LeaseState, acknowledged: bool) -> Notification {
+        match &self.kind {
+            Kind::Oplock => Notification::Oplock(OplockBreak {
+                oplock_level: if to.contains(R) { OplockLevel::II } else { OplockLevel::NONE },
+                file_id: self.opens.first().copied().unwrap_or(FileId { persistent: 0, volatile: 0 }),
+            }),
+            Kind::Lease(leased) => Notification::Lease(LeaseBreakNotification {
+                new_epoch: leased.v2.map_or(0, |v2| v2.epoch),
+                flags: if acknowledged { LeaseBreakFlags::ACK_REQUIRED } else { LeaseBreakFlags::empty() },
+                lease_key: leased.id.key,
+                current_lease_state: from,
+                new_lease_state: to,
+                break_reason: 0,
+                access_mask_hint: AccessMask::empty(),
+                share_mask_hint: ShareAccess::empty(),
+            }),
+        }
+    }
+
+    /// The sessions on whose channels it can be told of a break: that of an oplock's open, all of a lease's client.
+    pub(super) fn sessions(&self, opens: &[Registered], server: &Server) -> Vec<u64> {
+        let mine = || opens.iter().filter(|o| self.opens.contains(&o.id));
+        match self.kind.lease_id() {
+            None => mine().filter_map(Registered::session).collect(),
+            Some(id) => {
+                let Some(open) = mine().filter(|o| !o.is_disconnected()).find_map(Registered::open) else {
+                    return Vec::new();
+                };
+                server.sessions_of_client(id.client, &open.volume.id)
+            }
+        }
+    }
+
+    pub(super) fn cached(&self) -> Cached {
+        match &self.kind {
+            Kind::Oplock => Cached { level: level(self.state), lease: None },
+            Kind::Lease(leased) => {
+                let mut lease_flags = leased.flags;
+                if self.breaking.is_some() {
+                    lease_flags.insert(LeaseFlags::BREAK_IN_PROGRESS);
+                }
+                let lease =
+                    Lease { lease_key: leased.id.key, lease_state: self.state, lease_flags, v2: leased.v2 };
+                Cached { level: OplockLevel::LEASE, lease: Some(lease) }
+            }
+        }
+    }
+
+    /// No client is left that could be told of a break.
+    pub(super) fn is_disconnected(&self, opens: &[Registered]) -> bool {
+        opens.iter().filter(|o| self.opens.contains(&o.id)).all(Registered::is_disconnected)
+    }
+}
+
+fn level(state: LeaseState) -> OplockLevel {
+    if state.contains(RWH) {
+        OplockLevel::BATCH
+    } else if state.contains(RW) {
+        OplockLevel::EXCLUSIVE
+    } else if state.contains(R) {
+        OplockLevel::II
+    } else {
+        OplockLevel::NONE
+    }
+}
+
+/// Sends a notification on the first channel of these sessions that was not tried. False where there is none.
+pub(super) fn send(
+    server: &Server,
+    sessions: &[u64],
+    tried: &mut Vec<ConnectionId>,
+    notification: Notification,
+) -> bool {
+    for &session_id in sessions {
+        let Some(session) = server.sessions().get(&session_id).cloned() else { continue };
+        let Some(connection) = session.connections().into_iter().find(|c| !tried.contains(c)) else {
+            continue;
+        };
+        tried.push(connection);
+        let notice =
+            BreakNotice { session_id, sessions: sessions.to_vec(), tried: tried.clone(), notification };
+        server.post(connection, Mail::Break(notice));
+        return true;
+    }
+    false
+}
