@@ -1,8 +1,9 @@
 //! One session over several connections ([MS-SMB2] 3.3.5.5.2).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{MIB, ONE, Scenario, ours};
 use crate::lab::Node;
@@ -71,34 +72,46 @@ fn four(site: &Site) -> Result<String> {
     ))
 }
 
+/// How many connections are cut.
+const CUTS: usize = 4;
+
 /// One connection after the other is reset while fio writes and verifies.
 fn cut(site: &Site) -> Result<String> {
     let client = site.node(ONE);
     let (volume, mounted) = mount(site, client)?;
-    let mut cuts = 0;
-    let ended = std::thread::scope(|scope| -> Result<()> {
-        let load = scope.spawn(|| {
-            (0..3).try_for_each(|round| {
-                client.run_within(&fio(&mounted, &format!("cut{round}")), Duration::from_secs(60)).map(drop)
-            })
-        });
-        while !load.is_finished() {
-            if let Some((port, _)) = connections(site, client)?.last() {
-                client.run(&format!(
-                    "ss -K dst {}:445 sport = :{port} > /dev/null",
-                    site.storage().address()
-                ))?;
-                cuts += 1;
+    let enough = AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| -> Result<usize> {
+        let load = scope.spawn(|| -> Result<usize> {
+            let mut round = 0;
+            loop {
+                let last = enough.load(Ordering::Relaxed);
+                round += 1;
+                client.run_within(&fio(&mounted, &format!("cut{}", round % 3)), Duration::from_secs(60))?;
+                if last {
+                    return Ok(round);
+                }
             }
-            std::thread::sleep(client.scale(Duration::from_millis(500)));
-        }
-        load.join().expect("no panic")
-    });
-    ended?;
-    ensure!(cuts >= 3, "only {cuts} connections were cut");
+        });
+        let cuts = (0..CUTS).try_for_each(|_| {
+            let mut port = None;
+            client.wait_until("a connection is there, and carries load", Duration::from_secs(60), || {
+                port = connections(site, client)?
+                    .last()
+                    .filter(|(_, bytes)| *bytes > MIB / 4)
+                    .map(|(port, _)| *port);
+                Ok(port.is_some() || load.is_finished())
+            })?;
+            let Some(port) = port else { bail!("fio has ended") };
+            let server = site.storage().address();
+            client.run(&format!("ss -K dst {server}:445 sport = :{port} > /dev/null")).map(drop)
+        });
+        enough.store(true, Ordering::Relaxed);
+        let rounds = load.join().expect("no panic")?;
+        cuts.map(|()| rounds)
+    })?;
     mounted.unmount()?;
     site.delete(&volume)?;
-    Ok(format!("{cuts} cut, no error"))
+    Ok(format!("{CUTS} cut, {rounds} passes, no error"))
 }
 
 /// An address of the server's node. Removed when dropped.
