@@ -46,7 +46,8 @@ pub const ABANDONED_CREATES_MAX: usize = 4096;
 pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
 /// How long a client may take to acknowledge a break, in seconds; then it has lost what was to be broken.
 pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
-/// How long until a break that was not acknowledged is sent on another channel, too, in seconds.
+/// How long at most until a break that was not acknowledged is sent on another channel, too, in seconds. Less where a
+/// client has so many channels that not each would get its turn.
 pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;

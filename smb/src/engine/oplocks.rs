@@ -107,6 +107,16 @@ pub(crate) struct Opener {
     pub(crate) ask: Ask,
 }
 
+/// How long a channel has for an answer before the next one is asked: each has had its turn when time is over.
+fn patience(server: &Server, sessions: &[u64]) -> u64 {
+    let channels: usize = {
+        let all = server.sessions();
+        sessions.iter().filter_map(|id| all.get(id)).map(|session| session.connections().len()).sum()
+    };
+    let turn = limits::OPLOCK_BREAK_SECONDS_MAX * SECOND / (channels as u64 + 1);
+    turn.min(limits::OPLOCK_BREAK_RESEND_SECONDS * SECOND)
+}
+
 /// Whether an open with these rights does without oplocks.
 pub(super) fn is_stat_only(access: AccessMask) -> bool {
     access.intersects(STAT_ONLY) && access.without(STAT_ONLY).is_empty()
@@ -438,9 +448,13 @@ impl Caching {
                 holder.breaking = None;
                 holder.state = NONE;
                 expired = true;
-            } else if now.saturating_sub(sent) >= limits::OPLOCK_BREAK_RESEND_SECONDS * SECOND {
-                send(server, &sessions, &mut breaking.tried, breaking.notification);
-                breaking.sent = Some(now);
+            } else {
+                let patience = patience(server, &sessions);
+                if now.saturating_sub(sent) >= patience {
+                    send(server, &sessions, &mut breaking.tried, breaking.notification);
+                    // Not from now: ticks are not to add up.
+                    breaking.sent = Some(sent + patience);
+                }
             }
         }
         if expired {

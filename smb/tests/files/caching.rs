@@ -2,7 +2,7 @@
 
 use forebay_smb::engine::Encryption;
 use forebay_smb::ids::FileId;
-use forebay_smb::limits::{OPLOCK_BREAK_RESEND_SECONDS, OPLOCK_BREAK_SECONDS_MAX};
+use forebay_smb::limits::{CHANNELS_PER_SESSION_MAX, OPLOCK_BREAK_RESEND_SECONDS, OPLOCK_BREAK_SECONDS_MAX};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{self, CreateDisposition, CreateOptions, OplockLevel};
 use forebay_smb::wire::create_context::{
@@ -455,6 +455,25 @@ fn a_break_goes_out_again_on_another_channel_when_its_own_is_lost_or_silent() {
         assert_eq!(acknowledge_lease(&mut second, 1, RH), NtStatus::SUCCESS);
         lab.deliver(&mut [&mut a, &mut second, &mut b]);
         assert!(granted(&waited(&mut b)).is_ok());
+    }
+}
+
+#[test]
+fn each_of_many_silent_channels_is_asked_before_a_break_is_given_up() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client_of(1);
+    let mut others: Vec<_> = (1..CHANNELS_PER_SESSION_MAX).map(|_| lab.channel(&a)).collect();
+    let mut b = lab.client_of(2);
+    leased(&mut a, "f", 1, RWH);
+    waits(&mut b, Command::CREATE, &body(&file("f"), OplockLevel::NONE));
+    for second in 0..OPLOCK_BREAK_SECONDS_MAX {
+        lab.server.tick(NOW + second * SECOND);
+        let mut all: Vec<_> = others.iter_mut().chain([&mut a, &mut b]).collect();
+        lab.deliver(&mut all);
+    }
+    for channel in others.iter_mut().chain([&mut a]) {
+        assert_eq!(lease_broken(channel), (RWH, RH, true));
+        assert!(channel.answers.is_empty(), "asked once");
     }
 }
 
