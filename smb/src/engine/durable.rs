@@ -240,6 +240,18 @@ pub(crate) fn reclaim(
     Ok(open)
 }
 
+/// A kept open that its user names without having asked for it.
+pub(crate) fn kept_of_user(ctx: &Ctx<'_>, id: FileId) -> Option<Arc<Open>> {
+    let session = ctx.request.session.as_ref()?;
+    let Share::Volume(volume) = &ctx.request.tree.as_ref()?.share else { return None };
+    let kept = ctx.server.kept();
+    let (open, _) = kept.by_id.get(&id.persistent)?;
+    let is_its = open.id == id
+        && Arc::ptr_eq(&open.volume, volume)
+        && open.durable.get().is_some_and(|durable| is_owner(durable, &session.username));
+    (is_its && !open.is_closing()).then(|| Arc::clone(open))
+}
+
 /// A kept open's user asks for it, whatever else it says: for a CREATE that is sent again.
 pub(crate) fn is_owner(durable: &Durable, username: &str) -> bool {
     durable.username.eq_ignore_ascii_case(username)

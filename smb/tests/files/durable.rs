@@ -9,8 +9,8 @@ use forebay_smb::wire::create_context::{DurableFlags, RequestContext, ResponseCo
 use forebay_smb::wire::{Command, Dialect, ShareAccess, create};
 
 use crate::calls::{
-    EXCLUSIVE, Lab, NEWEST, NOW_OR_NEVER, Open, UNLOCK, directory, file, lock, lock_waits, read, success,
-    write,
+    EXCLUSIVE, Lab, NEWEST, NOW_OR_NEVER, Open, UNLOCK, directory, file, flush, lock, lock_waits, read,
+    success, write,
 };
 use crate::support::{Client, NOW};
 
@@ -142,6 +142,28 @@ fn nothing_is_durable_without_a_handle_that_is_cached() {
 }
 
 const NOT_FOUND: Result<Made, NtStatus> = Err(NtStatus::OBJECT_NAME_NOT_FOUND);
+
+#[test]
+fn its_user_can_flush_it_without_asking_for_it_first() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let id = durable(&mut a, "f");
+    write(&mut a, id, 0, b"data").unwrap();
+    let mut b = back(&mut lab);
+    assert_eq!(flush(&mut b, id), Err(NtStatus::FILE_CLOSED), "another session has it");
+    a.disconnect();
+    let mut other = lab.back("second-user", "second-secret", 0);
+    assert_eq!(flush(&mut other, id), Err(NtStatus::FILE_CLOSED));
+    let unknown = FileId { volatile: id.volatile ^ 1, ..id };
+    assert_eq!(flush(&mut b, unknown), Err(NtStatus::FILE_CLOSED));
+    lab.memory.take_log();
+    flush(&mut b, id).unwrap();
+    assert!(!lab.memory.take_log().is_empty(), "the backend did it");
+    // It is still kept.
+    assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
+    crate::calls::close(&mut b, id).unwrap();
+    assert_eq!(flush(&mut b, id), Err(NtStatus::FILE_CLOSED));
+}
 
 #[test]
 fn only_its_user_gets_it_and_only_by_its_names() {

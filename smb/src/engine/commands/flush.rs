@@ -1,6 +1,7 @@
 //! FLUSH ([MS-SMB2] 3.3.5.11).
 
 use crate::engine::access::DATA_CHANGING;
+use crate::engine::durable::kept_of_user;
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::fs::FsOpKind;
 use crate::status::NtStatus;
@@ -17,6 +18,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         // [MS-SMB2] 3.3.5.11 has this fail. But Linux flushes by the handle it had before it reconnected to a server that
         // was started anew, and would tell the program that its data are lost, which they are not.
         Err(NtStatus::FILE_CLOSED) if ctx.server.is_durable_since(request.file_id) => return done(),
+        // Nor does it ask for its durable handle first, where it has lost nothing but the connection.
+        Err(NtStatus::FILE_CLOSED) => match kept_of_user(ctx, request.file_id) {
+            Some(open) => open,
+            None => return Step::Fail(NtStatus::FILE_CLOSED),
+        },
         Err(status) => return status.into(),
     };
     // [MS-SMB2] 3.3.5.11
