@@ -1,8 +1,9 @@
-//! An orderly end of the server under load, as an upgrade makes it, and the privileges that the server needs.
+//! An orderly end of the server under load, as an upgrade makes it, connections lost under the same load, and the
+//! privileges that the server needs.
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{MIB, ONE, Scenario, TWO, ours};
 use crate::guest::GUEST_BINARY;
@@ -14,11 +15,12 @@ use crate::site::Site;
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("SIGTERM and a new server under a writer and readers: no error", restarted),
+        ours("connections cut under a writer that syncs and readers: no error", cut),
         ours("the server runs with the privileges that docs/server.md names, and with no fewer", privileged),
     ]
 }
 
-/// Restarts in one run: one could be lucky.
+/// Restarts or cuts in one run: one could be lucky.
 const ROUNDS: usize = 6;
 /// Files synced between two of them.
 const FILES_PER_ROUND: usize = 8;
@@ -33,6 +35,31 @@ fn count(lines: &[String], word: &str) -> usize {
 }
 
 fn restarted(site: &Site) -> Result<String> {
+    let done = disturbed(site, &|| {
+        site.end_server()?;
+        site.start_server()
+    })?;
+    Ok(format!("{ROUNDS} restarts, {done}"))
+}
+
+/// Both clients lose their connections at once, in the middle of what they do. The server lives, and keeps what they had
+/// open for them ([MS-SMB2] 3.3.7.1).
+fn cut(site: &Site) -> Result<String> {
+    let server = site.storage().address();
+    let lost = std::cell::Cell::new(0);
+    let done = disturbed(site, &|| {
+        for node in [ONE, TWO] {
+            let said = site.node(node).run(&format!("ss -KtnHO state established dst {server}:445"))?;
+            ensure!(!said.is_empty(), "{node} has no connection to cut");
+            lost.set(lost.get() + said.lines().count());
+        }
+        Ok(())
+    })?;
+    Ok(format!("{} connections cut, {done}", lost.get()))
+}
+
+/// A writer that syncs on one node and readers on the other meet `disturb` again and again, and no error.
+fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result<String> {
     let volume = site.volume(512 * MIB)?;
     // Nothing of a cache: every read asks the server.
     let reading = site.mount(site.node(TWO), &volume, &[("cache", "none")])?;
@@ -61,8 +88,7 @@ fn restarted(site: &Site) -> Result<String> {
         for reader in &mut readers {
             reach(reader, "the data set is verified", "verified", round)?;
         }
-        site.end_server()?;
-        site.start_server()?;
+        disturb().with_context(|| format!("round {round}"))?;
     }
     let written = count(writer.lines(), "synced");
     reach(&mut writer, "the writer goes on", "synced", written + FILES_PER_ROUND)?;
@@ -89,7 +115,7 @@ fn restarted(site: &Site) -> Result<String> {
     reading.unmount()?;
     site.delete(&volume)?;
     Ok(format!(
-        "{ROUNDS} restarts, {} files ({} MiB) written and {passes} passes of reading without an error",
+        "{} files ({} MiB) written and {passes} passes of reading without an error",
         numbers.len(),
         bytes >> 20
     ))
