@@ -105,8 +105,12 @@ impl Listeners {
         let descriptor = channel.descriptor();
         loop {
             if looked.is_none_or(|at| at.elapsed() >= REFRESH) {
-                looked = Some(Instant::now());
+                let is_first = looked.replace(Instant::now()).is_none();
                 self.renew(channel, &mut held, &mut failed);
+                if is_first && held.is_empty() && failed.is_empty() {
+                    let reason = "no device is up at an address that clients may come to";
+                    info!(reason, "no RDMA here: serving over TCP only, and looking again");
+                }
             }
             let mut waited = [PollFd::new(&*descriptor, PollFlags::IN)];
             let timeout = Timespec::try_from(REFRESH).expect("a few seconds");
