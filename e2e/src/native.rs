@@ -39,6 +39,13 @@ pub fn command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
     enter(cache, Some(clients::get(cache)?), work, argv)
 }
 
+/// Has everything that [`command`] needs in the cache.
+pub fn prepare(cache: &Cache) -> Result<()> {
+    root::get(cache)?;
+    clients::get(cache)?;
+    Ok(())
+}
+
 /// Same, without those clients.
 pub fn plain_command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
     enter(cache, None, work, argv)

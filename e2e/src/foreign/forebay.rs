@@ -22,7 +22,7 @@ pub(super) fn start(work: &Path, volume: Share, other: Share) -> Result<(Target,
     if !binary.exists() {
         bail!("{} is not built; run:  cargo build -p forebay-server", binary.display());
     }
-    let target = Target::local(volume, other)?;
+    let target = Target::local(volume, other);
     let folder = work.join("forebay");
     let (pool, socket) = (folder.join("pool"), folder.join("admin.sock"));
     fs::create_dir_all(&pool)?;

@@ -1,11 +1,12 @@
 //! Foreign suites and clients against a server: smbtorture, smbclient, impacket, smbprotocol.
 //!
-//! They come from the nodes' root and run natively, without a guest. What fails or is skipped must be on the list of
+//! They come from the nodes' root and run natively, without a guest, in a network of their own. What fails or is skipped must be on the list of
 //! known failures with its reason; what is on the list and passes fails the run, too.
 
 mod clients;
 mod forebay;
 mod known;
+mod network;
 mod room;
 mod samba;
 mod target;
@@ -68,6 +69,7 @@ pub fn run(options: &Options) -> Result<bool> {
         fs::create_dir_all(logs).with_context(|| format!("--logs {}", logs.display()))?;
     }
     let cache = Cache::open()?;
+    network::enter(&cache)?;
     let folder = tempfile::Builder::new().prefix("forebay-foreign-").tempdir_in("/var/tmp")?;
     rundir::guard_path(folder.path());
     // Samba's users must be able to pass.
@@ -106,12 +108,13 @@ impl Run<'_> {
     fn all(mut self, cache: &Cache) -> Result<bool> {
         let volume = Share { share: "volume".into(), user: "alice".into(), password: password()? };
         let other = Share { share: "other".into(), user: "bob".into(), password: password()? };
+        let mut room = Room::enter(cache, self.work)?;
+        network::begin(&mut room)?;
         let (target, mut server) = match self.options.server {
             ServerKind::Forebay => forebay::start(self.work, volume, other)?,
             ServerKind::Samba => samba::start(cache, self.work, volume, other)?,
         };
         target.write_auth(&self.work.join("volume.auth"))?;
-        let mut room = Room::enter(cache, self.work)?;
 
         let all = torture::tests(&mut room)?;
         for test in all.iter().filter(|test| test.contains(&self.options.filter)) {

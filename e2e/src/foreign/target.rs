@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Child;
@@ -16,6 +16,9 @@ use crate::rundir;
 
 /// How long a server may take until it listens.
 const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Where it listens: some tests know no other port.
+const PORT: u16 = 445;
 
 /// A share and who may use it.
 #[derive(Clone)]
@@ -48,10 +51,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// A server on this machine, on a port that is free now.
-    pub(super) fn local(volume: Share, other: Share) -> Result<Self> {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        Ok(Self { host: Ipv4Addr::LOCALHOST.to_string(), port, volume, other })
+    /// A server in the run's own network, where every port is free.
+    pub(super) fn local(volume: Share, other: Share) -> Self {
+        Self { host: Ipv4Addr::LOCALHOST.to_string(), port: PORT, volume, other }
     }
 
     /// Writes credentials as Samba's tools read them with `-A`.
