@@ -210,6 +210,13 @@ impl Site {
         self.storage().call("admin", &AdminCall { socket: ADMIN_SOCKET.into(), request })
     }
 
+    /// Our server says that one session has this volume, whose payload goes so.
+    pub fn must_go(&self, volume: &Volume, transport: &str) -> Result<()> {
+        let found = self.admin(AdminRequest::ListTransports { id: volume.id.clone() })?.ok()?.names;
+        ensure!(found == [transport], "the list of sessions says {found:?}, not {transport}");
+        Ok(())
+    }
+
     /// A new volume with its own credentials.
     pub fn volume(&self, bytes: u64) -> Result<Volume> {
         self.volume_in("default", bytes)

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use forebay_smbdirect::wire::{
-    BufferDescriptor, DataTransfer, Descriptors, NegotiateRequest, NegotiateResponse, RdmaTransform, Token,
+    BufferDescriptor, CryptoTransform, DataTransfer, Descriptors, NegotiateRequest, NegotiateResponse,
+    RdmaTransform, Token,
 };
 use forebay_smbdirect::{BufferId, Config, Connection, Disconnect, MessageId, Received, Segment};
 
@@ -28,10 +29,21 @@ pub fn smbdirect_messages(data: &[u8]) {
         let again: Vec<u8> = descriptors.iter().flat_map(|d| d.encode()).collect();
         assert_eq!(Descriptors::parse(&again), Ok(descriptors));
     }
-    if let Ok(transform) = RdmaTransform::parse(data)
-        && let Some(descriptors) = &transform.descriptors
-    {
-        check_descriptors(descriptors);
+    if let Ok(transform) = RdmaTransform::parse(data) {
+        if let Some(descriptors) = &transform.descriptors {
+            check_descriptors(descriptors);
+        }
+        check_crypto_transform(transform.transforms);
+    }
+    check_crypto_transform(data);
+}
+
+fn check_crypto_transform(data: &[u8]) {
+    if let Ok(crypto) = CryptoTransform::parse(data) {
+        let mut again = Vec::new();
+        crypto.encode(&mut again);
+        assert_eq!(CryptoTransform::parse(&again), Ok(crypto));
+        assert!(crypto.padded_len() - again.len() < 8);
     }
 }
 

@@ -324,6 +324,7 @@ impl Admin for AdminService {
             volume_ids: info.volume_ids,
             open_files: info.open_files,
             transport: if info.over_rdma { RDMA } else { TCP }.to_owned(),
+            transports: info.transports.into_iter().map(str::to_owned).collect(),
         });
         Ok(Response::new(api::ListSessionsResponse { sessions: sessions.collect() }))
     }

@@ -81,6 +81,10 @@ impl Payload for ReadBuffer {
         self.buffer.bytes(0..self.length.cast_signed())
     }
 
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.bytes_mut(0..self.length.cast_signed())
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
         self
     }

@@ -314,8 +314,10 @@ fn ask(command: Command) -> anyhow::Result<()> {
                 let rows = response.into_inner().sessions.into_iter().map(|s| {
                     let cipher = if s.cipher.is_empty() { "-".to_owned() } else { s.cipher };
                     let signed = if s.signed { "yes" } else { "no" };
+                    // An older server has one for the session as a whole.
+                    let transport = if s.transports.is_empty() { s.transport } else { s.transports.join(",") };
                     vec![
-                        s.session_id.to_string(), s.username, s.client_addresses.join(","), s.transport, s.dialect, signed.to_owned(), cipher,
+                        s.session_id.to_string(), s.username, s.client_addresses.join(","), transport, s.dialect, signed.to_owned(), cipher,
                         s.volume_ids.join(","), s.open_files.to_string(),
                     ]
                 });

@@ -620,13 +620,16 @@ impl<E: Engine> EventLoop<E> {
         now: u64,
         client: &mut Client,
         op: OpId,
-        frame: FrameBuffer,
+        mut frame: FrameBuffer,
     ) -> Result<(), Disconnect> {
         let Some(kind) = client.fetching.remove(&op) else { return Ok(()) };
         let range = 0..frame.length();
         client.ops -= 1;
         client.write_bytes -= range.len() as u64;
-        let FsOpKind::WriteRemote { handle, offset, write_through, .. } = kind else { return Ok(()) };
+        let FsOpKind::WriteRemote { handle, offset, proof, write_through, .. } = kind else { return Ok(()) };
+        if let Some(Err(status)) = proof.map(|proof| proof.open(frame.bytes_mut())) {
+            return self.answer(now, client, op, Err(status));
+        }
         let kind = FsOpKind::Write { handle, offset, frame: Arc::new(frame), range, write_through };
         self.begin(now, client, FsOp { id: op, kind })
     }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::engine::RemoteBuffer;
+use crate::engine::{RemoteBuffer, RemoteProof};
 use crate::status::NtStatus;
 
 /// Identifies an operation in flight on one connection. Chosen by the connection, echoed on completion.
@@ -38,6 +38,8 @@ pub trait Frame: Any + Send + Sync {
 pub trait Payload: Any + Send {
     /// The bytes read; as long as the READ reported.
     fn bytes(&self) -> &[u8];
+    /// The same, to be sealed where they lie.
+    fn bytes_mut(&mut self) -> &mut [u8];
     /// For the transport to get its own buffer type back without copying.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
@@ -280,6 +282,8 @@ pub enum FsOpKind {
         source: RemoteBuffer,
         /// Bytes, as many as the source has or fewer.
         length: u32,
+        /// What the data as fetched have to go through first.
+        proof: Option<RemoteProof>,
         /// On stable storage before the answer.
         write_through: bool,
     },

@@ -8,8 +8,8 @@ use std::{env, fs};
 
 use forebay_smbdirect::limits;
 use forebay_smbdirect::wire::{
-    BufferDescriptor, DataTransfer, Descriptors, Fault, Flags, NegotiateRequest, NegotiateResponse,
-    RdmaTransform, Status, Token,
+    BufferDescriptor, CryptoTransform, DataTransfer, Descriptors, Fault, Flags, NegotiateRequest,
+    NegotiateResponse, RdmaTransform, Status, Token,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -195,6 +195,49 @@ fn descriptors_behind_a_transform() {
     let mut without = bytes.clone();
     without[8] = 0;
     assert_eq!(fault(&without), Fault::Value, "no transform");
+}
+
+proptest! {
+    #[test]
+    fn crypto_transforms_survive(kind: u16, signature in vec(any::<u8>(), 0..40), nonce in vec(any::<u8>(), 0..40)) {
+        let crypto = CryptoTransform { transform_type: kind, signature: &signature, nonce: &nonce };
+        let mut bytes = Vec::new();
+        crypto.encode(&mut bytes);
+        prop_assert_eq!(crypto.padded_len(), bytes.len().next_multiple_of(8));
+        for length in 0..bytes.len() {
+            prop_assert_eq!(CryptoTransform::parse(&bytes[..length]).map_err(|e| e.fault), Err(Fault::Truncated));
+        }
+        bytes.extend_from_slice(b"padding");
+        prop_assert_eq!(CryptoTransform::parse(&bytes), Ok(crypto));
+    }
+}
+
+#[test]
+fn a_crypto_transform_is_laid_out_as_specified() {
+    let crypto = CryptoTransform {
+        transform_type: CryptoTransform::ENCRYPTION,
+        signature: &[0xaa; 16],
+        nonce: &[0xbb; 12],
+    };
+    let mut bytes = Vec::new();
+    crypto.encode(&mut bytes);
+    assert_eq!(bytes[..8], [1, 0, 16, 0, 12, 0, 0, 0]);
+    assert_eq!((&bytes[8..24], &bytes[24..]), (&[0xaa; 16][..], &[0xbb; 12][..]));
+    assert_eq!((bytes.len(), crypto.padded_len()), (CryptoTransform::LEN_MAX, 40));
+}
+
+#[test]
+fn a_transform_and_its_descriptors_are_read_as_they_were_written() {
+    let descriptors = encode_all(&[BufferDescriptor { offset: 0x1000, token: Token(7), length: 4096 }]);
+    for nonce in [&[][..], &[1; 11], &[2; 12]] {
+        let crypto = CryptoTransform { transform_type: CryptoTransform::SIGNING, signature: &[9; 16], nonce };
+        let mut bytes = Vec::new();
+        RdmaTransform::encode(RdmaTransform::CHANNEL_RDMA_V1, &crypto, &descriptors, &mut bytes);
+        let parsed = RdmaTransform::parse(&bytes).expect("well formed");
+        assert_eq!(CryptoTransform::parse(parsed.transforms), Ok(crypto));
+        assert_eq!(parsed.transforms.len(), crypto.padded_len());
+        assert_eq!(parsed.descriptors, Some(Descriptors::parse(&descriptors).expect("well formed")));
+    }
 }
 
 /// Seeds of the fuzz targets: target, name, bytes.

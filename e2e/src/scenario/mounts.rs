@@ -4,7 +4,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{MIB, ONE, Scenario, TWO, scenario};
 use crate::guest::calls::data::{Shards, Sum, Sums};
-use crate::site::Site;
+use crate::site::{Kind, Site};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut out = Vec::new();
@@ -40,6 +40,14 @@ fn mount(site: &Site, version: &str, protection: &str) -> Result<String> {
     let Some(connection) = connection else { bail!("no connection of dialect {number}:\n{account}") };
     ensure!(protection != "sign" || connection.contains(" signed"), "not signed: {connection}");
     ensure!(protection != "seal" || account.contains(" encrypted"), "not encrypted:\n{account}");
+    if site.kind() == Kind::Forebay {
+        let transport = match protection {
+            "sign" => "tcp-signed",
+            "seal" => "tcp-sealed",
+            _ => "tcp",
+        };
+        site.must_go(&volume, transport)?;
+    }
     let folder = mounted.path().into();
     let shards = Shards { folder, prefix: "f".into(), count: 2, bytes: 1_500_001, seed: 7 };
     let sums: Vec<Sum> = node.call("write-shards", &shards)?;

@@ -280,6 +280,7 @@ fn served(site: &Site, link: &Link) -> Result<String> {
     let volume = site.volume(256 * MIB)?;
     let mounted = site.mount(client, &volume, RDMA)?;
     is_over_smb_direct(site, client, link)?;
+    site.must_go(&volume, "rdma")?;
     let by_rdma =
         |direction: &str| metric(site, &format!("forebay_{direction}_bytes_total{{path=\"rdma-direct\"}}"));
     let (read, written) = (by_rdma("read")?, by_rdma("written")?);

@@ -17,8 +17,13 @@ use crate::site::{Mounted, Site, Volume};
 pub(super) fn scenarios() -> Vec<Scenario> {
     let on_fabric = |scenario: Scenario| Scenario { smb_direct: true, ..scenario };
     vec![
-        on_fabric(ours("SMB Direct with our own client, over soft-RoCE", |site| verified(site, &ROCE))),
-        on_fabric(ours("SMB Direct with our own client, over software iWARP", |site| verified(site, &IWARP))),
+        on_fabric(ours("SMB Direct with our own client, over soft-RoCE", |site| {
+            verified(site, &ROCE, CLEAR)
+        })),
+        on_fabric(ours("SMB Direct with our own client, over software iWARP", |site| {
+            verified(site, &IWARP, CLEAR)
+        })),
+        on_fabric(ours("SMB Direct with our own client, sealed", |site| verified(site, &ROCE, SEALED))),
         on_fabric(ours("SMB Direct with a client that commits faults", faults)),
     ]
 }
@@ -32,7 +37,11 @@ fn target(site: &Site, volume: &Volume, link: &Link) -> Result<Target> {
     })
 }
 
-fn verified(site: &Site, link: &Link) -> Result<String> {
+/// The calls that verify, and how many tokens each has the server invalidate where the device can.
+const CLEAR: (&str, u32) = ("smb-direct-verify", 2);
+const SEALED: (&str, u32) = ("smb-direct-verify-sealed", 1);
+
+fn verified(site: &Site, link: &Link, (function, tokens): (&str, u32)) -> Result<String> {
     let (server, client) = (site.storage(), site.node(ONE));
     let _fabric = Fabric::add(site, link, &[client])?;
     let volume = site.volume(64 * MIB)?;
@@ -40,9 +49,9 @@ fn verified(site: &Site, link: &Link) -> Result<String> {
     let mut all = 0;
     for (name, bytes) in [("small", 20_011), ("large", 700_001)] {
         let verify = Verify { target: target.clone(), name: name.to_owned(), bytes, seed: 3 };
-        let Verified { bytes, invalidated } = client.call("smb-direct-verify", &verify).context(name)?;
-        // Of the software devices only soft-RoCE has tokens that a peer can invalidate: one for the WRITE, one for the READ.
-        ensure!(invalidated == if link.is_iwarp() { 0 } else { 2 }, "{invalidated} tokens invalidated");
+        let Verified { bytes, invalidated } = client.call(function, &verify).context(name)?;
+        // Of the software devices only soft-RoCE has tokens that a peer can invalidate.
+        ensure!(invalidated == if link.is_iwarp() { 0 } else { tokens }, "{invalidated} tokens invalidated");
         all += bytes;
     }
     no_queue_pair_is_left(&[client, server])?;

@@ -235,6 +235,10 @@ pub struct Session {
     /// Those of all its channels, oldest first.
     #[prost(string, repeated, tag = "11")]
     pub client_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How payload goes on each of those: "tcp", "tcp-signed", "tcp-sealed"; "rdma": in clear; "rdma-signed", "rdma-sealed":
+    /// by RDMA through a transform; "rdma-inline-signed", "rdma-inline-sealed": not by RDMA but in the messages.
+    #[prost(string, repeated, tag = "12")]
+    pub transports: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSessionsRequest {}

@@ -104,6 +104,13 @@ impl Aead {
         })
     }
 
+    fn nonce_len(&self) -> usize {
+        match self {
+            Aead::Gcm(_) => GCM_NONCE_LEN,
+            Aead::Ccm128(_) | Aead::Ccm256(_) => CCM_NONCE_LEN,
+        }
+    }
+
     fn seal(&self, nonce: &[u8; 16], associated: &[u8], message: &mut [u8]) -> Option<[u8; 16]> {
         let mut tag = [0; 16];
         match self {
@@ -178,6 +185,24 @@ impl SealingKey {
         self.cipher
     }
 
+    /// Bytes of a nonce of this cipher.
+    pub fn nonce_len(&self) -> usize {
+        self.aead.nonce_len()
+    }
+
+    /// Encrypts payload that goes by RDMA where it lies: the nonce, of which the first [`Self::nonce_len`] bytes count, and
+    /// the tag, which vouches for nothing beside the payload. [MS-SMB2] 3.3.5.12
+    pub fn seal_payload(
+        &self,
+        nonce: Nonce,
+        payload: &mut [u8],
+    ) -> Result<([u8; GCM_NONCE_LEN], [u8; 16]), SealError> {
+        let tag = self.aead.seal(&nonce.0, &[], payload).ok_or(SealError::TooLong)?;
+        let mut bytes = [0; GCM_NONCE_LEN];
+        bytes[..self.nonce_len()].copy_from_slice(&nonce.0[..self.nonce_len()]);
+        Ok((bytes, tag))
+    }
+
     /// Encrypts `message` (one SMB2 message or compound, from its header on) where it lies and gives the
     /// TRANSFORM_HEADER to send before it. [MS-SMB2] 3.1.4.3
     pub fn seal_in_place(
@@ -190,10 +215,7 @@ impl SealingKey {
         let mut header = [0; TRANSFORM_HEADER_LEN];
         header[..4].copy_from_slice(&PROTOCOL_ID);
         // The field's tail beyond the cipher's nonce stays zero: receivers may check it.
-        let nonce_len = match &*self.aead {
-            Aead::Gcm(_) => GCM_NONCE_LEN,
-            Aead::Ccm128(_) | Aead::Ccm256(_) => CCM_NONCE_LEN,
-        };
+        let nonce_len = self.nonce_len();
         header[NONCE][..nonce_len].copy_from_slice(&nonce.0[..nonce_len]);
         header[ORIGINAL_MESSAGE_SIZE].copy_from_slice(&size.to_le_bytes());
         header[FLAGS].copy_from_slice(&FLAG_ENCRYPTED.to_le_bytes());
@@ -213,6 +235,22 @@ impl OpeningKey {
     /// The cipher in use.
     pub fn cipher(&self) -> Cipher {
         self.cipher
+    }
+
+    /// Bytes of a nonce of this cipher.
+    pub fn nonce_len(&self) -> usize {
+        self.aead.nonce_len()
+    }
+
+    /// Checks and decrypts payload that came by RDMA where it lies; after an error it must not be used.
+    /// [MS-SMB2] 3.3.5.13
+    pub fn open_payload(&self, nonce: &[u8], tag: &[u8; 16], payload: &mut [u8]) -> Result<(), OpenError> {
+        if nonce.len() != self.nonce_len() {
+            return Err(OpenError::Malformed("a nonce of another length"));
+        }
+        let mut whole = [0; 16];
+        whole[..nonce.len()].copy_from_slice(nonce);
+        self.aead.open(&whole, &[], tag, payload).ok_or(OpenError::NotAuthentic)
     }
 
     /// Checks and decrypts `frame` (TRANSFORM_HEADER and ciphertext, nothing more) where it lies and gives the
@@ -422,5 +460,48 @@ mod tests {
         assert_eq!(last, *b"\xff\xff\xff\xff\xff\xff\xff\xff\x01\x02\x03\0\0\0\0\0");
         assert!(nonces.next_nonce().is_err());
         assert!(nonces.next_nonce().is_err());
+    }
+
+    /// Expected values: pyca/cryptography 48.
+    #[test]
+    fn payload_is_sealed_as_an_independent_implementation_does() {
+        for (cipher, tag, ciphertext) in [
+            (
+                Cipher::Aes128Ccm,
+                "14e0e1648fcb1857d5b21a403ef49907",
+                "2cb935c5c74b59326e51b879de805377f5cf1c894342ccc5a509182ddec24bd4",
+            ),
+            (
+                Cipher::Aes128Gcm,
+                "f961d63cdee6ddd7ced671545c66d548",
+                "248ca455dafafe843370473070dffaf2cd606deb4bde1f7953b209eec7e6d449",
+            ),
+            (
+                Cipher::Aes256Ccm,
+                "ef385f57f73f3d269e67cd2d647aebf7",
+                "f78afc92dfc2354b517f115daf0d8d25bf55393dd855a95112aabf7bd7e3cf6a",
+            ),
+            (
+                Cipher::Aes256Gcm,
+                "8899ffe06f2e8e7452f1f7518be5aceb",
+                "722b680817a2b2c54279405c33af51a18620641e3187585e834fca3cddb26b4e",
+            ),
+        ] {
+            let clear = pattern(70_000);
+            let mut payload = clear.clone();
+            let mut nonces = NonceSequence::new([0xC1, 0xC2, 0xC3], 0x0102_0304_0506_0708);
+            let sealing = SealingKey::new(&key(cipher));
+            let nonce = nonces.next_nonce().expect("the first nonce");
+            let (nonce, found) = sealing.seal_payload(nonce, &mut payload).expect("short");
+            assert_eq!(found[..], hex(tag), "{cipher:?}");
+            assert_eq!(digest::digest(&digest::SHA256, &payload).as_ref(), hex(ciphertext), "{cipher:?}");
+            let opening = OpeningKey::new(&key(cipher));
+            let nonce = &nonce[..opening.nonce_len()];
+            for (nonce, tag) in [(&nonce[1..], found), (&[7; 16], found), (nonce, [0; 16])] {
+                assert!(opening.open_payload(nonce, &tag, &mut payload.clone()).is_err(), "{cipher:?}");
+            }
+            opening.open_payload(nonce, &found, &mut payload).expect("opens");
+            assert!(payload == clear, "{cipher:?}");
+        }
     }
 }

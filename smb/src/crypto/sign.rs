@@ -126,16 +126,36 @@ impl SigningKey {
         }
     }
 
+    /// Whether [`Self::sign_payload`] looks at the nonce.
+    pub fn takes_nonce(&self) -> bool {
+        self.algorithm == SigningAlgorithm::AesGmac
+    }
+
+    /// The signature of payload that goes by RDMA: of that alone, without a header. With AES-GMAC no other signature under
+    /// this key, of payload or message, may have this nonce. [MS-SMB2] 3.3.5.12
+    pub fn sign_payload(&self, nonce: [u8; 12], payload: &[u8]) -> [u8; 16] {
+        self.mac(nonce, &[], payload, &[])
+    }
+
+    /// Whether a signature is that of the payload. Takes the same time wherever it differs. [MS-SMB2] 3.3.5.13
+    pub fn verify_payload(&self, nonce: [u8; 12], payload: &[u8], signature: &[u8; 16]) -> bool {
+        constant_time::verify_slices_are_equal(&self.sign_payload(nonce, payload), signature).is_ok()
+    }
+
     fn sign_split(&self, first: &[u8], rest: &[&[u8]]) -> [u8; 16] {
         let (header, body) =
             first.split_first_chunk::<HEADER_LEN>().expect("the first part of a message holds its header");
         let mut cleared = *header;
         cleared[SIGNATURE].fill(0);
+        self.mac(gmac_nonce(header), &cleared, body, rest)
+    }
+
+    fn mac(&self, nonce: [u8; 12], header: &[u8], body: &[u8], rest: &[&[u8]]) -> [u8; 16] {
         let mut signature = [0; 16];
         match &*self.mac {
             Mac::HmacSha256(key) => {
                 let mut ctx = hmac::Context::with_key(key);
-                ctx.update(&cleared);
+                ctx.update(header);
                 ctx.update(body);
                 rest.iter().for_each(|part| ctx.update(part));
                 // [MS-SMB2] 3.1.4.1: the first 16 bytes of the hash.
@@ -144,12 +164,12 @@ impl SigningKey {
             Mac::AesCmac(key) => {
                 const INFALLIBLE: &str = "AES-CMAC over readable memory does not fail";
                 let mut ctx = cmac::Context::with_key(key);
-                ctx.update(&cleared).expect(INFALLIBLE);
+                ctx.update(header).expect(INFALLIBLE);
                 ctx.update(body).expect(INFALLIBLE);
                 rest.iter().for_each(|part| ctx.update(part).expect(INFALLIBLE));
                 signature.copy_from_slice(ctx.sign().expect(INFALLIBLE).as_ref());
             }
-            Mac::AesGmac(key) => signature = key.tag(gmac_nonce(header), &cleared, body, rest),
+            Mac::AesGmac(key) => signature = key.tag(nonce, header, body, rest),
         }
         signature
     }
@@ -326,5 +346,28 @@ mod tests {
     #[test]
     fn keys_are_never_printed() {
         assert_eq!(format!("{:?}", key(SigningAlgorithm::AesCmac)), "SigningKey(AesCmac, ..)");
+    }
+
+    /// Expected values: pyca/cryptography 48.
+    #[test]
+    fn payload_is_signed_as_an_independent_implementation_does() {
+        let payload = pattern(70_000);
+        let nonce = hex("0807060504030201c1c2c300").try_into().expect("12 bytes");
+        for (algorithm, expected) in ALGORITHMS.into_iter().zip([
+            "ee74b8fa92f8488c85c945cf1058de81",
+            "2e881a4b2d380b200b5f89f3db5055d1",
+            "987e4334e549e8468d7df90a8b10f5b4",
+        ]) {
+            let key = key(algorithm);
+            let signature = key.sign_payload(nonce, &payload);
+            assert_eq!(signature[..], hex(expected), "{algorithm:?}");
+            assert!(key.verify_payload(nonce, &payload, &signature), "{algorithm:?}");
+            assert!(!key.verify_payload(nonce, &payload[1..], &signature), "{algorithm:?}: cut");
+            assert_eq!(
+                key.verify_payload([0; 12], &payload, &signature),
+                !key.takes_nonce(),
+                "{algorithm:?}"
+            );
+        }
     }
 }

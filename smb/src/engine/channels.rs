@@ -1,6 +1,7 @@
 //! Session.ChannelList ([MS-SMB2] 3.3.1.8, 3.3.1.14): the connections over which one session is spoken.
 
 use super::server::ConnectionId;
+use super::transform::Transforms;
 use crate::limits;
 use crate::status::NtStatus;
 
@@ -13,9 +14,35 @@ pub(crate) const FIRST_NONCE_PART: NoncePart = [0; 3];
 /// Numbers that fit into a [`NoncePart`].
 const NONCE_PARTS: u32 = 1 << 24;
 
+/// What is told of the connection that a channel is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChannelLink {
+    /// The transport's name for the peer.
+    pub(crate) address: String,
+    pub(crate) over_rdma: bool,
+    pub(crate) transforms: Transforms,
+}
+
+impl ChannelLink {
+    /// How the payload of a session goes here, in a word, where its messages are sealed or signed, or neither.
+    pub(crate) fn transport(&self, sealed: bool, signed: bool) -> &'static str {
+        match (self.over_rdma, sealed, signed) {
+            (false, true, _) => "tcp-sealed",
+            (false, false, true) => "tcp-signed",
+            (false, false, false) => "tcp",
+            (true, true, _) if self.transforms.encryption => "rdma-sealed",
+            (true, false, true) if self.transforms.signing => "rdma-signed",
+            // Nothing protects it but the messages, so that is where it goes.
+            (true, true, _) => "rdma-inline-sealed",
+            (true, false, true) => "rdma-inline-signed",
+            (true, false, false) => "rdma",
+        }
+    }
+}
+
 struct Member {
     connection: ConnectionId,
-    address: String,
+    link: ChannelLink,
 }
 
 /// The channels of a session, oldest first.
@@ -29,8 +56,8 @@ pub(crate) struct ChannelList {
 
 impl ChannelList {
     /// With the channel that the session is made on, whose nonce part is [`FIRST_NONCE_PART`].
-    pub(crate) fn new(connection: ConnectionId, address: String) -> Self {
-        Self { members: vec![Member { connection, address }], next: 1, reauthenticating: None }
+    pub(crate) fn new(connection: ConnectionId, link: ChannelLink) -> Self {
+        Self { members: vec![Member { connection, link }], next: 1, reauthenticating: None }
     }
 
     /// Adds a channel and gives its nonce part.
@@ -38,11 +65,15 @@ impl ChannelList {
     /// # Errors
     /// `STATUS_REQUEST_NOT_ACCEPTED` where the connection is a channel already, `STATUS_INSUFFICIENT_RESOURCES` beyond
     /// the limit and where all nonce parts have been given out.
-    pub(crate) fn join(&mut self, connection: ConnectionId, address: String) -> Result<NoncePart, NtStatus> {
+    pub(crate) fn join(
+        &mut self,
+        connection: ConnectionId,
+        link: ChannelLink,
+    ) -> Result<NoncePart, NtStatus> {
         self.may_join(connection)?;
         let [a, b, c, _] = self.next.to_le_bytes();
         self.next += 1;
-        self.members.push(Member { connection, address });
+        self.members.push(Member { connection, link });
         Ok([a, b, c])
     }
 
@@ -80,8 +111,8 @@ impl ChannelList {
         self.members.iter().map(|m| m.connection).collect()
     }
 
-    pub(crate) fn addresses(&self) -> Vec<String> {
-        self.members.iter().map(|m| m.address.clone()).collect()
+    pub(crate) fn links(&self) -> Vec<ChannelLink> {
+        self.members.iter().map(|m| m.link.clone()).collect()
     }
 }
 
@@ -95,40 +126,40 @@ mod tests {
     use crate::crypto::NonceSequence;
 
     fn list() -> ChannelList {
-        ChannelList::new(ConnectionId(0), String::new())
+        ChannelList::new(ConnectionId(0), ChannelLink::default())
     }
 
     #[test]
     fn a_session_has_no_more_channels_than_the_limit() {
         let mut list = list();
         for i in 1..limits::CHANNELS_PER_SESSION_MAX as u64 {
-            list.join(ConnectionId(i), String::new()).expect("below the limit");
+            list.join(ConnectionId(i), ChannelLink::default()).expect("below the limit");
         }
         let one_more = ConnectionId(1 << 20);
-        assert_eq!(list.join(one_more, String::new()), Err(NtStatus::INSUFFICIENT_RESOURCES));
+        assert_eq!(list.join(one_more, ChannelLink::default()), Err(NtStatus::INSUFFICIENT_RESOURCES));
         list.leave(ConnectionId(3));
-        list.join(one_more, String::new()).expect("a place is free");
+        list.join(one_more, ChannelLink::default()).expect("a place is free");
     }
 
     #[test]
     fn a_connection_joins_once_and_never_during_reauthentication() {
         let mut list = list();
-        assert_eq!(list.join(ConnectionId(0), String::new()), Err(NtStatus::REQUEST_NOT_ACCEPTED));
+        assert_eq!(list.join(ConnectionId(0), ChannelLink::default()), Err(NtStatus::REQUEST_NOT_ACCEPTED));
         list.reauthenticate(ConnectionId(0));
-        assert_eq!(list.join(ConnectionId(1), String::new()), Err(NtStatus::REQUEST_NOT_ACCEPTED));
+        assert_eq!(list.join(ConnectionId(1), ChannelLink::default()), Err(NtStatus::REQUEST_NOT_ACCEPTED));
         list.reauthenticated(ConnectionId(1));
         assert_eq!(list.may_join(ConnectionId(1)), Err(NtStatus::REQUEST_NOT_ACCEPTED));
         list.reauthenticated(ConnectionId(0));
-        list.join(ConnectionId(1), String::new()).expect("authenticated again");
+        list.join(ConnectionId(1), ChannelLink::default()).expect("authenticated again");
     }
 
     #[test]
     fn a_session_that_has_had_every_nonce_part_takes_no_more_channels() {
         let mut list = list();
         list.next = NONCE_PARTS - 1;
-        assert_eq!(list.join(ConnectionId(1), String::new()), Ok([0xff; 3]));
+        assert_eq!(list.join(ConnectionId(1), ChannelLink::default()), Ok([0xff; 3]));
         list.leave(ConnectionId(1));
-        assert_eq!(list.join(ConnectionId(1), String::new()), Err(NtStatus::INSUFFICIENT_RESOURCES));
+        assert_eq!(list.join(ConnectionId(1), ChannelLink::default()), Err(NtStatus::INSUFFICIENT_RESOURCES));
     }
 
     #[derive(Clone, Debug)]
@@ -156,7 +187,7 @@ mod tests {
             for act in acts {
                 match act {
                     Act::Join(id, start) => {
-                        if let Ok(part) = list.join(ConnectionId(id), String::new()) {
+                        if let Ok(part) = list.join(ConnectionId(id), ChannelLink::default()) {
                             open.push((ConnectionId(id), NonceSequence::new(part, start)));
                         }
                     }

@@ -9,6 +9,7 @@ use forebay_smbdirect::wire::Token;
 
 pub use super::chain::Segment;
 use super::chain::{Chain, Related, Response, assemble};
+use super::channels::ChannelLink;
 use super::commands;
 use super::commands::close::close_open;
 use super::commands::session_setup::PendingAuth;
@@ -20,6 +21,7 @@ use super::remote::RemoteWrite;
 use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
+use super::transform::Transforms;
 use super::volume::Protection;
 use crate::crypto::Cipher;
 use crate::crypto::{
@@ -173,6 +175,7 @@ pub(crate) struct Negotiated {
     pub(crate) capabilities: Capabilities,
     pub(crate) cipher: Option<Cipher>,
     pub(crate) signing: SigningAlgorithm,
+    pub(crate) transforms: Transforms,
     pub(crate) preauth: PreauthHash,
     pub(crate) io_bytes_max: u32,
     /// What the client said, for FSCTL_VALIDATE_NEGOTIATE_INFO.
@@ -276,6 +279,16 @@ impl Core {
     /// MaxReadSize, MaxWriteSize and MaxTransactSize as negotiated.
     pub(crate) fn io_bytes_max(&self) -> u32 {
         self.negotiated.as_ref().map_or(0, |n| n.io_bytes_max)
+    }
+
+    /// Connection.RDMATransformIds; none but over RDMA.
+    pub(crate) fn transforms(&self) -> Transforms {
+        self.negotiated.as_ref().map_or(Transforms::default(), |n| n.transforms)
+    }
+
+    /// What a session's list of channels tells of this connection.
+    pub(crate) fn link(&self) -> ChannelLink {
+        ChannelLink { address: self.peer.clone(), over_rdma: self.over_rdma, transforms: self.transforms() }
     }
 
     /// Whether the transport is gone: nobody sees an answer any more.
@@ -736,6 +749,9 @@ impl Connection {
         let session = Arc::clone(&channel.session);
         if session.closed.load(Ordering::Acquire) {
             return fail(NtStatus::USER_SESSION_DELETED);
+        }
+        if chain.sealed_for.is_some() && !session.seals.load(Ordering::Relaxed) {
+            session.seals.store(true, Ordering::Relaxed);
         }
         // [MS-SMB2] 3.3.5.2.4: a sealed message is not signed, its tag has proved more.
         if chain.sealed_for.is_none() {

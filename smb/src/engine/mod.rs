@@ -32,6 +32,7 @@ mod replay;
 mod server;
 mod session;
 mod step;
+mod transform;
 mod volume;
 
 pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
@@ -41,4 +42,5 @@ pub use server::{
     BreakNotice, ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig,
     SessionInfo,
 };
+pub use transform::RemoteProof;
 pub use volume::{Account, Protection, VolumeConfig};

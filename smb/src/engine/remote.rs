@@ -4,6 +4,7 @@
 use forebay_smbdirect::wire::{BufferDescriptor, Descriptors};
 
 use super::step::Ctx;
+use super::transform::{self, Outgoing, RemoteProof};
 use crate::fs::Payload;
 use crate::status::NtStatus;
 use crate::wire::Dialect;
@@ -35,22 +36,70 @@ pub struct RemoteWrite {
     pub target: RemoteBuffer,
 }
 
-/// What the channel fields of a READ or WRITE of `length` bytes come to: none without a channel. The token that the
-/// response is to invalidate is noted in the request, since every response has to, that of a failure too.
+/// Where the data of a READ go.
+pub(crate) struct Target {
+    pub(crate) buffer: RemoteBuffer,
+    /// What they go through before.
+    pub(crate) outgoing: Option<Outgoing>,
+}
+
+/// Where the data of a WRITE are.
+pub(crate) struct Source {
+    pub(crate) buffer: RemoteBuffer,
+    /// What they go through when they have come.
+    pub(crate) proof: Option<RemoteProof>,
+}
+
+/// What the channel fields of a READ of `length` bytes come to: none without a channel. The token that the response is to
+/// invalidate is noted in the request, since every response has to, that of a failure too.
 ///
 /// # Errors
 /// `STATUS_INVALID_PARAMETER` for a channel that the dialect or the transport does not have and for descriptors that hold
-/// less than `length` bytes; `STATUS_ACCESS_DENIED` where the payload has to be protected, which it is not by RDMA.
-pub(crate) fn channel(
+/// less than `length` bytes; `STATUS_ACCESS_DENIED` where the payload has to be protected, and the peer has no transform
+/// for that.
+pub(crate) fn target(
     ctx: &mut Ctx<'_>,
     channel: Channel,
     info: &[u8],
     length: u32,
-) -> Result<Option<RemoteBuffer>, NtStatus> {
+) -> Result<Option<Target>, NtStatus> {
     // [MS-SMB2] 2.2.19: before SMB 3.0 the field means nothing.
     if channel == Channel::NONE || !ctx.core.is_smb3() {
         return Ok(None);
     }
+    let descriptors = plain(ctx, channel, info)?;
+    let outgoing = transform::outgoing(ctx)?;
+    Ok(Some(Target { buffer: buffer(ctx, &descriptors, length)?, outgoing }))
+}
+
+/// The same for a WRITE.
+///
+/// # Errors
+/// As [`target`], and those of [`transform::incoming`].
+pub(crate) fn source(
+    ctx: &mut Ctx<'_>,
+    channel: Channel,
+    info: &[u8],
+    length: u32,
+) -> Result<Option<Source>, NtStatus> {
+    if channel == Channel::NONE || !ctx.core.is_smb3() {
+        return Ok(None);
+    }
+    let (descriptors, proof) = if channel == Channel::RDMA_TRANSFORM {
+        let (descriptors, proof) = transform::incoming(ctx, info)?;
+        (descriptors, Some(proof))
+    } else {
+        let descriptors = plain(ctx, channel, info)?;
+        if ctx.must_protect() {
+            return Err(NtStatus::ACCESS_DENIED);
+        }
+        (descriptors, None)
+    };
+    Ok(Some(Source { buffer: buffer(ctx, &descriptors, length)?, proof }))
+}
+
+/// The descriptors of a channel that is nothing else.
+fn plain<'a>(ctx: &mut Ctx<'_>, channel: Channel, info: &'a [u8]) -> Result<Descriptors<'a>, NtStatus> {
     let known = match channel {
         Channel::RDMA_V1 => true,
         Channel::RDMA_V1_INVALIDATE => ctx.core.dialect() != Dialect::SMB3_0,
@@ -63,12 +112,13 @@ pub(crate) fn channel(
     if channel == Channel::RDMA_V1_INVALIDATE {
         ctx.request.invalidate = Some(descriptors.first_token());
     }
-    if ctx.request.sealed || ctx.session().signing_required.load(std::sync::atomic::Ordering::Relaxed) {
-        return Err(NtStatus::ACCESS_DENIED);
-    }
+    Ok(descriptors)
+}
+
+fn buffer(ctx: &mut Ctx<'_>, descriptors: &Descriptors<'_>, length: u32) -> Result<RemoteBuffer, NtStatus> {
     if descriptors.total_bytes() < u64::from(length) {
         return Err(NtStatus::INVALID_PARAMETER);
     }
     ctx.request.by_rdma = true;
-    Ok(Some(RemoteBuffer { descriptors: descriptors.iter().collect() }))
+    Ok(RemoteBuffer { descriptors: descriptors.iter().collect() })
 }

@@ -130,6 +130,8 @@ pub struct SessionInfo {
     pub client_addresses: Vec<String>,
     /// It came over RDMA.
     pub over_rdma: bool,
+    /// How payload goes on each of its channels: "tcp", "tcp-sealed" …
+    pub transports: Vec<&'static str>,
     /// "3.1.1" …
     pub dialect: &'static str,
     /// Its messages must be signed.
@@ -240,14 +242,17 @@ impl Server {
             .values()
             .map(|s| {
                 let (open_files, volume_ids) = s.counts();
+                let (links, sealed) = (s.links(), s.is_sealed());
+                let signed = s.signing_required.load(Ordering::Relaxed);
                 SessionInfo {
                     id: s.id,
                     username: s.username.clone(),
-                    client_addresses: s.addresses(),
+                    transports: links.iter().map(|link| link.transport(sealed, signed)).collect(),
+                    client_addresses: links.into_iter().map(|link| link.address).collect(),
                     over_rdma: s.over_rdma,
                     dialect: s.dialect.name(),
-                    signed: s.signing_required.load(Ordering::Relaxed),
-                    cipher: s.cipher.filter(|_| s.encrypt.load(Ordering::Relaxed)).map_or("", Cipher::name),
+                    signed,
+                    cipher: s.cipher.filter(|_| sealed).map_or("", Cipher::name),
                     established: s.established,
                     volume_ids,
                     open_files: open_files as u32,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::channels::{ChannelList, NoncePart};
+use super::channels::{ChannelLink, ChannelList, NoncePart};
 use super::open::Open;
 use super::server::ConnectionId;
 use super::volume::Volume;
@@ -38,6 +38,8 @@ pub(crate) struct Session {
     pub(crate) signing_required: AtomicBool,
     /// Session.EncryptData: every request but NEGOTIATE and SESSION_SETUP must be sealed.
     pub(crate) encrypt: AtomicBool,
+    /// A request of it came sealed.
+    pub(crate) seals: AtomicBool,
     /// Logged off, closed by an administrator or without a channel left.
     pub(crate) closed: AtomicBool,
     inner: Mutex<Inner>,
@@ -118,8 +120,7 @@ pub(crate) struct NewSession {
     pub(crate) encrypt: bool,
     /// The connection it is made on and that one's peer.
     pub(crate) connection: ConnectionId,
-    pub(crate) client_address: String,
-    pub(crate) over_rdma: bool,
+    pub(crate) link: ChannelLink,
 }
 
 impl Session {
@@ -134,12 +135,13 @@ impl Session {
             signing: new.signing,
             sealing: new.sealing,
             established: new.established,
-            over_rdma: new.over_rdma,
+            over_rdma: new.link.over_rdma,
             signing_required: AtomicBool::new(new.signing_required),
             encrypt: AtomicBool::new(new.encrypt),
+            seals: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             inner: Mutex::new(Inner {
-                channels: ChannelList::new(new.connection, new.client_address),
+                channels: ChannelList::new(new.connection, new.link),
                 trees: HashMap::new(),
                 next_tree: 1,
                 opens: HashMap::new(),
@@ -189,12 +191,12 @@ impl Session {
     ///
     /// # Errors
     /// As [`ChannelList::join`], and `STATUS_USER_SESSION_DELETED` where the session has ended.
-    pub(crate) fn join(&self, connection: ConnectionId, address: String) -> Result<NoncePart, NtStatus> {
+    pub(crate) fn join(&self, connection: ConnectionId, link: ChannelLink) -> Result<NoncePart, NtStatus> {
         let mut inner = self.inner();
         if self.closed.load(Ordering::Acquire) {
             return Err(NtStatus::USER_SESSION_DELETED);
         }
-        inner.channels.join(connection, address)
+        inner.channels.join(connection, link)
     }
 
     /// What [`Self::join`] would say.
@@ -216,9 +218,16 @@ impl Session {
         if self.closed.load(Ordering::Acquire) { Vec::new() } else { self.inner().channels.connections() }
     }
 
-    /// Where its channels are.
-    pub(crate) fn addresses(&self) -> Vec<String> {
-        self.inner().channels.addresses()
+    /// What its channels are, oldest first.
+    pub(crate) fn links(&self) -> Vec<ChannelLink> {
+        self.inner().channels.links()
+    }
+
+    /// Whether messages of it are sealed, because they have to be or because the client does.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.encrypt.load(Ordering::Relaxed)
+            || self.seals.load(Ordering::Relaxed)
+            || self.inner().trees.values().any(|tree| tree.encrypt)
     }
 
     /// Ends it. Each of the connections must [`Self::leave`] it now.

@@ -1,6 +1,7 @@
 //! What a command's handler decides, and what it may use to decide.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_smbdirect::wire::Token;
 
@@ -132,6 +133,11 @@ impl Ctx<'_> {
     /// The session; the dispatcher has checked it.
     pub(crate) fn session(&self) -> Arc<Session> {
         Arc::clone(self.request.session.as_ref().expect("dispatcher resolved the session"))
+    }
+
+    /// Whether the payload of this request must not go by RDMA in clear.
+    pub(crate) fn must_protect(&self) -> bool {
+        self.request.sealed || self.session().signing_required.load(Ordering::Relaxed)
     }
 
     /// Reserves the token under which [`super::Mail::Wake`] resumes this request; needed before [`Step::Park`].

@@ -83,6 +83,20 @@ impl Lab {
         self.dialect(NEWEST)
     }
 
+    /// A client over RDMA with 1 MiB of memory.
+    pub fn over_rdma(&mut self, change: impl FnOnce(&mut Client)) -> Client {
+        self.clients += 1;
+        let mut client = Client::new(&self.server, self.clients, NEWEST);
+        client.backend = self.memory.backend();
+        client.connection.set_over_rdma();
+        client.memory = (0..1 << 20_u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        change(&mut client);
+        success(&client.negotiate().unwrap()).unwrap();
+        success(&client.logon("vol-user", "vol-secret", 0).unwrap()).unwrap();
+        success(&client.tree_connect("vol").unwrap()).unwrap();
+        client
+    }
+
     pub fn dialect(&mut self, dialect: Dialect) -> Client {
         self.clients += 1;
         Client::mount(&self.server, self.clients, dialect, self.memory.backend())

@@ -27,3 +27,4 @@ mod rdma;
 mod reading_and_writing;
 mod renaming;
 mod replay;
+mod transform;

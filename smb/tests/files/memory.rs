@@ -40,6 +40,10 @@ struct Handle {
 struct Data(Vec<u8>);
 
 impl Payload for Data {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
     fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -14,7 +14,7 @@ const V1: Channel = Channel::RDMA_V1;
 const INVALIDATE: Channel = Channel::RDMA_V1_INVALIDATE;
 
 /// Pieces of the client's memory: where each begins, and its length.
-fn descriptors(pieces: &[(usize, u32)]) -> Vec<u8> {
+pub fn descriptors(pieces: &[(usize, u32)]) -> Vec<u8> {
     let encode = |(index, (at, length)): (usize, &(usize, u32))| {
         let offset = MEMORY_AT + *at as u64;
         BufferDescriptor { offset, token: Token(100 + index as u32), length: *length }.encode()
@@ -22,7 +22,7 @@ fn descriptors(pieces: &[(usize, u32)]) -> Vec<u8> {
     pieces.iter().enumerate().flat_map(encode).collect()
 }
 
-fn charge(length: u32) -> u16 {
+pub fn charge(length: u32) -> u16 {
     length.div_ceil(65536).max(1) as u16
 }
 
@@ -53,7 +53,7 @@ fn read_by(
     Ok(response.data_remaining)
 }
 
-fn write_request(file_id: FileId, length: u32, channel: Channel, info: &[u8]) -> Vec<u8> {
+pub fn write_request(file_id: FileId, length: u32, channel: Channel, info: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     write::Request {
         data_offset: 0,

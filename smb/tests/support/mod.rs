@@ -19,7 +19,7 @@ use forebay_smb::engine::{
 use forebay_smb::fs::{Frame, FsHandle, FsOp, FsOpKind, FsResult};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::negotiate::{self, Dialect};
-use forebay_smb::wire::negotiate_context::NegotiateContext;
+use forebay_smb::wire::negotiate_context::{NegotiateContext, RdmaTransform};
 use forebay_smb::wire::{Capabilities, Command, HEADER_LEN, Header, HeaderFlags, session_setup};
 use forebay_smbdirect::wire::Token;
 
@@ -107,6 +107,10 @@ pub struct Client {
     pub dialect: Dialect,
     pub ciphers: Vec<Cipher>,
     pub signing_algorithms: Vec<SigningAlgorithm>,
+    /// Offered for payload that goes by RDMA.
+    pub transforms: Vec<RdmaTransform>,
+    /// What the server answered to that.
+    pub transforms_answered: Option<Vec<RdmaTransform>>,
     pub capabilities: Capabilities,
     pub client_guid: [u8; 16],
     /// ChannelSequence of the requests that are made.
@@ -165,6 +169,8 @@ impl Client {
             dialect,
             ciphers: vec![Cipher::Aes128Gcm],
             signing_algorithms: vec![SigningAlgorithm::AesGmac],
+            transforms: Vec::new(),
+            transforms_answered: None,
             capabilities: requests::CAPABILITIES | Capabilities::MULTI_CHANNEL,
             client_guid: requests::CLIENT_GUID,
             channel_sequence: 0,
@@ -258,8 +264,7 @@ impl Client {
             let mut idle = true;
             while let Some(op) = self.connection.poll_fs() {
                 idle = false;
-                let kind = self.fetched(op.kind);
-                let result = (self.backend)(kind);
+                let result = self.fetched(op.kind).and_then(|kind| (self.backend)(kind));
                 self.connection.complete(self.now, op.id, result)?;
             }
             while let Some(event) = self.connection.poll_event() {
@@ -299,19 +304,42 @@ impl Client {
     }
 
     /// What a transport makes of a WRITE whose data are here.
-    fn fetched(&self, kind: FsOpKind) -> FsOpKind {
-        let FsOpKind::WriteRemote { handle, offset, source, length, write_through } = kind else {
-            return kind;
+    fn fetched(&self, kind: FsOpKind) -> Result<FsOpKind, NtStatus> {
+        let FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through } = kind else {
+            return Ok(kind);
         };
-        let data: Vec<u8> = source
+        let mut data: Vec<u8> = source
             .pieces(length)
             .flat_map(|piece| {
                 let at = (piece.offset - MEMORY_AT) as usize;
                 self.memory[at..at + piece.length as usize].to_vec()
             })
             .collect();
+        if let Some(proof) = proof {
+            proof.open(&mut data)?;
+        }
         let range = 0..data.len();
-        FsOpKind::Write { handle, offset, frame: Arc::new(Bytes(data)), range, write_through }
+        Ok(FsOpKind::Write { handle, offset, frame: Arc::new(Bytes(data)), range, write_through })
+    }
+
+    /// Seals payload for the server to fetch: the nonce and the tag.
+    pub fn seal_payload(&mut self, data: &mut [u8]) -> (Vec<u8>, [u8; 16]) {
+        let keys = self.keys.as_mut().expect("logged on");
+        let (sealing, _, nonces) = keys.seal.as_mut().expect("negotiated a cipher");
+        let (nonce, tag) = sealing.seal_payload(nonces.next_nonce().unwrap(), data).unwrap();
+        (nonce[..sealing.nonce_len()].to_vec(), tag)
+    }
+
+    /// Opens payload that the server sealed.
+    pub fn open_payload(&self, nonce: &[u8], tag: &[u8], data: &mut [u8]) {
+        let keys = self.keys.as_ref().expect("logged on");
+        let (_, opening, _) = keys.seal.as_ref().expect("negotiated a cipher");
+        opening.open_payload(nonce, tag.try_into().unwrap(), data).expect("opens");
+    }
+
+    /// The key that messages and payload are signed with.
+    pub fn signing_key(&self) -> SigningKey {
+        self.keys.as_ref().expect("logged on").signing.clone()
     }
 
     fn receive(&mut self, frame: &[u8], sealed: bool) {
@@ -347,10 +375,11 @@ impl Client {
     }
 
     pub fn negotiate(&mut self) -> Result<Answer, Disconnect> {
-        let body = requests::negotiate_as(
+        let body = requests::negotiate_with(
             self.dialect,
             &self.ciphers,
             &self.signing_algorithms,
+            &self.transforms,
             self.capabilities,
             self.client_guid,
         );
@@ -373,6 +402,9 @@ impl Client {
                     NegotiateContext::Encryption { ciphers } => self.cipher = Cipher::from_id(ciphers[0].0),
                     NegotiateContext::Signing { algorithms } => {
                         self.signing = SigningAlgorithm::from_id(algorithms[0].0).unwrap();
+                    }
+                    NegotiateContext::RdmaTransform { transforms } => {
+                        self.transforms_answered = Some(transforms.clone());
                     }
                     _ => {}
                 }

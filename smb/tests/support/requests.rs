@@ -3,7 +3,7 @@
 use forebay_smb::auth::{Initiator, InitiatorConfig, NtHash};
 use forebay_smb::crypto::{Cipher, SessionKey, SigningAlgorithm};
 use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
-use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext, RdmaTransform};
 use forebay_smb::wire::{Command, FileTime, Header, Ids, session_setup, tree_connect};
 
 /// What a client can do unless it says otherwise.
@@ -40,6 +40,18 @@ pub fn negotiate_as(
     capabilities: Capabilities,
     client_guid: [u8; 16],
 ) -> Vec<u8> {
+    negotiate_with(dialect, ciphers, signing, &[], capabilities, client_guid)
+}
+
+/// As [`negotiate_as`], with the transforms that there are for payload that goes by RDMA.
+pub fn negotiate_with(
+    dialect: Dialect,
+    ciphers: &[Cipher],
+    signing: &[SigningAlgorithm],
+    transforms: &[RdmaTransform],
+    capabilities: Capabilities,
+    client_guid: [u8; 16],
+) -> Vec<u8> {
     let mut contexts = Vec::new();
     if dialect == Dialect::SMB3_1_1 {
         contexts.push(NegotiateContext::PreauthIntegrity {
@@ -55,6 +67,9 @@ pub fn negotiate_as(
             contexts.push(NegotiateContext::Signing {
                 algorithms: signing.iter().map(|a| negotiate_context::SigningAlgorithm(a.id())).collect(),
             });
+        }
+        if !transforms.is_empty() {
+            contexts.push(NegotiateContext::RdmaTransform { transforms: transforms.to_vec() });
         }
     }
     let mut body = Vec::new();

@@ -3,11 +3,13 @@
 //! Everything is little-endian and stands without the length prefix of TCP. Nothing here allocates; reserved fields are
 //! ignored when read and zero when written.
 
+pub mod crypto_transform;
 pub mod data_transfer;
 pub mod descriptor;
 pub mod negotiate;
 pub mod rdma_transform;
 
+pub use crypto_transform::CryptoTransform;
 pub use data_transfer::{DataTransfer, Flags};
 pub use descriptor::{BufferDescriptor, Descriptors, Token};
 pub use negotiate::{NegotiateRequest, NegotiateResponse, Status};

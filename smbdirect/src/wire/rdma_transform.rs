@@ -1,6 +1,7 @@
 //! The frame of SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43), as far as it says where descriptors lie. The transforms themselves
 //! are the business of whoever has keys.
 
+use super::crypto_transform::CryptoTransform;
 use super::descriptor::Descriptors;
 use super::{Fault, Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
 
@@ -54,6 +55,16 @@ impl<'a> RdmaTransform<'a> {
             }
             _ => Err(fault(Fault::Value, 4)),
         }
+    }
+
+    /// All of it, for one transform and the bytes of descriptors.
+    pub fn encode(channel: u32, crypto: &CryptoTransform<'_>, descriptors: &[u8], out: &mut impl Extend<u8>) {
+        let offset = Self::LEN + crypto.padded_len();
+        out.extend(Self::encode_fixed(channel, 1, offset as u16, descriptors.len() as u16));
+        crypto.encode(out);
+        let padding = crypto.padded_len() - crypto.len();
+        out.extend(std::iter::repeat_n(0, padding));
+        out.extend(descriptors.iter().copied());
     }
 
     /// The fixed part, for descriptors of `descriptors_len` bytes at `descriptors_offset` from its start.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_rdma::{Exposed, Window};
+use forebay_smb::status::NtStatus;
 use forebay_smb::wire::read::Channel;
 use forebay_smbdirect::wire::{DataTransfer, Flags};
 use serde::{Deserialize, Serialize};
@@ -98,6 +99,76 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
         }
     }
     client.close(file)?;
+    Ok(found)
+}
+
+/// The same with a session that seals, over memory that never holds the content in clear.
+pub fn verify_sealed(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> {
+    let mut client = Client::mount_sealed(&target, Manners::default())?;
+    let device = Arc::clone(client.link.device());
+    let length = bytes as usize;
+    let memory = Arc::new(Exposed::new(&device, 2 * length)?);
+    let file_id = client.open(&name)?;
+    let mut found = Verified { bytes: 0, invalidated: 0 };
+    for (round, channel) in [Channel::RDMA_V1, Channel::RDMA_V1_INVALIDATE].into_iter().enumerate() {
+        let invalidates = channel == Channel::RDMA_V1_INVALIDATE;
+        if invalidates && !device.has_windows() {
+            break;
+        }
+        let content = Noise::new(seed + round as u64).bytes(length);
+        let mut window = invalidates.then(|| Window::new(&memory)).transpose()?;
+        // From the second half of the memory to the file, with a byte changed on its way at first.
+        let mut pieces = shuffled(bytes, length, memory.token());
+        let mut sealed = content.clone();
+        let tag = client.seal_payload(&mut sealed)?;
+        ensure!(sealed != content, "sealed payload is in clear");
+        for change in [1, 0] {
+            sealed[length / 2] ^= change;
+            let mut left = sealed.as_slice();
+            for piece in &pieces {
+                let (now, rest) = left.split_at(piece.length as usize);
+                memory.put(piece.at, now);
+                left = rest;
+            }
+            sealed[length / 2] ^= change;
+            if let Some(window) = &mut window {
+                pieces[0].token = client.link.bind(window, pieces[0].at, pieces[0].length as usize)?;
+            }
+            let info = tag.channel_info(channel.0, &descriptors(&memory, &pieces));
+            let transfer = Transfer {
+                direction: Direction::Write,
+                file_id,
+                offset: 0,
+                length: bytes,
+                channel: Channel::RDMA_TRANSFORM,
+                info: &info,
+            };
+            client.send_transfer(&transfer)?;
+            let answer = client.answer()?;
+            let expected = if change == 1 { NtStatus::AUTH_TAG_MISMATCH } else { NtStatus::SUCCESS };
+            ensure!(answer.header.status == expected, "WRITE: {}", answer.header.status);
+        }
+        // From there to the first half.
+        let mut pieces = shuffled(bytes, 0, memory.token());
+        memory.put(0, &vec![0; length]);
+        if let Some(window) = &mut window {
+            // The token of the WRITE was invalidated, or this would be refused.
+            pieces[0].token = client.link.bind(window, pieces[0].at, pieces[0].length as usize)?;
+            found.invalidated += 1;
+        }
+        let info = descriptors(&memory, &pieces);
+        let transfer =
+            Transfer { direction: Direction::Read, file_id, offset: 0, length: bytes, channel, info: &info };
+        let (_, tag) = client.transfer_as(&transfer)?;
+        let tag = tag.context("READ data that went in clear")?;
+        let mut read: Vec<u8> =
+            pieces.iter().flat_map(|piece| memory.get(piece.at, piece.length as usize)).collect();
+        ensure!(read != content && read != sealed, "{channel:?}: what came by RDMA is not sealed");
+        client.open_payload(&tag, &mut read).context("what came by RDMA")?;
+        ensure!(read == content, "{channel:?}: what was read differs from what was written");
+        found.bytes += 2 * u64::from(bytes);
+    }
+    client.close(file_id)?;
     Ok(found)
 }
 

@@ -248,10 +248,28 @@ pub struct AdminCall {
 #[allow(missing_docs, reason = "the names and fields are those of admin.proto")]
 pub enum AdminRequest {
     GetServerInfo,
-    CreateVolume { id: String, pool: String, bytes: u64, username: String, password: String },
-    DeleteVolume { id: String, force: bool },
-    ExpandVolume { id: String, bytes: u64 },
-    StatVolume { id: String },
+    CreateVolume {
+        id: String,
+        pool: String,
+        bytes: u64,
+        username: String,
+        password: String,
+    },
+    DeleteVolume {
+        id: String,
+        force: bool,
+    },
+    ExpandVolume {
+        id: String,
+        bytes: u64,
+    },
+    StatVolume {
+        id: String,
+    },
+    /// `names`: how payload goes on each channel of each session that has this volume.
+    ListTransports {
+        id: String,
+    },
 }
 
 /// Makes one admin call.
@@ -286,6 +304,12 @@ async fn admin_call(channel: Channel, request: AdminRequest) -> Result<Answer, t
         AdminRequest::ExpandVolume { id, bytes } => {
             let request = adm::ExpandVolumeRequest { volume_id: id, capacity_bytes: bytes };
             client.expand_volume(request).await?.into_inner().volume
+        }
+        AdminRequest::ListTransports { id } => {
+            let sessions = client.list_sessions(adm::ListSessionsRequest {}).await?.into_inner().sessions;
+            let sessions = sessions.into_iter().filter(|session| session.volume_ids.contains(&id));
+            let names = sessions.flat_map(|session| session.transports).collect();
+            return Ok(Answer { names, ..Answer::default() });
         }
         AdminRequest::StatVolume { id } => {
             client.stat_volume(adm::StatVolumeRequest { volume_id: id }).await?.into_inner().volume

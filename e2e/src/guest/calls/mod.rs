@@ -27,6 +27,7 @@ pub fn dispatch(function: &str, arguments: &[u8]) -> Result<Vec<u8>> {
         "mount" => call(arguments, mounting::mount),
         "unmount" => call(arguments, mounting::unmount),
         "smb-direct-verify" => call(arguments, direct::verify),
+        "smb-direct-verify-sealed" => call(arguments, direct::verify_sealed),
         "smb-direct-fault" => call(arguments, direct::commit),
         "nvmet-offer" => call(arguments, nvmet::offer),
         "nvmet-withdraw" => call(arguments, nvmet::withdraw),

@@ -9,8 +9,8 @@ use forebay_smb::crypto::{KeyDerivation, PreauthHash, SessionKey, SigningAlgorit
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{self, CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
-use forebay_smb::wire::negotiate_context::HashAlgorithm;
-use forebay_smb::wire::read::Channel;
+use forebay_smb::wire::negotiate_context::{Cipher, HashAlgorithm, RdmaTransform};
+use forebay_smb::wire::read::{Channel, ResponseFlags};
 use forebay_smb::wire::{
     AccessMask, Capabilities, Command, Dialect, FileAttributes, FileTime, HEADER_LEN, Header, HeaderFlags,
     Ids, NegotiateContext, SecurityMode, ShareAccess, close, echo, negotiate, read, session_setup,
@@ -20,6 +20,7 @@ use forebay_smbdirect::wire::{BufferDescriptor, Token};
 use serde::{Deserialize, Serialize};
 
 use super::link::{Link, Manners};
+use super::seal::{Seal, Tag};
 
 /// A volume, and how to get in.
 #[derive(Clone, Serialize, Deserialize)]
@@ -107,6 +108,8 @@ pub struct Client {
     session_id: u64,
     tree_id: u32,
     preauth: PreauthHash,
+    /// Of a session whose messages are all sealed.
+    seal: Option<Seal>,
 }
 
 /// What is random in a client that matters; a lab's passwords are in its scripts.
@@ -119,6 +122,15 @@ const IWARP_ATTEMPTS: u32 = 4;
 impl Client {
     /// Connects, logs on, and connects to the share.
     pub fn mount(target: &Target, manners: Manners) -> Result<Self> {
+        Self::mount_as(target, manners, false)
+    }
+
+    /// The same with a session whose messages are all sealed, and payload that is sealed on its way by RDMA.
+    pub fn mount_sealed(target: &Target, manners: Manners) -> Result<Self> {
+        Self::mount_as(target, manners, true)
+    }
+
+    fn mount_as(target: &Target, manners: Manners, sealed: bool) -> Result<Self> {
         let mut attempts = IWARP_ATTEMPTS;
         let link = loop {
             let mut link = Link::connect(target.server, manners)?;
@@ -131,9 +143,9 @@ impl Client {
             }
         };
         let preauth = PreauthHash::default();
-        let mut client = Self { link, message_id: 0, session_id: 0, tree_id: 0, preauth };
-        client.negotiate()?;
-        let key = client.log_on(target)?;
+        let mut client = Self { link, message_id: 0, session_id: 0, tree_id: 0, preauth, seal: None };
+        client.negotiate(sealed)?;
+        let key = client.log_on(target, sealed)?;
         client.tree_connect(&target.share, &key)?;
         Ok(client)
     }
@@ -155,13 +167,23 @@ impl Client {
     /// Sends a request without waiting for its answer.
     pub fn send(&mut self, command: Command, charge: u16, body: &[u8]) -> Result<()> {
         let message = self.message(command, charge, body);
-        self.link.send(&message)
+        self.send_message(message)
+    }
+
+    fn send_message(&mut self, mut message: Vec<u8>) -> Result<()> {
+        match &mut self.seal {
+            None => self.link.send(&message),
+            Some(seal) => self.link.send(&seal.seal(self.session_id, &mut message)?),
+        }
     }
 
     /// The next answer that is final.
     pub fn answer(&mut self) -> Result<Answer> {
         loop {
-            let message = self.link.receive()?;
+            let mut message = self.link.receive()?;
+            if let Some(seal) = &self.seal {
+                message.bytes = seal.open(message.bytes)?;
+            }
             let header = Header::parse(&message.bytes)?;
             if header.status != NtStatus::PENDING {
                 return Ok(Answer { header, message: message.bytes, invalidated: message.invalidated });
@@ -170,7 +192,7 @@ impl Client {
     }
 
     fn exchange(&mut self, message: &[u8]) -> Result<Answer> {
-        self.link.send(message)?;
+        self.send_message(message.to_vec())?;
         self.answer()
     }
 
@@ -179,7 +201,18 @@ impl Client {
         self.exchange(&message)
     }
 
-    fn negotiate(&mut self) -> Result<()> {
+    fn negotiate(&mut self, sealed: bool) -> Result<()> {
+        let mut contexts = vec![NegotiateContext::PreauthIntegrity {
+            hash_algorithms: vec![HashAlgorithm::SHA_512],
+            salt: &[1; 32],
+        }];
+        let protection = [
+            NegotiateContext::Encryption { ciphers: vec![Cipher::AES_128_GCM] },
+            NegotiateContext::RdmaTransform { transforms: vec![RdmaTransform::ENCRYPTION] },
+        ];
+        if sealed {
+            contexts.extend_from_slice(&protection);
+        }
         let mut body = Vec::new();
         negotiate::Request {
             security_mode: SecurityMode::SIGNING_ENABLED,
@@ -187,10 +220,7 @@ impl Client {
             client_guid: *b"forebay-e2e-lab!",
             client_start_time: FileTime(0),
             dialects: vec![Dialect::SMB3_1_1],
-            contexts: vec![NegotiateContext::PreauthIntegrity {
-                hash_algorithms: vec![HashAlgorithm::SHA_512],
-                salt: &[1; 32],
-            }],
+            contexts,
         }
         .encode(&mut body);
         let message = self.message(Command::NEGOTIATE, 1, &body);
@@ -199,6 +229,13 @@ impl Client {
         self.preauth.update(&answer.message);
         let response = negotiate::Response::parse(&answer.message)?;
         ensure!(response.dialect_revision == Dialect::SMB3_1_1, "{:?}", response.dialect_revision);
+        for context in protection.iter().filter(|_| sealed) {
+            ensure!(
+                response.contexts.contains(context),
+                "{context:?} is not answered: {:?}",
+                response.contexts
+            );
+        }
         Ok(())
     }
 
@@ -216,7 +253,7 @@ impl Client {
         self.message(Command::SESSION_SETUP, 1, &body)
     }
 
-    fn log_on(&mut self, target: &Target) -> Result<SigningKey> {
+    fn log_on(&mut self, target: &Target, sealed: bool) -> Result<SigningKey> {
         let mut initiator = Initiator::new(InitiatorConfig {
             user: target.username.clone(),
             domain: String::new(),
@@ -242,10 +279,12 @@ impl Client {
         self.preauth.update(&message);
         let derivation = KeyDerivation::Smb311(&self.preauth);
         let signing = SigningKey::derive(SigningAlgorithm::AesCmac, derivation, &key);
+        let seal = sealed.then(|| Seal::derive(derivation, &key));
         let answer = self.exchange(&message)?.good("SESSION_SETUP")?;
         verify(&signing, &answer)?;
         let token = session_setup::Response::parse(&answer.message)?.security_buffer;
         initiator.finish(token).context("the server's end of the log-on")?;
+        self.seal = seal;
         Ok(signing)
     }
 
@@ -254,11 +293,15 @@ impl Client {
         tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
             .encode(&mut body);
         let mut message = self.message(Command::TREE_CONNECT, 1, &body);
-        // [MS-SMB2] 3.2.4.1.1: of a session of 3.1.1, always signed.
-        let (head, rest) = message.split_at_mut(HEADER_LEN);
-        signing.sign_in_place(head, &[rest]);
+        // [MS-SMB2] 3.2.4.1.1: of a session of 3.1.1, always signed where it is not sealed.
+        if self.seal.is_none() {
+            let (head, rest) = message.split_at_mut(HEADER_LEN);
+            signing.sign_in_place(head, &[rest]);
+        }
         let answer = self.exchange(&message)?.good("TREE_CONNECT")?;
-        verify(signing, &answer)?;
+        if self.seal.is_none() {
+            verify(signing, &answer)?;
+        }
         self.tree_id = answer.header.tree_id();
         Ok(())
     }
@@ -337,19 +380,42 @@ impl Client {
 
     /// The same, and waits until all of it went: the token that came back invalidated.
     pub fn transfer(&mut self, transfer: &Transfer<'_>) -> Result<Option<u32>> {
+        let (invalidated, tag) = self.transfer_as(transfer)?;
+        ensure!(tag.is_none(), "payload was sealed, which nobody asked for");
+        Ok(invalidated)
+    }
+
+    /// The same, and what the answer says of how the payload was sealed.
+    pub fn transfer_as(&mut self, transfer: &Transfer<'_>) -> Result<(Option<u32>, Option<Tag>)> {
         self.send_transfer(transfer)?;
+        let mut tag = None;
         let what = format!("{:?}", transfer.direction);
         let answer = self.answer()?.good(&what)?;
         let count = match transfer.direction {
             Direction::Write => write::Response::parse(&answer.message)?.count,
             Direction::Read => {
                 let response = read::Response::parse(&answer.message)?;
-                ensure!(response.data(&answer.message)?.is_empty(), "payload in the message, too");
+                let data = response.data(&answer.message)?;
+                if response.flags.contains(ResponseFlags::RDMA_TRANSFORM) {
+                    tag = Some(Tag::parse(data)?);
+                } else {
+                    ensure!(data.is_empty(), "payload in the message, too");
+                }
                 response.data_remaining
             }
         };
         ensure!(count == transfer.length, "{what}: {count} bytes of {}", transfer.length);
-        Ok(answer.invalidated)
+        Ok((answer.invalidated, tag))
+    }
+
+    /// Seals payload for the server to fetch.
+    pub fn seal_payload(&mut self, data: &mut [u8]) -> Result<Tag> {
+        self.seal.as_mut().context("a session that does not seal")?.seal_payload(data)
+    }
+
+    /// Opens payload that the server sealed.
+    pub fn open_payload(&self, tag: &Tag, data: &mut [u8]) -> Result<()> {
+        self.seal.as_ref().context("a session that does not seal")?.open_payload(tag, data)
     }
 }
 

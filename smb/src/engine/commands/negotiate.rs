@@ -7,6 +7,7 @@ use crate::crypto::{Cipher, PreauthHash, SigningAlgorithm};
 use crate::engine::connection::{Core, Disconnect, Event, Negotiated};
 use crate::engine::server::{Encryption, Server};
 use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::transform::Transforms;
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::negotiate::{Request, Response};
@@ -36,7 +37,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(e) => return e.into(),
     };
     let salt = ctx.core.random::<32>();
-    match agree(&ctx.server.config, &request) {
+    match agree(&ctx.server.config, ctx.core.over_rdma, &request) {
         Err(status) => Step::Fail(status),
         Ok(agreed) => {
             ctx.core.events.push_back(Event::Negotiated { dialect: agreed.negotiated.dialect.name() });
@@ -53,9 +54,14 @@ struct Agreed {
     /// The client sent a context of the kind, so that one must come back.
     answer_encryption: bool,
     answer_signing: bool,
+    answer_transforms: bool,
 }
 
-fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<Agreed, NtStatus> {
+fn agree(
+    config: &crate::engine::ServerConfig,
+    over_rdma: bool,
+    request: &Request<'_>,
+) -> Result<Agreed, NtStatus> {
     if request.dialects.is_empty() {
         return Err(NtStatus::INVALID_PARAMETER);
     }
@@ -85,6 +91,7 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
         _ => SigningAlgorithm::AesCmac,
     };
     let (mut answer_encryption, mut answer_signing) = (false, false);
+    let mut offered_transforms = None;
     match dialect {
         Dialect::SMB3_0 | Dialect::SMB3_0_2
             if offered && request.capabilities.contains(Capabilities::ENCRYPTION) =>
@@ -122,6 +129,13 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
                             signing = common;
                         }
                     }
+                    // A connection that is not over RDMA has no use for it.
+                    NegotiateContext::RdmaTransform { transforms } if over_rdma => {
+                        if transforms.is_empty() || offered_transforms.is_some() {
+                            return Err(NtStatus::INVALID_PARAMETER);
+                        }
+                        offered_transforms = Some(transforms.as_slice());
+                    }
                     _ => {}
                 }
             }
@@ -142,6 +156,7 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
         capabilities,
         cipher,
         signing,
+        transforms: Transforms::common(offered_transforms.unwrap_or_default(), cipher.is_some()),
         preauth: PreauthHash::default(),
         io_bytes_max,
         client_guid: request.client_guid,
@@ -150,7 +165,8 @@ fn agree(config: &crate::engine::ServerConfig, request: &Request<'_>) -> Result<
         client_dialects: request.dialects.clone(),
         security_mode,
     };
-    Ok(Agreed { negotiated, answer_encryption, answer_signing })
+    let answer_transforms = offered_transforms.is_some();
+    Ok(Agreed { negotiated, answer_encryption, answer_signing, answer_transforms })
 }
 
 fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<u8> {
@@ -167,6 +183,9 @@ fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<
         if agreed.answer_signing {
             contexts
                 .push(NegotiateContext::Signing { algorithms: vec![wire::SigningAlgorithm(n.signing.id())] });
+        }
+        if agreed.answer_transforms {
+            contexts.push(NegotiateContext::RdmaTransform { transforms: n.transforms.ids() });
         }
     }
     let mut body = Vec::new();
@@ -207,13 +226,13 @@ pub(crate) fn multi_protocol(
     };
     if dialects.contains(&smb1::DIALECT_2_WILDCARD) {
         core.wildcard = true;
-        let mut agreed = agree(&server.config, &request(Dialect::SMB2_1))
+        let mut agreed = agree(&server.config, false, &request(Dialect::SMB2_1))
             .map_err(|_| Disconnect("no dialect in common"))?;
         agreed.negotiated.dialect = Dialect::SMB2_WILDCARD;
         return Ok((header, Reply::ok(response(server, now, &agreed, &[0; 32]))));
     }
     if dialects.contains(&smb1::DIALECT_2_002) {
-        let agreed = agree(&server.config, &request(Dialect::SMB2_0_2))
+        let agreed = agree(&server.config, false, &request(Dialect::SMB2_0_2))
             .map_err(|_| Disconnect("no dialect in common"))?;
         let body = response(server, now, &agreed, &[0; 32]);
         core.events.push_back(Event::Negotiated { dialect: agreed.negotiated.dialect.name() });
@@ -221,4 +240,49 @@ pub(crate) fn multi_protocol(
         return Ok((header, Reply::ok(body)));
     }
     Err(Disconnect("SMB1 is not served"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::negotiate_context::RdmaTransform;
+
+    fn config() -> crate::engine::ServerConfig {
+        crate::engine::ServerConfig {
+            guid: [0; 16],
+            server_name: String::new(),
+            started: 0,
+            signing_required: false,
+            encryption: Encryption::Offered,
+            instance: 0,
+            predecessors: Vec::new(),
+            io_bytes_max: limits::IO_BYTES_MAX,
+            caching: false,
+        }
+    }
+
+    #[test]
+    fn contexts_of_transforms_that_break_the_rules_are_refused_over_rdma() {
+        let some = NegotiateContext::RdmaTransform { transforms: vec![RdmaTransform::SIGNING] };
+        let none = NegotiateContext::RdmaTransform { transforms: Vec::new() };
+        for (contexts, is_good) in
+            [(vec![some.clone()], true), (vec![some.clone(), some], false), (vec![none], false)]
+        {
+            let preauth = NegotiateContext::PreauthIntegrity {
+                hash_algorithms: vec![HashAlgorithm::SHA_512],
+                salt: &[],
+            };
+            let request = Request {
+                security_mode: SecurityMode::SIGNING_ENABLED,
+                capabilities: Capabilities::empty(),
+                client_guid: [0; 16],
+                client_start_time: FileTime(0),
+                dialects: vec![Dialect::SMB3_1_1],
+                contexts: [vec![preauth], contexts].concat(),
+            };
+            let status = agree(&config(), true, &request).map(drop);
+            assert_eq!(status, if is_good { Ok(()) } else { Err(NtStatus::INVALID_PARAMETER) });
+            assert!(agree(&config(), false, &request).is_ok(), "elsewhere nobody looks");
+        }
+    }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::remote::{self, RemoteWrite};
+use crate::engine::remote::{self, RemoteWrite, Target};
 use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::transform;
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
-use crate::wire::read::{RESPONSE_FIXED_LEN, Request, Response};
+use crate::wire::read::{RESPONSE_FIXED_LEN, Request, Response, ResponseFlags};
 
 /// The first offset that no file reaches ([MS-FSA] 2.1.5.3: offsets are signed).
 pub(super) const OFFSET_END: u64 = i64::MAX as u64;
@@ -34,7 +35,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if length > ctx.core.io_bytes_max() {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
-    let target = match remote::channel(ctx, channel, &info, length) {
+    let target = match remote::target(ctx, channel, &info, length) {
         Ok(target) => target,
         Err(status) => return status.into(),
     };
@@ -53,8 +54,8 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     Step::Fs(
         FsOpKind::Read { handle: open.handle.clone(), offset, length },
-        Box::new(move |_, result| {
-            let payload = match result {
+        Box::new(move |ctx, result| {
+            let mut payload = match result {
                 Ok(FsReply::Read(payload)) => payload,
                 Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
                 Err(status) => return Step::Fail(status),
@@ -63,13 +64,20 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             if count == 0 || count < minimum_count {
                 return Step::Fail(NtStatus::END_OF_FILE);
             }
+            let Some(Target { buffer, outgoing }) = target else {
+                open.position.store(offset + u64::from(count), Ordering::Relaxed);
+                return Step::Reply(Reply { payload: Some(payload), ..Reply::ok(fixed(count)) });
+            };
+            let transform = match outgoing {
+                None => Vec::new(),
+                Some(outgoing) => match transform::protect(ctx, outgoing, payload.as_mut()) {
+                    Ok(transform) => transform,
+                    Err(status) => return Step::Fail(status),
+                },
+            };
             open.position.store(offset + u64::from(count), Ordering::Relaxed);
-            Step::Reply(match target {
-                None => Reply { payload: Some(payload), ..Reply::ok(fixed(count)) },
-                Some(target) => {
-                    Reply { remote: Some(RemoteWrite { payload, target }), ..Reply::ok(elsewhere(count)) }
-                }
-            })
+            let remote = Some(RemoteWrite { payload, target: buffer });
+            Step::Reply(Reply { remote, ..Reply::ok(elsewhere(count, &transform)) })
         }),
     )
 }
@@ -80,9 +88,11 @@ fn fixed(count: u32) -> Vec<u8> {
     body
 }
 
-/// The body of a response whose data went by RDMA.
-fn elsewhere(count: u32) -> Vec<u8> {
-    let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN);
-    Response { data_remaining: count, ..Response::inline(0) }.encode(&mut body);
+/// The body of a response whose data went by RDMA, through this transform if it is not empty.
+fn elsewhere(count: u32, transform: &[u8]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN + transform.len());
+    let flags = if transform.is_empty() { ResponseFlags::empty() } else { ResponseFlags::RDMA_TRANSFORM };
+    Response { data_remaining: count, flags, ..Response::inline(transform.len() as u32) }.encode(&mut body);
+    body.extend_from_slice(transform);
     body
 }

@@ -275,8 +275,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
         signing_required,
         encrypt,
         connection: ctx.core.id,
-        client_address: ctx.core.peer.clone(),
-        over_rdma: ctx.core.over_rdma,
+        link: ctx.core.link(),
     }));
     ctx.server.sessions().insert(id, Arc::clone(&session));
     add_channel(ctx, &session, signing, FIRST_NONCE_PART);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::read::OFFSET_END;
 use crate::engine::access::DATA_CHANGING;
-use crate::engine::remote;
+use crate::engine::remote::{self, Source};
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
@@ -31,7 +31,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if length > ctx.core.io_bytes_max() {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
-    let source = match remote::channel(ctx, channel, &info, length) {
+    let source = match remote::source(ctx, channel, &info, length) {
         Ok(source) => source,
         Err(status) => return status.into(),
     };
@@ -70,7 +70,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
                 let frame = Arc::clone(&ctx.request.frame);
                 FsOpKind::Write { handle, offset, frame, range: start..end, write_through }
             }
-            Some(source) => FsOpKind::WriteRemote { handle, offset, source, length, write_through },
+            Some(Source { buffer: source, proof }) => {
+                FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through }
+            }
         },
         Box::new(move |ctx, result| match result {
             Ok(FsReply::Written(count)) => {
