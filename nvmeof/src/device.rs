@@ -54,6 +54,9 @@ pub enum ReservationError {
     /// The namespace is gone.
     #[error("the namespace is gone")]
     Gone,
+    /// The namespace is write-protected. nvmet then refuses even a report.
+    #[error("the namespace is read-only: the target has it write-protected")]
+    WriteProtected,
     /// We may not.
     #[error("this process may not: it needs CAP_SYS_ADMIN")]
     NotPermitted,
@@ -185,6 +188,7 @@ fn done(status: Status) -> Result<(), ReservationError> {
     const NVME_STATUS: u32 = 0x7ff;
     const NVME_INVALID_OPCODE: u32 = 0x01;
     const NVME_INVALID_NAMESPACE: u32 = 0x0b;
+    const NVME_WRITE_PROTECTED: u32 = 0x20;
     const NVME_CONFLICT: u32 = 0x83;
     let status = match status {
         Ok(0) => return Ok(()),
@@ -198,6 +202,7 @@ fn done(status: Status) -> Result<(), ReservationError> {
         PR_CONFLICT | NVME_CONFLICT => ReservationError::Conflict,
         NVME_INVALID_OPCODE => ReservationError::Unsupported,
         NVME_INVALID_NAMESPACE => ReservationError::Gone,
+        NVME_WRITE_PROTECTED => ReservationError::WriteProtected,
         // Status code type 3: path related.
         path if path >> 8 == 3 => ReservationError::NoPath,
         other => ReservationError::Status(other),
@@ -234,6 +239,7 @@ mod tests {
         }
         assert!(matches!(error(Ok(0x4001)), ReservationError::Unsupported));
         assert!(matches!(error(Ok(0x400b)), ReservationError::Gone));
+        assert!(matches!(error(Ok(0x4020)), ReservationError::WriteProtected));
         assert!(matches!(error(Ok(0x6)), ReservationError::Status(0x6)));
         let system = |errno| error(Err(io::Error::from_raw_os_error(errno)));
         assert!(matches!(system(libc::EOPNOTSUPP), ReservationError::Unsupported));

@@ -160,6 +160,25 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         Err(_) => None,
     };
     let namespaces = namespace::attach_all(config)?;
+    // It has let go of the pools' file systems when it returns.
+    let states = namespaces.iter().map(namespace::Attached::state).collect();
+    let result = serve(config, use_uring, listeners, http, admin_tls, states);
+    namespaces.into_iter().for_each(namespace::Attached::detach);
+    result
+}
+
+/// Certificates and listener of the admin API over TLS.
+type AdminTls = (TcpListener, Arc<Certificates>);
+
+/// From the pools on: everything that [`run`] starts on mounted file systems.
+fn serve(
+    config: &Config,
+    use_uring: bool,
+    listeners: Vec<TcpListener>,
+    http: Option<TcpListener>,
+    admin_tls: Option<AdminTls>,
+    namespaces: Vec<Arc<namespace::State>>,
+) -> Result<(), DaemonError> {
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     let started = clock::now();
@@ -186,7 +205,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     let loops = Loops::new(inboxes.clone());
     let catalog = Arc::new(Catalog::new(pools, Arc::clone(&server), loops.clone()));
     let io_engine = if use_uring { "io_uring" } else { "readiness" };
-    let metrics = Metrics::new(io_engine, pool_spaces(&catalog));
+    let metrics = Metrics::new(io_engine, pool_spaces(&catalog), namespaces.clone());
     let workers = Arc::new(Workers::start(config.server.workers).map_err(system("starting threads"))?);
     let shared = Shared {
         server: Arc::clone(&server),
@@ -218,6 +237,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         advertise: config.server.advertise.clone(),
         listening,
         rdma,
+        namespaces,
     });
     let service = AdminService {
         catalog,
@@ -246,7 +266,6 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     let result = runtime.block_on(daemon.serve(has_ended));
     // A request to the admin API that still runs is given a moment, not a veto.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    namespaces.into_iter().for_each(namespace::Attached::detach);
     result
 }
 
@@ -376,7 +395,7 @@ fn start_loops(
 struct Daemon {
     socket: PathBuf,
     drain_time_max: Duration,
-    admin_tls: Option<(TcpListener, Arc<Certificates>)>,
+    admin_tls: Option<AdminTls>,
     service: AdminService,
     metrics: Arc<Metrics>,
     listeners: Vec<TcpListener>,

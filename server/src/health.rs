@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::advertise::{self, Advertised};
 use crate::catalog::Catalog;
 use crate::interfaces;
+use crate::namespace;
 use crate::rdma::listener::Listening;
 use crate::tls::Certificates;
 
@@ -21,6 +23,8 @@ pub struct Health {
     pub listening: Vec<SocketAddr>,
     /// Where it takes connections over RDMA, now.
     pub rdma: Listening,
+    /// Of pools that lie on one.
+    pub namespaces: Vec<Arc<namespace::State>>,
 }
 
 impl Health {
@@ -51,6 +55,8 @@ impl Health {
         if let Err(error) = self.catalog.pools() {
             problems.push(error.to_string());
         }
+        let now = Instant::now();
+        problems.extend(self.namespaces.iter().flat_map(|namespace| namespace.problems(now)));
         let locals = self.locals();
         for entry in advertise::resolve(&self.advertise, &locals, &self.listening).1 {
             problems.push(format!("server.advertise: {entry} is no address of this machine that is listened on and that other machines reach"));

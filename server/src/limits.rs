@@ -91,6 +91,10 @@ pub const NAMESPACE_BYTES_MIN: u64 = 512 << 20;
 pub const NAMESPACE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked at whether the looks themselves come back.
 pub const NAMESPACE_GUARD_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a reservation may go unconfirmed before health tells of it.
+pub const NAMESPACE_UNCONFIRMED_TOLD: Duration = Duration::from_secs(5);
+/// A namespace that is larger than its file system by less is left so: XFS does not use the rest of its last group.
+pub const GROWTH_BYTES_MIN: u64 = 16 << 20;
 /// Time that the end of a pool's file system may take before the server ends without it.
 pub const FENCE_TIME_MAX: Duration = Duration::from_secs(1);
 /// Time that a server before us has to let go of a pool's file system.

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::Command;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::limits::EVENT_LOOPS_MAX;
+use crate::namespace;
 
 /// Commands by their code ([MS-SMB2] 2.2.1.2); the last stands for all others.
 const COMMANDS: [&str; 20] = [
@@ -159,6 +161,7 @@ pub struct Metrics {
     buffers: [AtomicUsize; EVENT_LOOPS_MAX],
     io_engine: &'static str,
     pools: Box<Pools>,
+    namespaces: Vec<Arc<namespace::State>>,
 }
 
 impl fmt::Debug for Metrics {
@@ -184,7 +187,11 @@ impl Payload {
 impl Metrics {
     /// Nothing counted yet.
     #[must_use]
-    pub fn new(io_engine: &'static str, pools: Box<Pools>) -> Arc<Self> {
+    pub fn new(
+        io_engine: &'static str,
+        pools: Box<Pools>,
+        namespaces: Vec<Arc<namespace::State>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             connections: Level::default(),
             connections_unauthenticated: Level::default(),
@@ -202,6 +209,7 @@ impl Metrics {
             buffers: [const { AtomicUsize::new(0) }; EVENT_LOOPS_MAX],
             io_engine,
             pools,
+            namespaces,
         })
     }
 
@@ -297,6 +305,7 @@ impl Collector for Metrics {
         let engine = [("engine", self.io_engine)];
         gauge(e, "forebay_io_engine", "1 for the I/O engine in use", &[(&engine, 1.0)])?;
         self.encode_pools(e)?;
+        self.encode_namespaces(e)?;
         self.encode_commands(e)
     }
 }
@@ -320,6 +329,33 @@ impl Metrics {
             let labels: Vec<[(&str, &str); 1]> = pools.iter().map(|p| [("pool", p.pool.as_str())]).collect();
             let values: Vec<(&[(&str, &str)], f64)> =
                 labels.iter().zip(&pools).map(|(l, p)| (l.as_slice(), get(p))).collect();
+            gauge(e, name, help, &values)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing where no pool lies on a namespace.
+    fn encode_namespaces(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        if self.namespaces.is_empty() {
+            return Ok(());
+        }
+        type Get = fn(&namespace::State) -> f64;
+        let gauges: [(&str, &str, Get); 3] = [
+            ("forebay_namespace_paths", "Paths to the pool's namespace, as configured", |n| {
+                n.paths().1 as f64
+            }),
+            ("forebay_namespace_paths_up", "Of them, those that take I/O", |n| n.paths().0 as f64),
+            (
+                "forebay_namespace_unconfirmed_seconds",
+                "Time since the reservation of the pool's namespace was last seen to be ours",
+                |n| n.confirmed_ago(Instant::now()).as_secs_f64(),
+            ),
+        ];
+        for (name, help, get) in gauges {
+            let labels: Vec<[(&str, &str); 1]> =
+                self.namespaces.iter().map(|n| [("pool", n.pool())]).collect();
+            let values: Vec<(&[(&str, &str)], f64)> =
+                labels.iter().zip(&self.namespaces).map(|(l, n)| (l.as_slice(), get(n))).collect();
             gauge(e, name, help, &values)?;
         }
         Ok(())
@@ -407,7 +443,7 @@ mod tests {
                 unserved: 1,
             }]
         };
-        let metrics = Metrics::new("readiness", Box::new(pools));
+        let metrics = Metrics::new("readiness", Box::new(pools), Vec::new());
         metrics.connections.inc();
         metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 4096, false);
         metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 512, true);

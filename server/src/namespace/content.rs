@@ -52,6 +52,17 @@ pub(crate) fn look(device: &File, size_bytes: u64) -> io::Result<Content> {
     Ok(Content::Blank)
 }
 
+/// How much of the device its XFS uses, by its superblock; none where there is none.
+pub(crate) fn file_system_bytes(device: &File) -> io::Result<Option<u64>> {
+    rustix::fs::fadvise(device, 0, None, rustix::fs::Advice::DontNeed)?;
+    let mut block = [0; SUPERBLOCK_BYTES];
+    device.read_exact_at(&mut block, 0)?;
+    // sb_blocksize, sb_dblocks.
+    let block_bytes = u32::from_be_bytes(std::array::from_fn(|i| block[4 + i]));
+    let blocks = u64::from_be_bytes(std::array::from_fn(|i| block[8 + i]));
+    Ok(block.starts_with(b"XFSB").then(|| blocks.saturating_mul(block_bytes.into())))
+}
+
 fn superblock(device: &File, size_bytes: u64) -> io::Result<Option<Content>> {
     if size_bytes < SUPERBLOCK_BYTES as u64 {
         return Ok(None);
@@ -130,6 +141,15 @@ mod tests {
         block[108..120].copy_from_slice(b"twelve bytes");
         let found = namespace(&[(0, &block)]);
         assert!(matches!(&found, Content::Xfs { label, .. } if label == "twelve bytes"), "{found:?}");
+    }
+
+    #[test]
+    fn what_xfs_uses_of_a_namespace_is_in_its_superblock() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(4096).expect("it is sparse");
+        assert_eq!(file_system_bytes(&file).expect("read"), None);
+        file.write_all_at(b"XFSB\x00\x00\x10\x00\x00\x00\x00\x00\x00\x04\x00\x00", 0).expect("written");
+        assert_eq!(file_system_bytes(&file).expect("read"), Some(1 << 30));
     }
 
     #[test]

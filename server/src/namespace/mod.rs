@@ -4,11 +4,13 @@
 //! the reservation is ours, and nothing that an earlier server left in this machine's memory is written after it was not.
 
 mod content;
+mod growth;
 mod guard;
+mod mounted;
+mod state;
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -19,14 +21,17 @@ use forebay_nvmeof::{
     InvalidKey, InvalidName, Loss, Me, Namespace, NamespaceDevice, NotAcquired, OpenError, ReservationError,
     Subsystem, Watch, acquire, check, release,
 };
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use self::content::Content;
+use self::growth::Growing;
 use self::guard::{Guard, Watched};
+use self::mounted::{has_ended, mounted_device, unmount_patiently};
+pub use self::state::State;
 use crate::config::{Config, InstanceSection, NvmeofSection, PoolSection};
-use crate::limits::{KEY_FILE_BYTES_MAX, NAMESPACE_BYTES_MIN, UNMOUNT_TIME_MAX};
+use crate::limits::{KEY_FILE_BYTES_MAX, NAMESPACE_BYTES_MIN};
 use crate::pool;
 use crate::volume::replace;
 
@@ -67,6 +72,8 @@ enum Reason {
     NotAcquired(#[from] NotAcquired),
     #[error(transparent)]
     Reservation(#[from] ReservationError),
+    #[error("the reservation was lost while the file system was mounted: {0}")]
+    Lost(Loss),
     #[error("the namespace is read-only")]
     ReadOnly,
     #[error("the namespace has {0} bytes; a pool needs at least {NAMESPACE_BYTES_MIN}")]
@@ -110,19 +117,26 @@ pub struct Attached {
     device: Arc<NamespaceDevice>,
     me: Me,
     guard: Guard,
+    state: Arc<State>,
 }
 
 /// Attaches the namespaces of all pools that have one.
 ///
 /// # Errors
-/// The first one's that cannot be; those before it stay ours until the process ends and on.
+/// The first one's that cannot be; those before it are given back.
 pub fn attach_all(config: &Config) -> Result<Vec<Attached>, NamespaceError> {
-    let attach = |pool: &PoolSection| {
-        let section = pool.nvmeof.as_ref()?;
-        let attached = attach(&config.instance, pool, section);
-        Some(attached.map_err(|reason| NamespaceError { pool: pool.name.clone(), reason }))
-    };
-    config.pool.iter().filter_map(attach).collect()
+    let mut all = Vec::new();
+    for pool in &config.pool {
+        let Some(section) = &pool.nvmeof else { continue };
+        match attach(&config.instance, pool, section) {
+            Ok(attached) => all.push(attached),
+            Err(reason) => {
+                all.into_iter().for_each(Attached::detach);
+                return Err(NamespaceError { pool: pool.name.clone(), reason });
+            }
+        }
+    }
+    Ok(all)
 }
 
 fn attach(
@@ -138,14 +152,19 @@ fn attach(
     info!(pool = pool.name, host = %wanted.host.nqn(), nqn = %wanted.nqn, "connecting the namespace");
     let namespace = connected(&fabrics, &wanted, section)?;
     info!(pool = pool.name, device = namespace.name, key = %me.key(), "namespace found");
+    // Before the reservation: a target may refuse every command on what is write-protected, reports among them.
+    if namespace.read_only {
+        return Err(Reason::ReadOnly);
+    }
     let device = Arc::new(fabrics.open(&namespace)?);
 
     // A server before us on this machine may have left it mounted. Only where the reservation was ours all the time is
     // what it has in memory still true.
     let before = check(&*device, &me)?;
-    let goes_on = before == Check::Held;
+    let ended = has_ended(&pool.path);
+    let goes_on = before == Check::Held && !ended;
     let mounted = match mounted_device(&pool.path) {
-        Some(number) if number == namespace.device => true,
+        Some(number) if number == namespace.device || ended => true,
         Some(_) => return Err(Reason::Occupied { path: pool.path.clone() }),
         None => false,
     };
@@ -154,7 +173,10 @@ fn attach(
         acquire(&*device, &me)?;
     }
     if mounted && !goes_on {
-        warn!(pool = pool.name, "ending the file system of an earlier server, whose reservation was lost");
+        warn!(
+            pool = pool.name,
+            ended, "ending the file system of an earlier server, which is not to be relied on"
+        );
         guard::end_file_system(&pool.path).map_err(io("ending the file system of an earlier server"))?;
         unmount_patiently(&pool.path).map_err(io("unmounting the file system of an earlier server"))?;
     }
@@ -162,19 +184,29 @@ fn attach(
     info!(pool = pool.name, key = %me.key(), "the reservation is ours");
 
     let fresh = !(mounted && goes_on);
+    let state = Arc::new(State::new(pool.name.clone(), section.paths.len(), section.loss_time()));
     let prepared = prepare(instance, pool, section, &namespace, fresh).and_then(|()| {
+        // Mounting may have taken longer than a reservation may go unconfirmed.
+        let asked = Instant::now();
+        match check(&*device, &me)? {
+            Check::Held => state.confirm(asked),
+            Check::Lost(loss) => return Err(Reason::Lost(loss)),
+        }
         let watched = Watched {
             pool: pool.name.clone(),
             device: Arc::clone(&device),
             me,
             watch: Watch::new(fabrics.sysfs().clone(), section.nqn.clone(), section.namespace),
-            loss_time: section.loss_time(),
+            state: Arc::clone(&state),
             directory: File::open(&pool.path).map_err(io("opening the mount point"))?,
+            growing: Growing { device: Path::new("/dev").join(&namespace.name), path: pool.path.clone() },
         };
         Guard::start(watched).map_err(io("starting to watch the namespace"))
     });
     match prepared {
-        Ok(guard) => Ok(Attached { pool: pool.name.clone(), path: pool.path.clone(), device, me, guard }),
+        Ok(guard) => {
+            Ok(Attached { pool: pool.name.clone(), path: pool.path.clone(), device, me, guard, state })
+        }
         Err(reason) => {
             give_back(&pool.name, &pool.path, &device, &me);
             Err(reason)
@@ -183,6 +215,12 @@ fn attach(
 }
 
 impl Attached {
+    /// How it is, now and later.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state)
+    }
+
     /// Unmounts the pool and gives the namespace back, for an orderly end. Where something still uses the file system, both
     /// stay, and the next server of this instance on this machine goes on with them.
     pub fn detach(self) {
@@ -193,8 +231,9 @@ impl Attached {
 
 /// The reservation goes last, and only from what is not mounted.
 fn give_back(pool: &str, path: &Path, device: &NamespaceDevice, me: &Me) {
+    // What has served it lets go of it, but the kernel may take a moment to close all files.
     if mounted_device(path).is_some()
-        && let Err(error) = rustix::mount::unmount(path, UnmountFlags::empty())
+        && let Err(error) = unmount_patiently(path)
     {
         warn!(pool, %error, "the pool stays mounted, and its namespace ours");
         return;
@@ -298,7 +337,13 @@ fn prepare(
             format(&device, expected, force)?;
             info!(pool = pool.name, uuid = %expected, "made a file system on the blank namespace");
         }
+        let started = Instant::now();
         mount(&device, &pool.path)?;
+        info!(
+            pool = pool.name,
+            milliseconds = started.elapsed().as_millis() as u64,
+            "mounted, its log replayed"
+        );
         pool::distrust_starts(&pool.path).map_err(io("noting that earlier starts may have lost data"))?;
     }
     record_epoch(&pool.path, instance.epoch)
@@ -316,9 +361,6 @@ fn decide(
     format: bool,
     namespace: &Namespace,
 ) -> Result<Option<bool>, Reason> {
-    if namespace.read_only {
-        return Err(Reason::ReadOnly);
-    }
     let make = |force| match (format, namespace.size_bytes) {
         (false, _) => Err(Reason::Blank),
         (true, bytes) if bytes < NAMESPACE_BYTES_MIN => Err(Reason::TooSmall(bytes)),
@@ -352,28 +394,10 @@ fn mount(device: &Path, at: &Path) -> Result<(), Reason> {
     std::fs::create_dir_all(at).map_err(io("making the mount point"))?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID;
     rustix::mount::mount(device, at, "xfs", flags, Some(c"prjquota")).map_err(|errno| match errno {
-        // EUCLEAN: structure needs cleaning.
-        rustix::io::Errno::UCLEAN => Reason::Damaged,
+        // XFS: structure needs cleaning, or a checksum is wrong.
+        rustix::io::Errno::UCLEAN | rustix::io::Errno::BADMSG => Reason::Damaged,
         errno => io("mounting the file system")(errno.into()),
     })
-}
-
-/// Unmounts what a process that is ending may still use.
-fn unmount_patiently(at: &Path) -> io::Result<()> {
-    let until = Instant::now() + UNMOUNT_TIME_MAX;
-    loop {
-        match rustix::mount::unmount(at, UnmountFlags::empty()) {
-            Err(rustix::io::Errno::BUSY) if Instant::now() < until => std::thread::sleep(LOOK_AGAIN),
-            result => return result.map_err(Into::into),
-        }
-    }
-}
-
-/// Number of the device whose file system is mounted at this directory itself.
-fn mounted_device(at: &Path) -> Option<(u32, u32)> {
-    let here = std::fs::metadata(at).ok()?.dev();
-    let above = std::fs::metadata(at.parent()?).ok()?.dev();
-    (here != above).then(|| (libc::major(here), libc::minor(here)))
 }
 
 /// The epoch lies in the pool, too: a target that forgets reservations when it restarts would let in whoever comes first.
@@ -408,7 +432,7 @@ fn record_epoch(pool: &Path, ours: u64) -> Result<(), Reason> {
 mod tests {
     use super::*;
 
-    fn namespace(size_bytes: u64, read_only: bool) -> Namespace {
+    fn namespace(size_bytes: u64) -> Namespace {
         Namespace {
             name: "nvme0n1".into(),
             device: (259, 0),
@@ -417,14 +441,14 @@ mod tests {
             nguid: None,
             size_bytes,
             block_bytes: 4096,
-            read_only,
+            read_only: false,
         }
     }
 
     #[test]
     fn a_file_system_is_made_on_what_is_blank_and_only_when_that_is_wanted() {
         let expected = Uuid::from_u128(7);
-        let large = namespace(1 << 40, false);
+        let large = namespace(1 << 40);
         let xfs = |uuid, unfinished| Content::Xfs { uuid, label: "x".into(), unfinished };
         let decided = |content, format| decide(content, expected, format, &large);
         assert!(matches!(decided(Content::Blank, true), Ok(Some(false))));
@@ -439,10 +463,8 @@ mod tests {
         }
         assert!(matches!(decided(xfs(expected, true), true), Ok(Some(true))));
         assert!(matches!(decided(xfs(expected, true), false), Err(Reason::Blank)));
-        let small = decide(Content::Blank, expected, true, &namespace(1 << 20, false));
+        let small = decide(Content::Blank, expected, true, &namespace(1 << 20));
         assert!(matches!(small, Err(Reason::TooSmall(_))));
-        let read_only = decide(xfs(expected, false), expected, true, &namespace(1 << 40, true));
-        assert!(matches!(read_only, Err(Reason::ReadOnly)));
     }
 
     #[test]
@@ -455,14 +477,6 @@ mod tests {
         assert!(matches!(older, Err(Reason::Superseded { recorded: 4, ours: 3 })), "{older:?}");
         std::fs::write(pool.path().join(".forebay/epoch"), "many").expect("written");
         assert!(matches!(record_epoch(pool.path(), 9), Err(Reason::Io { .. })));
-    }
-
-    #[test]
-    fn a_directory_that_nothing_is_mounted_at_has_no_device() {
-        let pool = tempfile::tempdir().expect("tmp");
-        assert_eq!(mounted_device(pool.path()), None);
-        assert_eq!(mounted_device(Path::new("/nonexistent/pool")), None);
-        assert!(mounted_device(Path::new("/proc")).is_some());
     }
 
     #[test]

@@ -1,0 +1,169 @@
+//! How a pool's namespace was at the last look: what its guard goes by, and what health and metrics tell.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_nvmeof::Loss;
+
+use crate::limits::NAMESPACE_UNCONFIRMED_TOLD;
+
+/// Why the server ends itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fence {
+    /// The reservation is not ours.
+    #[error("the reservation is lost: {0}")]
+    Lost(Loss),
+    /// Whether it is ours could not be told for so long.
+    #[error(
+        "for {0} s the target could not be asked whether the reservation is still ours (last answer: {1})"
+    )]
+    Unconfirmed(u64, String),
+    /// XFS does so where its log cannot be written. It is served again only after another mount, which replays the log.
+    #[error("the file system has ended itself, as after an I/O error: the kernel's log says why")]
+    FileSystem,
+}
+
+/// How it was.
+#[derive(Debug)]
+pub struct State {
+    pool: String,
+    paths: usize,
+    loss_time: Duration,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// When the reservation was last seen to be ours.
+    confirmed: Instant,
+    /// Why it could not be asked for since.
+    said: String,
+    paths_up: usize,
+    /// Why the file system does not fill its namespace.
+    not_grown: Option<String>,
+}
+
+impl State {
+    /// All well, now.
+    pub(crate) fn new(pool: String, paths: usize, loss_time: Duration) -> Self {
+        let (confirmed, said) = (Instant::now(), "nothing yet".to_owned());
+        let seen = Mutex::new(Seen { confirmed, said, paths_up: paths, not_grown: None });
+        Self { pool, paths, loss_time, seen }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The reservation was ours at this time.
+    pub(crate) fn confirm(&self, at: Instant) {
+        self.seen().confirmed = at;
+    }
+
+    /// The target could not be asked.
+    pub(crate) fn not_confirmed(&self, said: String) {
+        self.seen().said = said;
+    }
+
+    /// So many paths take I/O.
+    pub(crate) fn set_paths_up(&self, up: usize) {
+        self.seen().paths_up = up;
+    }
+
+    /// How growing went.
+    pub(crate) fn set_grown(&self, result: Result<(), String>) {
+        self.seen().not_grown = result.err();
+    }
+
+    /// Whether the reservation was last confirmed too long ago.
+    pub(crate) fn overdue(&self, now: Instant) -> Option<Fence> {
+        let seen = self.seen();
+        let ago = now.saturating_duration_since(seen.confirmed);
+        (ago > self.loss_time).then(|| Fence::Unconfirmed(ago.as_secs(), seen.said.clone()))
+    }
+
+    /// The pool's name.
+    #[must_use]
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
+    /// How many paths take I/O, and how many are configured.
+    #[must_use]
+    pub fn paths(&self) -> (usize, usize) {
+        (self.seen().paths_up, self.paths)
+    }
+
+    /// How long ago the reservation was last seen to be ours.
+    #[must_use]
+    pub fn confirmed_ago(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.seen().confirmed)
+    }
+
+    /// One sentence for each thing that is wrong.
+    #[must_use]
+    pub fn problems(&self, now: Instant) -> Vec<String> {
+        let pool = &self.pool;
+        let mut problems = Vec::new();
+        let (up, paths) = self.paths();
+        if up < paths {
+            problems.push(format!("pool {pool}: {up} of {paths} paths to its namespace take I/O"));
+        }
+        let ago = self.confirmed_ago(now);
+        let seen = self.seen();
+        if ago > NAMESPACE_UNCONFIRMED_TOLD {
+            problems.push(format!(
+                "pool {pool}: for {} s the target could not be asked whether the reservation is still ours ({}); after {} s \
+                 the server ends itself",
+                ago.as_secs(),
+                seen.said,
+                self.loss_time.as_secs()
+            ));
+        }
+        if let Some(why) = &seen.not_grown {
+            problems.push(format!("pool {pool}: its file system does not grow with its namespace: {why}"));
+        }
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_reservation_that_is_not_confirmed_in_time_is_given_up() {
+        let state = State::new("p".into(), 1, LIMIT);
+        let at = Instant::now();
+        state.confirm(at);
+        state.not_confirmed("no path".into());
+        assert_eq!(state.overdue(at), None);
+        assert_eq!(state.overdue(at + LIMIT), None);
+        let late = at + LIMIT + Duration::from_millis(1);
+        assert_eq!(state.overdue(late), Some(Fence::Unconfirmed(30, "no path".into())));
+        state.confirm(late);
+        assert_eq!(state.overdue(late), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_as_long_as_it_is() {
+        let state = State::new("p".into(), 2, LIMIT);
+        let at = Instant::now();
+        state.confirm(at);
+        assert_eq!(state.problems(at + NAMESPACE_UNCONFIRMED_TOLD), [] as [String; 0]);
+        state.set_paths_up(1);
+        state.not_confirmed("no path".into());
+        state.set_grown(Err("no room".into()));
+        let told = state.problems(at + NAMESPACE_UNCONFIRMED_TOLD + Duration::from_secs(1));
+        assert_eq!(told.len(), 3, "{told:?}");
+        assert_eq!(told[0], "pool p: 1 of 2 paths to its namespace take I/O");
+        assert!(told[1].contains("for 6 s") && told[1].contains("(no path); after 30 s"), "{told:?}");
+        assert!(told[2].ends_with("namespace: no room"), "{told:?}");
+        state.set_paths_up(2);
+        state.confirm(at + LIMIT);
+        state.set_grown(Ok(()));
+        assert_eq!(state.problems(at + LIMIT), [] as [String; 0]);
+    }
+}
