@@ -39,6 +39,9 @@ pub struct NvmeofSection {
     /// How long the target and the namespace are waited for at start.
     #[serde(default = "connect_time_s")]
     pub connect_time_s: u32,
+    /// Time between two signs of life, after which either end takes a connection for dead.
+    #[serde(default = "keep_alive_s")]
+    pub keep_alive_s: u32,
     /// How long the reservation may go unconfirmed before the server ends itself.
     #[serde(default = "loss_time_s")]
     pub loss_time_s: u32,
@@ -46,6 +49,10 @@ pub struct NvmeofSection {
 
 fn connect_time_s() -> u32 {
     60
+}
+
+fn keep_alive_s() -> u32 {
+    forebay_nvmeof::Timing::default().keep_alive_s
 }
 
 fn loss_time_s() -> u32 {
@@ -93,6 +100,9 @@ impl NvmeofSection {
         if !(1..=3600).contains(&self.connect_time_s) {
             return wrong("connect_time_s", "must be from 1 to 3600");
         }
+        if !(1..=120).contains(&self.keep_alive_s) {
+            return wrong("keep_alive_s", "must be from 1 to 120");
+        }
         if !(5..=600).contains(&self.loss_time_s) {
             return wrong("loss_time_s", "must be from 5 to 600");
         }
@@ -131,7 +141,7 @@ mod tests {
         let config = Config::parse("server.toml", &format!("{INSTANCE}{POOL}{NVMEOF}")).expect("right");
         let section = config.pool[0].nvmeof.as_ref().expect("it is there");
         assert!(!section.format);
-        assert_eq!((section.connect_time_s, section.loss_time_s), (60, 30));
+        assert_eq!((section.connect_time_s, section.keep_alive_s, section.loss_time_s), (60, 5, 30));
         assert_eq!(section.paths[0].to_string(), "tcp://192.168.77.1:4420");
     }
 
@@ -143,6 +153,7 @@ mod tests {
         assert!(error(&format!("{no_epoch}{POOL}{NVMEOF}")).contains("needs instance.epoch"));
         assert!(with("loss_time_s = 1\n").starts_with("server.toml:11: pool.nvmeof.loss_time_s: "));
         assert!(with("connect_time_s = 0\n").contains("pool.nvmeof.connect_time_s"));
+        assert!(with("keep_alive_s = 0\n").contains("pool.nvmeof.keep_alive_s"));
         assert!(with("dhchap_key = \"key\"\n").contains("pool.nvmeof.dhchap_key: must be an absolute path"));
         assert!(with("dhchap_controller_key = \"/key\"\n").contains("goes with dhchap_key only"));
         assert!(with("formatt = true\n").starts_with("server.toml:11: "));

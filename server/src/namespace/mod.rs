@@ -250,6 +250,7 @@ fn subsystem(instance: &InstanceSection, section: &NvmeofSection) -> Result<Subs
     };
     let host = HostIdentity::of(&instance.name, &node)?;
     let mut wanted = Subsystem::new(section.nqn.clone(), host);
+    wanted.timing.keep_alive_s = section.keep_alive_s;
     if let Some(key) = key(&section.dhchap_key)? {
         let controller = key_of_target(section)?;
         wanted.authentication = Some(Authentication { host: key, controller });
