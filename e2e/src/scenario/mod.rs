@@ -10,6 +10,7 @@ mod locks;
 mod mounts;
 mod multichannel;
 mod nvmeof;
+mod nvmeof_pool;
 mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
@@ -40,7 +41,7 @@ type Run<T> = Box<dyn Fn(&T) -> Result<String>>;
 enum Body {
     /// On a lab with a file server.
     Site(Run<Site>),
-    /// On the fabric's lab: a target and two hosts, with nothing on them.
+    /// On the fabric's lab: a target, two hosts and a client, with nothing on them.
     Fabric(Run<Lab>),
 }
 
@@ -80,6 +81,7 @@ pub fn all() -> Vec<Scenario> {
         drain::scenarios(),
         crash::scenarios(),
         nvmeof::scenarios(),
+        nvmeof_pool::scenarios(),
     ]
     .into_iter()
     .flatten()

@@ -21,40 +21,42 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-const TARGET: &str = "target";
-const FIRST: &str = "host1";
-const SECOND: &str = "host2";
+pub(super) const TARGET: &str = "target";
+pub(super) const FIRST: &str = "host1";
+pub(super) const SECOND: &str = "host2";
+/// It mounts what the hosts serve.
+pub(super) const CLIENT: &str = "client";
 
 /// The fabric's nodes.
-pub(super) fn nodes() -> [NodeSpec; 3] {
-    let target = NodeSpec { scratch_bytes: 1 << 30, ..client(TARGET) };
-    [target, client(FIRST), client(SECOND)]
+pub(super) fn nodes() -> [NodeSpec; 4] {
+    let target = NodeSpec { scratch_bytes: 2 << 30, ..client(TARGET) };
+    [target, client(FIRST), client(SECOND), client(CLIENT)]
 }
 
-const NQN: &str = "nqn.2026-01.io.forebay:lab";
-const UUID: &str = "8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11";
-const INSTANCE: &str = "lab-0";
+pub(super) const NQN: &str = "nqn.2026-01.io.forebay:lab";
+pub(super) const UUID: &str = "8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11";
+pub(super) const INSTANCE: &str = "lab-0";
 /// The namespace, as the target has it.
-const FILE: &str = "/srv/fabric/namespace";
+pub(super) const FILE: &str = "/srv/fabric/namespace";
 const FILE_BYTES: u64 = 64 << 20;
-const TCP: u16 = 4420;
-const RDMA: u16 = 4421;
+pub(super) const TCP: u16 = 4420;
+pub(super) const RDMA: u16 = 4421;
 /// A key (DHHC-1) and another one.
-const KEY: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
-const OTHER_KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+pub(super) const KEY: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+pub(super) const OTHER_KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// As an emulated guest on a busy machine keeps it.
-const KEEP_ALIVE_S: u32 = 15;
+pub(super) const KEEP_ALIVE_S: u32 = 15;
 const FAST_IO_FAIL_S: u32 = 10;
 
 /// The target with what it offers. Dropped, everything is disconnected and withdrawn.
-struct Fabric<'a> {
+pub(super) struct Fabric<'a> {
     lab: &'a Lab,
     links: Vec<Added<'a>>,
 }
 
 impl<'a> Fabric<'a> {
     /// A target without an offer yet.
-    fn start(lab: &'a Lab) -> Result<Self> {
+    pub(super) fn start(lab: &'a Lab) -> Result<Self> {
         let fabric = Self { lab, links: Vec::new() };
         fabric.prepare(FILE_BYTES)?;
         for host in [FIRST, SECOND] {
@@ -64,7 +66,7 @@ impl<'a> Fabric<'a> {
     }
 
     /// Its file system and modules, also after its power was cut. A new file where `bytes` are not 0.
-    fn prepare(&self, bytes: u64) -> Result<()> {
+    pub(super) fn prepare(&self, bytes: u64) -> Result<()> {
         let new = match bytes {
             0 => String::new(),
             bytes => format!("rm -f {FILE}; fallocate -l {bytes} {FILE}; sync {FILE}"),
@@ -80,16 +82,16 @@ impl<'a> Fabric<'a> {
         self.target().run(&script).map(drop)
     }
 
-    fn target(&self) -> &'a Node {
+    pub(super) fn target(&self) -> &'a Node {
         self.lab.node(TARGET)
     }
 
-    fn node(&self, name: &str) -> &'a Node {
+    pub(super) fn node(&self, name: &str) -> &'a Node {
         self.lab.node(name)
     }
 
     /// RDMA devices on all nodes.
-    fn with_rdma(mut self) -> Result<Self> {
+    pub(super) fn with_rdma(mut self) -> Result<Self> {
         self.target().run("modprobe nvmet-rdma")?;
         for name in [TARGET, FIRST, SECOND] {
             self.links.push(ROCE.add(self.lab.node(name))?);
@@ -100,7 +102,7 @@ impl<'a> Fabric<'a> {
         Ok(self)
     }
 
-    fn allowed(&self, host: &str, key: Option<&str>) -> Result<AllowedHost> {
+    pub(super) fn allowed(&self, host: &str, key: Option<&str>) -> Result<AllowedHost> {
         let nqn = self.node(host).call("nvmeof-host", &(INSTANCE, host))?;
         Ok(AllowedHost { nqn, key: key.map(str::to_owned) })
     }
@@ -111,13 +113,13 @@ impl<'a> Fabric<'a> {
         self.offer_to(vec![self.allowed(FIRST, None)?, self.allowed(SECOND, None)?], ports)
     }
 
-    fn offer_to(&self, hosts: Vec<AllowedHost>, ports: Vec<Port>) -> Result<Offered> {
+    pub(super) fn offer_to(&self, hosts: Vec<AllowedHost>, ports: Vec<Port>) -> Result<Offered> {
         let offer = Offer { nqn: NQN.into(), file: FILE.into(), uuid: UUID.into(), hosts, ports };
         self.target().call("nvmet-offer", &offer).context("offer the namespace")
     }
 
     /// The namespace as a host sees it at the target's own address.
-    fn seen(&self, host: &str, epoch: u32, transport: &str) -> Seen {
+    pub(super) fn seen(&self, host: &str, epoch: u32, transport: &str) -> Seen {
         let service = if transport == "rdma" { RDMA } else { TCP };
         Seen {
             instance: INSTANCE.into(),
@@ -133,14 +135,14 @@ impl<'a> Fabric<'a> {
     }
 
     /// Connects, and waits until all paths take I/O.
-    fn connect(&self, seen: &Seen) -> Result<Outcome> {
+    pub(super) fn connect(&self, seen: &Seen) -> Result<Outcome> {
         let outcome: Outcome = self.ask(seen, "nvmeof-connect")?;
         ensure!(outcome.error.is_none(), "{outcome:?}");
         self.wait_for_paths(seen, seen.paths.len())?;
         Ok(outcome)
     }
 
-    fn wait_for_paths(&self, seen: &Seen, up: usize) -> Result<()> {
+    pub(super) fn wait_for_paths(&self, seen: &Seen, up: usize) -> Result<()> {
         self.node(&seen.node).wait_until(&format!("{up} paths take I/O"), Duration::from_secs(60), || {
             let paths: Paths = self.ask(seen, "nvmeof-watch")?;
             Ok(paths.up == up)
@@ -148,7 +150,7 @@ impl<'a> Fabric<'a> {
     }
 
     /// Runs a function on the host that sees it.
-    fn ask<R: serde::de::DeserializeOwned>(&self, seen: &Seen, function: &str) -> Result<R> {
+    pub(super) fn ask<R: serde::de::DeserializeOwned>(&self, seen: &Seen, function: &str) -> Result<R> {
         self.node(&seen.node).call_within(function, seen, Duration::from_secs(60))
     }
 
@@ -168,19 +170,19 @@ impl<'a> Fabric<'a> {
         Ok(())
     }
 
-    fn lost(&self, seen: &Seen, reason: &str) -> Result<()> {
+    pub(super) fn lost(&self, seen: &Seen, reason: &str) -> Result<()> {
         let held: Held = self.ask(seen, "nvmeof-check")?;
         ensure!(!held.held && held.why.starts_with(reason), "lost ({reason}), but {held:?}");
         Ok(())
     }
 
-    fn write(&self, seen: &Seen, writer: u64, first: u64, count: u64) -> Result<Written> {
+    pub(super) fn write(&self, seen: &Seen, writer: u64, first: u64, count: u64) -> Result<Written> {
         let arguments = (seen, Blocks { first, count, writer });
         self.node(&seen.node).call_within("nvmeof-write", &arguments, Duration::from_secs(120))
     }
 
     /// Who wrote these blocks, as the target has them.
-    fn writers(&self, first: u64, count: u64) -> Result<Vec<u64>> {
+    pub(super) fn writers(&self, first: u64, count: u64) -> Result<Vec<u64>> {
         self.target().call("nvmeof-writers", &(FILE, Blocks { first, count, writer: 0 }))
     }
 }
@@ -195,12 +197,12 @@ impl Drop for Fabric<'_> {
     }
 }
 
-fn port(id: u16, transport: &str, address: &str, service: u16) -> Port {
+pub(super) fn port(id: u16, transport: &str, address: &str, service: u16) -> Port {
     Port { id, transport: transport.into(), address: address.into(), service }
 }
 
 /// What a write that the reservation keeps out ends with.
-fn conflict() -> Written {
+pub(super) fn conflict() -> Written {
     Written { written: 0, errno: Some(libc::EBADE) }
 }
 
@@ -209,13 +211,13 @@ fn all(count: u64) -> Written {
 }
 
 /// Nothing goes to or comes from an address, while this lives.
-struct Cut<'a> {
+pub(super) struct Cut<'a> {
     node: &'a Node,
     address: String,
 }
 
 impl<'a> Cut<'a> {
-    fn at(node: &'a Node, address: &str) -> Result<Self> {
+    pub(super) fn at(node: &'a Node, address: &str) -> Result<Self> {
         let cut = Self { node, address: address.into() };
         cut.rules("-I")?;
         Ok(cut)
