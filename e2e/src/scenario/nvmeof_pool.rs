@@ -21,7 +21,7 @@ use crate::progress::say;
 use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![
+    let scenarios = vec![
         on_fabric("pool on a namespace: made, served, left and taken again, over TCP", |lab| {
             served(lab, "tcp")
         }),
@@ -32,7 +32,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric("pool on a namespace: its server's node dies, another takes it over", killed),
         on_fabric("pool on a namespace: its server is cut off, ends itself, another has it", cut_off),
         on_fabric("pool on a namespace: the target is away too long, and comes back", away),
-    ]
+    ];
+    scenarios.into_iter().map(|scenario| Scenario { on_trial: true, ..scenario }).collect()
 }
 
 const FILE_BYTES: u64 = 1 << 30;
