@@ -1,7 +1,7 @@
 //! The daemon's life: start, serve, drain, end.
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -39,6 +39,7 @@ use crate::limits::{
 use crate::metrics::{Metrics, PoolSpace};
 use crate::namespace::{self, NamespaceError};
 use crate::pool::{Pool, PoolError};
+use crate::rdma::later::Later;
 use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
 
@@ -237,6 +238,7 @@ fn serve(
         advertise: config.server.advertise.clone(),
         listening,
         rdma,
+        later: (config.server.rdma == Rdma::Auto).then(|| Later::begin(Path::new("/"))),
         namespaces,
     });
     let service = AdminService {

@@ -8,6 +8,7 @@ use crate::advertise::{self, Advertised};
 use crate::catalog::Catalog;
 use crate::interfaces;
 use crate::namespace;
+use crate::rdma::later::Later;
 use crate::rdma::listener::Listening;
 use crate::tls::Certificates;
 
@@ -23,6 +24,8 @@ pub struct Health {
     pub listening: Vec<SocketAddr>,
     /// Where it takes connections over RDMA, now.
     pub rdma: Listening,
+    /// RDMA devices that this process cannot open though it would use them; `None` where it would not.
+    pub later: Option<Later>,
     /// Of pools that lie on one.
     pub namespaces: Vec<Arc<namespace::State>>,
 }

@@ -563,7 +563,7 @@ fn intact(server: &Server<'_>, id: &str, numbers: &[u64], mounted: &Mounted<'_>)
 
 fn killed(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
-    let _client = BootedAnew(lab);
+    let client = BootedAnew(lab);
     let id = "killed";
     let first = Server::start(&fabric, FIRST, Told { format: true, ..Told::epoch(1) })?;
     first.volume(id)?;
@@ -588,10 +588,14 @@ fn killed(lab: &Lab) -> Result<String> {
     second.holds_the_reservation()?;
     let bytes = intact(&second, id, &numbers_after, &again)?;
     let parts = breakdown(&second, took)?;
-    std::mem::forget(mounted);
     say(&parts);
 
-    // The first one's node comes back, and its server steps back.
+    // The first one's node comes back, and its server steps back. The client is booted anew: where a node refuses connections,
+    // Linux tries a hard mount's writes again without a pause, and leaves an only processor to nothing else.
+    drop(writer);
+    std::mem::forget((mounted, again));
+    drop(client);
+    let again = second.mount(id)?;
     drop(off);
     fabric.node(FIRST).run("modprobe -a nvme-fabrics nvme-tcp")?;
     ended_with(&fabric, FIRST, Told::epoch(1), "epoch 2 of this instance has the namespace")?;

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use forebay_api::cluster::Transport;
+use forebay_api::cluster::{RdmaPlacement, Transport};
 use forebay_api::names::RESOURCE_RDMA;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 
-use super::View;
 use super::rules::amount;
+use super::{Report, View};
 use crate::limits::RDMA_WAIT;
 use crate::placement;
 
@@ -38,6 +38,25 @@ pub fn wanted(view: &View<'_>, instance: &str) -> bool {
             kept(view, instance) || view.node(instance).is_some_and(|node| offered(node) && fits(view, node))
         }
     }
+}
+
+/// An RDMA device that came after the pod's container was made, which is given the nodes of its devices only then, and that
+/// the placement would have used.
+#[must_use]
+pub fn came_later(view: &View<'_>, instance: &str, pod: &Pod) -> Option<String> {
+    if !pod.spec.as_ref().is_some_and(asks) || !view.node(instance).is_some_and(offered) {
+        return None;
+    }
+    let Some(Report::Answered(report)) = view.observed.reports.get(instance) else { return None };
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    let storage = view.observed.storage_nodes.iter().find(|s| s.metadata.name.as_deref() == Some(node))?;
+    let rdma = &view.cluster.spec.placement.rdma;
+    let wanted = |device: &String| {
+        let only = RdmaPlacement { devices: vec![device.clone()], ..rdma.clone() };
+        placement::selected(&rdma.devices, Some(device))
+            && placement::fitting_port(&only, node, Some(storage)).is_ok()
+    };
+    report.later_rdma_devices.iter().find(|device| wanted(device)).cloned()
 }
 
 /// Whether one of the node's ports is what the placement wants.

@@ -835,6 +835,35 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
 }
 
 #[test]
+fn a_server_whose_container_lacks_a_device_that_came_later_gets_a_new_one() {
+    let mut cluster = cluster(json!({
+        "instances": 1, "placement": { "rdma": { "devices": ["mlx5_*"], "minRateGbps": 100 } },
+    }));
+    let mut observed = observed();
+    with_port(&mut observed, "64");
+    for _ in 0..3 {
+        settle(&mut cluster, &mut observed, 1000);
+    }
+    let restart = |later: &str, observed: &Observed| {
+        let mut observed = observed.clone();
+        let Some(Report::Answered(report)) = observed.reports.get_mut("a-0") else { panic!("it answers") };
+        report.later_rdma_devices = vec![later.to_owned()];
+        desired(&cluster, &settings(), &observed).restart
+    };
+    assert_eq!(restart("bnxt_re0", &observed), None, "not one of those chosen");
+    assert_eq!(restart("mlx5_1", &observed), None, "the node does not have it any more");
+    let found = restart("mlx5_0", &observed).expect("a restart");
+    assert_eq!(found.name, "a-0-0");
+    assert!(
+        found.why.contains("RDMA device mlx5_0, which came after its container was made"),
+        "{}",
+        found.why
+    );
+    offer(&mut observed, "0");
+    assert_eq!(restart("mlx5_0", &observed), None, "the new container would not get it");
+}
+
+#[test]
 fn classes_say_the_transport_of_their_cluster() {
     let parameter = |spec: Value| {
         let mut spec = spec;
