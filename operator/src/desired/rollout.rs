@@ -26,13 +26,11 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
                 let why = format!("{instance} takes the new image or configuration");
                 outdated.push(Outdated { instance, pod, wanted, why });
             }
-            Some(wanted) => match rdma::came_later(view, instance, pod) {
-                Some(device) => {
-                    let why = format!(
-                        "{instance} gets RDMA device {device}, which came after its container was made"
-                    );
+            Some(wanted) => match rdma::other_devices(view, instance, pod) {
+                Some((wait, why)) if wait.is_zero() => {
                     outdated.push(Outdated { instance, pod, wanted, why });
                 }
+                Some((wait, _)) => desired.again = desired.again.min(wait),
                 None => current += 1,
             },
             None => {}

@@ -864,6 +864,33 @@ fn a_server_whose_container_lacks_a_device_that_came_later_gets_a_new_one() {
 }
 
 #[test]
+fn a_pod_that_was_allotted_a_device_that_is_gone_is_made_anew() {
+    let mut cluster = cluster(json!({ "instances": 1 }));
+    let mut observed = observed();
+    with_port(&mut observed, "64");
+    for _ in 0..3 {
+        settle(&mut cluster, &mut observed, 1000);
+    }
+    let restart = |seconds: i64, says: &str| {
+        let mut observed = observed.clone();
+        let since = observed.now - k8s_openapi::jiff::SignedDuration::from_secs(seconds);
+        let pod = observed.pods.get_mut("a-0").expect("it runs");
+        pod.metadata.creation_timestamp = serde_json::from_value(json!(since.to_string())).expect("a time");
+        pod.status = serde_json::from_value(json!({ "phase": "Pending", "containerStatuses": [{
+            "name": "server", "image": "x", "imageID": "", "ready": false, "restartCount": 0, "started": false,
+            "state": { "waiting": { "reason": "CreateContainerError", "message": says } },
+        }] }))
+        .expect("a status");
+        observed.reports.remove("a-0");
+        desired(&cluster, &settings(), &observed).restart.map(|r| r.why)
+    };
+    let gone = "failed to generate spec: lstat /dev/infiniband/uverbs1: no such file or directory";
+    assert_eq!(restart(59, gone), None, "it may be coming");
+    assert!(restart(60, gone).expect("a restart").contains("a-0 was to have an RDMA device that is gone"));
+    assert_eq!(restart(60, "no such image"), None);
+}
+
+#[test]
 fn classes_say_the_transport_of_their_cluster() {
     let parameter = |spec: Value| {
         let mut spec = spec;
