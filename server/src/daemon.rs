@@ -17,6 +17,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::server::Connected;
 use tracing::{debug, error, info, warn};
 
+use crate::address::{AddressError, Addresses};
 use crate::admin::{self, About, AdminService, SocketError};
 use crate::backend::directory::quota;
 use crate::buffers::BufferPool;
@@ -82,6 +83,9 @@ pub enum DaemonError {
     /// A pool's namespace.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
+    /// An address of the instance.
+    #[error(transparent)]
+    Address(#[from] AddressError),
     /// Certificates of the admin API.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -126,7 +130,7 @@ impl DaemonError {
         match self {
             Self::Tls(_) => Exit::Config,
             Self::Pool(_) | Self::Namespace(_) => Exit::Pool,
-            Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
+            Self::Address(_) | Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
             Self::Engine(_) => Exit::Engine,
             Self::System { .. } | Self::Loop(_) | Self::Impatient => Exit::Failed,
         }
@@ -159,10 +163,13 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         }
         Err(_) => None,
     };
-    let namespaces = namespace::attach_all(config)?;
+    let addresses = Addresses::prepare(config)?;
+    let namespaces = namespace::attach_all(config, &addresses)?;
     // It has let go of the pools' file systems when it returns.
     let states = namespaces.iter().map(namespace::Attached::state).collect();
-    let result = serve(config, use_uring, listeners, http, admin_tls, states);
+    let result = serve(config, use_uring, listeners, http, admin_tls, states, &addresses);
+    // Before the reservations: whoever has those next may have the addresses at once.
+    addresses.give_up();
     namespaces.into_iter().for_each(namespace::Attached::detach);
     result
 }
@@ -178,8 +185,11 @@ fn serve(
     http: Option<TcpListener>,
     admin_tls: Option<AdminTls>,
     namespaces: Vec<Arc<namespace::State>>,
+    addresses: &Arc<Addresses>,
 ) -> Result<(), DaemonError> {
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
+    // Who comes from now on waits for a moment, until connections are accepted.
+    addresses.take()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     let started = clock::now();
     let instance = random_instance().map_err(system("asking for randomness"))?;
@@ -234,7 +244,8 @@ fn serve(
     let health = Arc::new(Health {
         catalog: Arc::clone(&catalog),
         certificates: admin_tls.as_ref().map(|(_, certificates)| Arc::clone(certificates)),
-        advertise: config.server.advertise.clone(),
+        advertise: config.advertised(),
+        addresses: Arc::clone(addresses),
         listening,
         rdma,
         namespaces,
