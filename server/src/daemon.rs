@@ -39,7 +39,7 @@ use crate::limits::{
 };
 use crate::metrics::{Metrics, PoolSpace};
 use crate::namespace::{self, NamespaceError};
-use crate::pool::{Pool, PoolError};
+use crate::pool::{self, Pool, PoolError};
 use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
 
@@ -168,10 +168,22 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     // It has let go of the pools' file systems when it returns.
     let states = namespaces.iter().map(namespace::Attached::state).collect();
     let result = serve(config, use_uring, listeners, http, admin_tls, states, &addresses);
+    if result.is_ok() {
+        settle(config);
+    }
     // Before the reservations: whoever has those next may have the addresses at once.
     addresses.give_up();
     namespaces.into_iter().for_each(namespace::Attached::detach);
     result
+}
+
+/// After an orderly end: clients that come to the next server by handles of this one are told that all is there.
+fn settle(config: &Config) {
+    for section in &config.pool {
+        if let Err(error) = pool::settle_starts(&section.path) {
+            warn!(pool = section.name, %error, "it could not be noted that all is on stable storage");
+        }
+    }
 }
 
 /// Certificates and listener of the admin API over TLS.
