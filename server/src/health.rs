@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::address::Addresses;
 use crate::advertise::{self, Advertised};
 use crate::catalog::Catalog;
 use crate::interfaces;
@@ -20,6 +21,8 @@ pub struct Health {
     pub certificates: Option<Arc<Certificates>>,
     /// As configured.
     pub advertise: Vec<Advertised>,
+    /// Of the instance.
+    pub addresses: Arc<Addresses>,
     /// Where SMB listens.
     pub listening: Vec<SocketAddr>,
     /// Where it takes connections over RDMA, now.
@@ -60,6 +63,7 @@ impl Health {
         }
         let now = Instant::now();
         problems.extend(self.namespaces.iter().flat_map(|namespace| namespace.problems(now)));
+        problems.extend(self.addresses.problem());
         let locals = self.locals();
         for entry in advertise::resolve(&self.advertise, &locals, &self.listening).1 {
             problems.push(format!("server.advertise: {entry} is no address of this machine that is listened on and that other machines reach"));

@@ -6,6 +6,7 @@ mod crash;
 mod csi;
 mod drain;
 mod everyday;
+mod failover;
 mod locks;
 mod mounts;
 mod multichannel;
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Scenario> {
         crash::scenarios(),
         nvmeof::scenarios(),
         nvmeof_pool::scenarios(),
+        failover::scenarios(),
     ]
     .into_iter()
     .flatten()
