@@ -185,7 +185,7 @@ fn shown(report: &Report) -> String {
     let word = |up: bool| if up { "up" } else { "down" };
     let ports = report.ports.iter().map(|port| format!("port {}: {}\n", port.shown, word(port.up)));
     let namespaces = report.namespaces.iter().map(|namespace| {
-        let crate::round::NamespaceState { nqn, id, device, up, bytes } = namespace;
+        let round::NamespaceState { nqn, id, device, up, bytes } = namespace;
         format!("namespace {id} of {nqn}: {}, {bytes} bytes, {device}\n", word(*up))
     });
     let problems =

@@ -15,6 +15,7 @@ mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
 mod space;
+mod target;
 
 use anyhow::Result;
 
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Scenario> {
         crash::scenarios(),
         nvmeof::scenarios(),
         nvmeof_pool::scenarios(),
+        target::scenarios(),
     ]
     .into_iter()
     .flatten()

@@ -27,9 +27,11 @@ struct Machine {
 struct Says {
     name: &'static str,
     service: u16,
-    /// NQN, hosts, and files with their sizes in MiB.
-    subsystems: Vec<(&'static str, Vec<&'static str>, Vec<(&'static str, u64)>)>,
+    subsystems: Vec<Subsystem>,
 }
+
+/// NQN, hosts, and files with their sizes in MiB.
+type Subsystem = (&'static str, Vec<&'static str>, Vec<(&'static str, u64)>);
 
 /// Two subsystems with a host in common.
 fn two() -> Says {
@@ -401,7 +403,7 @@ fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
         crate::config::Source::File { path: machine.path("other"), bytes: MIB };
     File::create(machine.path("other")).expect("a file").set_len(MIB).expect("room");
     let wanted = machine.wanted(&config);
-    let mut on_other = |machine: &mut Machine| {
+    let on_other = |machine: &mut Machine| {
         let mut surveyor = Surveyor::default();
         round(&machine.kernel.root(), &config, &wanted, &mut surveyor, &mut machine.kernel).expect("a round")
     };
