@@ -428,6 +428,15 @@ fn make_namespace(
             ("size told", Some(bytes))
         }
         (Some(_), There::Fit { path, bytes }) => {
+            if let Held::Other(now_on) = &ground.held
+                && now_on == path
+            {
+                let why = format!(
+                    "another file is now at {}; the kernel still offers the one that was: take it out of the configuration first",
+                    path.display()
+                );
+                return plan.problem(subject, why);
+            }
             if let Held::Other(now_on) = &ground.held {
                 let why = format!(
                     "it is offered from {}: take it out of the configuration first to have it on {}",

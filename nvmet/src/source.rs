@@ -68,10 +68,19 @@ pub(crate) struct Grounds {
     claims: Vec<File>,
 }
 
-/// Looks again and again, and remembers what is expensive to find out.
+/// A drive that goes and comes back is another one to the kernel, also under the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Appearance {
+    identity: Identity,
+    /// Number of the disk among all that have ever come since the machine was booted.
+    sequence: Option<u64>,
+}
+
+/// Looks again and again, and remembers what is expensive to find out, or cannot be asked of the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Surveyor {
-    /// Where drives' files are; `/` but in tests.
+    /// What enabled namespaces lay on when they were first seen.
+    appearances: BTreeMap<Key, Appearance>,
     told_bytes: BTreeMap<Key, u64>,
     unfit: BTreeMap<PathBuf, (Instant, String)>,
 }
@@ -103,12 +112,15 @@ impl Surveyor {
                     .filter(|found| found.enabled);
                 if enabled.is_none() {
                     self.told_bytes.remove(&key);
+                    self.appearances.remove(&key);
                 }
                 let now_on = enabled.and_then(|found| found.device.as_deref());
                 let there = self.there(&namespace.source, &key, now_on, &mut users, &mut grounds.claims, now);
                 let held = match (&there, now_on) {
                     (There::Offered { .. }, _) | (_, None) => Held::Nothing,
-                    (_, Some(path)) if is_gone(path) => Held::Gone(path.into()),
+                    (_, Some(path)) if is_gone(path) || self.has_come_back(&key, path) => {
+                        Held::Gone(path.into())
+                    }
                     (There::Unfit(_), Some(path)) if path == namespace.source.path() => Held::Nothing,
                     (_, Some(path)) => Held::Other(path.into()),
                 };
@@ -137,13 +149,16 @@ impl Surveyor {
             Err(error) => return There::Unfit(format!("{}: {error}", path.display())),
         };
         // What is offered already is not opened, and not looked into: hosts use it.
-        if now_on.is_some_and(|on| identity_of(on).is_ok_and(|on| on == identity)) {
+        if let Some(on) = now_on
+            && identity_of(on).is_ok_and(|on| on == identity)
+            && self.has_stayed(key, identity)
+        {
             return match bytes_of(&canonical, identity) {
                 Ok(bytes) => There::Offered { bytes },
                 Err(error) => There::Unfit(format!("{}: {error}", path.display())),
             };
         }
-        if let Some((nqn, id)) = users.get(&identity) {
+        if let Some((nqn, id)) = users.get(&identity).filter(|user| *user != key) {
             return There::Unfit(format!("{}: namespace {id} of {nqn} lies on it", path.display()));
         }
         if let Some((_, why)) = self.unfit.get(path) {
@@ -162,6 +177,32 @@ impl Surveyor {
             }
         }
     }
+}
+
+impl Surveyor {
+    /// Whether the enabled namespace lies on what is there under its name.
+    fn has_stayed(&mut self, key: &Key, identity: Identity) -> bool {
+        let now = Appearance { identity, sequence: sequence_of(identity) };
+        *self.appearances.entry(key.clone()).or_insert(now) == now
+    }
+
+    /// Whether a drive was away since: the kernel's namespace lies on what is left of it.
+    fn has_come_back(&self, key: &Key, path: &Path) -> bool {
+        let before = self.appearances.get(key);
+        identity_of(path).is_ok_and(|identity| {
+            matches!(identity, Identity::Device(_))
+                && before.is_some_and(|before| before.sequence != sequence_of(identity))
+        })
+    }
+}
+
+/// The disk's number, also for a partition of it; none for files, and before Linux 5.15.
+fn sequence_of(identity: Identity) -> Option<u64> {
+    let Identity::Device(device) = identity else { return None };
+    let at = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let text = fs::read_to_string(format!("{at}/diskseq"))
+        .or_else(|_| fs::read_to_string(format!("{at}/../diskseq")));
+    text.ok()?.trim().parse().ok()
 }
 
 /// What all namespaces in the kernel lie on.
@@ -352,6 +393,21 @@ mod tests {
         assert_eq!(ground(&other, &gone).held, Held::Gone(gone.clone()));
         let deleted = ground(&gone, &gone);
         assert_eq!((deleted.there, deleted.held), (There::ToMake, Held::Gone(gone)));
+    }
+
+    #[test]
+    fn a_file_that_another_one_has_replaced_is_not_what_is_offered() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path().canonicalize().expect("it is there");
+        let (one, other) = (file(&folder, "one"), file(&folder, "other"));
+        let mut surveyor = Surveyor::default();
+        let mut ground = || {
+            let grounds = surveyor.survey(&config(&[&one]), &offering(&one), Instant::now());
+            grounds.by_key[&(NQN.to_owned(), 1)].clone()
+        };
+        assert_eq!(ground().held, Held::Nothing);
+        fs::rename(&other, &one).expect("replaced");
+        assert_eq!(ground().held, Held::Other(one.clone()));
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "bundled target: drives in use, others' drives and others' subsystems are left alone",
             foreign,
         ),
+        on_fabric("bundled target: a drive goes and comes back", comes_back),
         on_fabric("bundled target: a pool grows with its file", grows),
     ]
 }
@@ -146,11 +147,13 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// All that somebody has made in the kernel.
+    /// All that somebody has made in the kernel. Ports' numbers are the target's own affair.
     fn tree(&self) -> Result<String> {
         self.node.run(&format!(
-            "cd {NVMET}; find subsystems ports hosts -mindepth 1 \\( -type l -o -type d \\) | sort; \
-             grep -rs . subsystems/*/namespaces/*/device_path subsystems/*/attr_model ports/*/addr_traddr | sort || true"
+            "cd {NVMET}; {{ find subsystems ports hosts -mindepth 1 \\( -type l -o -type d \\); \
+             grep -s . subsystems/*/namespaces/*/device_path subsystems/*/namespaces/*/device_uuid \
+             subsystems/*/namespaces/*/enable subsystems/*/attr_model subsystems/*/attr_serial ports/*/addr_*; }} | \
+             sed -E 's:^ports/[0-9]+:ports/N:' | sort || true"
         ))
     }
 
@@ -280,8 +283,12 @@ fn changes(
     target.wait()
 }
 
-/// After how many hundredths of a second it is killed. Starting takes some of them.
-const MOMENTS: [u32; 16] = [5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 100, 130, 170];
+/// Where between too early and too late it is killed next, as parts of that time.
+const MOMENTS: [f64; 5] = [0.5, 0.3, 0.7, 0.4, 0.6];
+/// How often, while it makes everything, and while it removes everything.
+const KILLS: usize = 20;
+/// By then it has done all, also when it is emulated.
+const TOO_LATE_S: f64 = 2.0;
 
 fn killed(lab: &Lab) -> Result<String> {
     let fabric = with_transport(lab, "tcp")?;
@@ -293,32 +300,50 @@ fn killed(lab: &Lab) -> Result<String> {
         other: true,
     };
     target.says(&says)?;
-    let mut half = 0;
-    for command in ["run", "remove"] {
-        for moment in MOMENTS {
-            // From nothing, or from all, and then on from wherever that has led.
-            let script = format!(
-                "timeout -s KILL {}.{:02} {PROGRAM} {command} > /dev/null 2>&1 || true",
-                moment / 100,
-                moment % 100
-            );
-            target.node.run_within(&script, Duration::from_secs(30))?;
-            let tree = target.tree()?;
-            half += u32::from(!tree.is_empty() && target.ask("status")?.0 != Some(0));
-            if moment % 20 == 0 && command == "run" {
+    let made = || -> Result<String> {
+        target.start()?;
+        target.wait()?;
+        target.kill()?;
+        target.tree()
+    };
+    let all = made()?;
+    let mut half = [0, 0];
+    for (command, half) in ["run", "remove"].into_iter().zip(&mut half) {
+        let (mut early, mut late) = (0.0, TOO_LATE_S);
+        for kill in 0..KILLS {
+            // From nothing, or from all.
+            if command == "run" {
                 target.remove()?;
                 target.is_bare()?;
             }
-            if moment % 20 == 0 && command == "remove" {
-                target.start()?;
-                target.wait()?;
-                target.kill()?;
+            let moment = early + (late - early) * MOMENTS[kill % MOMENTS.len()];
+            let script = format!("timeout -s KILL {moment:.4} {PROGRAM} {command} > /dev/null 2>&1 || true");
+            target.node.run_within(&script, Duration::from_secs(30))?;
+            let tree = target.tree()?;
+            let (is_early, is_late) = match command {
+                "run" => (tree.is_empty(), tree == all),
+                _ => (tree == all, tree.is_empty()),
+            };
+            match (is_early, is_late) {
+                (true, _) => early = moment,
+                (_, true) => late = moment,
+                _ => *half += 1,
             }
+            // Both ways on from there lead where they should. No two runs take the same time: what was narrowed widens.
+            early *= 0.95;
+            late *= 1.05;
+            if command == "run" && kill % 2 == 0 {
+                continue;
+            }
+            if command == "remove" && kill % 2 == 0 {
+                target.remove()?;
+                target.is_bare()?;
+            }
+            let tree = made()?;
+            ensure!(tree == all, "after {command} was killed at {moment} s: {tree}\ninstead of: {all}");
         }
-        target.start()?;
-        target.wait()?;
-        target.stop()?;
     }
+    ensure!(half.iter().all(|count| *count > 0), "not once was it killed half way: {half:?}");
     let first = fabric.seen(FIRST, 1, "tcp");
     fabric.connect(&first)?;
     fabric.ask::<usize>(&first, "nvmeof-disconnect")?;
@@ -330,7 +355,10 @@ fn killed(lab: &Lab) -> Result<String> {
     let expected = format!("namespace {}\nsecond {}\nother {}", 64 * MIB, 16 * MIB, 16 * MIB);
     ensure!(files == expected, "files after removal: {files}");
     target.node.run("rm -f /srv/fabric/second")?;
-    Ok(format!("killed {} times, {half} of them half done", 2 * MOMENTS.len()))
+    Ok(format!(
+        "killed {KILLS} times while it made and {KILLS} while it removed, half way {} and {} times",
+        half[0], half[1]
+    ))
 }
 
 /// Drives that must not be offered: what makes a file look like one on a loop device, and what is said.
@@ -430,6 +458,60 @@ fn foreign(lab: &Lab) -> Result<String> {
     }
     node.run(&format!("rm -f {image}"))?;
     Ok(format!("{} refused", FOREIGN.len() + 4))
+}
+
+/// A drive (in memory) that can be pulled and put back; it is blank then.
+const PULLED: &str = "/sys/kernel/config/nullb/lab";
+
+fn comes_back(lab: &Lab) -> Result<String> {
+    let fabric = with_transport(lab, "tcp")?;
+    let target = Target::new(&fabric)?;
+    let node = target.node;
+    node.run(&format!(
+        "modprobe null_blk nr_devices=0; mkdir -p {PULLED}; cd {PULLED}; echo 64 > size; echo 1 > memory_backed; \
+         echo 1 > power; test -b /dev/nullb0"
+    ))?;
+    let result = pulled(&fabric, &target);
+    let _ = node.signal_service(PROGRAM, "KILL");
+    let _ = fabric.ask::<usize>(&fabric.seen(FIRST, 1, "tcp"), "nvmeof-disconnect");
+    target.remove()?;
+    node.run(&format!("echo 0 > {PULLED}/power; rmdir {PULLED}"))?;
+    result
+}
+
+fn pulled(fabric: &Fabric<'_>, target: &Target<'_>) -> Result<String> {
+    let node = target.node;
+    target.says(&Says {
+        transport: "tcp",
+        hosts: hosts(fabric, &[FIRST])?,
+        namespaces: vec!["device = \"/dev/nullb0\"".into()],
+        other: false,
+    })?;
+    target.start()?;
+    target.wait()?;
+    let first = fabric.seen(FIRST, 1, "tcp");
+    fabric.connect(&first)?;
+    let write = |what: &str| -> Result<bool> {
+        Ok(fabric.write(&first, 1, 0, 4).with_context(|| what.to_owned())?.errno.is_none())
+    };
+    ensure!(write("before")?, "a write to the drive fails");
+    let up = |value: u8| -> Result<bool> {
+        let line = format!("forebay_target_namespace_up{{nqn=\"{NQN}\",namespace=\"1\"}} {value}");
+        Ok(target.http("/metrics")?.contains(&line))
+    };
+    ensure!(up(1)?, "it is not told to be up");
+    node.run(&format!("echo 0 > {PULLED}/power"))?;
+    node.wait_until("the drive is told to be away", Duration::from_secs(20), || {
+        Ok(target.http("/readyz")?.contains("/dev/nullb0: No such file") && up(0)?)
+    })?;
+    ensure!(!write("without the drive")?, "a write to a drive that is away does not fail");
+    node.run(&format!("echo 1 > {PULLED}/power"))?;
+    node.wait_until("it is offered again", Duration::from_secs(20), || up(1))
+        .with_context(|| format!("{}\n{}", target.log(), target.http("/readyz").unwrap_or_default()))?;
+    target.wait()?;
+    fabric.wait_for_paths(&first, 1)?;
+    node.wait_until("hosts write to it again", Duration::from_secs(20), || write("after"))?;
+    Ok("told, and offered again".into())
 }
 
 fn grows(lab: &Lab) -> Result<String> {
