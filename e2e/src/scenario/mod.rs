@@ -16,6 +16,7 @@ mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
 mod space;
+mod target;
 
 use anyhow::Result;
 
@@ -98,6 +99,7 @@ pub fn all() -> Vec<Scenario> {
         nvmeof::scenarios(),
         nvmeof_pool::scenarios(),
         failover::scenarios(),
+        target::scenarios(),
     ]
     .into_iter()
     .flatten()
