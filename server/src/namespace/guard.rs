@@ -103,6 +103,7 @@ impl Looks {
                 }
             }
             self.state.set_paths_up(self.watch.paths().0);
+            self.state.set_ana_states(self.watch.ana_states());
             if self.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
                 end(&self.pool, &self.directory, &Fence::FileSystem);
             }
