@@ -99,6 +99,10 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         }
         let told: Option<(bool, &'static str)> = match (condition.type_.as_str(), condition.status.as_str()) {
             ("Valid", "False") => Some((true, "SpecInvalid")),
+            // For a moment every instance that can move has no place yet.
+            ("InstancesPlaced", "False") if condition.message.ends_with("its place is being recorded") => {
+                None
+            }
             ("InstancesPlaced", "False") => Some((true, "NoNodeFits")),
             ("TakeoverReady", "False") => Some((true, "NoTakeover")),
             ("CertificatesReady", "False") if was.is_some() => Some((true, "CertificatesNotReady")),

@@ -51,7 +51,7 @@ fn see_through(cluster: &mut StorageCluster, observed: &mut Observed) {
             continue;
         }
         for pod in &found.end {
-            let instance = pod.name.trim_end_matches("-0").to_owned();
+            let instance = pod.name.strip_suffix("-0").expect("a pod of a StatefulSet").to_owned();
             observed.pods.remove(&instance);
             observed.reports.remove(&instance);
         }
@@ -388,7 +388,7 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     assert_eq!(pool["namespace"].as_str().and_then(|n| n.strip_prefix("uuid:")), namespace["uuid"].as_str());
     assert_eq!(pool["paths"][0].as_str(), Some("tcp://10.0.0.3:4420"));
     // Never changes: hosts tell namespaces by it, and pools lie there.
-    assert_eq!(namespace["uuid"].as_str(), Some("UUID"));
+    assert_eq!(namespace["uuid"].as_str(), Some("2dcd4991-7303-50bf-ac87-e5d3102e5248"));
     // Its node goes silent, and gets no other data.
     silence(&mut observed, "n3", 60);
     let step = desired(&cluster, &settings(), &observed);

@@ -424,6 +424,10 @@ fn placed(view: &View<'_>, staying: &[&InstanceStatus]) -> Condition {
     if homeless.is_empty() {
         return condition("InstancesPlaced", true, "AllPlaced", "");
     }
+    if view.movable() {
+        let why = staying.iter().filter(|i| i.node.is_empty()).map(|i| format!("{}: {}", i.name, i.message));
+        return condition("InstancesPlaced", false, "NotPlaced", why.collect::<Vec<_>>().join(" | "));
+    }
     let mut message =
         format!("{}: no node fits: {}", homeless.join(", "), placement::explain(&view.verdicts, &view.seats));
     for verdict in view.verdicts.iter().filter(|v| !v.fits()) {
