@@ -289,7 +289,8 @@ fn instance(cluster: &StorageCluster, found: &InstanceStatus) -> Instance {
 fn pools(cluster: &StorageCluster) -> Vec<Pool> {
     let instances = cluster.status.as_ref().map(|s| s.instances.as_slice()).unwrap_or_default();
     let of = |instance: &InstanceStatus| {
-        let came = instance.takeover.as_ref().map(|t| format!("{} from {}", t.reason, t.from)).unwrap_or_default();
+        let came =
+            instance.takeover.as_ref().map(|t| format!("{} from {}", t.reason, t.from)).unwrap_or_default();
         let told = instance.pools.iter().filter(|pool| !pool.nqn.is_empty());
         let pool = |told: &PoolStatus| Pool {
             instance: instance.name.clone(),
@@ -458,8 +459,11 @@ fn pool_table(view: &View, wide: bool) -> Table {
     let mut table = Table::new(&columns(&heads, &["TARGET", "NAMESPACE"], wide));
     for p in &view.pools {
         let told = &p.told;
-        let instance =
-            if view.namespace.is_none() { format!("{}/{}", p.namespace, p.instance) } else { p.instance.clone() };
+        let instance = if view.namespace.is_none() {
+            format!("{}/{}", p.namespace, p.instance)
+        } else {
+            p.instance.clone()
+        };
         let cells: [Cell; 9] = [
             told.name.as_str().into(),
             instance.into(),

@@ -47,6 +47,17 @@ impl Seen {
     }
 }
 
+/// What a look at a Lease told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It has not changed for so long.
+    Silent(Duration),
+    /// There is none.
+    None,
+    /// The API server did not tell.
+    Failed,
+}
+
 /// The Leases of the nodes that instances are on which could move.
 #[derive(Clone)]
 pub struct Leases {
@@ -77,25 +88,25 @@ impl Leases {
         self.seen().iter().map(|(node, seen)| (node.clone(), seen.silent())).collect()
     }
 
-    /// Looks at one node's Lease now: for how long it has been silent; `None` where it cannot be told.
-    pub async fn look(&self, node: &str) -> Option<Duration> {
+    /// Looks at one node's Lease now.
+    pub async fn look(&self, node: &str) -> Look {
         let lease = match tokio::time::timeout(LEASE_LOOK_TIME_MAX, self.api.get_opt(node)).await {
             Ok(Ok(lease)) => lease,
             Ok(Err(error)) => {
                 tracing::debug!(node, %error, "the Lease of a node cannot be read");
-                return None;
+                return Look::Failed;
             }
-            Err(_) => return None,
+            Err(_) => return Look::Failed,
         };
         let Some(lease) = lease else {
             self.seen().remove(node);
-            return None;
+            return Look::None;
         };
         let (version, now) = (lease.resource_version().unwrap_or_default(), Instant::now());
         let mut all = self.seen();
         let seen = all.entry(node.to_owned()).or_insert_with(|| Seen::first(version.clone(), now));
         seen.again(version, now);
-        Some(seen.silent())
+        Look::Silent(seen.silent())
     }
 
     /// Looks at intervals, for ever, and says so where somebody has been silent for so long that it matters.
@@ -106,12 +117,14 @@ impl Leases {
             interval.tick().await;
             let (nodes, patience) = wanted(&clusters.state());
             self.seen().retain(|node, _| nodes.contains(node));
-            let silences: Vec<Option<Duration>> = futures::stream::iter(nodes)
+            let looks: Vec<Look> = futures::stream::iter(nodes)
                 .map(|node| async move { self.look(&node).await })
                 .buffer_unordered(LEASES_AT_ONCE_MAX)
                 .collect()
                 .await;
-            let late = silences.into_iter().flatten().any(|silent| silent + LEASE_INTERVAL >= patience);
+            let late = looks
+                .into_iter()
+                .any(|look| matches!(look, Look::Silent(silent) if silent + LEASE_INTERVAL >= patience));
             if late && changed.send(()).await.is_err() {
                 return;
             }

@@ -423,7 +423,9 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
 /// Whether another node could take an instance over.
 fn takeover(cluster: &StorageCluster, report: &mut Report) {
     let conditions = cluster.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
-    let Some(found) = conditions.iter().find(|c| c.type_ == "TakeoverReady" && c.status == "False") else { return };
+    let Some(found) = conditions.iter().find(|c| c.type_ == "TakeoverReady" && c.status == "False") else {
+        return;
+    };
     match found.reason.as_str() {
         "Disabled" => report.note("nothing is taken over by itself", found.message.clone(), ""),
         _ => report.warning(

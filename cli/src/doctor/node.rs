@@ -1,8 +1,8 @@
 //! Every node: whether pods there can use volumes, and whether servers and RDMA can run.
 
 use forebay_api::cluster::{RdmaRequirement, Transport};
-use forebay_api::node::{Fact, LinkLayer, RdmaDevice, RdmaPort, StorageNodeStatus};
 use forebay_api::fabric::FabricTransport;
+use forebay_api::node::{Fact, LinkLayer, RdmaDevice, RdmaPort, StorageNodeStatus};
 use forebay_api::{DRIVER, StorageCluster, StorageNode};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -100,7 +100,9 @@ fn one(snapshot: &Snapshot, node: &Node, wishes: Wishes) -> Vec<Finding> {
     registration(snapshot, &name, &mut report);
     if let Ok(storage_nodes) = &snapshot.storage_nodes {
         match storage_nodes.iter().find(|n| n.name_any() == name) {
-            Some(storage_node) => published(storage_node, wishes, snapshot.clusters.as_deref().unwrap_or_default(), &mut report),
+            Some(storage_node) => {
+                published(storage_node, wishes, snapshot.clusters.as_deref().unwrap_or_default(), &mut report)
+            }
             None => report.error(
                 "its agent has not reported",
                 format!("there is no StorageNode {name}"),
@@ -210,7 +212,11 @@ fn fabrics(name: &str, status: &StorageNodeStatus, clusters: &[StorageCluster], 
                 if kernel.nvmet == Fact::No && target.nodes.iter().any(|n| n.name == name) {
                     report.error(
                         "it is to offer namespaces, and its kernel has no NVMe target",
-                        format!("no module nvmet; backend {} of StorageCluster {}", backend.name, cluster.name_any()),
+                        format!(
+                            "no module nvmet; backend {} of StorageCluster {}",
+                            backend.name,
+                            cluster.name_any()
+                        ),
                         "install the kernel's extra modules there, or take the node out of target.nodes",
                     );
                 }
@@ -225,7 +231,10 @@ fn fabrics(name: &str, status: &StorageNodeStatus, clusters: &[StorageCluster], 
         if !missing.is_empty() {
             missing.dedup();
             report.error(
-                format!("servers of StorageCluster {} cannot reach their namespaces from here", cluster.name_any()),
+                format!(
+                    "servers of StorageCluster {} cannot reach their namespaces from here",
+                    cluster.name_any()
+                ),
                 format!("no module {}", missing.join(", ")),
                 "install the kernel's extra modules there, or keep instances away by spec.placement",
             );

@@ -413,7 +413,8 @@ fn nodes_of_backends_on_fabrics_need_the_kernels_modules() {
     };
     let target = finding(&with(&|n| n["status"]["kernel"]["nvmet"] = json!("No")), "no NVMe target");
     assert_eq!((target.severity, target.subject.as_str()), (Severity::Error, "node storage-1"));
-    let host = finding(&with(&|n| n["status"]["kernel"]["nvmeTcp"] = json!("No")), "cannot reach their namespaces");
+    let host =
+        finding(&with(&|n| n["status"]["kernel"]["nvmeTcp"] = json!("No")), "cannot reach their namespaces");
     assert_eq!(host.evidence, "no module nvme_tcp");
     assert_eq!(found(&with(&|_| {})), [""; 0]);
 }

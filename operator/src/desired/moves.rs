@@ -93,6 +93,8 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
         }
         let (places, unrecorded) = places(view, instance);
         match view.seats.get(instance) {
+            // It is being removed, and its record has gone already.
+            None if view.leaving.contains(instance) => {}
             None => {
                 // Where it was last, if that is known: the record was lost then, and its epoch is not the first.
                 let known = view.last_node(instance);
@@ -100,7 +102,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
                 let back = known.filter(|k| found.iter().any(|v| v.node == *k && v.fits()));
                 let free = |node: &String| !seats.values().any(|s| s.node == *node);
                 let Some(node) = back.filter(free).or_else(|| choose(view, instance, &seats, &found)) else {
-                    said.homeless.insert(instance.clone(), explain(view, &seats, &found));
+                    said.homeless.insert(instance.clone(), explain(&seats, &found));
                     continue;
                 };
                 let before = view.known_epoch(instance);
@@ -195,7 +197,7 @@ fn next(
             Why::NodeLost | Why::NodeGone => format!("its node {} gives no sign of life", seat.node),
             Why::ServerDown => format!("it does not come up on {}", seat.node),
         };
-        said.notes.insert(instance.to_owned(), format!("{why}, and {}", explain(view, seats, &found)));
+        said.notes.insert(instance.to_owned(), format!("{why}, and {}", explain(seats, &found)));
         return None;
     };
     seats.insert(instance.to_owned(), Seat { node: node.clone(), bound: true });
@@ -213,8 +215,7 @@ fn next(
     })
 }
 
-fn explain(view: &View<'_>, seats: &BTreeMap<String, Seat>, candidates: &[Verdict]) -> String {
-    let _ = view;
+fn explain(seats: &BTreeMap<String, Seat>, candidates: &[Verdict]) -> String {
     format!("no node fits: {}", placement::explain(candidates, seats))
 }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::objects::{ANNOTATION_CONFIGURATION, ANNOTATION_REVISION, hash, labels, pull_policy, seccomp};
-use super::{Desired, Target, View, fabric};
+use super::{Desired, Target, View, fabric, internal_ip};
 use crate::placement::{self, Reason};
 
 /// Service account of the target's pods: that of the servers, which has no rights.
@@ -195,7 +195,10 @@ fn push(view: &View<'_>, node: &str, file: File, desired: &mut Desired) {
 fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
     let spec = &view.cluster.spec;
     let port = metrics_port(view);
-    file.metrics = Some(Metrics { listen: format!("0.0.0.0:{port}") });
+    let found = view.observed.nodes.iter().find(|n| n.metadata.name.as_deref() == Some(node));
+    let six = found.and_then(|n| internal_ip(n)).is_some_and(|ip| ip.contains(':'));
+    let any = if six { "[::]" } else { "0.0.0.0" };
+    file.metrics = Some(Metrics { listen: format!("{any}:{port}") });
     let text = toml::to_string(&file).expect("strings, numbers and lists are TOML");
     let name = name(&view.name, node);
     let mut labels = labels(&view.name, None);

@@ -14,6 +14,7 @@ use crate::desired::Observed;
 use crate::desired::objects::{labels, placement_record};
 use crate::desired::record::Move;
 use crate::events::Notice;
+use crate::leases::Look;
 use crate::limits::SOON;
 use crate::metrics::{Moved, Written};
 use crate::takeover::Why;
@@ -111,12 +112,17 @@ async fn still_lost(context: &Context, cluster: &StorageCluster, one: &Move) -> 
         let patience = Duration::from_secs(cluster.spec.takeover.after_seconds.into());
         let nodes = context.nodes.state();
         let node = nodes.iter().find(|n| n.metadata.name.as_ref() == Some(&moved.from));
-        let silent = context.leases.look(&moved.from).await;
+        let silent = match context.leases.look(&moved.from).await {
+            Look::Silent(silent) => silent >= patience,
+            // Then what Kubernetes says of the kubelet was the reason.
+            Look::None => true,
+            Look::Failed => false,
+        };
         let off = matches!(
             crate::takeover::Kubelet::of(node.map(AsRef::as_ref)),
             crate::takeover::Kubelet::OutOfService | crate::takeover::Kubelet::Gone
         );
-        return off || silent.is_none_or(|silent| silent >= patience);
+        return off || silent;
     }
     true
 }
