@@ -8,6 +8,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::{NvmeofBackend, PoolStatus, Takeover, TakeoverStatus, TargetBackend};
 use crate::node::LinkLayer;
 
 /// What is wanted.
@@ -42,7 +43,9 @@ use crate::node::LinkLayer;
     validation = Rule::new("self.network.hostNetwork || self.network.transport != 'RDMA' || has(self.network.attachment)")
         .message("network.transport RDMA needs hostNetwork or a network.attachment with the RDMA device"),
     validation = Rule::new("!has(self.storageClasses) || self.storageClasses.filter(c, c.default).size() <= 1")
-        .message("at most one of storageClasses may be the default")
+        .message("at most one of storageClasses may be the default"),
+    validation = Rule::new("!self.backends.exists(b, b.kind != 'Directory') || !self.network.hostNetwork || (has(self.network.addresses) && self.network.addresses.size() >= self.instances)")
+        .message("backends of kind NVMeoF and Target need network.addresses, one for each instance: a node's own address stays behind when another node takes the instance over, and its clients would be lost")
 )]
 pub struct StorageClusterSpec {
     /// Image of the servers. Default: the one the operator runs from.
@@ -89,6 +92,9 @@ pub struct StorageClusterSpec {
     /// How a new image or configuration is rolled out.
     #[serde(default)]
     pub upgrade: Upgrade,
+    /// When another node takes an instance over. Only instances whose backends are all of kind NVMeoF or Target can move.
+    #[serde(default, skip_serializing_if = "Takeover::is_default")]
+    pub takeover: Takeover,
     /// Stops the operator from changing anything of this cluster. Servers go on.
     #[serde(default)]
     pub paused: bool,
@@ -242,7 +248,10 @@ pub enum WhenUnsatisfiable {
 #[x_kube(
     validation = Rule::new("!(self.hostNetwork && has(self.attachment))").message("attachment needs hostNetwork false: a pod on the host's network has no attachments"),
     validation = Rule::new("!self.hostNetwork || self.ports.smb != self.ports.admin && self.ports.smb != self.ports.metrics && self.ports.admin != self.ports.metrics && self.ports.smbDirect != self.ports.admin && self.ports.smbDirect != self.ports.metrics")
-        .message("two of ports are the same")
+        .message("two of ports are the same"),
+    validation = Rule::new("!has(self.addresses) || self.addresses.size() == 0 || self.hostNetwork").message("addresses need hostNetwork: in a pod's network the instance's Service has an address that moves with it"),
+    validation = Rule::new("!has(self.addresses) || self.addresses.all(a, self.addresses.exists_one(b, b == a))").message("two of addresses are the same"),
+    validation = Rule::new("!has(self.interface) || has(self.addresses)").message("interface is where addresses are put: give addresses, too")
 )]
 pub struct Network {
     /// What clients use.
@@ -258,6 +267,18 @@ pub struct Network {
         regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
     )]
     pub attachment: Option<String>,
+    /// The instances' own addresses with the length of their network's prefix, such as `192.168.77.200/24`, in order of their
+    /// ordinals. An instance's address moves with it; on the storage network nobody else may have it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        inner(length(min = 4, max = 64), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"))
+    )]
+    pub addresses: Vec<String>,
+    /// Network device of the nodes that addresses are put on. Default: the one that has their network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 15), regex(pattern = r"^[A-Za-z0-9_.@-]+$"))]
+    pub interface: Option<String>,
     /// Ports of the instances.
     #[serde(default)]
     pub ports: Ports,
@@ -269,7 +290,14 @@ fn yes() -> bool {
 
 impl Default for Network {
     fn default() -> Self {
-        Self { transport: Transport::Auto, host_network: true, attachment: None, ports: Ports::default() }
+        Self {
+            transport: Transport::Auto,
+            host_network: true,
+            attachment: None,
+            addresses: Vec::new(),
+            interface: None,
+            ports: Ports::default(),
+        }
     }
 }
 
@@ -312,7 +340,12 @@ impl Default for Ports {
 /// One backend. `kind` says which of the other fields is set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.kind != 'Directory' || has(self.directory)").message("kind Directory needs the field directory"))]
+#[x_kube(
+    validation = Rule::new("self.kind != 'Directory' || has(self.directory)").message("kind Directory needs the field directory"),
+    validation = Rule::new("self.kind != 'NVMeoF' || has(self.nvmeof)").message("kind NVMeoF needs the field nvmeof"),
+    validation = Rule::new("self.kind != 'Target' || has(self.target)").message("kind Target needs the field target"),
+    validation = Rule::new("(self.kind == 'NVMeoF' || !has(self.nvmeof)) && (self.kind == 'Target' || !has(self.target)) && (self.kind == 'Directory' || !has(self.directory))").message("a backend has the field of its kind only")
+)]
 pub struct Backend {
     /// Name of the pool that it makes on every instance.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
@@ -322,14 +355,68 @@ pub struct Backend {
     /// A directory of the node, for kind Directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<DirectoryBackend>,
+    /// Namespaces of a target that is there already, for kind NVMeoF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvmeof: Option<NvmeofBackend>,
+    /// Drives or files of nodes offered by the bundled target, for kind Target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<TargetBackend>,
 }
 
-/// Kinds of backends. Namespaces over fabrics (`NVMeoF`, `Target`) join later.
+impl Backend {
+    /// Whether its pools can be reached from every node.
+    #[must_use]
+    pub fn is_on_fabric(&self) -> bool {
+        self.kind != BackendKind::Directory
+    }
+
+    /// Percent of a pool's size that may be given to volumes.
+    #[must_use]
+    pub fn overcommit_percent(&self) -> u32 {
+        let directory = self.directory.as_ref().map(|b| b.overcommit_percent);
+        let nvmeof = || self.nvmeof.as_ref().map(|b| b.overcommit_percent);
+        let target = || self.target.as_ref().map(|b| b.overcommit_percent);
+        directory.or_else(nvmeof).or_else(target).unwrap_or_else(hundred)
+    }
+}
+
+impl StorageClusterSpec {
+    /// Whether another node can take instances over: all their pools lie on fabrics.
+    #[must_use]
+    pub fn can_move(&self) -> bool {
+        !self.backends.is_empty() && self.backends.iter().all(Backend::is_on_fabric)
+    }
+
+    /// Whether some of the pools lie on fabrics.
+    #[must_use]
+    pub fn uses_fabric(&self) -> bool {
+        self.backends.iter().any(Backend::is_on_fabric)
+    }
+}
+
+/// Kinds of backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum BackendKind {
     /// A directory of the node that an instance runs on: the instance stays on that node.
     #[default]
     Directory,
+    /// Namespaces of an NVMe-oF target that is there already: another node can take the instance over.
+    NVMeoF,
+    /// Namespaces that the bundled target offers from drives or files of nodes: another node can take the instance over, as
+    /// long as the node with the namespace is there.
+    Target,
+}
+
+impl BackendKind {
+    /// As in the spec.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Directory => "Directory",
+            Self::NVMeoF => "NVMeoF",
+            Self::Target => "Target",
+        }
+    }
 }
 
 /// A directory of the node.
@@ -540,8 +627,8 @@ pub struct StorageClusterStatus {
     /// The generation of the spec that the rest speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, and while it is being deleted
-    /// `Deletable`.
+    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, `TakeoverReady` where instances
+    /// can move, and while it is being deleted `Deletable`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -588,7 +675,7 @@ pub struct InstanceStatus {
     /// Since when everybody can know that the phase is `Removing`: no new volumes are placed on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removing_since: Option<Time>,
-    /// Node that it belongs to; empty until it has been placed. For kind Directory it never changes.
+    /// Node that it belongs to; empty until it has been placed. With a backend of kind Directory it never changes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node: String,
     /// Address that clients mount, an IP address without port; empty until it is known. It outlives restarts.
@@ -618,6 +705,13 @@ pub struct InstanceStatus {
     pub sessions: u32,
     /// How often it has been started on another node; raised by takeovers. Starts at 1.
     pub epoch: u64,
+    /// Its pools, in order of the backends.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub pools: Vec<PoolStatus>,
+    /// How it came to its node, where it was another's before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub takeover: Option<TakeoverStatus>,
     /// Why it is not ready, and what to do; empty where it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,

@@ -6,6 +6,8 @@
 // The schema derive repeats each type inside a function; columns of one type are no duplicates.
 #[allow(unreachable_pub, clippy::duplicated_attributes)]
 pub mod cluster;
+#[allow(unreachable_pub, clippy::duplicated_attributes)]
+pub mod fabric;
 pub mod names;
 #[allow(unreachable_pub, clippy::duplicated_attributes)]
 pub mod node;

@@ -35,6 +35,11 @@ pub const PARAMETER_TRANSPORT: &str = "transport";
 /// What a container asks its node for to be let at the node's RDMA devices; offered by the node plugin.
 pub const RESOURCE_RDMA: &str = "storage.forebay.io/rdma";
 
+/// Annotation on an instance's pod: the instance is to go to another node, in an orderly way. Its value may name the node.
+pub const ANNOTATION_MOVE: &str = "storage.forebay.io/move";
+/// Label of the pods of the bundled target: the value of `app.kubernetes.io/component`.
+pub const COMPONENT_TARGET: &str = "target";
+
 /// Keys of a TLS Secret, as `kubernetes.io/tls` has them, and the authority that signed it.
 pub mod tls {
     /// Certificate chain, PEM.

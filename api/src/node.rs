@@ -194,6 +194,8 @@ pub struct KernelFacts {
     pub nvme_tcp: Fact,
     /// NVMe over RDMA, the host's side.
     pub nvme_rdma: Fact,
+    /// The kernel's NVMe target, for the bundled target.
+    pub nvmet: Fact,
     /// Whether programs may use io_uring (`kernel.io_uring_disabled`).
     pub io_uring: Fact,
     /// Architecture, as `uname -m`.

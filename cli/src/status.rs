@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::anyhow;
 use forebay_api::cluster::{InstancePhase, InstanceStatus};
+use forebay_api::fabric::PoolStatus;
 use forebay_api::node::Fact;
 use forebay_api::{DRIVER, StorageCluster, StorageNode};
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -28,6 +29,9 @@ pub(crate) struct View {
     ready: bool,
     clusters: Vec<Cluster>,
     instances: Vec<Instance>,
+    /// Pools on fabrics.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pools: Vec<Pool>,
     nodes: Vec<Node>,
     volumes: Vec<Volume>,
     /// What is not ready, and why.
@@ -70,6 +74,19 @@ struct Instance {
     version: String,
     epoch: u64,
     message: String,
+}
+
+/// A pool that another node can take over.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Pool {
+    instance: String,
+    namespace: String,
+    epoch: u64,
+    /// How the instance came to its node; empty where it has always been there.
+    came: String,
+    #[serde(flatten)]
+    told: PoolStatus,
 }
 
 #[derive(Debug, Serialize)]
@@ -137,6 +154,7 @@ impl View {
             ready: false,
             clusters: clusters.iter().map(|c| cluster(c, now)).collect(),
             instances: clusters.iter().flat_map(instances).collect(),
+            pools: clusters.iter().flat_map(pools).collect(),
             nodes: storage_nodes
                 .iter()
                 .map(|n| node(n, registered.as_ref().ok().map(|names| names.contains(&n.name_any()))))
@@ -179,6 +197,10 @@ impl View {
                 message => format!("{}: {message}", instance.phase),
             };
             complaints.push(complaint(format!("instance {}", instance.name), why));
+        }
+        for pool in self.pools.iter().filter(|p| !p.told.health.is_empty()) {
+            let what = format!("pool {} of {}", pool.told.name, pool.instance);
+            complaints.push(complaint(what, pool.told.health.clone()));
         }
         for node in &self.nodes {
             if !node.ready {
@@ -264,6 +286,24 @@ fn instance(cluster: &StorageCluster, found: &InstanceStatus) -> Instance {
     }
 }
 
+fn pools(cluster: &StorageCluster) -> Vec<Pool> {
+    let instances = cluster.status.as_ref().map(|s| s.instances.as_slice()).unwrap_or_default();
+    let of = |instance: &InstanceStatus| {
+        let came =
+            instance.takeover.as_ref().map(|t| format!("{} from {}", t.reason, t.from)).unwrap_or_default();
+        let told = instance.pools.iter().filter(|pool| !pool.nqn.is_empty());
+        let pool = |told: &PoolStatus| Pool {
+            instance: instance.name.clone(),
+            namespace: cluster.namespace().unwrap_or_default(),
+            epoch: instance.epoch,
+            came: came.clone(),
+            told: told.clone(),
+        };
+        told.map(pool).collect::<Vec<_>>()
+    };
+    instances.iter().flat_map(of).collect()
+}
+
 fn phase(phase: InstancePhase) -> &'static str {
     match phase {
         InstancePhase::Pending => "Pending",
@@ -329,6 +369,9 @@ pub(crate) fn render(view: &View, wide: bool, paint: Paint) -> String {
     }
     if !view.instances.is_empty() {
         parts.push(instance_table(view, wide).render(paint));
+    }
+    if !view.pools.is_empty() {
+        parts.push(pool_table(view, wide).render(paint));
     }
     if !view.nodes.is_empty() {
         parts.push(node_table(view, wide).render(paint));
@@ -407,6 +450,32 @@ fn instance_table(view: &View, wide: bool) -> Table {
             bytes(i.capacity_bytes).into(),
         ];
         table.row(columns(&cells, &[i.epoch.to_string().into(), i.version.as_str().into()], wide));
+    }
+    table
+}
+
+fn pool_table(view: &View, wide: bool) -> Table {
+    let heads = ["POOL", "INSTANCE", "PATHS", "ANA", "RESERVATION", "EPOCH", "CAME", "FREE", "SIZE"];
+    let mut table = Table::new(&columns(&heads, &["TARGET", "NAMESPACE"], wide));
+    for p in &view.pools {
+        let told = &p.told;
+        let instance = if view.namespace.is_none() {
+            format!("{}/{}", p.namespace, p.instance)
+        } else {
+            p.instance.clone()
+        };
+        let cells: [Cell; 9] = [
+            told.name.as_str().into(),
+            instance.into(),
+            judged(told.paths_up >= told.paths, format!("{}/{}", told.paths_up, told.paths)),
+            told.ana_state.as_str().into(),
+            told.reservation.as_str().into(),
+            p.epoch.to_string().into(),
+            p.came.as_str().into(),
+            bytes(told.free_bytes).into(),
+            bytes(told.capacity_bytes).into(),
+        ];
+        table.row(columns(&cells, &[told.target.as_str().into(), told.namespace.as_str().into()], wide));
     }
     table
 }

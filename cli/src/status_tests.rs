@@ -157,3 +157,27 @@ fn a_volume_tells_its_instance_by_its_handle_too() {
     let snapshot = Snapshot { volumes: Ok(vec![object(volume)]), ..healthy() };
     assert!(plain(&snapshot).contains("pvc-1    training/data-1   main-1 "));
 }
+
+#[test]
+fn pools_on_fabrics_have_a_table_of_their_own() {
+    let mut cluster = fixture::cluster();
+    cluster["status"]["instances"][0]["epoch"] = json!(2);
+    cluster["status"]["instances"][0]["takeover"] =
+        json!({"reason": "NodeLost", "from": "storage-3", "to": "storage-1", "epoch": 2});
+    cluster["status"]["instances"][0]["pools"] = json!([{
+        "name": "fast", "kind": "NVMeoF", "capacityBytes": 2_i64 << 40, "freeBytes": 1_i64 << 40,
+        "nqn": "nqn.2026-01.io.example:a", "namespace": "uuid:u", "pathsUp": 1, "paths": 2, "anaState": "optimized",
+        "reservation": "main-0, epoch 2, on storage-1", "health": "1 of 2 paths take I/O",
+    }]);
+    cluster["status"]["instances"][1]["pools"] = json!([{ "name": "fast", "kind": "Directory" }]);
+    let snapshot = Snapshot { clusters: Ok(vec![object(cluster)]), ..healthy() };
+    let text = plain(&snapshot);
+    for part in [
+        "POOL   INSTANCE   PATHS   ANA         RESERVATION                     EPOCH   CAME                      FREE   SIZE",
+        "fast   main-0     1/2     optimized   main-0, epoch 2, on storage-1   2       NodeLost from storage-3   1Ti    2Ti",
+        "pool fast of main-0: 1 of 2 paths take I/O",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!view(&snapshot).is_ready());
+}

@@ -25,7 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
     ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-e2e"]),
-    ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-e2e"]),
+    ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-nvmeof", "forebay-e2e"]),
     ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
     (
         "forebay-e2e",

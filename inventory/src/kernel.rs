@@ -32,6 +32,8 @@ pub struct Kernel {
     pub nvme_tcp: Presence,
     /// NVMe over RDMA, the host's side.
     pub nvme_rdma: Presence,
+    /// The kernel's NVMe target.
+    pub nvmet: Presence,
     /// io_uring for programs without privileges.
     pub io_uring: Presence,
 }
@@ -53,6 +55,7 @@ pub(crate) fn read(tree: &Tree<'_>) -> Kernel {
         cifs_smb_direct: smb_direct(tree, &modules, &config, cifs),
         nvme_tcp: modules.presence("nvme_tcp"),
         nvme_rdma: modules.presence("nvme_rdma"),
+        nvmet: modules.presence("nvmet"),
         io_uring: match tree.attribute("proc/sys/kernel/io_uring_disabled").as_deref() {
             Some("0") => Presence::Yes,
             // 1: only for CAP_SYS_ADMIN and one group; 2: for nobody.

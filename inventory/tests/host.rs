@@ -60,6 +60,7 @@ fn facts_of_a_kernel_are_told() {
             cifs_smb_direct: Presence::No,
             nvme_tcp: Presence::Yes,
             nvme_rdma: Presence::No,
+            nvmet: Presence::No,
             io_uring: Presence::Yes,
         }
     );

@@ -137,6 +137,19 @@ pub enum AnaState {
     Other(String),
 }
 
+impl std::fmt::Display for AnaState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non-optimized",
+            Self::Inaccessible => "inaccessible",
+            Self::PersistentLoss => "persistent-loss",
+            Self::Change => "change",
+            Self::Other(text) => text,
+        })
+    }
+}
+
 impl AnaState {
     fn from_text(text: &str) -> Self {
         match text {

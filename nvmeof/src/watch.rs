@@ -106,6 +106,14 @@ impl Watch {
         (up, self.seen.controllers.len())
     }
 
+    /// The ANA states of all ways to it at the last look, each once, as the kernel names them.
+    #[must_use]
+    pub fn ana_states(&self) -> Vec<String> {
+        let states =
+            self.seen.controllers.values().filter_map(|(_, ana)| ana.as_ref().map(AnaState::to_string));
+        states.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+    }
+
     fn look(&self, found: &Found) -> Seen {
         let Some(subsystem) = found.subsystem(&self.nqn) else { return Seen::default() };
         let namespace = found.namespace(&self.nqn, &self.namespace).ok();

@@ -18,6 +18,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
+use forebay_api::fabric::PoolStatus;
+
 use crate::desired::ServerReport;
 use crate::limits::{
     ADMIN_CALL_TIME_MAX, ADMIN_CONNECT_TIME_MAX, VOLUMES_DESTROYED_AT_ONCE_MAX, VOLUMES_PAGE,
@@ -180,7 +182,7 @@ impl Admin {
             // Those that cannot be served now hold data, too.
             volumes: info.volumes.saturating_add(info.volumes_unserved),
             unserved: info.volumes_unserved,
-            pools: pools.iter().map(|p| p.name.clone()).collect(),
+            pools: pools.iter().map(|p| (p.name.clone(), pool_status(p, overcommit(&p.name)))).collect(),
             sessions: info.sessions,
             draining: info.draining,
             problems: info.problems,
@@ -218,6 +220,28 @@ impl Admin {
         }
         Ok(ids.len())
     }
+}
+
+/// What a server tells of a pool.
+fn pool_status(pool: &Pool, overcommit: u32) -> PoolStatus {
+    let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let capacity = number(pool.total_bytes);
+    let mut status = PoolStatus {
+        name: pool.name.clone(),
+        capacity_bytes: capacity,
+        free_bytes: rounded(number(pool.available_bytes(overcommit)), capacity),
+        ..PoolStatus::default()
+    };
+    if let Some(fabric) = &pool.fabric {
+        status.paths = fabric.paths;
+        status.paths_up = fabric.paths_up;
+        status.ana_state = fabric.ana_states.join(", ");
+        if fabric.reserved {
+            status.reservation = format!("{}, epoch {}", fabric.holder, fabric.holder_epoch);
+        }
+        status.health = fabric.problems.join("; ");
+    }
+    status
 }
 
 /// Rounded down to a 256th of the whole, so that writers do not make a new status every few seconds.

@@ -1,6 +1,8 @@
 //! Which Events a change of the status is worth.
 
 use forebay_api::cluster::{InstancePhase, StorageClusterStatus};
+use forebay_api::fabric::TakeoverStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::events::{Event, EventType};
 
 use crate::limits::{EVENT_NOTE_MAX, EVENTS_PER_RECONCILE_MAX};
@@ -53,6 +55,11 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
     for instance in &after.instances {
         let was = before.instances.iter().find(|i| i.name == instance.name);
         let name = Some(instance.name.as_str());
+        let moved = instance.takeover.as_ref().filter(|t| t.serving.is_some());
+        let told = was.and_then(|w| w.takeover.as_ref()).filter(|t| t.serving.is_some());
+        if let Some(moved) = moved.filter(|m| told.is_none_or(|t| t.epoch != m.epoch)) {
+            notice(false, "TakenOver", times(&instance.name, moved), name);
+        }
         if !instance.node.is_empty() && was.is_none_or(|w| w.node != instance.node) {
             notice(
                 false,
@@ -92,7 +99,12 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         }
         let told: Option<(bool, &'static str)> = match (condition.type_.as_str(), condition.status.as_str()) {
             ("Valid", "False") => Some((true, "SpecInvalid")),
+            // For a moment every instance that can move has no place yet.
+            ("InstancesPlaced", "False") if condition.message.ends_with("its place is being recorded") => {
+                None
+            }
             ("InstancesPlaced", "False") => Some((true, "NoNodeFits")),
+            ("TakeoverReady", "False") => Some((true, "NoTakeover")),
             ("CertificatesReady", "False") if was.is_some() => Some((true, "CertificatesNotReady")),
             ("Deletable", "False") => Some((true, "DeletionWaits")),
             ("Progressing", "True") if condition.reason == "RollingOut" => Some((false, "RollingOut")),
@@ -114,6 +126,25 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
     }
     found.truncate(EVENTS_PER_RECONCILE_MAX);
     found
+}
+
+/// A takeover with its times by part.
+fn times(instance: &str, moved: &TakeoverStatus) -> String {
+    let between = |from: &Option<Time>, to: &Option<Time>| match (from, to) {
+        (Some(from), Some(to)) => format!("{} s", to.0.duration_since(from.0).as_secs().max(0)),
+        _ => "?".to_owned(),
+    };
+    format!(
+        "{instance} serves on {} in epoch {}, which it came to from {} ({}): noticed after {}, placed after {} more, \
+         serving after {} more",
+        moved.to,
+        moved.epoch,
+        moved.from,
+        moved.reason,
+        between(&moved.since, &moved.decided),
+        between(&moved.decided, &moved.placed),
+        between(&moved.placed, &moved.serving),
+    )
 }
 
 #[cfg(test)]

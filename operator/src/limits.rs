@@ -59,3 +59,19 @@ const _: () = assert!(POLL_INTERVAL.as_secs() * 3 < REPORT_AGE_MAX.as_secs());
 /// A pod that no node takes asks for RDMA devices so long, where it can do without: as long as a restart of the node plugin
 /// takes, and more. One whose container lacks a device is left alone so long, too.
 pub const RDMA_WAIT: Duration = Duration::from_secs(60);
+/// Between two looks at the Lease of a node that an instance could leave.
+pub const LEASE_INTERVAL: Duration = Duration::from_secs(3);
+/// One look at a Lease.
+pub const LEASE_LOOK_TIME_MAX: Duration = Duration::from_secs(3);
+/// A node that was not looked at for longer is given all its time again.
+pub const LEASE_GAP_MAX: Duration = Duration::from_secs(10);
+/// Leases looked at at the same time.
+pub const LEASES_AT_ONCE_MAX: usize = 16;
+/// A server that is not ready on a node that lives is given so many times what a silent node is given ...
+pub const UNREADY_FACTOR: u32 = 3;
+/// ... and so long at least: a container that fails is started again after delays that grow.
+pub const UNREADY_MIN: Duration = Duration::from_secs(120);
+/// A server that came from another node and does not come up is not moved again for so long.
+pub const MOVE_PAUSE: Duration = Duration::from_secs(600);
+
+const _: () = assert!(LEASE_INTERVAL.as_secs() + LEASE_LOOK_TIME_MAX.as_secs() < LEASE_GAP_MAX.as_secs());

@@ -38,6 +38,15 @@ pub struct Written {
     pub verb: &'static str,
 }
 
+/// Labels of moves of instances to other nodes.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct Moved {
+    /// Name of the StorageCluster.
+    pub cluster: String,
+    /// Why, in CamelCase.
+    pub reason: String,
+}
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -52,6 +61,10 @@ pub struct Metrics {
     pub writes: Family<Written, Counter>,
     /// Pods deleted for a rollout.
     pub restarts: Counter,
+    /// Instances that went to other nodes.
+    pub takeovers: Family<Moved, Counter>,
+    /// Seconds from the decision until the instance served again.
+    pub takeover_duration: Histogram,
     /// Whether this process is the one that works.
     pub leader: Gauge<f64, AtomicU64>,
 }
@@ -64,6 +77,8 @@ impl Default for Metrics {
         let instances = Family::default();
         let writes = Family::default();
         let restarts = Counter::default();
+        let takeovers = Family::default();
+        let takeover_duration = Histogram::new(exponential_buckets(1.0, 2.0, 10));
         let leader = Gauge::default();
         registry.register("reconciles", "Reconciliations of StorageClusters", reconciles.clone());
         registry.register_with_unit(
@@ -75,8 +90,25 @@ impl Default for Metrics {
         registry.register("instances", "Instances by phase", instances.clone());
         registry.register("api_writes", "Writes to the API server", writes.clone());
         registry.register("restarts", "Pods deleted for a rollout", restarts.clone());
+        registry.register("takeovers", "Instances that went to another node", takeovers.clone());
+        registry.register_with_unit(
+            "takeover_duration",
+            "Time from the decision that an instance goes to another node until it serves there",
+            Unit::Seconds,
+            takeover_duration.clone(),
+        );
         registry.register("leader", "1 where this process holds the Lease", leader.clone());
-        Self { registry, reconciles, duration, instances, writes, restarts, leader }
+        Self {
+            registry,
+            reconciles,
+            duration,
+            instances,
+            writes,
+            restarts,
+            takeovers,
+            takeover_duration,
+            leader,
+        }
     }
 }
 

@@ -70,6 +70,7 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
         async { Ok(secrets.list_metadata(&theirs_only).await?.items) },
     )?;
     let record = maps.iter().find(|m| m.name_any() == objects::placement_record(&name));
+    let version = record.and_then(kube::ResourceExt::resource_version);
     let record = record.and_then(|m| m.data.clone()).unwrap_or_default();
     let mut recorded_volumes: BTreeMap<String, u32> = BTreeMap::new();
     for secret in &volumes {
@@ -79,6 +80,12 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
     }
     let our_secrets =
         our_secrets.iter().map(|s| (s.name_any(), s.labels().get(names::LABEL_INSTANCE).cloned())).collect();
+    let is_target = |labels: &BTreeMap<String, String>| {
+        labels.get("app.kubernetes.io/component").is_some_and(|c| c == names::COMPONENT_TARGET)
+    };
+    let (target_pods, pods): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(|p| is_target(p.labels()));
+    let (target_sets, sets): (Vec<StatefulSet>, Vec<StatefulSet>) =
+        sets.into_iter().partition(|s| is_target(s.labels()));
     let pods = by_instance(&name, pods);
     let mount_failures = mount_failures(client, namespace, &pods).await;
     Ok(Observed {
@@ -97,6 +104,10 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
         mount_failures,
         pools: objects::recorded_pools(&record),
         recorded: record.keys().cloned().collect(),
+        record: crate::desired::record::read(version, &record),
+        silences: context.leases.silences(),
+        target_sets: target_sets.into_iter().map(|s| (s.name_any(), s)).collect(),
+        target_pods,
         bound: record.into_iter().filter(|(i, _)| ordinal(&name, i).is_some()).collect(),
         storage_classes: storage_classes(client, cluster).await?,
         reports: BTreeMap::new(),
@@ -189,17 +200,18 @@ pub fn visits(
     identity: Option<&Identity>,
 ) -> BTreeMap<String, Visit> {
     let Some(identity) = identity else { return BTreeMap::new() };
-    let overcommit: BTreeMap<String, u32> = cluster
-        .spec
-        .backends
-        .iter()
-        .filter_map(|b| Some((b.name.clone(), b.directory.as_ref()?.overcommit_percent)))
-        .collect();
+    let overcommit: BTreeMap<String, u32> =
+        cluster.spec.backends.iter().map(|b| (b.name.clone(), b.overcommit_percent())).collect();
     addresses
         .iter()
         .filter_map(|(instance, address)| {
             let pod = observed.pods.get(instance)?;
             status::pod_ready_since(pod)?;
+            // The pod of an earlier epoch is on another node than the address.
+            let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
+            if cluster.spec.can_move() && node != observed.bound.get(instance).map(String::as_str) {
+                return None;
+            }
             let visit = Visit {
                 pod_uid: pod.uid()?,
                 endpoint: std::net::SocketAddr::new(*address, cluster.spec.network.ports.admin),

@@ -1,5 +1,7 @@
 //! Looks, applies the difference between what is and what ought to be, and tells.
 
+mod moves;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +29,7 @@ use crate::desired::objects::{self, ANNOTATION_APPLIED, FIELD_MANAGER, hash, lab
 use crate::desired::rules;
 use crate::desired::{self, CertificatesState, Desired, Observed, PodDeletion, Settings, Target, status};
 use crate::events::{Notice, notices};
+use crate::leases::Leases;
 use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX, SOON};
 use crate::metrics::{Metrics, Reconciled, Written};
 use crate::observe::{self, observe};
@@ -66,6 +69,8 @@ pub struct Context {
     pub clusters: Store<StorageCluster>,
     /// What the instances told.
     pub reports: Reports,
+    /// The kubelets' signs of life.
+    pub leases: Leases,
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Events.
@@ -165,6 +170,9 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     let visited = visits.clone();
     observed.reports = context.reports.of(&ObjectRef::from_obj(&cluster), visits).await;
     let mut desired = desired::desired(&cluster, &context.settings, &observed);
+    if !desired.moves.is_empty() {
+        return moves::record(context, &cluster, &observed, &desired.moves).await.map(Some);
+    }
     let refusals = execute(context, &cluster, &observed, &desired).await;
     if let Some(refusal) = refusals.first() {
         tell_refusal(&mut desired.status, &cluster, &refusals.join("; "), observed.now);
@@ -188,11 +196,16 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     if failed.len() > refusals.len() {
         tell_failed_destruction(&mut desired.status, &failed[refusals.len()..].join("; "));
     }
-    publish(context, &api, &cluster, &desired).await?;
+    if !publish(context, &api, &cluster, &desired).await? {
+        return Ok(Some(SOON));
+    }
+    for pod in desired.end.iter().filter(|_| refusals.is_empty()) {
+        delete_pod(context, &cluster, pod, "EndingOldEpoch").await?;
+    }
     if let Some(restart) = &desired.restart
         && refusals.is_empty()
     {
-        restart_pod(context, &cluster, restart).await?;
+        delete_pod(context, &cluster, restart, "Restarting").await?;
     }
     // The finalizer stays for as long as anything is left: nobody else would see to it.
     if desired.release && failed.is_empty() {
@@ -419,18 +432,19 @@ fn tell_failed_destruction(status: &mut StorageClusterStatus, why: &str) {
     }
 }
 
-/// Writes the status where it differs, and Events for what has changed.
+/// Writes the status where it differs, and Events for what has changed. `false`: somebody else has changed the cluster
+/// since it was read, and all is to be looked at again.
 async fn publish(
     context: &Context,
     api: &Api<StorageCluster>,
     cluster: &StorageCluster,
     desired: &Desired,
-) -> Result<(), ReconcileError> {
+) -> Result<bool, ReconcileError> {
     let name = cluster.name_any();
     let before = cluster.status.clone().unwrap_or_default();
     context.metrics.set_instances(&name, &desired.status.instances);
     if cluster.status.is_none() || before != desired.status {
-        let patch = json!({
+        let mut patch = json!({
             "apiVersion": format!("{GROUP}/{VERSION}"),
             "kind": "StorageCluster",
             "metadata": { "name": name },
@@ -441,12 +455,32 @@ async fn publish(
             .writes
             .get_or_create(&Written { kind: "StorageCluster".to_owned(), verb: "status" })
             .inc();
-        api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await?;
+        if cluster.spec.can_move() {
+            // An operator that was stopped in between must not put back an epoch that is over.
+            patch["metadata"]["resourceVersion"] = cluster.resource_version().into();
+        }
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
+            Err(kube::Error::Api(status)) if status.code == 409 && cluster.spec.can_move() => {
+                return Ok(false);
+            }
+            other => other?,
+        };
+    }
+    for instance in &desired.status.instances {
+        let was = before.instances.iter().find(|b| b.name == instance.name).and_then(|b| b.takeover.as_ref());
+        if let Some(moved) = instance.takeover.as_ref()
+            && was.is_none_or(|w| w.serving.is_none() || w.epoch != moved.epoch)
+            && let (Some(decided), Some(serving)) = (&moved.decided, &moved.serving)
+        {
+            let took = Duration::try_from(serving.0.duration_since(decided.0)).unwrap_or_default();
+            context.metrics.takeover_duration.observe(took.as_secs_f64());
+        }
     }
     for notice in notices(&before, &desired.status) {
         tell(context, cluster, &notice).await;
     }
-    Ok(())
+    Ok(true)
 }
 
 async fn tell(context: &Context, cluster: &StorageCluster, notice: &Notice) {
@@ -457,21 +491,28 @@ async fn tell(context: &Context, cluster: &StorageCluster, notice: &Notice) {
     }
 }
 
-async fn restart_pod(
+async fn delete_pod(
     context: &Context,
     cluster: &StorageCluster,
     restart: &PodDeletion,
+    reason: &'static str,
 ) -> Result<(), ReconcileError> {
     let api: Api<k8s_openapi::api::core::v1::Pod> =
         Api::namespaced(context.client.clone(), &context.settings.namespace);
     let uid = Preconditions { uid: Some(restart.uid.clone()), resource_version: None };
-    match api.delete(&restart.name, &DeleteParams::default().preconditions(uid)).await {
+    let mut parameters = DeleteParams::default().preconditions(uid);
+    if restart.force {
+        parameters = parameters.grace_period(0);
+    }
+    match api.delete(&restart.name, &parameters).await {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
         other => other?,
     };
-    context.metrics.restarts.inc();
-    tracing::info!(pod = restart.name, why = restart.why, "restarted");
-    let notice = Notice { warning: false, reason: "Restarting", note: restart.why.clone(), instance: None };
+    if reason == "Restarting" {
+        context.metrics.restarts.inc();
+    }
+    tracing::info!(pod = restart.name, why = restart.why, force = restart.force, "pod deleted");
+    let notice = Notice { warning: false, reason, note: restart.why.clone(), instance: None };
     tell(context, cluster, &notice).await;
     Ok(())
 }

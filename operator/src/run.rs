@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
 use crate::desired::Settings;
+use crate::leases::Leases;
 use crate::limits::{DEBOUNCE, RECONCILES_AT_ONCE_MAX};
 use crate::metrics::Metrics;
 use crate::placement;
@@ -47,6 +48,7 @@ fn node_facts(node: &Node) -> u64 {
     placement::is_cordoned(node).hash(&mut hasher);
     crate::desired::internal_ip(node).hash(&mut hasher);
     crate::desired::rdma::offered(node).hash(&mut hasher);
+    std::mem::discriminant(&crate::takeover::Kubelet::of(Some(node))).hash(&mut hasher);
     for taint in node.spec.iter().flat_map(|s| s.taints.iter().flatten()) {
         (&taint.key, &taint.value, &taint.effect).hash(&mut hasher);
     }
@@ -126,6 +128,7 @@ pub async fn operate(
     let changes = futures::stream::unfold(changes, |mut changes: mpsc::Receiver<()>| async {
         changes.recv().await.map(|change| (change, changes))
     });
+    let leases = Leases::new(client.clone());
     let recorder = Recorder::new(
         client.clone(),
         Reporter {
@@ -140,6 +143,7 @@ pub async fn operate(
         storage_nodes: storage_nodes.clone(),
         clusters: controller.store(),
         reports: reports.clone(),
+        leases: leases.clone(),
         metrics,
         recorder,
         failures: std::sync::Mutex::default(),
@@ -148,6 +152,8 @@ pub async fn operate(
     followers.spawn(follow(Api::<Node>::all(client.clone()), nodes_writer, node_facts, changed.clone()));
     let storage_node_api = Api::<DeserializeGuard<StorageNode>>::all(client.clone());
     followers.spawn(follow(storage_node_api, storage_nodes_writer, storage_node_facts, changed.clone()));
+    let (clusters, late) = (controller.store(), changed.clone());
+    followers.spawn(async move { leases.poll(clusters, late).await });
     followers.spawn(reports.poll(changed));
     let stop = async move {
         // An error means that whoever could say so is gone: then it is the end, too.

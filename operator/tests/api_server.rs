@@ -5,6 +5,8 @@
 #[path = "api_server/rotation.rs"]
 mod rotation;
 mod stage;
+#[path = "api_server/takeover.rs"]
+mod takeover;
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

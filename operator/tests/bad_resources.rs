@@ -18,7 +18,7 @@ use stage::{Stage, shared};
 /// Reconciliations of one bad cluster at most: it is taken up, its status comes back, nodes and others are seen to.
 const RECONCILES_MAX: u64 = 12;
 /// Fewer files than this, and some are missing.
-const FILES_MIN: usize = 40;
+const FILES_MIN: usize = 57;
 
 struct Bad {
     file: String,

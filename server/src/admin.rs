@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_proto::admin::admin_server::Admin;
 use forebay_proto::admin::{self as api};
@@ -17,7 +18,7 @@ use crate::config::{InstanceSection, PoolQuota};
 use crate::eventloop::Loops;
 use crate::health::Health;
 use crate::life::Life;
-use crate::limits::LIST_PAGE_MAX;
+use crate::limits::{LIST_PAGE_MAX, NAMESPACE_UNCONFIRMED_TOLD};
 use crate::tls::AdminClientName;
 use crate::volume::{Credential, Protection, Quota};
 
@@ -110,6 +111,28 @@ fn credential_of(credentials: Option<&api::Credentials>) -> Result<Credential, S
 }
 
 impl AdminService {
+    /// A pool's namespace, where it lies on one.
+    fn fabric(&self, pool: &str) -> Option<api::PoolFabric> {
+        let state = self.health.namespaces.iter().find(|state| state.pool() == pool)?;
+        let now = Instant::now();
+        let (up, paths) = state.paths();
+        let ago = state.confirmed_ago(now);
+        let (nqn, namespace) = state.names();
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Some(api::PoolFabric {
+            nqn: nqn.to_owned(),
+            namespace: namespace.to_owned(),
+            paths: number(paths),
+            paths_up: number(up),
+            ana_states: state.ana_states(),
+            reserved: ago <= NAMESPACE_UNCONFIRMED_TOLD,
+            holder: self.about.instance.name.clone(),
+            holder_epoch: self.about.instance.epoch,
+            unconfirmed_seconds: u32::try_from(ago.as_secs()).unwrap_or(u32::MAX),
+            problems: state.problems(now),
+        })
+    }
+
     /// Runs what blocks on a thread that may.
     async fn blocking<T: Send + 'static>(
         &self,
@@ -298,8 +321,9 @@ impl Admin for AdminService {
     ) -> Result<Response<api::ListPoolsResponse>, Status> {
         self.blocking(move |this| {
             let pools = this.catalog.pools()?.into_iter().map(|pool| api::Pool {
+                kind: if this.fabric(&pool.name).is_some() { "nvmeof" } else { "directory" }.to_owned(),
+                fabric: this.fabric(&pool.name),
                 name: pool.name,
-                kind: "directory".to_owned(),
                 path: pool.path,
                 total_bytes: pool.space.total_bytes,
                 free_bytes: pool.space.free_bytes,

@@ -416,7 +416,24 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
         report.error(summary, unfit.join("\n"), "widen spec.placement, or mend the nodes (docs/rdma.md)");
     }
     quota(cluster, &mut report);
+    takeover(cluster, &mut report);
     report.findings
+}
+
+/// Whether another node could take an instance over.
+fn takeover(cluster: &StorageCluster, report: &mut Report) {
+    let conditions = cluster.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+    let Some(found) = conditions.iter().find(|c| c.type_ == "TakeoverReady" && c.status == "False") else {
+        return;
+    };
+    match found.reason.as_str() {
+        "Disabled" => report.note("nothing is taken over by itself", found.message.clone(), ""),
+        _ => report.warning(
+            "no node could take an instance over",
+            found.message.clone(),
+            "have one node more that fits than spec.instances (docs/failover.md)",
+        ),
+    }
 }
 
 /// Whether the file systems of the backends can enforce the volumes' sizes. Only servers can see it: they refuse to serve

@@ -1,8 +1,9 @@
 //! Every node: whether pods there can use volumes, and whether servers and RDMA can run.
 
 use forebay_api::cluster::{RdmaRequirement, Transport};
+use forebay_api::fabric::FabricTransport;
 use forebay_api::node::{Fact, LinkLayer, RdmaDevice, RdmaPort, StorageNodeStatus};
-use forebay_api::{DRIVER, StorageNode};
+use forebay_api::{DRIVER, StorageCluster, StorageNode};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 
@@ -99,7 +100,9 @@ fn one(snapshot: &Snapshot, node: &Node, wishes: Wishes) -> Vec<Finding> {
     registration(snapshot, &name, &mut report);
     if let Ok(storage_nodes) = &snapshot.storage_nodes {
         match storage_nodes.iter().find(|n| n.name_any() == name) {
-            Some(storage_node) => published(storage_node, wishes, &mut report),
+            Some(storage_node) => {
+                published(storage_node, wishes, snapshot.clusters.as_deref().unwrap_or_default(), &mut report)
+            }
             None => report.error(
                 "its agent has not reported",
                 format!("there is no StorageNode {name}"),
@@ -161,7 +164,7 @@ fn registration(snapshot: &Snapshot, name: &str, report: &mut Report) {
     }
 }
 
-fn published(node: &StorageNode, wishes: Wishes, report: &mut Report) {
+fn published(node: &StorageNode, wishes: Wishes, clusters: &[StorageCluster], report: &mut Report) {
     let status = node.status.clone().unwrap_or_default();
     match status.conditions.iter().find(|c| c.type_ == "Ready") {
         Some(ready) if ready.status == "True" => report.ok("its agent reports"),
@@ -188,7 +191,55 @@ fn published(node: &StorageNode, wishes: Wishes, report: &mut Report) {
         report.note("no new instances are put here", "spec.unschedulable of its StorageNode", "");
     }
     kernel(&status, wishes.mounts, report);
+    fabrics(&node.name_any(), &status, clusters, report);
     rdma(&status, wishes.servers, report);
+}
+
+/// What the backends on fabrics need of the kernel: the host's side where servers may run, the target's where namespaces are.
+fn fabrics(name: &str, status: &StorageNodeStatus, clusters: &[StorageCluster], report: &mut Report) {
+    let kernel = &status.kernel;
+    for cluster in clusters {
+        let verdicts = cluster.status.iter().flat_map(|s| &s.nodes);
+        let unfit = verdicts.into_iter().any(|v| v.name == name && !v.fits);
+        let mut missing = Vec::new();
+        for backend in &cluster.spec.backends {
+            let paths = backend.nvmeof.iter().flat_map(|b| b.paths.iter());
+            let mut rdma = paths.clone().any(|p| p.starts_with("rdma:"));
+            let mut tcp = paths.clone().any(|p| p.starts_with("tcp:"));
+            if let Some(target) = &backend.target {
+                rdma |= target.transport == FabricTransport::RDMA;
+                tcp |= target.transport == FabricTransport::TCP;
+                if kernel.nvmet == Fact::No && target.nodes.iter().any(|n| n.name == name) {
+                    report.error(
+                        "it is to offer namespaces, and its kernel has no NVMe target",
+                        format!(
+                            "no module nvmet; backend {} of StorageCluster {}",
+                            backend.name,
+                            cluster.name_any()
+                        ),
+                        "install the kernel's extra modules there, or take the node out of target.nodes",
+                    );
+                }
+            }
+            if tcp && kernel.nvme_tcp == Fact::No && !unfit {
+                missing.push("nvme_tcp");
+            }
+            if rdma && kernel.nvme_rdma == Fact::No && !unfit {
+                missing.push("nvme_rdma");
+            }
+        }
+        if !missing.is_empty() {
+            missing.dedup();
+            report.error(
+                format!(
+                    "servers of StorageCluster {} cannot reach their namespaces from here",
+                    cluster.name_any()
+                ),
+                format!("no module {}", missing.join(", ")),
+                "install the kernel's extra modules there, or keep instances away by spec.placement",
+            );
+        }
+    }
 }
 
 fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {

@@ -399,6 +399,27 @@ fn nodes_without_the_plugin_are_told_apart_from_nodes_whose_plugin_fails() {
 }
 
 #[test]
+fn nodes_of_backends_on_fabrics_need_the_kernels_modules() {
+    let mut cluster = fixture::cluster();
+    cluster["spec"]["backends"] = json!([{"name": "drives", "kind": "Target", "target": {
+        "transport": "TCP", "nodes": [{"name": "storage-1", "directory": "/mnt/f"}], "sizeGib": 1}}]);
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut node = fixture::storage_node(NODES[0]);
+        change(&mut node);
+        let mut snapshot = healthy();
+        snapshot.clusters = Ok(vec![object(cluster.clone())]);
+        snapshot.storage_nodes.as_mut().expect("storage nodes")[0] = object(node);
+        snapshot
+    };
+    let target = finding(&with(&|n| n["status"]["kernel"]["nvmet"] = json!("No")), "no NVMe target");
+    assert_eq!((target.severity, target.subject.as_str()), (Severity::Error, "node storage-1"));
+    let host =
+        finding(&with(&|n| n["status"]["kernel"]["nvmeTcp"] = json!("No")), "cannot reach their namespaces");
+    assert_eq!(host.evidence, "no module nvme_tcp");
+    assert_eq!(found(&with(&|_| {})), [""; 0]);
+}
+
+#[test]
 fn programs_get_findings_with_severity() {
     let value = serde_json::to_value(examine(&fresh())).expect("JSON");
     assert_eq!(value[0]["severity"], json!("ok"));

@@ -212,6 +212,7 @@ fn kernel(found: &inventory::Kernel, architecture: &str) -> KernelFacts {
         cifs_smb_direct: fact(found.cifs_smb_direct),
         nvme_tcp: fact(found.nvme_tcp),
         nvme_rdma: fact(found.nvme_rdma),
+        nvmet: fact(found.nvmet),
         io_uring: fact(found.io_uring),
         architecture: found.architecture.clone().unwrap_or_else(|| architecture.to_owned()),
         operating_system: found.operating_system.clone().unwrap_or_default(),

@@ -192,7 +192,7 @@ impl Clusters {
         let pools = admin.pools(PROBE_DEADLINE).await.map_err(|error| error.to_string())?;
         let percent = |pool: &str| {
             let backend = cluster.spec.backends.iter().find(|backend| backend.name == pool);
-            backend.and_then(|backend| backend.directory.as_ref()).map_or(100, |d| d.overcommit_percent)
+            backend.map_or(100, forebay_api::cluster::Backend::overcommit_percent)
         };
         let pools = pools.into_iter();
         Ok(pools.map(|told| Pool { overcommit_percent: percent(&told.name), told }).collect())

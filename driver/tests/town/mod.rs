@@ -244,6 +244,7 @@ impl Town {
                 name: BACKEND.into(),
                 kind: BackendKind::Directory,
                 directory: Some(directory),
+                ..Backend::default()
             }],
             ..Default::default()
         };

@@ -214,6 +214,11 @@ impl Cluster {
     pub fn reboot(&self, name: &str) -> Result<()> {
         self.lab.power_off(name)?;
         self.lab.power_on(name)?;
+        self.start_again(name)
+    }
+
+    /// Starts the node's part of Kubernetes after it was booted, and waits until it is Ready.
+    pub fn start_again(&self, name: &str) -> Result<()> {
         self.start_node(name)?;
         self.wait_ready(name)
     }

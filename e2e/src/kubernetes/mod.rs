@@ -15,6 +15,7 @@ pub mod scenario;
 pub mod service;
 pub mod stage;
 pub mod story;
+mod takeover;
 mod tap;
 pub mod tools;
 pub mod workload;

@@ -134,19 +134,33 @@ impl OnError {
 #[derive(Debug)]
 pub struct Stream<'a> {
     stage: &'a Stage,
+    /// Their pods.
+    names: [String; 2],
 }
 
 impl<'a> Stream<'a> {
     /// Starts both in a folder of their own, and waits until both get on.
     pub fn start(stage: &'a Stage, nodes: [&str; 2], on_error: OnError) -> Result<Self> {
+        Self::start_on(stage, "training", "", nodes, on_error)
+    }
+
+    /// The same on another claim, by pods whose names begin with `prefix`.
+    pub fn start_on(
+        stage: &'a Stage,
+        claim: &str,
+        prefix: &str,
+        nodes: [&str; 2],
+        on_error: OnError,
+    ) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let image = stage.image()?;
-        for ((name, node), script) in ["writer", "reader"].into_iter().zip(nodes).zip([WRITER, READER]) {
+        let names = ["writer", "reader"].map(|name| format!("{prefix}{name}"));
+        for ((name, node), script) in names.iter().zip(nodes).zip([WRITER, READER]) {
             let script = format!("folder=/data/stream-{number}\n{}{script}", on_error.shell());
-            stage.kubectl().apply(&pod(name, &image, Some(node), &script))?;
+            stage.kubectl().apply(&pod_with(claim, name, &image, node, &script))?;
         }
-        let stream = Self { stage };
+        let stream = Self { stage, names };
         stream.wait_progress((0, 0))?;
         Ok(stream)
     }
@@ -154,7 +168,7 @@ impl<'a> Stream<'a> {
     /// How far writer and reader are; an error when one of them has ended.
     pub fn progress(&self) -> Result<(u32, u32)> {
         let mut at = [0, 0];
-        for (pod, at) in ["writer", "reader"].into_iter().zip(&mut at) {
+        for (pod, at) in self.names.iter().zip(&mut at) {
             let phase = self.stage.kubectl().run(&["get", "pod", pod, "-o=jsonpath={.status.phase}"])?;
             let said = self.stage.kubectl().run(&["logs", pod, "--tail=5"]).unwrap_or_default();
             ensure!(phase != "Failed" && phase != "Succeeded", "the {pod} ended: {said}");
@@ -185,14 +199,15 @@ impl<'a> Stream<'a> {
 
     /// How often writer and reader did something again.
     pub fn repetitions(&self) -> Result<usize> {
-        let logs = |pod| self.stage.kubectl().run(&["logs", pod, "--tail=-1"]);
-        Ok(["writer", "reader"].into_iter().map(logs).collect::<Result<String>>()?.matches("again: ").count())
+        let logs = |pod: &String| self.stage.kubectl().run(&["logs", pod, "--tail=-1"]);
+        Ok(self.names.iter().map(logs).collect::<Result<String>>()?.matches("again: ").count())
     }
 
     /// Ends both; how many files were written and verified.
     pub fn finish(self) -> Result<(u32, u32)> {
         let at = self.progress()?;
-        self.stage.kubectl().run(&["delete", "pod", "writer", "reader", "--wait=true"])?;
+        let [writer, reader] = &self.names;
+        self.stage.kubectl().run(&["delete", "pod", writer, reader, "--wait=true"])?;
         Ok(at)
     }
 }
@@ -202,8 +217,8 @@ impl Drop for Stream<'_> {
         let _ = self.stage.kubectl().run(&[
             "delete",
             "pod",
-            "writer",
-            "reader",
+            &self.names[0],
+            &self.names[1],
             "--ignore-not-found",
             "--wait=false",
         ]);

@@ -128,7 +128,7 @@ fn the_examples_are_taken(kubectl: &Kubectl) {
         take(kubectl, &yaml, &path.display().to_string(), &["--dry-run=server"]);
         examples += 1;
     }
-    assert!(examples >= 7, "{examples} examples");
+    assert!(examples >= 10, "{examples} examples");
     // What the notes after an installation tell people to apply.
     let notes = fs::read_to_string(root().join("charts/forebay/templates/NOTES.txt")).expect("the notes");
     let cluster =
@@ -214,6 +214,9 @@ fn accounts_may_do_what_they_must_and_no_more(kubectl: &Kubectl) {
         (operator, "create", "roles.rbac.authorization.k8s.io", OURS, false),
         (operator, "update", "leases.coordination.k8s.io/forebay-operator", OURS, true),
         (operator, "update", "leases.coordination.k8s.io/csi-forebay-io", OURS, false),
+        (operator, "get", "leases.coordination.k8s.io/worker", "kube-node-lease", true),
+        (operator, "update", "leases.coordination.k8s.io/worker", "kube-node-lease", false),
+        (operator, "list", "leases.coordination.k8s.io", "kube-node-lease", false),
         (controller, "create", "persistentvolumes", OURS, true),
         (controller, "create", "secrets", OURS, true),
         (controller, "get", "secrets", OTHERS, false),

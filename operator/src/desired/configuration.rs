@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use forebay_api::cluster::{BackendKind, QuotaKind, Sealing, Signing, Transport};
+use forebay_api::cluster::{Backend, BackendKind, QuotaKind, Sealing, Signing, Transport};
 use forebay_api::names;
 use serde::Serialize;
 
-use super::View;
+use super::{View, fabric};
 
 /// Where the server finds its certificates.
 pub const CERTIFICATES: &str = "/etc/forebay/tls";
 /// Where the server finds its configuration.
 pub const CONFIGURATION: &str = "/etc/forebay/config";
+/// Where the keys of NVMe-oF backends are mounted, a folder for each.
+pub const KEYS: &str = "/etc/forebay/nvmeof";
 /// Where the backends' directories are mounted.
 pub const POOLS: &str = "/var/lib/forebay/pools";
 
@@ -30,6 +32,10 @@ struct File {
 struct Instance {
     name: String,
     epoch: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    addresses: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -75,15 +81,54 @@ struct Pool {
     existing: bool,
     quota: &'static str,
     overcommit: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvmeof: Option<Nvmeof>,
 }
 
-/// The file for an instance that is reached at `address` and has these pools already.
+#[derive(Serialize)]
+struct Nvmeof {
+    nqn: String,
+    namespace: String,
+    paths: Vec<String>,
+    /// Not the machine's host name: the target lets in what is made of the node's.
+    node: String,
+    format: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_controller_key: Option<String>,
+    connect_time_s: u32,
+    keep_alive_s: u32,
+    loss_time_s: u32,
+}
+
+fn nvmeof(view: &View<'_>, instance: &str, backend: &Backend) -> Option<Nvmeof> {
+    let found = fabric::of(view, instance, backend).ok()?;
+    let key = |name: &str| format!("{KEYS}/{}/{name}", backend.name);
+    let mutual = found.keys.as_ref().is_some_and(|(_, mutual)| *mutual);
+    Some(Nvmeof {
+        nqn: found.nqn,
+        namespace: found.namespace,
+        paths: found.paths,
+        node: view.seats.get(instance)?.node.clone(),
+        format: found.format,
+        dhchap_key: found.keys.map(|_| key("host")),
+        dhchap_controller_key: mutual.then(|| key("controller")),
+        connect_time_s: found.connect_time_s,
+        keep_alive_s: found.keep_alive_s,
+        loss_time_s: found.loss_time_s,
+    })
+}
+
+/// The file for an instance on a node with this address, which has these pools already.
 #[must_use]
 pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<String>) -> String {
     let spec = &view.cluster.spec;
     let ports = &spec.network.ports;
+    let own = fabric::own_address(view, instance);
     // All addresses of the one family: where IPv6 is switched off, `[::]` could not be listened on.
-    let any = |port: u16| if address.is_ipv4() { format!("0.0.0.0:{port}") } else { format!("[::]:{port}") };
+    let four = address.is_ipv4() && own.is_none_or(|own| own.is_ipv4());
+    let any = |port: u16| if four { format!("0.0.0.0:{port}") } else { format!("[::]:{port}") };
     let mut limits = BTreeMap::new();
     for (key, value) in [("event_loops", spec.limits.event_loops), ("workers", spec.limits.workers)] {
         if let Some(value) = value {
@@ -107,17 +152,33 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<St
                     QuotaKind::None => "none",
                 },
                 overcommit: f64::from(directory.overcommit_percent) / 100.0,
+                nvmeof: None,
+            }),
+            BackendKind::NVMeoF | BackendKind::Target => Some(Pool {
+                name: backend.name.clone(),
+                path: format!("{POOLS}/{}/{instance}", backend.name),
+                create: true,
+                existing: made.contains(&backend.name),
+                quota: "project",
+                overcommit: f64::from(backend.overcommit_percent()) / 100.0,
+                nvmeof: Some(nvmeof(view, instance, backend)?),
             }),
         })
         .collect();
     let file = File {
         instance: Instance {
             name: instance.to_owned(),
-            epoch: view.before(instance).map_or(1, |b| b.epoch.max(1)),
+            epoch: if view.movable() {
+                view.epoch(instance)
+            } else {
+                view.before(instance).map_or(1, |b| b.epoch.max(1))
+            },
+            addresses: fabric::own_network(view, instance).into_iter().collect(),
+            interface: view.cluster.spec.network.interface.clone(),
         },
         server: Server {
             listen: vec![any(ports.smb)],
-            advertise: vec![std::net::SocketAddr::new(address, ports.smb).to_string()],
+            advertise: vec![std::net::SocketAddr::new(own.unwrap_or(address), ports.smb).to_string()],
             signing: match spec.security.signing {
                 Signing::Optional => "optional",
                 Signing::Required => "required",

@@ -5,7 +5,7 @@ use kube::ResourceExt as _;
 
 use super::objects::{is_ours, placement_record};
 use super::status::Said;
-use super::{Desired, Report, Target, View, soon};
+use super::{Desired, Report, Target, View, soon, target};
 use crate::limits::SOON;
 
 /// What the condition `Deletable` says.
@@ -142,6 +142,12 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
         let left: Vec<&str> = view.observed.pods.keys().map(String::as_str).collect();
         let message = format!("servers are ending: {}{came_too_late}", left.join(", "));
         said.deletable = Some((true, "ServersEnding", message));
+        return;
+    }
+    // Servers first, then what their pools lie on.
+    if !target::tear_down(view, desired) {
+        let message = format!("the bundled target stops offering what it has{came_too_late}");
+        said.deletable = Some((true, "TargetsEnding", message));
         return;
     }
     for name in &view.observed.config_maps {

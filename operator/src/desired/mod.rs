@@ -3,17 +3,22 @@
 
 pub mod configuration;
 pub mod deletion;
+pub mod fabric;
+pub mod moves;
 pub mod objects;
 pub mod rdma;
+pub mod record;
 pub mod rollout;
 pub mod rules;
 pub mod status;
+pub mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_api::cluster::{InstanceStatus, StorageCluster, StorageClusterStatus};
+use forebay_api::fabric::PoolStatus;
 use forebay_api::names;
 use forebay_api::node::StorageNode;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -65,8 +70,8 @@ pub struct ServerReport {
     pub volumes: u32,
     /// Of these, those that cannot be served.
     pub unserved: u32,
-    /// Names of its pools.
-    pub pools: BTreeSet<String>,
+    /// Its pools by name, as far as the server knows them.
+    pub pools: BTreeMap<String, PoolStatus>,
     /// SMB sessions.
     pub sessions: u32,
     /// It takes no more connections.
@@ -113,6 +118,14 @@ pub struct Observed {
     pub bound: BTreeMap<String, String>,
     /// Pools that have been made, by instance, as recorded.
     pub pools: BTreeMap<String, BTreeSet<String>>,
+    /// What the record says of instances that can move.
+    pub record: record::Record,
+    /// For how long nodes have given no sign of life, by name, where somebody has looked.
+    pub silences: BTreeMap<String, Duration>,
+    /// StatefulSets of the bundled target, by name.
+    pub target_sets: BTreeMap<String, StatefulSet>,
+    /// Pods of the bundled target.
+    pub target_pods: Vec<Pod>,
     /// Every key of the record.
     pub recorded: BTreeSet<String>,
     /// StorageClasses by name: those of this cluster, and others with names that it wants.
@@ -147,6 +160,8 @@ pub struct PodDeletion {
     pub uid: String,
     /// Why, for the Event.
     pub why: String,
+    /// Without waiting for a kubelet that is not there.
+    pub force: bool,
 }
 
 /// What ought to be.
@@ -158,6 +173,10 @@ pub struct Desired {
     pub remove: Vec<Target>,
     /// The pod to be restarted now; never more than one.
     pub restart: Option<PodDeletion>,
+    /// Places to be recorded, before anything else is done. The rest is decided anew then.
+    pub moves: Vec<record::Move>,
+    /// Pods of epochs that are over.
+    pub end: Vec<PodDeletion>,
     /// Keys to be taken out of the record of nodes, whoever has put them there.
     pub forget: Vec<String>,
     /// Instances whose volumes are to be destroyed.
@@ -193,6 +212,8 @@ pub struct View<'a> {
     pub leaving: Vec<String>,
     /// Where the instances are.
     pub seats: BTreeMap<String, Seat>,
+    /// Where the bundled target has namespaces, or is to have them, by instance and backend.
+    pub places: BTreeMap<(String, String), fabric::Place>,
 }
 
 impl<'a> View<'a> {
@@ -213,15 +234,20 @@ impl<'a> View<'a> {
         instances.extend(leaving.iter().cloned());
         let before = cluster.status.clone().unwrap_or_default();
         let mut seats = BTreeMap::new();
+        let movable = spec.can_move();
         for instance in &instances {
-            if let Some(seat) = seat(instance, observed, &before) {
+            // Where one that can move is says the record alone, which has its epoch, too.
+            let found =
+                if movable { recorded_seat(instance, observed) } else { seat(instance, observed, &before) };
+            if let Some(seat) = found {
                 seats.insert(instance.clone(), seat);
             }
         }
         let verdicts =
             placement::judge(spec, &observed.nodes, &observed.storage_nodes, &objections(cluster, observed));
-        let seats = placement::assign(spec, &instances, &seats, &verdicts);
-        Self { cluster, name, settings, observed, before, verdicts, instances, leaving, seats }
+        let seats = if movable { seats } else { placement::assign(spec, &instances, &seats, &verdicts) };
+        let places = fabric::places(&spec.backends, &instances, &known_places(observed, &before));
+        Self { cluster, name, settings, observed, before, verdicts, instances, leaving, seats, places }
     }
 
     /// Whether the cluster is to go.
@@ -243,9 +269,55 @@ impl<'a> View<'a> {
         self.observed.nodes.iter().map(AsRef::as_ref).find(|n| n.metadata.name.as_deref() == Some(&seat.node))
     }
 
-    /// The address by which an instance is reached. That of a node that is away for a moment is remembered.
+    /// Whether another node can take the instances over.
+    #[must_use]
+    pub fn movable(&self) -> bool {
+        self.cluster.spec.can_move()
+    }
+
+    /// The instance's epoch, never less than what was told of it.
+    #[must_use]
+    pub fn epoch(&self, instance: &str) -> u64 {
+        self.known_epoch(instance).max(1)
+    }
+
+    /// As [`Self::epoch`], 0 where the instance was never placed.
+    #[must_use]
+    pub fn known_epoch(&self, instance: &str) -> u64 {
+        let told = self.before(instance).filter(|b| !b.node.is_empty()).map_or(0, |b| b.epoch);
+        if !self.movable() {
+            return told;
+        }
+        let made = self.observed.stateful_sets.get(instance).and_then(|set| {
+            let template = set.spec.as_ref()?.template.metadata.as_ref()?;
+            template.annotations.as_ref()?.get(objects::ANNOTATION_EPOCH)?.parse().ok()
+        });
+        let recorded = self.observed.record.epochs.get(instance).copied();
+        [Some(told), made, recorded].into_iter().flatten().max().unwrap_or_default()
+    }
+
+    /// The node that an instance was on last, whatever tells so.
+    #[must_use]
+    pub fn last_node(&self, instance: &str) -> Option<String> {
+        let set = self.observed.stateful_sets.get(instance);
+        let annotated =
+            set.and_then(|s| s.metadata.annotations.as_ref()?.get(names::ANNOTATION_NODE).cloned());
+        annotated.or_else(|| self.before(instance).map(|b| b.node.clone())).filter(|n| !n.is_empty())
+    }
+
+    /// The address that clients mount.
     #[must_use]
     pub fn address(&self, instance: &str) -> Option<String> {
+        match fabric::own_address(self, instance) {
+            Some(own) => self.seats.contains_key(instance).then(|| own.to_string()),
+            None => self.node_address(instance),
+        }
+    }
+
+    /// The address of the admin API: that of the node, or of the Service. That of a node that is away for a moment is
+    /// remembered.
+    #[must_use]
+    pub fn node_address(&self, instance: &str) -> Option<String> {
         let found = if self.cluster.spec.network.host_network {
             self.node(instance).and_then(internal_ip)
         } else {
@@ -259,7 +331,11 @@ impl<'a> View<'a> {
         found.or_else(|| {
             let seat = self.seats.get(instance)?;
             let before = self.before(instance).filter(|b| b.node == seat.node && !b.address.is_empty())?;
-            self.cluster.spec.network.host_network.then(|| before.address.clone())
+            let own = fabric::own_address(self, instance).is_some();
+            let of_node =
+                || Some(before.admin_endpoint.parse::<std::net::SocketAddr>().ok()?.ip().to_string());
+            let remembered = if own { of_node() } else { Some(before.address.clone()) };
+            remembered.filter(|_| self.cluster.spec.network.host_network)
         })
     }
 
@@ -307,6 +383,26 @@ pub fn internal_ip(node: &Node) -> Option<String> {
         addresses.iter().filter(|a| a.type_ == "InternalIP").filter_map(|a| a.address.parse().ok()).collect();
     found.sort_by_key(std::net::IpAddr::is_ipv6);
     found.first().map(ToString::to_string)
+}
+
+fn recorded_seat(instance: &str, observed: &Observed) -> Option<Seat> {
+    // A node without an epoch is of the time when it could not move.
+    observed.record.epochs.get(instance)?;
+    observed.bound.get(instance).map(|node| Seat { node: node.clone(), bound: true })
+}
+
+/// Where the bundled target has namespaces: recorded, or, where the record was lost, told by the status.
+fn known_places(
+    observed: &Observed,
+    before: &StorageClusterStatus,
+) -> BTreeMap<(String, String), fabric::Place> {
+    let mut known = BTreeMap::new();
+    for instance in &before.instances {
+        let told = instance.pools.iter().filter_map(|p| Some((p.name.clone(), p.target.parse().ok()?)));
+        known.extend(told.map(|(pool, place)| ((instance.name.clone(), pool), place)));
+    }
+    known.extend(observed.record.places.clone());
+    known
 }
 
 fn seat(instance: &str, observed: &Observed, before: &StorageClusterStatus) -> Option<Seat> {
@@ -359,7 +455,7 @@ pub fn certificates(
 ) -> Vec<(String, std::net::IpAddr)> {
     let view = View::new(cluster, settings, observed);
     let placed = view.instances.iter().filter(|i| view.seats.contains_key(*i));
-    placed.filter_map(|i| Some((i.clone(), view.address(i)?.parse().ok()?))).collect()
+    placed.filter_map(|i| Some((i.clone(), view.node_address(i)?.parse().ok()?))).collect()
 }
 
 /// What ought to be.
@@ -379,6 +475,7 @@ pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observe
         deletion::plan(&view, &mut desired, &mut said);
     } else if !refused {
         let removing = removal(&view, &mut said);
+        moves::plan(&view, &mut desired, &mut said);
         objects::objects(&view, &removing, &mut desired);
         rollout::plan(&view, &removing, &mut desired, &mut said);
     }

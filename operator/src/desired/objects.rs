@@ -11,8 +11,8 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::configuration::{self, CERTIFICATES, CONFIGURATION, POOLS};
-use super::{Desired, Report, Target, View, rdma};
+use super::configuration::{self, CERTIFICATES, CONFIGURATION, KEYS, POOLS};
+use super::{Desired, Report, Target, View, fabric, rdma, record, target};
 
 /// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
 pub const ANNOTATION_APPLIED: &str = "storage.forebay.io/applied";
@@ -28,8 +28,12 @@ pub const SERVER_ACCOUNT: &str = "forebay-server";
 pub const CONFIGURATION_KEY: &str = "server.toml";
 /// Capabilities of a server (docs/server.md says what each is for).
 pub const CAPABILITIES: [&str; 4] = ["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"];
+/// What a server needs beside them to have an address of its own.
+pub const CAPABILITIES_ADDRESS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 /// What a server needs beside them to have memory registered with RDMA devices beyond the limit for locked memory.
 pub const CAPABILITY_RDMA: &str = "IPC_LOCK";
+/// Annotation on the pod's template of an instance that can move: its epoch.
+pub const ANNOTATION_EPOCH: &str = "storage.forebay.io/epoch";
 const POOLS_SUFFIX: &str = ".pools";
 /// Seconds that a server has beyond the drain for its own end.
 const GRACE_SECONDS: u32 = 30;
@@ -45,6 +49,16 @@ pub fn placement_record(cluster: &str) -> String {
 #[must_use]
 pub fn configuration_map(instance: &str) -> String {
     format!("{instance}-config")
+}
+
+/// The same for the instance's present epoch. That of an earlier one stays as it was for the pod that has it: a server
+/// that is started again with it is the older one, and steps back.
+#[must_use]
+pub fn configuration_of(view: &View<'_>, instance: &str) -> String {
+    if view.movable() {
+        return format!("{}-{}", configuration_map(instance), view.epoch(instance));
+    }
+    configuration_map(instance)
 }
 
 /// Every port that an instance listens on.
@@ -83,6 +97,7 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
     for instance in view.instances.iter().filter(|i| !removing.contains(i)) {
         instance_objects(view, instance, desired);
     }
+    target::objects(view, desired);
     for template in &view.cluster.spec.storage_classes {
         storage_class(view, template, desired);
     }
@@ -104,8 +119,10 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
         desired.remove.push(Target { kind: "Secret", name: name.clone(), uid: None });
     }
     for name in &view.observed.config_maps {
-        let ours = view.instances.iter().filter(|i| kept(i)).any(|i| configuration_map(i) == *name);
-        if !ours && *name != placement_record(&view.name) {
+        let ours = view.instances.iter().filter(|i| kept(i)).any(|i| configuration_of(view, i) == *name);
+        let of_target = view.observed.target_sets.contains_key(name)
+            || target::nodes(view).iter().any(|node| target::name(&view.name, node) == *name);
+        if !ours && !of_target && *name != placement_record(&view.name) {
             desired.remove.push(Target { kind: "ConfigMap", name: name.clone(), uid: None });
         }
     }
@@ -133,7 +150,7 @@ pub fn recorded_pools(record: &BTreeMap<String, String>) -> BTreeMap<String, BTr
 pub fn made_pools(view: &View<'_>, instance: &str) -> BTreeSet<String> {
     let mut pools = view.observed.pools.get(instance).cloned().unwrap_or_default();
     if let Some(Report::Answered(report)) = view.observed.reports.get(instance) {
-        pools.extend(report.pools.iter().cloned());
+        pools.extend(report.pools.keys().cloned());
     }
     pools
 }
@@ -141,14 +158,24 @@ pub fn made_pools(view: &View<'_>, instance: &str) -> BTreeSet<String> {
 fn placement_record_object(view: &View<'_>, removing: &[String], desired: &mut Desired) -> Value {
     let mut data = serde_json::Map::new();
     for (instance, seat) in view.seats.iter().filter(|(i, seat)| seat.bound && !removing.contains(i)) {
-        data.insert(instance.clone(), seat.node.clone().into());
+        // Written by moves where it can move.
+        if !view.movable() {
+            data.insert(instance.clone(), seat.node.clone().into());
+        }
         let pools = made_pools(view, instance);
         if !pools.is_empty() {
             data.insert(pools_key(instance), pools.into_iter().collect::<Vec<_>>().join(" ").into());
         }
     }
     // What a person has written stays when the operator does not apply it any more, so it is taken out by name.
-    desired.forget = view.observed.recorded.iter().filter(|key| !data.contains_key(*key)).cloned().collect();
+    let movable: BTreeSet<String> = if view.movable() {
+        view.seats.keys().filter(|i| !removing.contains(i)).cloned().collect()
+    } else {
+        BTreeSet::new()
+    };
+    let kept =
+        |key: &String| data.contains_key(key) || record::is_kept(key) || record::is_of_moves(key, &movable);
+    desired.forget = view.observed.recorded.iter().filter(|key| !kept(key)).cloned().collect();
     json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -176,19 +203,25 @@ fn instance_objects(view: &View<'_>, instance: &str, desired: &mut Desired) {
         desired.objects.push(service(view, instance));
     }
     let Some(seat) = view.seats.get(instance) else {
-        // What was placed before and has no node now must not keep its pod there.
-        if let Some(set) = view.observed.stateful_sets.get(instance) {
+        // What was placed before and has no node now must not keep its pod there. Where one that can move is, is known in
+        // a moment.
+        if !view.movable()
+            && let Some(set) = view.observed.stateful_sets.get(instance)
+        {
             desired.remove.push(Target { kind: "StatefulSet", name: instance.to_owned(), uid: set.uid() });
         }
         return;
     };
     // The Service's address comes with the next reconciliation; without certificates the server would not start.
-    let Some(address) = view.address(instance).and_then(|a| a.parse().ok()) else { return };
+    let Some(address) = view.node_address(instance).and_then(|a| a.parse().ok()) else { return };
+    if !fabric::missing(view, instance).is_empty() {
+        return;
+    }
     if !view.observed.certificates.issued.iter().any(|i| i == instance) {
         return;
     }
     let file = configuration::file(view, instance, address, &made_pools(view, instance));
-    let mut map_metadata = metadata(view, &configuration_map(instance), instance);
+    let mut map_metadata = metadata(view, &configuration_of(view, instance), instance);
     map_metadata["annotations"] = json!({ (names::ANNOTATION_NODE): seat.node });
     let template = template(view, instance, &seat.node, address);
     desired.objects.push(json!({
@@ -243,7 +276,7 @@ fn stateful_set(view: &View<'_>, instance: &str, node: &str, template: &Value) -
 #[must_use]
 pub fn revision(view: &View<'_>, instance: &str) -> Option<String> {
     let seat = view.seats.get(instance)?;
-    let address = view.address(instance)?.parse().ok()?;
+    let address = view.node_address(instance)?.parse().ok()?;
     let template = template(view, instance, &seat.node, address);
     template["metadata"]["annotations"][ANNOTATION_REVISION].as_str().map(str::to_owned)
 }
@@ -265,7 +298,7 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
         json!({ "name": "run", "mountPath": "/run/forebay" }),
     ];
     let mut volumes = vec![
-        json!({ "name": "config", "configMap": { "name": configuration_map(instance), "defaultMode": 0o444 } }),
+        json!({ "name": "config", "configMap": { "name": configuration_of(view, instance), "defaultMode": 0o444 } }),
         json!({ "name": "tls", "secret": { "secretName": names::server_secret(instance), "defaultMode": 0o400 } }),
         json!({ "name": "run", "emptyDir": { "medium": "Memory", "sizeLimit": "16Mi" } }),
     ];
@@ -278,7 +311,23 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
                 mounts.push(json!({ "name": name, "mountPath": format!("{POOLS}/{}", backend.name) }));
                 volumes.push(json!({ "name": name, "hostPath": { "path": directory.path, "type": kind } }));
             }
+            BackendKind::NVMeoF | BackendKind::Target => {
+                // The server mounts the pool there, for itself alone: it is unmounted with the container.
+                let name = format!("pool-{}", hash(&json!(backend.name)));
+                mounts.push(json!({ "name": name, "mountPath": format!("{POOLS}/{}", backend.name) }));
+                volumes.push(json!({ "name": name, "emptyDir": { "sizeLimit": "1Mi" } }));
+                if let Some(secret) = backend.nvmeof.as_ref().and_then(|b| b.dhchap_secret.as_ref()) {
+                    let name = format!("keys-{}", hash(&json!(backend.name)));
+                    let at = format!("{KEYS}/{}", backend.name);
+                    mounts.push(json!({ "name": name, "mountPath": at, "readOnly": true }));
+                    volumes.push(json!({ "name": name, "secret": { "secretName": secret.name, "defaultMode": 0o400 } }));
+                }
+            }
         }
+    }
+    if spec.uses_fabric() {
+        mounts.push(json!({ "name": "dev", "mountPath": "/dev" }));
+        volumes.push(json!({ "name": "dev", "hostPath": { "path": "/dev", "type": "Directory" } }));
     }
     let mut container = json!({
         "name": "server",
@@ -310,8 +359,17 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
         for kind in ["requests", "limits"] {
             container["resources"][kind][names::RESOURCE_RDMA] = "1".into();
         }
-        let capabilities = CAPABILITIES.iter().chain([&CAPABILITY_RDMA]).collect::<Vec<_>>();
+        let address = CAPABILITIES_ADDRESS.iter().filter(|_| !spec.network.addresses.is_empty());
+        let capabilities = CAPABILITIES.iter().chain([&CAPABILITY_RDMA]).chain(address).collect::<Vec<_>>();
         container["securityContext"]["capabilities"]["add"] = json!(capabilities);
+    } else if !spec.network.addresses.is_empty() {
+        let capabilities = CAPABILITIES.iter().chain(&CAPABILITIES_ADDRESS).collect::<Vec<_>>();
+        container["securityContext"]["capabilities"]["add"] = json!(capabilities);
+    }
+    if spec.uses_fabric() {
+        // Namespaces are devices that come and go while the container runs: no list of devices could name them.
+        container["securityContext"] =
+            json!({ "runAsUser": 0, "readOnlyRootFilesystem": true, "privileged": true });
     }
     let mut pod = json!({
         "serviceAccountName": SERVER_ACCOUNT,
@@ -340,6 +398,9 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
     if let Some(attachment) = &spec.network.attachment {
         annotations["k8s.v1.cni.cncf.io/networks"] = attachment.clone().into();
     }
+    if view.movable() {
+        annotations[ANNOTATION_EPOCH] = view.epoch(instance).to_string().into();
+    }
     let mut template = json!({
         "metadata": { "labels": labels(&view.name, Some(instance)), "annotations": annotations },
         "spec": pod,
@@ -359,14 +420,14 @@ fn tolerations(spec: &StorageClusterSpec) -> Value {
     tolerations.into()
 }
 
-fn seccomp(profile: &str) -> Value {
+pub(super) fn seccomp(profile: &str) -> Value {
     match profile.strip_prefix("localhost/") {
         Some(file) => json!({ "type": "Localhost", "localhostProfile": file }),
         None => json!({ "type": profile }),
     }
 }
 
-fn pull_policy(policy: PullPolicy) -> &'static str {
+pub(super) fn pull_policy(policy: PullPolicy) -> &'static str {
     match policy {
         PullPolicy::Always => "Always",
         PullPolicy::IfNotPresent => "IfNotPresent",

@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 
 use super::objects::{ANNOTATION_REVISION, revision};
 use super::status::{Said, pod_ready_since};
-use super::{Desired, PodDeletion, Report, View, rdma, soon};
+use super::{Desired, PodDeletion, Report, View, moves, rdma, soon};
 use crate::placement;
 
 /// Finds the pod to restart, and says how far the rollout is.
@@ -21,6 +21,10 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
     let mut current = 0;
     for instance in &staying {
         let Some(pod) = view.observed.pods.get(*instance) else { continue };
+        // That of another epoch is not restarted but ended.
+        if moves::is_stale(view, instance, pod) {
+            continue;
+        }
         match revision(view, instance) {
             Some(wanted) if pod.annotations().get(ANNOTATION_REVISION) != Some(&wanted) => {
                 let why = format!("{instance} takes the new image or configuration");
@@ -84,6 +88,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
             why: format!("{why}; {progress}"),
+            force: false,
         });
         return;
     }
@@ -105,7 +110,8 @@ fn is_ending(pod: &Pod) -> bool {
 
 /// Whether the pod that would take the old one's place has the new template: the StatefulSet has it, and its controller
 /// has seen it.
-fn template_is_known(set: Option<&StatefulSet>, wanted: &str) -> bool {
+#[must_use]
+pub(super) fn template_is_known(set: Option<&StatefulSet>, wanted: &str) -> bool {
     let Some(set) = set else { return false };
     let template = set.spec.as_ref().and_then(|s| s.template.metadata.as_ref());
     let has = template

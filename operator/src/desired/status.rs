@@ -1,14 +1,17 @@
 //! The status: instances, nodes, conditions.
 
+use std::collections::BTreeMap;
+
 use forebay_api::cluster::{
-    ClusterSummary, DeletionPolicy, InstancePhase, InstanceStatus, StorageClusterStatus,
+    Backend, ClusterSummary, DeletionPolicy, InstancePhase, InstanceStatus, StorageClusterStatus,
 };
+use forebay_api::fabric::{PoolStatus, TakeoverStatus};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::rules::Problem;
-use super::{Desired, Report, ServerReport, View, ordinal, soon};
+use super::{Desired, Report, ServerReport, View, fabric, ordinal, soon};
 use crate::limits::{CONDITION_MESSAGE_MAX, NODE_VERDICTS_MAX, UNREADY_RESYNC};
 use crate::placement::{self, Reason};
 
@@ -25,6 +28,10 @@ pub struct Said {
     pub deletable: Option<super::deletion::Verdict>,
     /// By which policy it goes, where that is decided now.
     pub deletion_policy: Option<DeletionPolicy>,
+    /// Why an instance that could move has no node, by its name.
+    pub homeless: BTreeMap<String, String>,
+    /// What else is to be said of an instance, by its name.
+    pub notes: BTreeMap<String, String>,
 }
 
 /// Since when a pod has been ready; `None` where it is not, or is ending.
@@ -41,7 +48,7 @@ pub fn pod_ready_since(pod: &Pod) -> Option<Timestamp> {
 
 /// Fills in `desired.status`.
 pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut Desired) {
-    let mut instances: Vec<InstanceStatus> = view.instances.iter().map(|i| instance(view, i)).collect();
+    let mut instances: Vec<InstanceStatus> = view.instances.iter().map(|i| instance(view, said, i)).collect();
     instances.sort_by_key(|i| ordinal(&view.name, &i.name));
     if said.waits || instances.iter().any(|i| i.phase == InstancePhase::Starting) {
         soon(desired);
@@ -81,14 +88,24 @@ fn nodes(view: &View<'_>) -> Vec<forebay_api::cluster::NodeVerdict> {
     chosen
 }
 
-fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
+fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
     let before = view.before(name);
     let report = match view.observed.reports.get(name) {
         Some(Report::Answered(report)) => Some(report.as_ref()),
         _ => None,
     };
     let pod = view.observed.pods.get(name);
-    let (mut phase, mut message) = phase(view, name, pod, report);
+    let present = pod.filter(|pod| !super::moves::is_stale(view, name, pod));
+    let (mut phase, mut message) = phase(view, name, present, report);
+    if present.is_none() && pod.is_some() {
+        message = "its pod of the epoch before is ending".to_owned();
+    }
+    if let Some(why) = said.homeless.get(name) {
+        (phase, message) = (InstancePhase::Pending, why.clone());
+    }
+    if let Some(note) = said.notes.get(name) {
+        message = if message.is_empty() { note.clone() } else { format!("{message}; {note}") };
+    }
     let going = view.deleting() && !view.cluster.spec.paused;
     if going || view.leaving.iter().any(|i| i == name) {
         phase = InstancePhase::Removing;
@@ -100,7 +117,9 @@ fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
         told.map(|b| b.removing_since.clone().unwrap_or_else(|| Time(whole_seconds(view.observed.now))));
     let ports = &view.cluster.spec.network.ports;
     let address = view.address(name).unwrap_or_default();
-    let admin_endpoint = address
+    let admin_endpoint = view
+        .node_address(name)
+        .unwrap_or_default()
         .parse::<std::net::IpAddr>()
         .map(|ip| std::net::SocketAddr::new(ip, ports.admin).to_string())
         .unwrap_or_default();
@@ -123,9 +142,68 @@ fn instance(view: &View<'_>, name: &str) -> InstanceStatus {
         free_bytes: kept(|r| r.free_bytes, |b| b.free_bytes),
         volumes: view.volumes(name).or(before.map(|b| b.volumes)).unwrap_or_default(),
         sessions: report.map_or(0, |r| r.sessions),
-        epoch: before.map_or(1, |b| b.epoch.max(1)),
+        epoch: if view.movable() { view.epoch(name) } else { before.map_or(1, |b| b.epoch.max(1)) },
+        pools: pools(view, name, report),
+        takeover: takeover(view, name, phase, present),
         message,
     }
+}
+
+/// The pools as the server tells of them; what it told last while it is away.
+fn pools(view: &View<'_>, name: &str, report: Option<&ServerReport>) -> Vec<PoolStatus> {
+    let seat = view.seats.get(name);
+    let one = |backend: &Backend| -> PoolStatus {
+        let before = view.before(name).and_then(|b| b.pools.iter().find(|p| p.name == backend.name));
+        let told = report.and_then(|r| r.pools.get(&backend.name));
+        let mut pool = told.or(before).cloned().unwrap_or_default();
+        pool.name.clone_from(&backend.name);
+        pool.kind = backend.kind.as_str().to_owned();
+        if !backend.is_on_fabric() {
+            return pool;
+        }
+        if let Ok(found) = fabric::of(view, name, backend) {
+            pool.paths = u32::try_from(found.paths.len()).unwrap_or_default();
+            pool.nqn = found.nqn;
+            pool.namespace = found.namespace;
+        }
+        pool.target = fabric::place(view, name, &backend.name).map(|p| p.to_string()).unwrap_or_default();
+        match (told, seat) {
+            (Some(told), Some(seat)) if !told.reservation.is_empty() => {
+                pool.reservation = format!("{}, on {}", told.reservation, seat.node);
+            }
+            (Some(_), _) => pool.reservation = String::new(),
+            (None, _) => {
+                // Nobody can be asked: what was known is kept but for what is of the moment.
+                pool.paths_up = 0;
+                pool.ana_state = String::new();
+                pool.health =
+                    if report.is_none() { "its server does not answer" } else { "it is not served" }
+                        .to_owned();
+            }
+        }
+        pool
+    };
+    view.cluster.spec.backends.iter().map(one).collect()
+}
+
+/// How the instance came to its node, and how far it is.
+fn takeover(view: &View<'_>, name: &str, phase: InstancePhase, pod: Option<&Pod>) -> Option<TakeoverStatus> {
+    let moved = view.observed.record.moved.get(name).filter(|_| view.movable())?;
+    let epoch = view.epoch(name);
+    let before = view.before(name).and_then(|b| b.takeover.as_ref()).filter(|t| t.epoch == epoch);
+    let now = Time(Timestamp::from_second(view.observed.now.as_second()).unwrap_or(view.observed.now));
+    let placed = pod.and_then(|p| p.spec.as_ref()?.node_name.as_ref()).map(|_| now.clone());
+    let serving = (phase == InstancePhase::Ready).then_some(now);
+    Some(TakeoverStatus {
+        reason: moved.why.clone(),
+        from: moved.from.clone(),
+        to: view.seats.get(name).map(|s| s.node.clone()).unwrap_or_default(),
+        epoch,
+        since: Some(Time(moved.since)),
+        decided: Some(Time(moved.decided)),
+        placed: before.and_then(|b| b.placed.clone()).or(placed),
+        serving: before.and_then(|b| b.serving.clone()).or(serving),
+    })
 }
 
 /// The second after, as the API server keeps times in whole ones.
@@ -141,16 +219,23 @@ fn phase(
 ) -> (InstancePhase, String) {
     use InstancePhase::{Draining, NotReady, Pending, Ready, Starting};
     let Some(seat) = view.seats.get(name) else {
+        if view.movable() {
+            return (Pending, "its place is being recorded".to_owned());
+        }
         return (Pending, format!("no node fits: {}", placement::explain(&view.verdicts, &view.seats)));
     };
     let verdict = view.verdicts.iter().find(|v| v.node == seat.node);
     let Some(node) = view.node(name) else {
         return (
             NotReady,
-            format!(
-                "its node {} is not part of the Kubernetes cluster any more, and its volumes lie there",
-                seat.node
-            ),
+            if view.movable() {
+                format!("its node {} is not part of the Kubernetes cluster any more", seat.node)
+            } else {
+                format!(
+                    "its node {} is not part of the Kubernetes cluster any more, and its volumes lie there",
+                    seat.node
+                )
+            },
         );
     };
     let Some(pod) = pod else {
@@ -294,6 +379,9 @@ fn conditions(
             condition("Paused", false, "NotPaused", "")
         },
     ];
+    if view.movable() {
+        list.push(takeover_ready(view));
+    }
     if let Some((status, reason, message)) = &said.deletable {
         list.push(condition("Deletable", *status, reason, message.clone()));
     }
@@ -303,6 +391,26 @@ fn conditions(
         condition.observed_generation = view.cluster.metadata.generation;
     }
     list
+}
+
+/// Whether an instance could go to another node now.
+fn takeover_ready(view: &View<'_>) -> Condition {
+    if !view.cluster.spec.takeover.enabled {
+        return condition(
+            "TakeoverReady",
+            false,
+            "Disabled",
+            "spec.takeover.enabled is false: only planned moves are done",
+        );
+    }
+    let spare =
+        view.verdicts.iter().filter(|v| v.fits() && !view.seats.values().any(|s| s.node == v.node)).count();
+    if spare == 0 {
+        let why = placement::explain(&view.verdicts, &view.seats);
+        let message = format!("no node is left that could take an instance over: {why}");
+        return condition("TakeoverReady", false, "NoSpareNode", message);
+    }
+    condition("TakeoverReady", true, "SpareNode", "")
 }
 
 fn valid(problems: &[Problem]) -> Condition {
@@ -315,6 +423,10 @@ fn placed(view: &View<'_>, staying: &[&InstanceStatus]) -> Condition {
     let homeless: Vec<&str> = staying.iter().filter(|i| i.node.is_empty()).map(|i| i.name.as_str()).collect();
     if homeless.is_empty() {
         return condition("InstancesPlaced", true, "AllPlaced", "");
+    }
+    if view.movable() {
+        let why = staying.iter().filter(|i| i.node.is_empty()).map(|i| format!("{}: {}", i.name, i.message));
+        return condition("InstancesPlaced", false, "NotPlaced", why.collect::<Vec<_>>().join(" | "));
     }
     let mut message =
         format!("{}: no node fits: {}", homeless.join(", "), placement::explain(&view.verdicts, &view.seats));

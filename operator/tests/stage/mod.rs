@@ -125,6 +125,12 @@ pub struct Operator {
 }
 
 impl Operator {
+    /// As kill -9: not even what is in hand is finished.
+    pub async fn kill(self) {
+        self.work.abort();
+        let _ = self.work.await;
+    }
+
     pub async fn stop(self) {
         self.end.send_replace(true);
         self.work.await.expect("the operator ends without a panic");
@@ -259,6 +265,36 @@ impl Stage {
             .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await
             .expect("the change is taken");
+    }
+
+    /// Plays StatefulSet controller and kubelet without a server: the pod is there and ready.
+    pub async fn pretend_pod(&self, instance: &str) {
+        let sets: Api<StatefulSet> = self.api();
+        let set = sets.get(instance).await.expect("the StatefulSet");
+        let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
+        sets.patch_status(instance, &PatchParams::default(), &Patch::Merge(&seen)).await.expect("its status");
+        let template = set.spec.unwrap().template;
+        let metadata = template.metadata.unwrap();
+        let node = set.metadata.annotations.unwrap()[forebay_api::names::ANNOTATION_NODE].clone();
+        let mut spec = serde_json::to_value(template.spec.unwrap()).unwrap();
+        spec["nodeName"] = node.into();
+        let pod = json!({
+            "metadata": { "name": pod_name(instance), "labels": metadata.labels, "annotations": metadata.annotations },
+            "spec": spec,
+        });
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let pods: Api<Pod> = self.api();
+        match pods.create(&PostParams::default(), &pod).await {
+            // One of that name is there still: the StatefulSet controller waits, too.
+            Err(kube::Error::Api(status)) if status.code == 409 => return,
+            other => other.expect("the API server takes the pod"),
+        };
+        let ready = json!({ "status": { "phase": "Running", "conditions": [
+            { "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+        ] } });
+        pods.patch_status(&pod_name(instance), &PatchParams::default(), &Patch::Merge(&ready))
+            .await
+            .expect("ready");
     }
 
     /// Waits until a StorageCluster is as it ought to be.
@@ -460,7 +496,15 @@ async fn grant_the_charts_rights(admin: &Client, namespace: &str) {
             continue;
         }
         let mut object: Value = serde_saphyr::from_str(document).expect("YAML");
-        if object["metadata"]["namespace"].is_string() {
+        // The Role for the kubelets' Leases is of their namespace, which all stages share.
+        let theirs = object["metadata"]["namespace"] == "kube-node-lease";
+        if theirs {
+            let name = format!("{namespace}-forebay-operator");
+            object["metadata"]["name"] = name.clone().into();
+            if object["roleRef"].is_object() {
+                object["roleRef"]["name"] = name.into();
+            }
+        } else if object["metadata"]["namespace"].is_string() {
             object["metadata"]["namespace"] = namespace.into();
         }
         for subject in object["subjects"].as_array_mut().into_iter().flatten() {
@@ -483,11 +527,12 @@ async fn grant_the_charts_rights(admin: &Client, namespace: &str) {
         let api: Api<DynamicObject> = if kind.starts_with("Cluster") {
             Api::all_with(admin.clone(), &resource)
         } else {
-            Api::namespaced_with(admin.clone(), namespace, &resource)
+            let of = if theirs { "kube-node-lease" } else { namespace };
+            Api::namespaced_with(admin.clone(), of, &resource)
         };
         let object: DynamicObject = serde_json::from_value(object).unwrap();
         api.create(&PostParams::default(), &object).await.expect("rights");
         granted += 1;
     }
-    assert_eq!(granted, 4, "Role, RoleBinding, ClusterRole and ClusterRoleBinding of the operator");
+    assert_eq!(granted, 6, "two Roles, a ClusterRole and their bindings of the operator");
 }

@@ -187,7 +187,7 @@ pub struct SetCredentialsResponse {}
 pub struct Pool {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// "directory".
+    /// "directory" or "nvmeof".
     #[prost(string, tag = "2")]
     pub kind: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
@@ -202,6 +202,40 @@ pub struct Pool {
     /// "project" or "none".
     #[prost(string, tag = "7")]
     pub quota: ::prost::alloc::string::String,
+    /// Of a pool on a namespace of a fabric; absent for others.
+    #[prost(message, optional, tag = "8")]
+    pub fabric: ::core::option::Option<PoolFabric>,
+}
+/// A pool's namespace, as it was at the last look.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PoolFabric {
+    #[prost(string, tag = "1")]
+    pub nqn: ::prost::alloc::string::String,
+    /// "uuid:…" or "nguid:…".
+    #[prost(string, tag = "2")]
+    pub namespace: ::prost::alloc::string::String,
+    /// Paths that are configured, and those of them that take I/O.
+    #[prost(uint32, tag = "3")]
+    pub paths: u32,
+    #[prost(uint32, tag = "4")]
+    pub paths_up: u32,
+    /// ANA states of the paths as the kernel names them, each once.
+    #[prost(string, repeated, tag = "5")]
+    pub ana_states: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether the reservation was seen to be this server's within the last seconds.
+    #[prost(bool, tag = "6")]
+    pub reserved: bool,
+    /// Whose it is then: the instance and its epoch.
+    #[prost(string, tag = "7")]
+    pub holder: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "8")]
+    pub holder_epoch: u64,
+    /// Seconds since that was last seen.
+    #[prost(uint32, tag = "9")]
+    pub unconfirmed_seconds: u32,
+    /// What is wrong, one sentence each.
+    #[prost(string, repeated, tag = "10")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListPoolsRequest {}

@@ -97,6 +97,7 @@ impl Looks {
                 }
             }
             self.state.set_paths_up(self.watch.paths().0);
+            self.state.set_ana_states(self.watch.ana_states());
             if self.ending.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
                 self.ending.end(&Fence::FileSystem);
             }

@@ -186,7 +186,8 @@ fn attach(
     info!(pool = pool.name, key = %me.key(), "the reservation is ours");
 
     let fresh = !(mounted && goes_on);
-    let state = Arc::new(State::new(pool.name.clone(), section.paths.len(), section.loss_time()));
+    let names = (section.nqn.to_string(), section.namespace.to_string());
+    let state = Arc::new(State::new(pool.name.clone(), names, section.paths.len(), section.loss_time()));
     let prepared = prepare(instance, pool, section, &namespace, fresh).and_then(|()| {
         // Mounting may have taken longer than a reservation may go unconfirmed.
         let asked = Instant::now();

@@ -27,6 +27,8 @@ pub(crate) enum Fence {
 #[derive(Debug)]
 pub struct State {
     pool: String,
+    /// Subsystem and namespace.
+    names: (String, String),
     paths: usize,
     loss_time: Duration,
     seen: Mutex<Seen>,
@@ -39,16 +41,18 @@ struct Seen {
     /// Why it could not be asked for since.
     said: String,
     paths_up: usize,
+    ana_states: Vec<String>,
     /// Why the file system does not fill its namespace.
     not_grown: Option<String>,
 }
 
 impl State {
     /// All well, now.
-    pub(crate) fn new(pool: String, paths: usize, loss_time: Duration) -> Self {
+    pub(crate) fn new(pool: String, names: (String, String), paths: usize, loss_time: Duration) -> Self {
         let (confirmed, said) = (Instant::now(), "nothing yet".to_owned());
-        let seen = Mutex::new(Seen { confirmed, said, paths_up: paths, not_grown: None });
-        Self { pool, paths, loss_time, seen }
+        let seen =
+            Mutex::new(Seen { confirmed, said, paths_up: paths, ana_states: Vec::new(), not_grown: None });
+        Self { pool, names, paths, loss_time, seen }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -68,6 +72,23 @@ impl State {
     /// So many paths take I/O.
     pub(crate) fn set_paths_up(&self, up: usize) {
         self.seen().paths_up = up;
+    }
+
+    /// What the paths are to the target.
+    pub(crate) fn set_ana_states(&self, states: Vec<String>) {
+        self.seen().ana_states = states;
+    }
+
+    /// The subsystem's NQN, and the namespace as it is configured.
+    #[must_use]
+    pub fn names(&self) -> (&str, &str) {
+        (&self.names.0, &self.names.1)
+    }
+
+    /// ANA states of the paths, each once.
+    #[must_use]
+    pub fn ana_states(&self) -> Vec<String> {
+        self.seen().ana_states.clone()
     }
 
     /// How growing went.
@@ -133,9 +154,13 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
+    fn names() -> (String, String) {
+        ("nqn.2026-01.io.example:p".into(), "uuid:u".into())
+    }
+
     #[test]
     fn a_reservation_that_is_not_confirmed_in_time_is_given_up() {
-        let state = State::new("p".into(), 1, LIMIT);
+        let state = State::new("p".into(), names(), 1, LIMIT);
         let at = Instant::now();
         state.confirm(at);
         state.not_confirmed("no path".into());
@@ -149,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told_as_long_as_it_is() {
-        let state = State::new("p".into(), 2, LIMIT);
+        let state = State::new("p".into(), names(), 2, LIMIT);
         let at = Instant::now();
         state.confirm(at);
         assert_eq!(state.problems(at + NAMESPACE_UNCONFIRMED_TOLD), [] as [String; 0]);

@@ -1,0 +1,311 @@
+//! Backends on fabrics, and what goes with them: addresses that move, takeovers, the state of pools.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+fn yes() -> bool {
+    true
+}
+
+fn hundred() -> u32 {
+    100
+}
+
+fn connect_timeout() -> u32 {
+    60
+}
+
+fn loss_timeout() -> u32 {
+    30
+}
+
+fn keep_alive() -> u32 {
+    5
+}
+
+/// Namespaces of a target that is there already: an array, or any other NVMe-oF target with reservations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.namespaces.all(a, self.namespaces.exists_one(b, b.instance == a.instance))").message("two of namespaces are for the same instance"),
+    validation = Rule::new("self.namespaces.all(a, self.namespaces.exists_one(b, b.nqn == a.nqn && has(b.uuid) == has(a.uuid) && (!has(a.uuid) || b.uuid == a.uuid) && has(b.nguid) == has(a.nguid) && (!has(a.nguid) || b.nguid == a.nguid)))").message("two of namespaces are the same namespace: every instance needs one of its own")
+)]
+pub struct NvmeofBackend {
+    /// Ways to the target, `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`. Several need native multipath.
+    #[schemars(
+        length(min = 1, max = 8),
+        inner(
+            length(min = 8, max = 128),
+            regex(pattern = r"^(tcp|rdma)://([0-9.]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$")
+        )
+    )]
+    pub paths: Vec<String>,
+    /// The namespace of each instance. An instance without one is not placed.
+    #[schemars(length(min = 1, max = 64))]
+    pub namespaces: Vec<InstanceNamespace>,
+    /// Make a file system where a namespace is blank. Never is anything overwritten.
+    #[serde(default)]
+    pub format: bool,
+    /// Secret with keys of DH-HMAC-CHAP, in the cluster's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap_secret: Option<SecretName>,
+    /// How long target and namespace are waited for when a server starts, seconds.
+    #[serde(default = "connect_timeout")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub connect_timeout_seconds: u32,
+    /// How long the reservation may go unconfirmed before a server ends itself, seconds.
+    #[serde(default = "loss_timeout")]
+    #[schemars(range(min = 5, max = 600))]
+    pub loss_timeout_seconds: u32,
+    /// Time between two signs of life, after which either end takes a connection for dead, seconds.
+    #[serde(default = "keep_alive")]
+    #[schemars(range(min = 1, max = 120))]
+    pub keep_alive_seconds: u32,
+    /// The volumes' capacities together may be so many percent of the pool's size.
+    #[serde(default = "hundred")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub overcommit_percent: u32,
+}
+
+/// One instance's namespace.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.uuid) != has(self.nguid)").message("a namespace is named by uuid or by nguid, one of them"))]
+pub struct InstanceNamespace {
+    /// Ordinal of the instance, from 0.
+    #[schemars(range(min = 0, max = 63))]
+    pub instance: u32,
+    /// NQN of the subsystem.
+    #[schemars(length(min = 12, max = 223), regex(pattern = r"^nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+$"))]
+    pub nqn: String,
+    /// UUID of the namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"), length(max = 36))]
+    pub uuid: Option<String>,
+    /// NGUID of the namespace, 32 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9a-fA-F]{32}$"), length(max = 32))]
+    pub nguid: Option<String>,
+}
+
+/// A Secret of the cluster's namespace, with the keys `host` and, where the target is to prove itself, `controller`
+/// (`DHHC-1:…`). Only servers get it, as files.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretName {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub name: String,
+    /// It has the key `controller`: the target proves itself, too.
+    #[serde(default)]
+    pub mutual: bool,
+}
+
+/// The bundled target: drives, partitions or files of nodes, offered over a fabric by the kernel's nvmet. Every instance
+/// gets a namespace of its own, which stays where it is: there is no second copy of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.nodes.all(a, self.nodes.exists_one(b, b.name == a.name))").message("two of nodes have the same name"),
+    validation = Rule::new("self.nodes.all(n, (has(n.devices) && n.devices.size() > 0) != has(n.directory))").message("a node of a target offers devices, or files of a directory: one of them"),
+    validation = Rule::new("!self.nodes.exists(n, has(n.directory)) || has(self.sizeGib)").message("files of a directory need sizeGib")
+)]
+pub struct TargetBackend {
+    /// What the namespaces are reached by.
+    #[serde(default)]
+    pub transport: FabricTransport,
+    /// Port.
+    #[serde(default = "nvme_port")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: u16,
+    /// Network of the nodes' addresses, such as `192.168.77.0/24`. Default: the nodes' addresses in Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 4, max = 64), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"))]
+    pub network: Option<String>,
+    /// The nodes that offer something.
+    #[schemars(length(min = 1, max = 64))]
+    pub nodes: Vec<TargetNode>,
+    /// Size of a file, for nodes with a directory, GiB. It can be raised; a file never shrinks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub size_gib: Option<u32>,
+    /// Make a file system where a namespace is blank. Never is anything overwritten.
+    #[serde(default = "yes")]
+    pub format: bool,
+    /// Port of the target's metrics and health.
+    #[serde(default = "metrics_port")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub metrics_port: u16,
+    /// How long target and namespace are waited for when a server starts, seconds.
+    #[serde(default = "connect_timeout")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub connect_timeout_seconds: u32,
+    /// How long the reservation may go unconfirmed before a server ends itself, seconds.
+    #[serde(default = "loss_timeout")]
+    #[schemars(range(min = 5, max = 600))]
+    pub loss_timeout_seconds: u32,
+    /// Time between two signs of life, after which either end takes a connection for dead, seconds.
+    #[serde(default = "keep_alive")]
+    #[schemars(range(min = 1, max = 120))]
+    pub keep_alive_seconds: u32,
+    /// The volumes' capacities together may be so many percent of the pool's size.
+    #[serde(default = "hundred")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub overcommit_percent: u32,
+}
+
+fn nvme_port() -> u16 {
+    4420
+}
+
+fn metrics_port() -> u16 {
+    9447
+}
+
+/// A node that offers namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetNode {
+    /// Name of the node.
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub name: String,
+    /// Drives and partitions, by names that do not change: below /dev/disk/by-id, by-path, by-partuuid or by-partlabel. Each
+    /// is one namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        inner(
+            length(max = 512),
+            regex(pattern = r"^/dev/disk/by-(id|path|partuuid|partlabel)/[A-Za-z0-9_.:+@%=-]+$")
+        )
+    )]
+    pub devices: Vec<String>,
+    /// Directory in which each namespace is a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 1024))]
+    #[x_kube(
+        validation = Rule::new("self.startsWith('/') && !self.contains('..') && !self.contains('//') && !self.endsWith('/')").message("directory must be absolute, without '..', '//' or a '/' at its end"),
+        validation = Rule::new("!(self in ['/bin','/boot','/dev','/etc','/home','/lib','/opt','/proc','/root','/run','/sbin','/srv','/sys','/tmp','/usr','/var','/var/lib','/var/lib/kubelet']) && !self.startsWith('/proc/') && !self.startsWith('/sys/') && !self.startsWith('/dev/') && !self.startsWith('/etc/') && !self.startsWith('/var/lib/kubelet/')").message("directory must be one of its own, not one of the system's")
+    )]
+    pub directory: Option<String>,
+    /// Address by which it is reached. Default: the one in `network`, else that of Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 45), regex(pattern = r"^[0-9a-fA-F:.]+$"))]
+    pub address: Option<String>,
+}
+
+/// A fabric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum FabricTransport {
+    /// NVMe over TCP.
+    #[default]
+    TCP,
+    /// NVMe over RDMA.
+    RDMA,
+}
+
+impl FabricTransport {
+    /// As in a path and in the target's configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TCP => "tcp",
+            Self::RDMA => "rdma",
+        }
+    }
+}
+
+/// When an instance whose pools lie on fabrics is taken over by another node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Takeover {
+    /// Whether the operator does it by itself. Planned moves are done in any case.
+    pub enabled: bool,
+    /// Seconds without a sign of life of the node, after which it counts as lost. A kubelet gives one every 10 s.
+    #[schemars(range(min = 5, max = 600))]
+    pub after_seconds: u32,
+}
+
+impl Default for Takeover {
+    fn default() -> Self {
+        Self { enabled: true, after_seconds: 20 }
+    }
+}
+
+impl Takeover {
+    /// Whether nothing was said.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One pool of an instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PoolStatus {
+    /// Name of its backend.
+    pub name: String,
+    /// Kind of its backend.
+    pub kind: String,
+    /// Its size, bytes.
+    pub capacity_bytes: i64,
+    /// What can still be provisioned, bytes.
+    pub free_bytes: i64,
+    /// Where it lies: the subsystem's NQN; empty for directories.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub nqn: String,
+    /// The namespace, `uuid:…` or `nguid:…`; empty for directories.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Node of the bundled target that holds it; empty for others.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub target: String,
+    /// Paths that take I/O.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub paths_up: u32,
+    /// Paths that are configured.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub paths: u32,
+    /// ANA states of the paths, such as "optimized".
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ana_state: String,
+    /// Who holds the reservation, as far as known: such as "fast-0, epoch 2, on node-a".
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reservation: String,
+    /// What is wrong, in a sentence; empty where nothing is.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub health: String,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+/// The last time that an instance went to another node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TakeoverStatus {
+    /// `NodeLost`, `NodeGone`, `ServerDown`, `NodeCordoned` or `Asked`.
+    pub reason: String,
+    /// Node that it came from.
+    pub from: String,
+    /// Node that it went to.
+    pub to: String,
+    /// Epoch since then.
+    pub epoch: u64,
+    /// Since when the node had given no sign of life, or the reason had been there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// When it was decided, and the epoch raised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided: Option<Time>,
+    /// When its new pod was on its node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed: Option<Time>,
+    /// When it served again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serving: Option<Time>,
+}

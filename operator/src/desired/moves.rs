@@ -1,0 +1,261 @@
+//! Instances whose pools lie on fabrics: where they are recorded to be, when that changes, and which pods have to go for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+
+use forebay_api::names;
+
+use super::objects::{ANNOTATION_EPOCH, revision};
+use super::record::{Move, Moved};
+use super::rollout::template_is_known;
+use super::status::Said;
+use super::{Desired, PodDeletion, Report, View, fabric, soon};
+use crate::placement::{self, Seat, Verdict};
+use crate::takeover::{Decision, Kubelet, PodSign, Rule, Signs, Why, decide, is_lost};
+
+/// What the decision for an instance goes by, on the node that it is recorded on.
+fn signs(view: &View<'_>, instance: &str, seat: &Seat) -> Signs {
+    let node = find(view, &seat.node);
+    let pod = view.observed.pods.get(instance);
+    // A pod of an earlier epoch is on its way out, and says nothing of the present one.
+    let present = pod.filter(|pod| !is_stale(view, instance, pod));
+    Signs {
+        now: view.observed.now,
+        kubelet: Kubelet::of(node),
+        silent: view.observed.silences.get(&seat.node).copied(),
+        pod: PodSign::of(present),
+        answers: matches!(view.observed.reports.get(instance), Some(Report::Answered(_))),
+        cordoned: Signs::cordoned(node),
+        asked: present.is_some_and(|pod| asked(pod).is_some()),
+        moved: view.observed.record.moved.get(instance).map(|m| m.decided),
+    }
+}
+
+fn find<'v>(view: &'v View<'_>, name: &str) -> Option<&'v Node> {
+    view.observed.nodes.iter().map(AsRef::as_ref).find(|n| n.metadata.name.as_deref() == Some(name))
+}
+
+fn asked(pod: &Pod) -> Option<&str> {
+    pod.annotations().get(names::ANNOTATION_MOVE).map(String::as_str)
+}
+
+fn rule(view: &View<'_>) -> Rule {
+    let takeover = &view.cluster.spec.takeover;
+    Rule { enabled: takeover.enabled, after: Duration::from_secs(takeover.after_seconds.into()) }
+}
+
+/// Whether a pod is of another epoch than the instance's.
+#[must_use]
+pub fn is_stale(view: &View<'_>, instance: &str, pod: &Pod) -> bool {
+    view.movable() && pod.annotations().get(ANNOTATION_EPOCH) != Some(&view.epoch(instance).to_string())
+}
+
+/// Where an instance could go: not where it was, nor where it is quiet, nor where another instance is.
+fn candidates(view: &View<'_>, from: Option<&str>, wanted: Option<&str>) -> Vec<Verdict> {
+    let quiet = |node: &str| {
+        let silent = view.observed.silences.get(node);
+        silent.is_some_and(|s| *s >= Duration::from_secs(view.cluster.spec.takeover.after_seconds.into()))
+    };
+    let named = |v: &Verdict| wanted.is_none_or(|w| w == v.node);
+    let verdicts =
+        view.verdicts.iter().filter(|v| Some(v.node.as_str()) != from && !quiet(&v.node) && named(v));
+    verdicts.cloned().collect()
+}
+
+fn choose(
+    view: &View<'_>,
+    instance: &str,
+    seats: &BTreeMap<String, Seat>,
+    candidates: &[Verdict],
+) -> Option<String> {
+    let mut others = seats.clone();
+    others.remove(instance);
+    let mut all: Vec<String> = others.keys().cloned().collect();
+    all.push(instance.to_owned());
+    let given = placement::assign(&view.cluster.spec, &all, &others, candidates);
+    given.get(instance).map(|seat| seat.node.clone())
+}
+
+/// Finds the places to be recorded and the pods to be ended.
+pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
+    if !view.movable() {
+        return record_places(view, desired);
+    }
+    let mut seats = view.seats.clone();
+    for instance in &view.instances {
+        let missing = fabric::missing(view, instance);
+        if !missing.is_empty() {
+            said.homeless.insert(instance.clone(), missing.join("; "));
+            continue;
+        }
+        let (places, unrecorded) = places(view, instance);
+        match view.seats.get(instance) {
+            // It is being removed, and its record has gone already.
+            None if view.leaving.contains(instance) => {}
+            None => {
+                // Where it was last, if that is known: the record was lost then, and its epoch is not the first.
+                let known = view.last_node(instance);
+                let found = candidates(view, None, None);
+                let back = known.filter(|k| found.iter().any(|v| v.node == *k && v.fits()));
+                let free = |node: &String| !seats.values().any(|s| s.node == *node);
+                let Some(node) = back.filter(free).or_else(|| choose(view, instance, &seats, &found)) else {
+                    said.homeless.insert(instance.clone(), explain(&seats, &found));
+                    continue;
+                };
+                let before = view.known_epoch(instance);
+                seats.insert(instance.clone(), Seat { node: node.clone(), bound: true });
+                desired.moves.push(Move {
+                    instance: instance.clone(),
+                    node,
+                    // On which node the last epoch was cannot be told for certain, so that a new one begins.
+                    epoch: before + 1,
+                    places,
+                    moved: None,
+                });
+            }
+            Some(seat) => {
+                if let Some(step) = next(view, instance, seat, &places, &mut seats, desired, said) {
+                    desired.moves.push(step);
+                } else if unrecorded {
+                    let (node, epoch) = (seat.node.clone(), view.epoch(instance));
+                    desired.moves.push(Move { instance: instance.clone(), node, epoch, places, moved: None });
+                } else {
+                    end_stale(view, instance, desired);
+                }
+            }
+        }
+    }
+    if !desired.moves.is_empty() || !desired.end.is_empty() {
+        soon(desired);
+    }
+}
+
+/// An instance's places on the bundled target, and whether some of them are not recorded.
+fn places(view: &View<'_>, instance: &str) -> (BTreeMap<String, fabric::Place>, bool) {
+    let backends = view.cluster.spec.backends.iter();
+    let places: BTreeMap<_, _> =
+        backends.filter_map(|b| Some((b.name.clone(), fabric::place(view, instance, &b.name)?))).collect();
+    let recorded =
+        |backend: &String| view.observed.record.places.get(&(instance.to_owned(), backend.clone()));
+    let unrecorded = places.iter().any(|(backend, place)| recorded(backend) != Some(place));
+    (places, unrecorded)
+}
+
+/// Instances that cannot move, because of a directory, can have a namespace of the bundled target, too.
+fn record_places(view: &View<'_>, desired: &mut Desired) {
+    for instance in &view.instances {
+        let (places, unrecorded) = places(view, instance);
+        if unrecorded {
+            let (instance, node) = (instance.clone(), String::new());
+            desired.moves.push(Move { instance, node, epoch: 0, places, moved: None });
+        }
+    }
+}
+
+fn next(
+    view: &View<'_>,
+    instance: &str,
+    seat: &Seat,
+    places: &BTreeMap<String, fabric::Place>,
+    seats: &mut BTreeMap<String, Seat>,
+    desired: &mut Desired,
+    said: &mut Said,
+) -> Option<Move> {
+    let signs = signs(view, instance, seat);
+    let (why, since) = match decide(&signs, rule(view)) {
+        Decision::Stay => return None,
+        Decision::Wait(wait) => {
+            desired.again = desired.again.min(wait.max(Duration::from_secs(1)));
+            return None;
+        }
+        Decision::Move { why, since } => (why, since),
+    };
+    // Planned moves: one after another, while the others serve.
+    if why.is_planned() {
+        let others = view.instances.iter().filter(|i| *i != instance);
+        let busy = others.clone().find(|i| {
+            let pod = view.observed.pods.get(*i);
+            PodSign::of(pod) != PodSign::Ready || pod.is_some_and(|pod| is_stale(view, i, pod))
+        });
+        if let Some(busy) = busy.or_else(|| desired.moves.first().map(|m| &m.instance)) {
+            said.notes
+                .insert(instance.to_owned(), format!("it goes to another node when {busy} serves again"));
+            soon(desired);
+            return None;
+        }
+    }
+    let wanted = view.observed.pods.get(instance).and_then(asked).filter(|_| why == Why::Asked);
+    let wanted = wanted.filter(|w| find(view, w).is_some());
+    let found = candidates(view, Some(&seat.node), wanted);
+    let Some(node) = choose(view, instance, seats, &found) else {
+        let why = match why {
+            Why::NodeCordoned => format!("its node {} is cordoned", seat.node),
+            Why::Asked => "it was asked to go to another node".to_owned(),
+            Why::NodeLost | Why::NodeGone => format!("its node {} gives no sign of life", seat.node),
+            Why::ServerDown => format!("it does not come up on {}", seat.node),
+        };
+        said.notes.insert(instance.to_owned(), format!("{why}, and {}", explain(seats, &found)));
+        return None;
+    };
+    seats.insert(instance.to_owned(), Seat { node: node.clone(), bound: true });
+    Some(Move {
+        instance: instance.to_owned(),
+        node,
+        epoch: view.epoch(instance) + 1,
+        places: places.clone(),
+        moved: Some(Moved {
+            why: why.as_str().to_owned(),
+            from: seat.node.clone(),
+            since,
+            decided: view.observed.now,
+        }),
+    })
+}
+
+fn explain(seats: &BTreeMap<String, Seat>, candidates: &[Verdict]) -> String {
+    format!("no node fits: {}", placement::explain(candidates, seats))
+}
+
+/// The pod of an earlier epoch: asked to end, or taken out of the books where nobody is there who could end it. What it may
+/// still run is fenced off by the new one's reservation. Only once the new pod would be of the new epoch.
+fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
+    let Some(pod) = view.observed.pods.get(instance).filter(|pod| is_stale(view, instance, pod)) else {
+        return;
+    };
+    let known = revision(view, instance)
+        .is_some_and(|wanted| template_is_known(view.observed.stateful_sets.get(instance), &wanted));
+    let ending = pod.metadata.deletion_timestamp.is_some();
+    let node = pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default();
+    let found = find(view, &node);
+    let silent = view.observed.silences.get(&node).copied();
+    let signs = Signs {
+        now: view.observed.now,
+        kubelet: Kubelet::of(found),
+        silent,
+        pod: PodSign::None,
+        answers: false,
+        cordoned: false,
+        asked: false,
+        moved: None,
+    };
+    // A pod that no node has taken runs nowhere.
+    let lost = node.is_empty() || is_lost(&signs, rule(view).after);
+    if !known || ending && !lost {
+        soon(desired);
+        return;
+    }
+    let epoch = view.epoch(instance);
+    desired.end.push(PodDeletion {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        why: if lost {
+            format!("{instance} goes on in epoch {epoch}; node {node} cannot end its pod")
+        } else {
+            format!("{instance} goes on in epoch {epoch} on another node")
+        },
+        force: lost,
+    });
+}

@@ -1,0 +1,161 @@
+//! The record of nodes: what of it says where instances that can move are, and in which epoch.
+//!
+//! Node and epoch of such an instance change together, in one write that fails where somebody else has written since
+//! (`resourceVersion`). So whoever dies at whatever moment leaves either the old pair or the new one, never a node without
+//! its epoch; and an epoch never goes down. What the operator applies of the record otherwise does not touch these keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::fabric::Place;
+
+const EPOCH: &str = ".epoch";
+const MOVED: &str = ".moved";
+const PLACE: &str = ".target.";
+
+/// What is recorded of instances that can move.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// The record's version; `None` where there is no record.
+    pub version: Option<String>,
+    /// Epochs, by instance.
+    pub epochs: BTreeMap<String, u64>,
+    /// Where the bundled target has an instance's namespaces, by instance and backend.
+    pub places: BTreeMap<(String, String), Place>,
+    /// How an instance came to its node, where it moved.
+    pub moved: BTreeMap<String, Moved>,
+}
+
+/// A move as it was decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// In CamelCase, as [`crate::takeover::Why::as_str`].
+    pub why: String,
+    /// Node that it came from.
+    pub from: String,
+    /// Since when the reason had been there.
+    pub since: Timestamp,
+    /// When it was decided.
+    pub decided: Timestamp,
+}
+
+impl Moved {
+    fn write(&self) -> String {
+        format!("{} {} {} {}", self.why, self.from, self.since.as_second(), self.decided.as_second())
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let (why, from) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let mut time = || Timestamp::from_second(words.next()?.parse().ok()?).ok();
+        Some(Self { why, from, since: time()?, decided: time()? })
+    }
+}
+
+/// An instance's place that is to be recorded, before anything else is done for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The instance.
+    pub instance: String,
+    /// Its node from now on.
+    pub node: String,
+    /// Its epoch from now on. 0: it cannot move, and only its places are recorded.
+    pub epoch: u64,
+    /// Where the bundled target has its namespaces, by backend.
+    pub places: BTreeMap<String, Place>,
+    /// Why it moved; `None` where it is placed for the first time.
+    pub moved: Option<Moved>,
+}
+
+impl Move {
+    /// What is written.
+    #[must_use]
+    pub fn data(&self) -> BTreeMap<String, String> {
+        let instance = &self.instance;
+        let mut data = BTreeMap::new();
+        if self.epoch > 0 {
+            data.insert(instance.clone(), self.node.clone());
+            data.insert(format!("{instance}{EPOCH}"), self.epoch.to_string());
+        }
+        data.extend(
+            self.places.iter().map(|(b, place)| (format!("{instance}{PLACE}{b}"), place.to_string())),
+        );
+        data.extend(self.moved.iter().map(|moved| (format!("{instance}{MOVED}"), moved.write())));
+        data
+    }
+}
+
+/// What a record says, and its version.
+#[must_use]
+pub fn read(version: Option<String>, data: &BTreeMap<String, String>) -> Record {
+    let mut record = Record { version, ..Record::default() };
+    for (key, text) in data {
+        if let Some((instance, backend)) = key.split_once(PLACE) {
+            let place = text.parse().ok();
+            record.places.extend(place.map(|p| ((instance.to_owned(), backend.to_owned()), p)));
+        } else if let Some(instance) = key.strip_suffix(EPOCH) {
+            record.epochs.extend(text.parse().ok().map(|epoch| (instance.to_owned(), epoch)));
+        } else if let Some(instance) = key.strip_suffix(MOVED) {
+            record.moved.extend(Moved::read(text).map(|moved| (instance.to_owned(), moved)));
+        }
+    }
+    record
+}
+
+/// Whether a key outlives the instance: an instance of that name finds its pools again, and an epoch never goes down.
+#[must_use]
+pub fn is_kept(key: &str) -> bool {
+    key.ends_with(EPOCH) || key.contains(PLACE)
+}
+
+/// Whether a key is written by moves only.
+#[must_use]
+pub fn is_of_moves(key: &str, movable: &BTreeSet<String>) -> bool {
+    is_kept(key) || key.strip_suffix(MOVED).is_some_and(|i| movable.contains(i)) || movable.contains(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a moment")
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let place: Place = "n3 /dev/disk/by-id/nvme-x".parse().expect("a place");
+        let moved =
+            Moved { why: "NodeLost".to_owned(), from: "n1".to_owned(), since: at(5), decided: at(25) };
+        let done = Move {
+            instance: "a-0".to_owned(),
+            node: "n2".to_owned(),
+            epoch: 7,
+            places: BTreeMap::from([("main".to_owned(), place.clone())]),
+            moved: Some(moved.clone()),
+        };
+        let data = done.data();
+        assert_eq!(data["a-0"], "n2");
+        let record = read(Some("1".to_owned()), &data);
+        assert_eq!(record.epochs["a-0"], 7);
+        assert_eq!(record.moved["a-0"], moved);
+        assert_eq!(record.places[&("a-0".to_owned(), "main".to_owned())], place);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_not_there() {
+        let data = [("a-0.epoch", "x"), ("a-0.moved", "NodeLost n1 soon now"), ("a-0.target.main", "")];
+        let data = data.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        assert_eq!(read(None, &data), Record::default());
+    }
+
+    #[test]
+    fn an_epoch_outlives_its_instance() {
+        assert!(is_kept("a-0.epoch") && is_kept("a-0.target.main"));
+        assert!(!is_kept("a-0") && !is_kept("a-0.pools") && !is_kept("a-0.moved"));
+        let movable = BTreeSet::from(["a-0".to_owned()]);
+        assert!(is_of_moves("a-0", &movable) && is_of_moves("a-0.moved", &movable));
+        assert!(!is_of_moves("a-0.pools", &movable) && !is_of_moves("a-1", &movable));
+    }
+}

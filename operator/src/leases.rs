@@ -1,0 +1,174 @@
+//! The kubelets' Leases: for how long nodes have given no sign of life.
+//!
+//! A Lease is judged by when it was last *seen* to change, not by the time in it, so that clocks may differ. And only time
+//! in which somebody looked counts: where the API server was away nobody could renew a Lease, and nobody is lost for that.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_api::StorageCluster;
+use futures::StreamExt as _;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
+use kube::runtime::reflector::Store;
+use kube::{Client, ResourceExt as _};
+use tokio::sync::mpsc;
+
+use crate::limits::{LEASE_GAP_MAX, LEASE_INTERVAL, LEASE_LOOK_TIME_MAX, LEASES_AT_ONCE_MAX};
+
+/// Where kubelets have theirs.
+pub const NAMESPACE: &str = "kube-node-lease";
+
+/// What was seen of one Lease.
+#[derive(Clone, Debug)]
+struct Seen {
+    version: String,
+    changed: Instant,
+    looked: Instant,
+}
+
+impl Seen {
+    fn first(version: String, at: Instant) -> Self {
+        Self { version, changed: at, looked: at }
+    }
+
+    /// It was looked at.
+    fn again(&mut self, version: String, at: Instant) {
+        if version != self.version || at.saturating_duration_since(self.looked) > LEASE_GAP_MAX {
+            self.changed = at;
+        }
+        self.version = version;
+        self.looked = at;
+    }
+
+    fn silent(&self) -> Duration {
+        self.looked.saturating_duration_since(self.changed)
+    }
+}
+
+/// What a look at a Lease told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It has not changed for so long.
+    Silent(Duration),
+    /// There is none.
+    None,
+    /// The API server did not tell.
+    Failed,
+}
+
+/// The Leases of the nodes that instances are on which could move.
+#[derive(Clone)]
+pub struct Leases {
+    api: Api<Lease>,
+    seen: Arc<Mutex<HashMap<String, Seen>>>,
+}
+
+impl std::fmt::Debug for Leases {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leases").finish_non_exhaustive()
+    }
+}
+
+impl Leases {
+    /// Nothing has been seen yet.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { api: Api::namespaced(client, NAMESPACE), seen: Arc::default() }
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, HashMap<String, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For how long each node was silent when it was last looked at.
+    #[must_use]
+    pub fn silences(&self) -> BTreeMap<String, Duration> {
+        self.seen().iter().map(|(node, seen)| (node.clone(), seen.silent())).collect()
+    }
+
+    /// Looks at one node's Lease now.
+    pub async fn look(&self, node: &str) -> Look {
+        let lease = match tokio::time::timeout(LEASE_LOOK_TIME_MAX, self.api.get_opt(node)).await {
+            Ok(Ok(lease)) => lease,
+            Ok(Err(error)) => {
+                tracing::debug!(node, %error, "the Lease of a node cannot be read");
+                return Look::Failed;
+            }
+            Err(_) => return Look::Failed,
+        };
+        let Some(lease) = lease else {
+            self.seen().remove(node);
+            return Look::None;
+        };
+        let (version, now) = (lease.resource_version().unwrap_or_default(), Instant::now());
+        let mut all = self.seen();
+        let seen = all.entry(node.to_owned()).or_insert_with(|| Seen::first(version.clone(), now));
+        seen.again(version, now);
+        Look::Silent(seen.silent())
+    }
+
+    /// Looks at intervals, for ever, and says so where somebody has been silent for so long that it matters.
+    pub async fn poll(&self, clusters: Store<StorageCluster>, changed: mpsc::Sender<()>) {
+        let mut interval = tokio::time::interval(LEASE_INTERVAL);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            let (nodes, patience) = wanted(&clusters.state());
+            self.seen().retain(|node, _| nodes.contains(node));
+            let looks: Vec<Look> = futures::stream::iter(nodes)
+                .map(|node| async move { self.look(&node).await })
+                .buffer_unordered(LEASES_AT_ONCE_MAX)
+                .collect()
+                .await;
+            let late = looks
+                .into_iter()
+                .any(|look| matches!(look, Look::Silent(silent) if silent + LEASE_INTERVAL >= patience));
+            if late && changed.send(()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The nodes whose Leases matter, and the least silence that does.
+fn wanted(clusters: &[Arc<StorageCluster>]) -> (BTreeSet<String>, Duration) {
+    let mut nodes = BTreeSet::new();
+    let mut patience = Duration::MAX;
+    for cluster in clusters.iter().filter(|c| c.spec.can_move()) {
+        patience = patience.min(Duration::from_secs(cluster.spec.takeover.after_seconds.into()));
+        let instances = cluster.status.iter().flat_map(|s| &s.instances);
+        nodes.extend(instances.map(|i| i.node.clone()).filter(|n| !n.is_empty()));
+    }
+    (nodes, patience)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen_at(looks: &[(u64, &str)]) -> Duration {
+        let start = Instant::now();
+        let at = |seconds: &u64| start + Duration::from_secs(*seconds);
+        let mut seen = Seen::first(looks[0].1.to_owned(), at(&looks[0].0));
+        for (seconds, version) in looks {
+            seen.again((*version).to_owned(), at(seconds));
+        }
+        seen.silent()
+    }
+
+    #[test]
+    fn silence_counts_from_the_last_change_that_was_seen() {
+        assert_eq!(seen_at(&[(0, "1")]), Duration::ZERO);
+        assert_eq!(seen_at(&[(0, "1"), (3, "1"), (6, "1")]), Duration::from_secs(6));
+        assert_eq!(seen_at(&[(0, "1"), (3, "1"), (6, "2"), (9, "2")]), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn time_in_which_nobody_looked_does_not_count() {
+        let gap = LEASE_GAP_MAX.as_secs();
+        assert_eq!(seen_at(&[(0, "1"), (3, "1"), (3 + gap + 1, "1")]), Duration::ZERO);
+        assert_eq!(seen_at(&[(0, "1"), (gap, "1")]), Duration::from_secs(gap));
+    }
+}

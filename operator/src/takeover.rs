@@ -1,0 +1,420 @@
+//! Whether an instance whose pools lie on fabrics goes to another node. Pure: decided from signs of life.
+//!
+//! What would be wrong: to leave an instance where its node is dead, and to take it away where only the operator cannot see
+//! it. The second does no harm to data (the old server is fenced first), but stops everybody's I/O for nothing. So the
+//! judge is the kubelet, by its Lease: while that is renewed the node lives, and the server with it as long as the kubelet
+//! says so.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::limits::{MOVE_PAUSE, UNREADY_FACTOR, UNREADY_MIN};
+use crate::placement::is_cordoned;
+
+/// Taint by which an administrator says that a node is off for certain.
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// What the kubelet says of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kubelet {
+    /// The node is no part of the cluster any more.
+    Gone,
+    /// An administrator says that it is off.
+    OutOfService,
+    /// It is ready.
+    Ready,
+    /// The kubelet says that it is not.
+    NotReady {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// Kubernetes has not heard of the kubelet for so long that it says so.
+    Unknown {
+        /// Since when.
+        since: Timestamp,
+    },
+}
+
+impl Kubelet {
+    /// Of a node; `None`: there is none of that name.
+    #[must_use]
+    pub fn of(node: Option<&Node>) -> Self {
+        let Some(node) = node else { return Self::Gone };
+        let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+        if taints.into_iter().any(|t| t.key == OUT_OF_SERVICE) {
+            return Self::OutOfService;
+        }
+        let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+        let ready = conditions.into_iter().find(|c| c.type_ == "Ready");
+        let since =
+            ready.and_then(|c| c.last_transition_time.as_ref()).map_or(Timestamp::UNIX_EPOCH, |t| t.0);
+        match ready.map(|c| c.status.as_str()) {
+            Some("True") => Self::Ready,
+            Some("False") => Self::NotReady { since },
+            // A node that has just been made has no condition yet: nothing was ever heard, so nothing ended.
+            None => Self::Ready,
+            Some(_) => Self::Unknown { since },
+        }
+    }
+}
+
+/// How the instance's pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodSign {
+    /// There is none.
+    None,
+    /// It is ready.
+    Ready,
+    /// It is there and not ready, or not even started.
+    Unready {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It is ending.
+    Ending,
+}
+
+impl PodSign {
+    /// Of a pod.
+    #[must_use]
+    pub fn of(pod: Option<&Pod>) -> Self {
+        let Some(pod) = pod else { return Self::None };
+        if pod.metadata.deletion_timestamp.is_some() {
+            return Self::Ending;
+        }
+        let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+        let ready = conditions.into_iter().find(|c| c.type_ == "Ready");
+        if ready.is_some_and(|c| c.status == "True") {
+            return Self::Ready;
+        }
+        let changed = ready.and_then(|c| c.last_transition_time.as_ref());
+        let since = changed.or(pod.metadata.creation_timestamp.as_ref()).map(|t| t.0);
+        // Without any time nothing can be said of how long.
+        since.map_or(Self::None, |since| Self::Unready { since })
+    }
+}
+
+/// Everything that the decision goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Signs {
+    /// The present.
+    pub now: Timestamp,
+    /// What the kubelet says.
+    pub kubelet: Kubelet,
+    /// For how long the kubelet's Lease has been seen not to change, by somebody who looked all the time; `None` where
+    /// there is no Lease, or nobody has looked.
+    pub silent: Option<Duration>,
+    /// The pod.
+    pub pod: PodSign,
+    /// The server answers the operator.
+    pub answers: bool,
+    /// Whether the node is cordoned.
+    pub cordoned: bool,
+    /// Whether somebody has asked for a move.
+    pub asked: bool,
+    /// When the instance came to this node, where it moved.
+    pub moved: Option<Timestamp>,
+}
+
+impl Signs {
+    /// Whether a node is cordoned.
+    #[must_use]
+    pub fn cordoned(node: Option<&Node>) -> bool {
+        node.is_some_and(is_cordoned)
+    }
+}
+
+/// What is configured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Whether anything is taken over that nobody asked for.
+    pub enabled: bool,
+    /// How long a node may be silent.
+    pub after: Duration,
+}
+
+impl Rule {
+    /// How long a server may be unready on a node that lives, before another node is tried.
+    #[must_use]
+    pub fn unready(&self) -> Duration {
+        self.after.saturating_mul(UNREADY_FACTOR).max(UNREADY_MIN)
+    }
+}
+
+/// Why an instance goes to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its node gives no sign of life.
+    NodeLost,
+    /// Its node is no part of the cluster any more.
+    NodeGone,
+    /// Its server does not come up on a node that lives.
+    ServerDown,
+    /// Its node is cordoned.
+    NodeCordoned,
+    /// Somebody has asked.
+    Asked,
+}
+
+impl Why {
+    /// As in the status, Events and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NodeLost => "NodeLost",
+            Self::NodeGone => "NodeGone",
+            Self::ServerDown => "ServerDown",
+            Self::NodeCordoned => "NodeCordoned",
+            Self::Asked => "Asked",
+        }
+    }
+
+    /// Whether the old server can be asked to end.
+    #[must_use]
+    pub fn is_planned(self) -> bool {
+        matches!(self, Self::NodeCordoned | Self::Asked)
+    }
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing, and there is nothing to wait for.
+    Stay,
+    /// Nothing yet; to be asked again after so long.
+    Wait(Duration),
+    /// It goes to another node.
+    Move {
+        /// Why.
+        why: Why,
+        /// Since when that is so.
+        since: Timestamp,
+    },
+}
+
+fn since(now: Timestamp, ago: Duration) -> Timestamp {
+    now.checked_sub(ago).unwrap_or(now)
+}
+
+fn ago(now: Timestamp, then: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+/// Whether the node is lost: nothing on it can be asked to end.
+#[must_use]
+pub fn is_lost(signs: &Signs, after: Duration) -> bool {
+    match (signs.kubelet, signs.silent) {
+        (Kubelet::Gone | Kubelet::OutOfService, _) => true,
+        (_, Some(silent)) => silent >= after,
+        (Kubelet::Unknown { since }, None) => ago(signs.now, since) >= after,
+        (Kubelet::Ready | Kubelet::NotReady { .. }, None) => false,
+    }
+}
+
+/// Decides.
+#[must_use]
+pub fn decide(signs: &Signs, rule: Rule) -> Decision {
+    let now = signs.now;
+    if is_lost(signs, rule.after) {
+        if !rule.enabled {
+            return Decision::Stay;
+        }
+        return match (signs.kubelet, signs.silent) {
+            (Kubelet::Gone, _) => Decision::Move { why: Why::NodeGone, since: now },
+            (Kubelet::OutOfService, _) => Decision::Move { why: Why::NodeLost, since: now },
+            (Kubelet::Unknown { since }, None) => Decision::Move { why: Why::NodeLost, since },
+            (_, silent) => {
+                Decision::Move { why: Why::NodeLost, since: since(now, silent.unwrap_or_default()) }
+            }
+        };
+    }
+    // A silence that has begun is looked at when it would be too long.
+    let silence = signs.silent.filter(|s| !s.is_zero()).map(|s| rule.after.saturating_sub(s));
+    let wait = |wait: Option<Duration>| match wait.into_iter().chain(silence).min() {
+        Some(wait) if rule.enabled => Decision::Wait(wait),
+        _ => Decision::Stay,
+    };
+    if signs.asked && signs.pod != PodSign::Ending {
+        return Decision::Move { why: Why::Asked, since: now };
+    }
+    if signs.cordoned {
+        return Decision::Move { why: Why::NodeCordoned, since: now };
+    }
+    if signs.answers || !rule.enabled {
+        return wait(None);
+    }
+    match signs.pod {
+        PodSign::Unready { since } => {
+            let unready = ago(now, since);
+            let rested = signs.moved.map(|moved| MOVE_PAUSE.saturating_sub(ago(now, moved)));
+            let left = rule.unready().saturating_sub(unready).max(rested.unwrap_or_default());
+            if left.is_zero() { Decision::Move { why: Why::ServerDown, since } } else { wait(Some(left)) }
+        }
+        PodSign::None | PodSign::Ready | PodSign::Ending => wait(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: Rule = Rule { enabled: true, after: Duration::from_secs(20) };
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).expect("a moment")
+    }
+
+    fn before(seconds: u64) -> Timestamp {
+        since(now(), Duration::from_secs(seconds))
+    }
+
+    /// All is well.
+    fn well() -> Signs {
+        Signs {
+            now: now(),
+            kubelet: Kubelet::Ready,
+            silent: Some(Duration::ZERO),
+            pod: PodSign::Ready,
+            answers: true,
+            cordoned: false,
+            asked: false,
+            moved: None,
+        }
+    }
+
+    fn moves(why: Why, ago: u64) -> Decision {
+        Decision::Move { why, since: before(ago) }
+    }
+
+    fn wait(seconds: u64) -> Decision {
+        Decision::Wait(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_table() {
+        use Decision::Stay;
+        let silent = |s: u64| Some(Duration::from_secs(s));
+        let unready = |s: u64| PodSign::Unready { since: before(s) };
+        let unknown = |s: u64| Kubelet::Unknown { since: before(s) };
+        let away = Kubelet::NotReady { since: before(500) };
+        let table: Vec<(&str, Signs, Decision)> = vec![
+            ("all is well", well(), Stay),
+            ("a Lease that is late is waited for", Signs { silent: silent(12), ..well() }, wait(8)),
+            (
+                "a node that is silent is lost",
+                Signs { silent: silent(20), ..well() },
+                moves(Why::NodeLost, 20),
+            ),
+            (
+                "also where Kubernetes still calls it ready and its pod, too",
+                Signs { silent: silent(31), answers: false, ..well() },
+                moves(Why::NodeLost, 31),
+            ),
+            ("the operator alone cannot reach the server", Signs { answers: false, ..well() }, Stay),
+            (
+                "nor does the kubelet like its node, but it lives and so does the server",
+                Signs { kubelet: away, ..well() },
+                Stay,
+            ),
+            (
+                "what Kubernetes says of the kubelet is older than its Lease",
+                Signs { kubelet: unknown(100), silent: silent(3), ..well() },
+                wait(17),
+            ),
+            (
+                "without a Lease it is all there is",
+                Signs { kubelet: unknown(25), silent: None, ..well() },
+                moves(Why::NodeLost, 25),
+            ),
+            ("and has to be as old", Signs { kubelet: unknown(5), silent: None, ..well() }, Stay),
+            ("nobody has looked yet", Signs { silent: None, answers: false, ..well() }, Stay),
+            (
+                "the node is gone",
+                Signs { kubelet: Kubelet::Gone, silent: None, ..well() },
+                moves(Why::NodeGone, 0),
+            ),
+            (
+                "somebody says that it is off",
+                Signs { kubelet: Kubelet::OutOfService, ..well() },
+                moves(Why::NodeLost, 0),
+            ),
+            (
+                "a server that is restarted is given time",
+                Signs { pod: unready(30), answers: false, ..well() },
+                wait(90),
+            ),
+            (
+                "one that does not come up is tried elsewhere",
+                Signs { pod: unready(120), answers: false, ..well() },
+                moves(Why::ServerDown, 120),
+            ),
+            (
+                "but not to and fro",
+                Signs { pod: unready(200), answers: false, moved: Some(before(300)), ..well() },
+                wait(300),
+            ),
+            (
+                "for ever",
+                Signs { pod: unready(200), answers: false, moved: Some(before(601)), ..well() },
+                moves(Why::ServerDown, 200),
+            ),
+            (
+                "a silence that begins meanwhile is seen in time",
+                Signs { pod: unready(30), answers: false, silent: silent(15), ..well() },
+                wait(5),
+            ),
+            ("a node is cordoned", Signs { cordoned: true, ..well() }, moves(Why::NodeCordoned, 0)),
+            (
+                "and drained",
+                Signs { cordoned: true, pod: PodSign::Ending, ..well() },
+                moves(Why::NodeCordoned, 0),
+            ),
+            ("somebody asks", Signs { asked: true, ..well() }, moves(Why::Asked, 0)),
+            ("and has been heard", Signs { asked: true, pod: PodSign::Ending, ..well() }, Stay),
+            (
+                "a lost node is no planned move",
+                Signs { asked: true, cordoned: true, silent: silent(40), ..well() },
+                moves(Why::NodeLost, 40),
+            ),
+            ("a pod that ends comes again", Signs { pod: PodSign::Ending, answers: false, ..well() }, Stay),
+        ];
+        for (what, signs, expected) in table {
+            assert_eq!(decide(&signs, RULE), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn switched_off_only_what_was_asked_for_is_done() {
+        let off = Rule { enabled: false, ..RULE };
+        let lost = Signs { silent: Some(Duration::from_secs(99)), ..well() };
+        assert_eq!(decide(&lost, off), Decision::Stay);
+        assert_eq!(decide(&Signs { kubelet: Kubelet::Gone, ..well() }, off), Decision::Stay);
+        let down = Signs { pod: PodSign::Unready { since: before(999) }, answers: false, ..well() };
+        assert_eq!(decide(&down, off), Decision::Stay);
+        assert_eq!(decide(&Signs { asked: true, ..well() }, off), moves(Why::Asked, 0));
+    }
+
+    #[test]
+    fn nodes_and_pods_are_read() {
+        let node = |value: serde_json::Value| serde_json::from_value::<Node>(value).expect("a Node");
+        let with = |status: &str| {
+            node(serde_json::json!({ "status": { "conditions": [{ "type": "Ready", "status": status,
+                "lastTransitionTime": "2026-01-01T00:00:00Z" }] } }))
+        };
+        let at = "2026-01-01T00:00:00Z".parse().expect("a moment");
+        assert_eq!(Kubelet::of(None), Kubelet::Gone);
+        assert_eq!(Kubelet::of(Some(&with("True"))), Kubelet::Ready);
+        assert_eq!(Kubelet::of(Some(&with("False"))), Kubelet::NotReady { since: at });
+        assert_eq!(Kubelet::of(Some(&with("Unknown"))), Kubelet::Unknown { since: at });
+        assert_eq!(Kubelet::of(Some(&node(serde_json::json!({})))), Kubelet::Ready);
+        let off =
+            serde_json::json!({ "spec": { "taints": [{ "key": OUT_OF_SERVICE, "effect": "NoExecute" }] } });
+        assert_eq!(Kubelet::of(Some(&node(off))), Kubelet::OutOfService);
+        let pod = |value: serde_json::Value| serde_json::from_value::<Pod>(value).expect("a Pod");
+        assert_eq!(PodSign::of(None), PodSign::None);
+        let new = pod(serde_json::json!({ "metadata": { "creationTimestamp": "2026-01-01T00:00:00Z" } }));
+        assert_eq!(PodSign::of(Some(&new)), PodSign::Unready { since: at });
+    }
+}

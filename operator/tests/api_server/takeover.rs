@@ -1,0 +1,335 @@
+//! Instances that leave their nodes: with real Leases and records, and operators that are killed between any two writes.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::http::{Method, Request, Response};
+use futures::future::BoxFuture;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::events::v1::Event;
+use kube::Client;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::client::{Body, ClientBuilder};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tower::{Layer, Service};
+
+use crate::stage::{Stage, eventually, shared};
+
+/// Kubelets that renew the Leases of their nodes, until a node is switched off.
+struct Kubelets {
+    off: Arc<Mutex<Vec<String>>>,
+    work: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Kubelets {
+    fn drop(&mut self) {
+        self.work.abort();
+    }
+}
+
+impl Kubelets {
+    async fn of(stage: &Stage, nodes: u8) -> Self {
+        let api: Api<Lease> = Api::namespaced(stage.client.clone(), "kube-node-lease");
+        let names: Vec<String> = (1..=nodes).map(|n| stage.node(n)).collect();
+        for name in &names {
+            let lease = json!({ "metadata": { "name": name }, "spec": { "holderIdentity": name } });
+            let lease: Lease = serde_json::from_value(lease).unwrap();
+            api.create(&PostParams::default(), &lease).await.expect("a Lease");
+        }
+        let off: Arc<Mutex<Vec<String>>> = Arc::default();
+        let work = tokio::spawn({
+            let off = Arc::clone(&off);
+            async move {
+                let mut tick = tokio::time::interval(Duration::from_secs(1));
+                loop {
+                    tick.tick().await;
+                    let off = off.lock().unwrap().clone();
+                    for name in names.iter().filter(|n| !off.contains(n)) {
+                        let now = k8s_openapi::jiff::Timestamp::now();
+                        let patch = json!({ "spec": { "renewTime": format!("{now:.6}") } });
+                        let _ = api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+                    }
+                }
+            }
+        });
+        Self { off, work }
+    }
+
+    fn switch_off(&self, node: String) {
+        self.off.lock().unwrap().push(node);
+    }
+}
+
+/// A client's connection that goes silent for ever after so many writes.
+#[derive(Clone)]
+struct Few<S> {
+    inner: S,
+    left: Arc<AtomicU32>,
+    spent: watch::Sender<bool>,
+}
+
+#[derive(Clone)]
+struct FewLayer {
+    left: Arc<AtomicU32>,
+    spent: watch::Sender<bool>,
+}
+
+impl<S> Layer<S> for FewLayer {
+    type Service = Few<S>;
+
+    fn layer(&self, inner: S) -> Few<S> {
+        Few { inner, left: Arc::clone(&self.left), spent: self.spent.clone() }
+    }
+}
+
+impl<S, B> Service<Request<Body>> for Few<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+    B: 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.method() == Method::GET {
+            return Box::pin(self.inner.call(request));
+        }
+        let left = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        let spent = self.spent.clone();
+        match left {
+            Ok(1) => {
+                // It is done at the API server, and nobody learns of it.
+                let last = self.inner.call(request);
+                Box::pin(async move {
+                    let _ = last.await;
+                    spent.send_replace(true);
+                    std::future::pending().await
+                })
+            }
+            Ok(_) => Box::pin(self.inner.call(request)),
+            Err(_) => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+async fn client_of_few_writes(stage: &Stage, writes: u32) -> (Client, watch::Receiver<bool>) {
+    let kubeconfig = Kubeconfig::read_from(&stage.kubeconfig).unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let (spent, is_spent) = watch::channel(false);
+    let layer = FewLayer { left: Arc::new(AtomicU32::new(writes)), spent };
+    (ClientBuilder::try_from(config).unwrap().with_layer(&layer).build(), is_spent)
+}
+
+fn spec(instances: u32) -> Value {
+    let namespaces: Vec<Value> = (0..instances)
+        .map(|n| json!({ "instance": n, "nqn": "nqn.2026-01.io.example:a", "nguid": format!("{:032x}", n + 1) }))
+        .collect();
+    json!({
+        "instances": instances,
+        "network": {
+            "ports": { "smb": 14445, "smbDirect": 15445, "admin": 19444, "metrics": 19445 },
+            "addresses": (0..instances).map(|n| format!("192.0.2.{}/24", 200 + n)).collect::<Vec<_>>(),
+        },
+        "backends": [{ "name": "main", "kind": "NVMeoF", "nvmeof": {
+            "paths": ["tcp://192.0.2.1:4420"], "namespaces": namespaces,
+        } }],
+        "takeover": { "afterSeconds": 6 },
+    })
+}
+
+async fn record(stage: &Stage, cluster: &str) -> std::collections::BTreeMap<String, String> {
+    let map = stage.api::<ConfigMap>().get_opt(&format!("{cluster}-placement")).await.unwrap();
+    map.and_then(|m| m.data).unwrap_or_default()
+}
+
+/// Asks for the epochs again and again, as fast as it can, until it is told to stop: none may ever go down.
+struct Witness {
+    end: Arc<AtomicBool>,
+    work: tokio::task::JoinHandle<(u64, u64)>,
+}
+
+impl Witness {
+    fn of(stage: &Stage, cluster: &'static str) -> Self {
+        let end = Arc::new(AtomicBool::new(false));
+        let maps = stage.api::<ConfigMap>();
+        let clusters = stage.clusters();
+        let done = Arc::clone(&end);
+        let work = tokio::spawn(async move {
+            let (mut recorded, mut told) = (0, 0);
+            while !done.load(Ordering::SeqCst) {
+                let map = maps.get_opt(&format!("{cluster}-placement")).await.unwrap();
+                let epoch =
+                    map.and_then(|m| m.data?.get(&format!("{cluster}-0.epoch"))?.parse().ok()).unwrap_or(0);
+                assert!(epoch >= recorded, "the recorded epoch went from {recorded} to {epoch}");
+                recorded = epoch;
+                let found = clusters.get(cluster).await.unwrap();
+                let epoch = found.status.and_then(|s| s.instances.first().map(|i| i.epoch)).unwrap_or(0);
+                assert!(epoch >= told, "the epoch in the status went from {told} to {epoch}");
+                told = epoch;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            (recorded, told)
+        });
+        Self { end, work }
+    }
+
+    async fn end(self) -> (u64, u64) {
+        self.end.store(true, Ordering::SeqCst);
+        self.work.await.expect("no epoch went down")
+    }
+}
+
+async fn placed(stage: &Stage, instance: &str, node: String, epoch: &str) {
+    let sets = stage.api::<StatefulSet>();
+    eventually(&format!("{instance} belongs to {node} in epoch {epoch}"), || async {
+        let set = sets.get_opt(instance).await.map_err(|e| e.to_string())?.ok_or("no StatefulSet")?;
+        let on = set.metadata.annotations.unwrap()[forebay_api::names::ANNOTATION_NODE].clone();
+        let annotations = set.spec.unwrap().template.metadata.unwrap().annotations.unwrap();
+        let found = annotations.get("storage.forebay.io/epoch").cloned().unwrap_or_default();
+        if on == node && found == epoch { Ok(()) } else { Err(format!("{on} {found}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
+    let stage = Stage::new(shared(), "lost", 2).await;
+    let kubelets = Kubelets::of(&stage, 2).await;
+    let operator = stage.operate().await;
+    stage.create("l", &spec(1)).await;
+    placed(&stage, "l-0", stage.node(1), "1").await;
+    stage.pretend_pod("l-0").await;
+    stage.cluster("l", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1)).await;
+    operator.stop().await;
+    let old = stage.api::<Pod>().get("l-0-0").await.unwrap().metadata.uid;
+    let witness = Witness::of(&stage, "l");
+    kubelets.switch_off(stage.node(1));
+    // Each operator dies with the answer to its only write on the way.
+    let mut lives = 0;
+    loop {
+        let (client, mut spent) = client_of_few_writes(&stage, 1).await;
+        let operator = stage.operate_with(client);
+        let sets = stage.api::<StatefulSet>();
+        let pods = stage.api::<Pod>();
+        let over = eventually("a write, or the end", || async {
+            if *spent.borrow_and_update() {
+                return Ok(false);
+            }
+            // What the StatefulSet controller does all the time.
+            let set = sets.get("l-0").await.map_err(|e| e.to_string())?;
+            let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
+            let _ = sets.patch_status("l-0", &PatchParams::default(), &Patch::Merge(&seen)).await;
+            if pods.get_opt("l-0-0").await.map_err(|e| e.to_string())?.is_none() {
+                return Ok(true);
+            }
+            Err("neither".to_owned())
+        })
+        .await;
+        operator.kill().await;
+        lives += 1;
+        if over || pods.get_opt("l-0-0").await.unwrap().is_none() {
+            break;
+        }
+        assert!(lives < 40, "{:?}", record(&stage, "l").await);
+    }
+    assert!(lives > 3, "each of them wrote something: {lives}");
+    let data = record(&stage, "l").await;
+    assert_eq!((data["l-0"].as_str(), data["l-0.epoch"].as_str()), (stage.node(2).as_str(), "2"));
+    let operator = stage.operate().await;
+    placed(&stage, "l-0", stage.node(2), "2").await;
+    let config = stage.api::<ConfigMap>().get("l-0-config-2").await.unwrap().data.unwrap();
+    assert!(config["server.toml"].contains(&format!("node = \"{}\"", stage.node(2))), "{config:?}");
+    stage.pretend_pod("l-0").await;
+    assert_ne!(stage.api::<Pod>().get("l-0-0").await.unwrap().metadata.uid, old);
+    let told = stage
+        .cluster("l", "it is told", |c| {
+            c.status.as_ref().is_some_and(|s| {
+                s.instances[0].epoch == 2
+                    && s.instances[0].takeover.as_ref().is_some_and(|t| t.placed.is_some())
+            })
+        })
+        .await;
+    let instance = &told.status.unwrap().instances[0];
+    assert_eq!((instance.node.as_str(), instance.address.as_str()), (stage.node(2).as_str(), "192.0.2.200"));
+    assert_eq!(instance.takeover.as_ref().unwrap().reason, "NodeLost");
+    eventually("the map of the epoch before is removed", || async {
+        match stage.api::<ConfigMap>().get_opt("l-0-config-1").await.map_err(|e| e.to_string())? {
+            None => Ok(()),
+            Some(_) => Err("it is there".to_owned()),
+        }
+    })
+    .await;
+    assert_eq!(witness.end().await, (2, 2), "one takeover, however many operators");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
+    let stage = Stage::new(shared(), "cordon", 2).await;
+    let _kubelets = Kubelets::of(&stage, 2).await;
+    let operator = stage.operate().await;
+    stage.create("o", &spec(1)).await;
+    placed(&stage, "o-0", stage.node(1), "1").await;
+    stage.pretend_pod("o-0").await;
+    // Nobody answers at the admin API: the operator says so, and takes nothing away while the kubelet lives.
+    let silent = stage
+        .cluster("o", "the silence is told", |c| {
+            c.status.as_ref().is_some_and(|s| s.instances[0].message.contains("does not answer"))
+        })
+        .await;
+    assert_eq!(silent.status.unwrap().instances[0].epoch, 1);
+    let rounds = operator.metrics.reconciled("o");
+    eventually("it has looked again", || async {
+        let touch = json!({ "metadata": { "annotations": { "somebody": operator.metrics.reconciled("o").to_string() } } });
+        stage.clusters().patch("o", &PatchParams::default(), &Patch::Merge(&touch)).await.map_err(|e| e.to_string())?;
+        if operator.metrics.reconciled("o") > rounds + 8 { Ok(()) } else { Err("not often enough".to_owned()) }
+    })
+    .await;
+    assert_eq!(record(&stage, "o").await["o-0.epoch"], "1");
+
+    let nodes: Api<Node> = Api::all(stage.client.clone());
+    let cordon = json!({ "spec": { "unschedulable": true } });
+    nodes.patch(&stage.node(1), &PatchParams::default(), &Patch::Merge(&cordon)).await.unwrap();
+    placed(&stage, "o-0", stage.node(2), "2").await;
+    // The StatefulSet controller sees the new template; then the pod is asked to end, and is given its time.
+    let pods = stage.api::<Pod>();
+    let sets = stage.api::<StatefulSet>();
+    let ending = eventually("the pod is asked to end", || async {
+        let set = sets.get("o-0").await.map_err(|e| e.to_string())?;
+        let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
+        sets.patch_status("o-0", &PatchParams::default(), &Patch::Merge(&seen))
+            .await
+            .map_err(|e| e.to_string())?;
+        let pod = pods.get("o-0-0").await.map_err(|e| e.to_string())?;
+        if pod.metadata.deletion_timestamp.is_some() { Ok(pod) } else { Err("it runs".to_owned()) }
+    })
+    .await;
+    assert!(ending.metadata.deletion_grace_period_seconds.unwrap() >= 60);
+    pods.delete("o-0-0", &DeleteParams::default().grace_period(0)).await.unwrap();
+    stage.pretend_pod("o-0").await;
+    let told = stage
+        .cluster("o", "the handover is told", |c| {
+            c.status
+                .as_ref()
+                .is_some_and(|s| s.instances[0].takeover.as_ref().is_some_and(|t| t.placed.is_some()))
+        })
+        .await;
+    assert_eq!(told.status.unwrap().instances[0].takeover.as_ref().unwrap().reason, "NodeCordoned");
+    let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    assert!(events.iter().any(|e| e.reason.as_deref() == Some("HandingOver")));
+    assert!(!events.iter().any(|e| e.reason.as_deref() == Some("TakingOver")));
+    operator.stop().await;
+}
