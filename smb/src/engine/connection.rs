@@ -753,13 +753,18 @@ impl Connection {
         if chain.sealed_for.is_some() && !session.seals.load(Ordering::Relaxed) {
             session.seals.store(true, Ordering::Relaxed);
         }
+        // Who authenticates a channel's session anew gets even a refusal signed with the channel's key, as from Samba: a
+        // client that signs believes nothing else.
+        if command == Command::SESSION_SETUP {
+            request.session = Some(Arc::clone(&session));
+        }
         // [MS-SMB2] 3.3.5.2.4: a sealed message is not signed, its tag has proved more.
         if chain.sealed_for.is_none() {
             if flags.contains(HeaderFlags::SIGNED) {
                 if !channel.signing.verify(&[request.message()]) {
                     return fail(NtStatus::ACCESS_DENIED);
                 }
-            } else if session.signing_required.load(Ordering::Relaxed) && command != Command::SESSION_SETUP {
+            } else if session.signing_required.load(Ordering::Relaxed) {
                 return fail(NtStatus::ACCESS_DENIED);
             }
             // [MS-SMB2] 3.3.5.2.9
