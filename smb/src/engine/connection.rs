@@ -976,8 +976,8 @@ impl Connection {
         let mut header = request.header.response(NtStatus::PENDING);
         header.credits = self.credits.grant(request.header.credits);
         header.ids = Ids::Async { async_id };
-        let mut response = Response::error(header);
-        response.sign = self.signing_key(chain, request, NtStatus::PENDING);
+        let response = Response::error(header);
+        // [MS-SMB2] 3.3.4.2: not signed. With AES-GMAC the last answer, under the same message id, has the same nonce.
         let mut responses = std::mem::take(&mut chain.responses);
         responses.push(response);
         self.push(responses, chain.sealed_for);
