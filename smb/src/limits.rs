@@ -49,6 +49,8 @@ pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
 /// How long at most until a break that was not acknowledged is sent on another channel, too, in seconds. Less where a
 /// client has so many channels that not each would get its turn.
 pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;
+/// Least time between two channels that are asked about one break, in milliseconds.
+pub const OPLOCK_BREAK_PACE_MS: u64 = 200;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.

@@ -48,6 +48,8 @@ pub struct Transmit {
     pub remote_writes: Vec<RemoteWrite>,
     /// The token of the peer that the frame invalidates; over RDMA only.
     pub invalidate: Option<Token>,
+    /// It tells of a break, for whose end others may wait.
+    pub is_break: bool,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
     pub seal: Option<Sealer>,
 }
@@ -57,7 +59,8 @@ impl Transmit {
         let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
         // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);
-        Self { segments: assemble(responses), remote_writes, invalidate, seal }
+        let is_break = responses.iter().any(|r| r.header.message_id == UNSOLICITED_MESSAGE_ID);
+        Self { segments: assemble(responses), remote_writes, invalidate, is_break, seal }
     }
 
     /// Bytes of all parts, before sealing.
