@@ -40,6 +40,8 @@ const SUITES: &[&str] = &[
     "smb2.session.signing-",
     "smb2.session.encryption-",
     "smb2.session.anon-",
+    "smb2.notify.",
+    "smb2.notify-inotify.",
 ];
 
 /// Tests that measure instead of judge: they run for as long as they are let.
@@ -105,6 +107,8 @@ pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outco
         "--format=subunit",
         // It blocks connections by rules of its own, in the run's own network.
         "--option=torture:use_iptables=yes",
+        // The largest transaction that is negotiated; the suite's own number is of Windows before 7.
+        "--option=torture:cn_max_buffer_size=8388608",
         "-p",
         &port,
         &share,

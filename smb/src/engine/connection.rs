@@ -235,7 +235,7 @@ pub(crate) struct Core {
     pub(crate) pending: HashMap<u64, PendingAuth>,
     pub(crate) entropy: Entropy,
     pub(crate) events: VecDeque<Event>,
-    /// The key of a session that LOGOFF ended, for its answer.
+    /// The key of a session that has ended here, for what is still to be answered.
     pub(crate) last_sealing: Option<(u64, Sealing)>,
     closed: bool,
     /// Nothing new is begun; the connection ends when what is in flight is answered.
@@ -346,6 +346,9 @@ impl Core {
     fn leave_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);
+        if let Some(keys) = channel.seal {
+            self.last_sealing = Some((session_id, keys));
+        }
         server.channel_lost(self.id);
         for open in left.opens {
             if left.lost {
