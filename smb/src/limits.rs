@@ -42,8 +42,8 @@ pub const DURABLE_TIMEOUT_MS_MAX: u32 = 300_000;
 pub const RECONNECT_WAIT_MS: u32 = 1000;
 /// CREATEs that are remembered because their connection was lost while they waited for others.
 pub const ABANDONED_CREATES_MAX: usize = 4096;
-/// Requests waiting asynchronously (locks, watched directories), on one connection.
-pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
+/// Requests waiting asynchronously (locks, watched directories), on one connection; as many as Windows lets wait.
+pub const ASYNC_PER_CONNECTION_MAX: usize = 511;
 /// Directories of one volume that are watched at once.
 pub const WATCHES_PER_VOLUME_MAX: usize = 16_384;
 /// Changes that are kept for one watched directory until its client asks for them, in bytes as they are sent.

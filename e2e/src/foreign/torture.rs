@@ -58,6 +58,8 @@ const SLOW: &[(&str, Duration)] = &[
     // Their server tries 32 channels, one after the other.
     ("smb2.multichannel.oplocks.test3_specification", Duration::from_secs(150)),
     ("smb2.multichannel.leases.test4", Duration::from_secs(150)),
+    // Twelve things are done under 32 filters each, and every one is waited for.
+    ("smb2.notify.mask", Duration::from_secs(240)),
     // It waits for breaks that do not come.
     ("smb2.durable-v2-open.purge-disconnected-rh-with-write", Duration::from_secs(120)),
 ];
