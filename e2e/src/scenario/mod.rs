@@ -15,6 +15,7 @@ mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
 mod space;
+mod watching;
 
 use anyhow::Result;
 
@@ -90,6 +91,7 @@ pub fn all() -> Vec<Scenario> {
         coherence::scenarios(),
         everyday::scenarios(),
         locks::scenarios(),
+        watching::scenarios(),
         space::scenarios(),
         csi::scenarios(),
         drain::scenarios(),

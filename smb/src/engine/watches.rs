@@ -137,13 +137,16 @@ impl Watch {
         }
         let bytes = self.kept_bytes.next_multiple_of(4) + size(&change);
         if bytes > self.room.min(limits::NOTIFY_BUFFER_BYTES_MAX) || bytes > bytes_max {
-            self.too_many = true;
-            self.kept = Vec::new();
-            self.kept_bytes = 0;
-            return;
+            return self.give_up();
         }
         self.kept_bytes = bytes;
         self.kept.push(change);
+    }
+
+    fn give_up(&mut self) {
+        self.too_many = true;
+        self.kept = Vec::new();
+        self.kept_bytes = 0;
     }
 }
 
@@ -338,15 +341,22 @@ impl Watches {
         inner.outcomes.remove(&token)
     }
 
-    /// An answer was lost with its connection: the client, which may have others, looks for itself.
-    pub(crate) fn lost(&self, owner: FileId) {
+    /// An answer was lost with its connection: the client, which may have others, is to look for itself.
+    pub(crate) fn lost(&self, owner: FileId, server: &Server) {
         let mut guard = self.inner();
         let inner = &mut *guard;
         let Some(watch) = inner.watch(owner) else { return };
-        watch.too_many = true;
-        watch.kept = Vec::new();
-        let kept = std::mem::take(&mut watch.kept_bytes);
+        let kept = watch.kept_bytes;
+        watch.give_up();
+        let waiter = watch.waiters.pop_front();
+        if waiter.is_some() {
+            watch.too_many = false;
+        }
         inner.kept_bytes -= kept;
+        if let Some(waiter) = waiter {
+            inner.outcomes.insert(waiter.token, Outcome::TooMany);
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
     }
 
     /// An open has ended ([MS-FSA] 2.1.5.5).

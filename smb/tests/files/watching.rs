@@ -344,6 +344,22 @@ fn a_lost_channel_takes_its_request_with_it_and_no_change_is_missed() {
 }
 
 #[test]
+fn a_request_on_another_channel_is_told_of_an_answer_that_was_lost() {
+    let mut lab = Lab::new();
+    let mut a = lab.client();
+    let mut second = lab.channel(&a);
+    let mut b = lab.client();
+    let d = directory("d").id(&mut a);
+    waits(&mut a, d, NAMES, false);
+    waits(&mut second, d, NAMES, false);
+    make(&mut b, "d\\f");
+    a.disconnect();
+    lab.deliver(&mut [&mut a, &mut second, &mut b]);
+    assert_eq!(told(&mut second), Err(NtStatus::NOTIFY_ENUM_DIR));
+    waits(&mut second, d, NAMES, false);
+}
+
+#[test]
 fn files_rights_and_closed_handles_are_looked_at() {
     let mut lab = Lab::new();
     let mut a = lab.client();

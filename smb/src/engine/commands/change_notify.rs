@@ -49,7 +49,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 }
 
 fn wait(open: Arc<Open>, token: u64) -> Step {
-    Step::Park(Box::new(move |_, wake| {
+    Step::Park(Box::new(move |ctx, wake| {
         let watches = &open.volume.watches;
         match wake {
             Wake::Ready => match watches.outcome(token) {
@@ -65,7 +65,7 @@ fn wait(open: Arc<Open>, token: u64) -> Step {
                     watches.stop_waiting(open.id, token),
                     Some(Outcome::Changes(_) | Outcome::TooMany)
                 ) {
-                    watches.lost(open.id);
+                    watches.lost(open.id, ctx.server);
                 }
                 Step::Fail(NtStatus::NOTIFY_CLEANUP)
             }
