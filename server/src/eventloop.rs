@@ -31,10 +31,10 @@ use crate::limits::{
 use crate::metrics::Metrics;
 use crate::rdma::{self, Rdma};
 use crate::transport::smb_direct::SmbDirect;
-use crate::transport::tcp::{Received, TcpLink, message};
+use crate::transport::tcp::{Received, TcpLink};
 
 /// How often deadlines are looked at.
-const TICK: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_millis(500);
 
 /// What comes to a loop from other threads.
 pub enum Note {
@@ -572,7 +572,7 @@ impl<E: Engine> EventLoop<E> {
                     continue;
                 }
                 match &mut client.link {
-                    Link::Tcp(link) => link.queue.push(message(transmit, &self.shared.buffers)?),
+                    Link::Tcp(link) => link.push(transmit, &self.shared.buffers)?,
                     Link::SmbDirect(link) => link.push(transmit, &self.shared.metrics)?,
                 }
             }
@@ -865,10 +865,11 @@ impl<E: Engine> EventLoop<E> {
                 self.with(now, id, |this, client| this.take_leave(now, client));
             }
         }
+        let draining = self.draining;
         let late: Vec<(u64, &'static str)> = self
             .clients
-            .values()
-            .filter_map(|client| self.overdue(client).map(|reason| (client.id.0, reason)))
+            .values_mut()
+            .filter_map(|client| overdue(client, draining).map(|reason| (client.id.0, reason)))
             .collect();
         for (id, reason) in late {
             self.with(now, id, |_, _| Err(Disconnect(reason)));
@@ -887,24 +888,6 @@ impl<E: Engine> EventLoop<E> {
         }
         let rdma_bytes = self.rdma.as_ref().map_or(0, Rdma::buffer_bytes);
         self.shared.metrics.buffer_bytes(self.index, self.shared.buffers.bytes_in_use() + rdma_bytes);
-    }
-
-    fn overdue(&self, client: &Client) -> Option<&'static str> {
-        if let Some(until) = client.leaving {
-            return (Instant::now() >= until).then_some("the peer does not take leave");
-        }
-        if client.closing {
-            return None;
-        }
-        if let Some(until) = self.draining {
-            return (Instant::now() >= until).then_some("the server is shutting down");
-        }
-        if !client.authenticated && client.accepted.elapsed() > AUTHENTICATION_TIME_MAX {
-            return Some("not logged in in time");
-        }
-        let Link::Tcp(link) = &client.link else { return None };
-        let stalled = link.sending.is_some_and(|since| since.elapsed() > SEND_STALL_TIME_MAX);
-        stalled.then_some("the peer takes no data")
     }
 
     fn authenticated(&mut self, client: &mut Client) {
@@ -951,6 +934,29 @@ impl<E: Engine> EventLoop<E> {
             }
         }
     }
+}
+
+/// Why a connection is to be ended now, if it is.
+fn overdue(client: &mut Client, draining: Option<Instant>) -> Option<&'static str> {
+    let now = Instant::now();
+    if let Some(until) = client.leaving {
+        return (now >= until).then_some("the peer does not take leave");
+    }
+    if client.closing {
+        return None;
+    }
+    if let Some(until) = draining {
+        return (now >= until).then_some("the server is shutting down");
+    }
+    if !client.authenticated && client.accepted.elapsed() > AUTHENTICATION_TIME_MAX {
+        return Some("not logged in in time");
+    }
+    let Link::Tcp(link) = &mut client.link else { return None };
+    if link.is_silent(now) {
+        return Some("the peer's machine acknowledges nothing");
+    }
+    let stalled = link.sending.is_some_and(|since| since.elapsed() > SEND_STALL_TIME_MAX);
+    stalled.then_some("the peer takes no data")
 }
 
 /// The answer that an operation of the engine amounts to.

@@ -14,6 +14,11 @@ pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
 pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time a peer may take no byte of what is queued for it.
 pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(120);
+/// Time a peer's machine may leave all that TCP has sent it without an acknowledgment.
+pub const UNACKNOWLEDGED_TIME_MAX: Duration = SEND_STALL_TIME_MAX;
+/// The same where a break is among it, for which others may wait: long enough for a route or a bond to change over, short
+/// enough that a client of many channels is told on all of them before its time is over.
+pub const BREAK_UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(6);
 /// Time a peer has, once the server has said that it sends no more, to say the same.
 pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(3);
 /// Bytes of responses queued or being read for one connection before further READs of it wait.
@@ -151,6 +156,8 @@ pub const GETDENTS_BYTES: usize = 32 * 1024;
 /// Bytes moved by one step of a copy or of zeroing, so that one request does not keep a thread for long.
 pub const COPY_STEP_BYTES: u64 = 16 * 1024 * 1024;
 
+const _: () =
+    assert!(BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() < forebay_smb::limits::OPLOCK_BREAK_SECONDS_MAX);
 const _: () = assert!(STAGING_AFTER_LARGE_BYTES <= STAGING_BYTES);
 const _: () = assert!(SMALL_FRAME_BYTES_MAX < STAGING_BYTES);
 const _: () = assert!(SEND_PARTS_MAX <= 1024, "IOV_MAX");

@@ -42,13 +42,21 @@ pub const DURABLE_TIMEOUT_MS_MAX: u32 = 300_000;
 pub const RECONNECT_WAIT_MS: u32 = 1000;
 /// CREATEs that are remembered because their connection was lost while they waited for others.
 pub const ABANDONED_CREATES_MAX: usize = 4096;
-/// Requests waiting asynchronously (locks), on one connection.
-pub const ASYNC_PER_CONNECTION_MAX: usize = 512;
+/// Requests waiting asynchronously (locks, watched directories), on one connection; as many as Windows lets wait.
+pub const ASYNC_PER_CONNECTION_MAX: usize = 511;
+/// Directories of one volume that are watched at once.
+pub const WATCHES_PER_VOLUME_MAX: usize = 16_384;
+/// Changes that are kept for one watched directory until its client asks for them, in bytes as they are sent.
+pub const NOTIFY_BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// The same for all watched directories of a volume.
+pub const NOTIFY_VOLUME_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How long a client may take to acknowledge a break, in seconds; then it has lost what was to be broken.
 pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
 /// How long at most until a break that was not acknowledged is sent on another channel, too, in seconds. Less where a
 /// client has so many channels that not each would get its turn.
 pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;
+/// Least time between two channels that are asked about one break, in milliseconds.
+pub const OPLOCK_BREAK_PACE_MS: u64 = 200;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.
@@ -69,5 +77,6 @@ pub const AUTH_ROUNDS_MAX: u8 = 4;
 const _: () = assert!(FRAME_BYTES_MAX < 1 << 24, "the transport prefix has 24 bits of length");
 const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32, "one I/O fits the credits");
 const _: () = assert!(DURABLE_TIMEOUT_DEFAULT_MS <= DURABLE_TIMEOUT_MS_MAX);
+const _: () = assert!(NOTIFY_BUFFER_BYTES_MAX <= NOTIFY_VOLUME_BYTES_MAX);
 const _: () = assert!(OPLOCK_BREAK_RESEND_SECONDS < OPLOCK_BREAK_SECONDS_MAX);
 const _: () = assert!(COPYCHUNK_CHUNK_BYTES_MAX <= COPYCHUNK_TOTAL_BYTES_MAX);

@@ -6,12 +6,12 @@ mod support;
 use std::sync::Arc;
 
 use forebay_smb::crypto::{Cipher, SigningAlgorithm};
-use forebay_smb::engine::{Event, Server};
+use forebay_smb::engine::{Event, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
 use forebay_smb::limits;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::{Capabilities, Command, Dialect, HeaderFlags, negotiate};
-use support::{Backend, Client, server, volume};
+use support::{Backend, Client, requests, server, volume};
 
 const ECHO: [u8; 4] = [4, 0, 0, 0];
 const USER: &str = "vol-user";
@@ -381,6 +381,50 @@ fn a_failed_reauthentication_ends_the_session_everywhere_and_none_is_joined_mean
     b.disconnect();
     assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
     works(&mut a);
+}
+
+#[test]
+fn a_reauthentication_by_another_key_than_the_channels_is_refused_under_the_channels() {
+    for (of_session, of_channel) in [(CMAC, HMAC), (HMAC, CMAC)] {
+        let server = server();
+        let mut a = Client::new(&server, 1, Dialect::SMB3_1_1);
+        a.signing_algorithms = vec![of_session];
+        a.negotiate().unwrap();
+        assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS);
+        assert_eq!(a.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
+        let mut b = negotiated(&server, 2, |b| b.signing_algorithms = vec![of_channel]);
+        assert_eq!(b.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
+        for body in [requests::session_setup(b"", 0), requests::session_bind(b"")] {
+            let header = b.header(Command::SESSION_SETUP, 1);
+            let mut message = b.message(header, &body);
+            let (head, rest) = message.split_at_mut(64);
+            a.signing_key().sign_in_place(head, &[rest]);
+            b.send_raw(message).unwrap();
+            // That the signature is the channel's is what the client has looked at.
+            let answer = b.answers.pop_front().unwrap();
+            assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
+            assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
+        }
+        works(&mut a);
+        works(&mut b);
+    }
+}
+
+#[test]
+fn a_session_that_must_sign_is_not_authenticated_anew_without_a_signature() {
+    let server = Server::new(ServerConfig { signing_required: true, ..support::config() });
+    server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
+    let mut a = first(&server);
+    let mut b = Client::channel(&a, 2, nothing());
+    for client in [&mut a, &mut b] {
+        let header = client.header(Command::SESSION_SETUP, 1);
+        let message = client.message(header, &requests::session_setup(b"", 0));
+        client.send_raw(message).unwrap();
+        let answer = client.answers.pop_front().unwrap();
+        assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
+        assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
+        works(client);
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod smb_direct;
 mod smb_direct_faults;
 mod space;
 mod target;
+mod watching;
 
 use anyhow::Result;
 
@@ -92,6 +93,7 @@ pub fn all() -> Vec<Scenario> {
         coherence::scenarios(),
         everyday::scenarios(),
         locks::scenarios(),
+        watching::scenarios(),
         space::scenarios(),
         csi::scenarios(),
         drain::scenarios(),

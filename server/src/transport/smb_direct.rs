@@ -294,7 +294,7 @@ impl SmbDirect {
 
     /// Queues a response.
     pub(crate) fn push(&mut self, transmit: Transmit, metrics: &Metrics) -> Result<(), Disconnect> {
-        let Transmit { segments, remote_writes, invalidate, seal } = transmit;
+        let Transmit { segments, remote_writes, invalidate, seal, .. } = transmit;
         let (buffer, range) = in_one_piece(segments, seal, &self.buffers)?;
         let length = range.len() as u32;
         let buffer = registered(buffer, range.start, length, &self.buffers)?;

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use forebay_smb::engine::{Disconnect, Segment, Transmit};
 
+use super::acknowledged::{Unacknowledged, outstanding};
 use super::frame::{OUT_OF_MEMORY, TRANSFORM, WRITE_DATA, in_one_piece};
 use crate::buffers::{Buffer, BufferPool, FrameBuffer};
 use crate::io::{Message, Operation, Part};
@@ -27,11 +28,35 @@ pub(crate) struct TcpLink {
     pub(crate) queue: SendQueue,
     /// When the send in flight was begun.
     pub(crate) sending: Option<Instant>,
+    /// What the peer's machine has not acknowledged.
+    pub(crate) unacknowledged: Unacknowledged,
 }
 
 impl TcpLink {
     pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
-        Self { socket, receiver: Receiver::new(), queue: SendQueue::default(), sending: None }
+        Self {
+            socket,
+            receiver: Receiver::new(),
+            queue: SendQueue::default(),
+            sending: None,
+            unacknowledged: Unacknowledged::default(),
+        }
+    }
+
+    /// Queues a frame.
+    pub(crate) fn push(&mut self, transmit: Transmit, buffers: &BufferPool) -> Result<(), Disconnect> {
+        self.unacknowledged.sending(transmit.is_break);
+        self.queue.push(message(transmit, buffers)?);
+        Ok(())
+    }
+
+    /// Whether the peer's machine has acknowledged nothing for too long; to be asked about once a second.
+    pub(crate) fn is_silent(&mut self, now: Instant) -> bool {
+        if !self.unacknowledged.is_watched() {
+            return false;
+        }
+        let queued = self.queue.bytes() > 0;
+        outstanding(&*self.socket).is_ok_and(|found| self.unacknowledged.is_gone(now, found, queued))
     }
 }
 
@@ -243,7 +268,7 @@ impl SendQueue {
 }
 
 /// Makes a message of a frame, sealing it where that is asked for.
-pub(crate) fn message(transmit: Transmit, buffers: &BufferPool) -> Result<Message, Disconnect> {
+fn message(transmit: Transmit, buffers: &BufferPool) -> Result<Message, Disconnect> {
     let length = transmit.len();
     let Transmit { segments, seal, .. } = transmit;
     let Some(sealer) = seal else {

@@ -48,6 +48,8 @@ pub struct Transmit {
     pub remote_writes: Vec<RemoteWrite>,
     /// The token of the peer that the frame invalidates; over RDMA only.
     pub invalidate: Option<Token>,
+    /// It tells of a break, for whose end others may wait.
+    pub is_break: bool,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
     pub seal: Option<Sealer>,
 }
@@ -57,7 +59,8 @@ impl Transmit {
         let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
         // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);
-        Self { segments: assemble(responses), remote_writes, invalidate, seal }
+        let is_break = responses.iter().any(|r| r.header.message_id == UNSOLICITED_MESSAGE_ID);
+        Self { segments: assemble(responses), remote_writes, invalidate, is_break, seal }
     }
 
     /// Bytes of all parts, before sealing.
@@ -232,7 +235,7 @@ pub(crate) struct Core {
     pub(crate) pending: HashMap<u64, PendingAuth>,
     pub(crate) entropy: Entropy,
     pub(crate) events: VecDeque<Event>,
-    /// The key of a session that LOGOFF ended, for its answer.
+    /// The key of a session that has ended here, for what is still to be answered.
     pub(crate) last_sealing: Option<(u64, Sealing)>,
     closed: bool,
     /// Nothing new is begun; the connection ends when what is in flight is answered.
@@ -343,6 +346,9 @@ impl Core {
     fn leave_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);
+        if let Some(keys) = channel.seal {
+            self.last_sealing = Some((session_id, keys));
+        }
         server.channel_lost(self.id);
         for open in left.opens {
             if left.lost {
@@ -753,13 +759,18 @@ impl Connection {
         if chain.sealed_for.is_some() && !session.seals.load(Ordering::Relaxed) {
             session.seals.store(true, Ordering::Relaxed);
         }
+        // Who authenticates a channel's session anew gets even a refusal signed with the channel's key, as from Samba: a
+        // client that signs believes nothing else.
+        if command == Command::SESSION_SETUP {
+            request.session = Some(Arc::clone(&session));
+        }
         // [MS-SMB2] 3.3.5.2.4: a sealed message is not signed, its tag has proved more.
         if chain.sealed_for.is_none() {
             if flags.contains(HeaderFlags::SIGNED) {
                 if !channel.signing.verify(&[request.message()]) {
                     return fail(NtStatus::ACCESS_DENIED);
                 }
-            } else if session.signing_required.load(Ordering::Relaxed) && command != Command::SESSION_SETUP {
+            } else if session.signing_required.load(Ordering::Relaxed) {
                 return fail(NtStatus::ACCESS_DENIED);
             }
             // [MS-SMB2] 3.3.5.2.9
@@ -971,8 +982,8 @@ impl Connection {
         let mut header = request.header.response(NtStatus::PENDING);
         header.credits = self.credits.grant(request.header.credits);
         header.ids = Ids::Async { async_id };
-        let mut response = Response::error(header);
-        response.sign = self.signing_key(chain, request, NtStatus::PENDING);
+        let response = Response::error(header);
+        // [MS-SMB2] 3.3.4.2: not signed. With AES-GMAC the last answer, under the same message id, has the same nonce.
         let mut responses = std::mem::take(&mut chain.responses);
         responses.push(response);
         self.push(responses, chain.sealed_for);

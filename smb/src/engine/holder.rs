@@ -5,10 +5,14 @@ use super::leases::LeaseId;
 use super::oplocks::{Cached, NONE, Opener, R, RW, RWH, is_lease_stat_only, is_stat_only};
 use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use crate::ids::FileId;
+use crate::limits;
 use crate::wire::create::OplockLevel;
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseState, LeaseV2};
 use crate::wire::oplock_break::{LeaseBreakFlags, LeaseBreakNotification, Notification, OplockBreak};
 use crate::wire::{AccessMask, ShareAccess};
+
+/// 100 ns intervals in a millisecond.
+const TICKS_PER_MS: u64 = 10_000;
 
 pub(super) struct Holder {
     pub(super) kind: Kind,
@@ -39,9 +43,56 @@ pub(super) struct Breaking {
     pub(super) notification: Notification,
     /// Channels that the notification went out on.
     pub(super) tried: Vec<ConnectionId>,
-    /// When it was first seen by the clock, and when it was sent last.
+    /// When it was first seen by the clock.
     pub(super) since: Option<u64>,
+    /// From when on the channel that was asked last has its time.
     pub(super) sent: Option<u64>,
+    /// When the clock saw a channel being asked last.
+    pub(super) asked: Option<u64>,
+    /// Channels to ask because others were lost that had been asked.
+    pub(super) owed: usize,
+}
+
+impl Breaking {
+    fn new(
+        requested: LeaseState,
+        required: LeaseState,
+        notification: Notification,
+        tried: Vec<ConnectionId>,
+    ) -> Self {
+        let (since, sent, asked) = (None, None, None);
+        Self { requested, required, notification, tried, since, sent, asked, owed: 0 }
+    }
+
+    /// Asks on one more channel if it is time to: the last one has had its time, or one that was asked before is lost. Never
+    /// two at a time, so that a client sees them in order.
+    pub(super) fn ask_again(&mut self, now: u64, patience: u64, sessions: &[u64], server: &Server) {
+        let sent = *self.sent.get_or_insert(now);
+        let asked = *self.asked.get_or_insert(now);
+        let due = now.saturating_sub(sent) >= patience;
+        if !due && self.owed == 0 || now.saturating_sub(asked) < limits::OPLOCK_BREAK_PACE_MS * TICKS_PER_MS {
+            return;
+        }
+        if due {
+            // Not from now: ticks are not to add up.
+            self.sent = Some(sent + patience);
+        } else {
+            self.owed -= 1;
+        }
+        self.asked = Some(now);
+        send(server, sessions, &mut self.tried, self.notification);
+    }
+
+    /// [MS-SMB2] 3.3.4.6, 3.3.4.7: what was sent on a channel that is gone is sent on another one. So it is where others were
+    /// asked since: a client that is silent on all its channels is found out in time.
+    pub(super) fn channel_lost(&mut self, connection: ConnectionId, sessions: &[u64], server: &Server) {
+        if self.tried.last() == Some(&connection) {
+            send(server, sessions, &mut self.tried, self.notification);
+            (self.sent, self.asked) = (None, None);
+        } else if self.tried.contains(&connection) {
+            self.owed += 1;
+        }
+    }
 }
 
 impl Kind {
@@ -120,8 +171,7 @@ impl Holder {
         let notification = self.notification(from, requested, true);
         let mut tried = Vec::new();
         if send(server, &self.sessions(opens, server), &mut tried, notification) {
-            self.breaking =
-                Some(Breaking { requested, required, notification, tried, since: None, sent: None });
+            self.breaking = Some(Breaking::new(requested, required, notification, tried));
         } else {
             // Nobody is there who could be asked, or would go on using it.
             self.state = required;

@@ -34,6 +34,7 @@ mod session;
 mod step;
 mod transform;
 mod volume;
+mod watches;
 
 pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
 pub use open::OpenInfo;

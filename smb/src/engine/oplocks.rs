@@ -443,18 +443,12 @@ impl Caching {
             let sessions = holder.sessions(opens, server);
             let Some(breaking) = &mut holder.breaking else { continue };
             let since = *breaking.since.get_or_insert(now);
-            let sent = *breaking.sent.get_or_insert(now);
             if now.saturating_sub(since) >= limits::OPLOCK_BREAK_SECONDS_MAX * SECOND {
                 holder.breaking = None;
                 holder.state = NONE;
                 expired = true;
             } else {
-                let patience = patience(server, &sessions);
-                if now.saturating_sub(sent) >= patience {
-                    send(server, &sessions, &mut breaking.tried, breaking.notification);
-                    // Not from now: ticks are not to add up.
-                    breaking.sent = Some(sent + patience);
-                }
+                breaking.ask_again(now, patience(server, &sessions), &sessions, server);
             }
         }
         if expired {
@@ -464,14 +458,12 @@ impl Caching {
         self.is_breaking()
     }
 
-    /// [MS-SMB2] 3.3.4.6, 3.3.4.7: what was sent on a channel that is gone is sent on another one.
+    /// A connection over which a break may have gone out is gone.
     pub(super) fn channel_lost(&mut self, connection: ConnectionId, opens: &[Registered], server: &Server) {
         for holder in &mut self.holders {
             let sessions = holder.sessions(opens, server);
-            let Some(breaking) = &mut holder.breaking else { continue };
-            if breaking.tried.last() == Some(&connection) {
-                send(server, &sessions, &mut breaking.tried, breaking.notification);
-                breaking.sent = None;
+            if let Some(breaking) = &mut holder.breaking {
+                breaking.channel_lost(connection, &sessions, server);
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::files::FileTable;
 use super::leases::LeaseTable;
+use super::watches::Watches;
 use crate::auth::NtHash;
 use crate::fs::FsHandle;
 
@@ -68,6 +69,8 @@ pub(crate) struct Volume {
     files: Mutex<FileTable>,
     /// Its leases: of no use to who may not open it.
     pub(crate) leases: LeaseTable,
+    /// Its directories that clients watch.
+    pub(crate) watches: Watches,
     /// Set when the volume is being removed: no new tree connects or opens.
     pub(crate) removed: AtomicBool,
     /// Tree connects in being.
@@ -85,6 +88,7 @@ impl Volume {
             created: config.created,
             files: Mutex::new(FileTable::default()),
             leases: LeaseTable::default(),
+            watches: Watches::default(),
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),
         }

@@ -478,6 +478,44 @@ fn each_of_many_silent_channels_is_asked_before_a_break_is_given_up() {
 }
 
 #[test]
+fn a_client_whose_channels_are_lost_one_after_the_other_is_asked_on_more_of_them_in_order() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client_of(1);
+    let mut others: Vec<_> = (1..6).map(|_| lab.channel(&a)).collect();
+    let mut b = lab.client_of(2);
+    leased(&mut a, "f", 1, RWH);
+    waits(&mut b, Command::CREATE, &body(&file("f"), OplockLevel::NONE));
+    let mut deliver = |lab: &Lab, a: &mut _, others: &mut Vec<Client>| {
+        let mut all: Vec<_> = [a].into_iter().chain(others.iter_mut()).chain([&mut b]).collect();
+        lab.deliver(&mut all);
+    };
+    let asked = |others: &Vec<Client>| others.iter().filter(|c| !c.answers.is_empty()).count();
+    deliver(&lab, &mut a, &mut others);
+    lab.server.tick(NOW);
+    lab.server.tick(NOW + 5 * SECOND);
+    deliver(&lab, &mut a, &mut others);
+    assert_eq!(asked(&others), 1, "the first was silent");
+    a.disconnect();
+    deliver(&lab, &mut a, &mut others);
+    assert_eq!(asked(&others), 1, "the second has its time");
+    lab.server.tick(NOW + 5 * SECOND + SECOND / 10);
+    deliver(&lab, &mut a, &mut others);
+    assert_eq!(asked(&others), 1, "not at once");
+    lab.server.tick(NOW + 6 * SECOND);
+    lab.server.tick(NOW + 7 * SECOND);
+    deliver(&lab, &mut a, &mut others);
+    assert_eq!(asked(&others), 2, "one for the one that is lost");
+    lab.server.tick(NOW + 10 * SECOND);
+    deliver(&lab, &mut a, &mut others);
+    assert_eq!(asked(&others), 3, "the clock goes on");
+    for channel in &mut others {
+        channel.disconnect();
+    }
+    deliver(&lab, &mut a, &mut others);
+    assert!(lab.server.open_infos(None).iter().all(|open| open.session_id == b.session_id));
+}
+
+#[test]
 fn a_break_that_is_on_its_way_to_a_lost_channel_takes_another() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);

@@ -115,6 +115,26 @@ fn waiting_ends_with_cancel() {
 }
 
 #[test]
+fn an_interim_response_is_not_signed_and_the_last_one_is() {
+    let mut lab = Lab::new();
+    let (mut a, mut b) = (lab.client(), lab.client());
+    let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
+    lock(&mut a, fa, &[(0, 10, EXCLUSIVE)]).unwrap();
+    b.sign = true;
+    let interim = b.call(Command::LOCK, &lock_body(fb, &[(0, 10, EXCLUSIVE)])).unwrap();
+    assert_eq!(interim.status(), NtStatus::PENDING);
+    assert_eq!(
+        (interim.header.flags.contains(HeaderFlags::SIGNED), interim.header.signature),
+        (false, [0; 16])
+    );
+    lock(&mut a, fa, &[(0, 10, UNLOCK)]).unwrap();
+    lab.deliver(&mut [&mut a, &mut b]);
+    let last = b.answers.pop_front().expect("an answer");
+    assert_eq!(last.status(), NtStatus::SUCCESS);
+    assert!(last.header.flags.contains(HeaderFlags::SIGNED));
+}
+
+#[test]
 fn a_cancelled_request_lets_those_behind_it_through() {
     let mut lab = Lab::new();
     let (mut a, mut b, mut c) = (lab.client(), lab.client(), lab.client());

@@ -28,3 +28,4 @@ mod reading_and_writing;
 mod renaming;
 mod replay;
 mod transform;
+mod watching;

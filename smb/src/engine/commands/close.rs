@@ -1,12 +1,15 @@
 //! CLOSE ([MS-SMB2] 3.3.5.10) and every other end of an open.
 
 use crate::engine::connection::Core;
+use crate::engine::files::Ended;
 use crate::engine::open::Open;
 use crate::engine::server::Server;
 use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::watches::name_of;
 use crate::fs::{FsOpKind, FsReply, Stat};
 use crate::status::NtStatus;
 use crate::wire::close::{Flags, Request, Response};
+use crate::wire::fscc::notify::NotifyAction;
 use crate::wire::{FileAttributes, FileTime};
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -23,13 +26,17 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     ctx.session().remove_open(open.id);
     let ended = open.volume.files().unregister(&open, ctx.server);
+    watched_no_more(ctx.server, &open, ended);
     let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
     let close = FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: query };
     Step::Fs(
         close,
-        Box::new(move |_, result| {
+        Box::new(move |ctx, result| {
             if ended.unlink {
                 open.volume.files().gone(&open.file);
+                if result.is_ok() {
+                    removed(ctx.server, &open);
+                }
             }
             // The open is gone whatever became of the name: a directory that filled up in the meantime stays.
             let stat = match result {
@@ -39,6 +46,22 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             Step::Reply(Reply::ok(body(stat)))
         }),
     )
+}
+
+/// [MS-FSA] 2.1.5.5: what an end means for who watches the directory that was open, be it by this open or by another one.
+fn watched_no_more(server: &Server, open: &Open, ended: Ended) {
+    if !open.directory {
+        return;
+    }
+    open.volume.watches.closed(open.id, server);
+    if !ended.unlink && open.file.delete_pending() {
+        let path = open.state().path.clone();
+        open.volume.watches.deleted(&path, server);
+    }
+}
+
+fn removed(server: &Server, open: &Open) {
+    open.volume.watches.changed(NotifyAction::REMOVED, name_of(open.directory), open, server);
 }
 
 fn body(stat: Option<Stat>) -> Vec<u8> {
@@ -72,5 +95,9 @@ pub(crate) fn end_open(server: &Server, open: &Open) -> FsOpKind {
         files.gone(&open.file);
     }
     drop(files);
+    watched_no_more(server, open, ended);
+    if ended.unlink {
+        removed(server, open);
+    }
     FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: false }
 }

@@ -6,6 +6,7 @@ use super::ioctl::ioctl_reply;
 use super::read::OFFSET_END;
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Step};
+use crate::engine::watches::CONTENTS;
 use crate::fs::{FsOpKind, FsReply};
 use crate::ids::FileId;
 use crate::limits;
@@ -155,6 +156,7 @@ fn next(mut copy: Copy) -> Step {
             Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
             Ok(FsReply::Copied(bytes)) => {
                 copy.target.file.data_changed(copy.target.id, ctx.server);
+                copy.target.volume.watches.modified(CONTENTS, &copy.target, ctx.server);
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(chunk.length - copy.copied);
                 copy.copied += bytes;
                 copy.total += bytes;

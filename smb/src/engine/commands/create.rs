@@ -13,15 +13,18 @@ use crate::engine::replay::{self, Begun, Creation};
 use crate::engine::session::Share;
 use crate::engine::step::{Ctx, Reply, Step, Wake};
 use crate::engine::volume::Volume;
+use crate::engine::watches::{CONTENTS, name_of};
 use crate::fs::{
     BasicInfo, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat,
 };
 use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
 use crate::wire::create::{
     CreateAction, CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request, Response,
     ResponseFlags,
 };
 use crate::wire::create_context::{RequestContext, ResponseContext};
+use crate::wire::fscc::notify::NotifyAction;
 use crate::wire::{AccessMask, Fault, FileAttributes, FileTime, ShareAccess};
 
 /// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
@@ -546,6 +549,7 @@ fn finish(ctx: &mut Ctx<'_>, plan: Plan, pending: Pending) -> Step {
         CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => CreateAction::OVERWRITTEN,
         _ => CreateAction::OPENED,
     };
+    tell(ctx, open, create_action);
     let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
     let mut contexts = Vec::new();
     if plan.query_maximal_access {
@@ -564,6 +568,18 @@ fn finish(ctx: &mut Ctx<'_>, plan: Plan, pending: Pending) -> Step {
         creation.done(open, create_action);
     }
     respond(open, *stat, create_action, cached, contexts)
+}
+
+/// [MS-FSA] 2.1.5.1.1, 2.1.5.1.2: who watches hears of what was made or overwritten.
+fn tell(ctx: &Ctx<'_>, open: &Open, action: CreateAction) {
+    let watches = &open.volume.watches;
+    match action {
+        CreateAction::OPENED => {}
+        CreateAction::CREATED => {
+            watches.changed(NotifyAction::ADDED, name_of(open.directory), open, ctx.server);
+        }
+        _ => watches.modified(CONTENTS | CompletionFilter::ATTRIBUTES, open, ctx.server),
+    }
 }
 
 /// The answer that gives an open to its client.

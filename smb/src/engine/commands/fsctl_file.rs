@@ -8,10 +8,12 @@ use super::read::OFFSET_END;
 use crate::engine::access::{CHANGING, DATA_CHANGING};
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Step};
+use crate::engine::watches::CONTENTS;
 use crate::fs::{BasicInfo, FsOpKind, FsReply};
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::fsctl::{
     CompressionState, DuplicateExtents, FileRange, FsctlCode, ObjectIdBuffer, ResumeKeyResponse,
     SnapshotArray, ZeroData, parse_set_sparse,
@@ -135,7 +137,16 @@ fn set_sparse(open: Arc<Open>, sparse: bool) -> Result<Step, NtStatus> {
             }
             let info = BasicInfo { attributes: Some(after.0), ..BasicInfo::default() };
             let op = FsOpKind::SetBasic { handle: open.handle.clone(), info };
-            done_after(FsctlCode::SET_SPARSE, open, op)
+            Step::Fs(
+                op,
+                Box::new(move |ctx, result| match result {
+                    Ok(_) => {
+                        open.volume.watches.modified(CompletionFilter::ATTRIBUTES, &open, ctx.server);
+                        empty(FsctlCode::SET_SPARSE, open.id)
+                    }
+                    Err(status) => Step::Fail(status),
+                }),
+            )
         }),
     ))
 }
@@ -158,16 +169,13 @@ fn zero(open: Arc<Open>, input: &[u8]) -> Result<Step, NtStatus> {
     Ok(done_after_change(FsctlCode::SET_ZERO_DATA, open, op))
 }
 
-fn done_after(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
-    Step::Fs(op, Box::new(move |_, result| result.map_or_else(Step::Fail, |_| empty(code, open.id))))
-}
-
-/// As that, for what changes the contents.
+/// The answer once a backend has changed the contents.
 fn done_after_change(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(
         op,
         Box::new(move |ctx, result| {
             open.file.data_changed(open.id, ctx.server);
+            open.volume.watches.modified(CONTENTS, &open, ctx.server);
             result.map_or_else(Step::Fail, |_| empty(code, open.id))
         }),
     )

@@ -7,8 +7,11 @@ use super::set_info::done;
 use crate::engine::names;
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Step};
+use crate::engine::watches::{Change, name_of};
 use crate::fs::{FsOpKind, FsReply, FsResult, RelPath};
 use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
+use crate::wire::fscc::notify::NotifyAction;
 use crate::wire::{AccessMask, ShareAccess};
 
 /// Where to.
@@ -124,14 +127,37 @@ fn carry_out(open: Arc<Open>, from: RelPath, target: Target) -> Step {
     let Target { path: to, replace, .. } = target;
     Step::Fs(
         FsOpKind::Rename { handle: open.handle.clone(), to: to.clone(), replace },
-        Box::new(move |_, result| match result {
+        Box::new(move |ctx, result| match result {
             Ok(_) => {
                 open.file.renamed(&from, &to);
+                tell(ctx, &open, &from, &to);
                 done()
             }
             Err(status) => Step::Fail(status),
         }),
     )
+}
+
+/// [MS-FSA] 2.1.5.15.11: who watches hears of both names at once.
+fn tell(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
+    let watches = &open.volume.watches;
+    if open.directory {
+        watches.moved(from, to);
+    }
+    let (left, came) = if from.parent() == to.parent() {
+        (NotifyAction::RENAMED_OLD_NAME, NotifyAction::RENAMED_NEW_NAME)
+    } else {
+        (NotifyAction::REMOVED, NotifyAction::ADDED)
+    };
+    let filter = name_of(open.directory);
+    let names = [Change { action: left, filter, path: from }, Change { action: came, filter, path: to }];
+    if open.directory {
+        return watches.report(&names, ctx.server);
+    }
+    // Not in the specification: Windows says so of files, too.
+    let filter = CompletionFilter::ATTRIBUTES | CompletionFilter::CREATION;
+    let [left, came] = names;
+    watches.report(&[left, came, Change { action: NotifyAction::MODIFIED, filter, path: to }], ctx.server);
 }
 
 /// Gives a file one more name.
@@ -157,8 +183,15 @@ pub(super) fn link(open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
             }
             let Target { path: to, replace, .. } = target;
             Step::Fs(
-                FsOpKind::Link { handle: open.handle.clone(), to, replace },
-                Box::new(|_, result| result.map_or_else(Step::Fail, |_| done())),
+                FsOpKind::Link { handle: open.handle.clone(), to: to.clone(), replace },
+                Box::new(move |ctx, result| match result {
+                    Ok(_) => {
+                        let (action, filter) = (NotifyAction::ADDED, CompletionFilter::FILE_NAME);
+                        open.volume.watches.report(&[Change { action, filter, path: &to }], ctx.server);
+                        done()
+                    }
+                    Err(status) => Step::Fail(status),
+                }),
             )
         }),
     ))

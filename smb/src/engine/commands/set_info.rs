@@ -10,8 +10,10 @@ use super::read::OFFSET_END;
 use super::rename::{self, Target};
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::watches::CONTENTS;
 use crate::fs::{BasicInfo, FsOpKind, FsReply};
 use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
 use crate::wire::create::CreateOptions;
 use crate::wire::fscc::FileInformationClass as Class;
 use crate::wire::fscc::file_info::{
@@ -46,7 +48,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         InfoType::FILE => file(ctx, &open, Class(request.file_info_class), request.buffer),
         // Label, quota and object id are the administrator's.
         InfoType::FILESYSTEM => Err(NtStatus::ACCESS_DENIED),
-        InfoType::SECURITY => security(&open, request.additional_information, request.buffer),
+        InfoType::SECURITY => security(ctx, &open, request.additional_information, request.buffer),
         InfoType::QUOTA => Err(NtStatus::NOT_SUPPORTED),
         _ => Err(NtStatus::INVALID_PARAMETER),
     };
@@ -60,18 +62,14 @@ pub(super) fn done() -> Step {
     Step::Reply(Reply::ok(body))
 }
 
-/// The empty answer once a backend is done.
-fn done_after(op: FsOpKind) -> Step {
-    Step::Fs(op, Box::new(|_, result| result.map_or_else(Step::Fail, |_| done())))
-}
-
-/// As that, for what changes the contents.
+/// The empty answer once a backend has changed the contents.
 fn done_after_change(open: &Arc<Open>, op: FsOpKind) -> Step {
     let open = Arc::clone(open);
     Step::Fs(
         op,
         Box::new(move |ctx, result| {
             open.file.data_changed(open.id, ctx.server);
+            open.volume.watches.modified(CONTENTS, &open, ctx.server);
             result.map_or_else(Step::Fail, |_| done())
         }),
     )
@@ -213,22 +211,44 @@ fn basic(open: &Arc<Open>, info: FileBasicInformation) -> Result<Step, NtStatus>
     ))
 }
 
+/// What of it others may watch.
+fn watched(info: &BasicInfo) -> CompletionFilter {
+    let all = [
+        (info.creation.is_some(), CompletionFilter::CREATION),
+        (info.last_access.is_some(), CompletionFilter::LAST_ACCESS),
+        (info.last_write.is_some(), CompletionFilter::LAST_WRITE),
+        (info.attributes.is_some(), CompletionFilter::ATTRIBUTES),
+    ];
+    all.into_iter().filter(|(set, _)| *set).fold(CompletionFilter::empty(), |sum, (_, one)| sum | one)
+}
+
 fn set_basic(open: Arc<Open>, info: BasicInfo) -> Step {
     let set = FsOpKind::SetBasic { handle: open.handle.clone(), info };
-    let Some(told) = info.change else { return done_after(set) };
-    let then_stat = move |status: Result<(), NtStatus>| match status {
-        Err(status) => Step::Fail(status),
-        Ok(()) => Step::Fs(
-            FsOpKind::Stat { handle: open.handle.clone() },
-            Box::new(move |_, result| {
-                if let Ok(FsReply::Stat(stat)) = result {
-                    open.file.set_change_time(stat.times.change, told);
-                }
-                done()
-            }),
-        ),
-    };
-    Step::Fs(set, Box::new(move |_, result| then_stat(result.map(drop))))
+    Step::Fs(
+        set,
+        Box::new(move |ctx, result| {
+            if let Err(status) = result {
+                return Step::Fail(status);
+            }
+            open.volume.watches.modified(watched(&info), &open, ctx.server);
+            match info.change {
+                Some(told) => keep_change_time(open, told),
+                None => done(),
+            }
+        }),
+    )
+}
+
+fn keep_change_time(open: Arc<Open>, told: u64) -> Step {
+    Step::Fs(
+        FsOpKind::Stat { handle: open.handle.clone() },
+        Box::new(move |_, result| {
+            if let Ok(FsReply::Stat(stat)) = result {
+                open.file.set_change_time(stat.times.change, told);
+            }
+            done()
+        }),
+    )
 }
 
 /// [MS-FSA] 2.1.5.15.1, 2.1.5.15.4
@@ -267,7 +287,7 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
     };
     Step::Fs(
         op,
-        Box::new(move |_, result| match result {
+        Box::new(move |ctx, result| match result {
             Ok(FsReply::Stat(stat))
                 if FileAttributes(stat.attributes).contains(FileAttributes::READONLY) && !ignore_readonly =>
             {
@@ -275,6 +295,10 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
             }
             Ok(_) => {
                 open.file.set_delete_pending(true);
+                if open.directory {
+                    let path = open.state().path.clone();
+                    open.volume.watches.deleted(&path, ctx.server);
+                }
                 done()
             }
             Err(status) => Step::Fail(status),
@@ -283,7 +307,7 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
 }
 
 /// Every file has the same descriptor. To set it is allowed, to set another one is not (docs/spec-exceptions.md).
-fn security(open: &Open, information: u32, buffer: &[u8]) -> Result<Step, NtStatus> {
+fn security(ctx: &Ctx<'_>, open: &Open, information: u32, buffer: &[u8]) -> Result<Step, NtStatus> {
     use security_information::{DACL, GROUP, OWNER, SACL};
     let asked = |part: u32| information & part != 0;
     if asked(SACL)
@@ -297,5 +321,9 @@ fn security(open: &Open, information: u32, buffer: &[u8]) -> Result<Step, NtStat
     let same = (!asked(OWNER) || given.owner == kept.owner)
         && (!asked(GROUP) || given.group == kept.group)
         && (!asked(DACL) || given.dacl == kept.dacl);
-    if same { Ok(done()) } else { Err(NtStatus::NOT_SUPPORTED) }
+    if !same {
+        return Err(NtStatus::NOT_SUPPORTED);
+    }
+    open.volume.watches.modified(CompletionFilter::SECURITY, open, ctx.server);
+    Ok(done())
 }

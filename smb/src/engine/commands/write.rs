@@ -7,6 +7,7 @@ use super::read::OFFSET_END;
 use crate::engine::access::DATA_CHANGING;
 use crate::engine::remote::{self, Source};
 use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::watches::CONTENTS;
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
@@ -77,6 +78,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Box::new(move |ctx, result| match result {
             Ok(FsReply::Written(count)) => {
                 open.file.data_changed(open.id, ctx.server);
+                open.volume.watches.modified(CONTENTS, &open, ctx.server);
                 open.position.store(offset + u64::from(count), Ordering::Relaxed);
                 Step::Reply(Reply::ok(body(count)))
             }

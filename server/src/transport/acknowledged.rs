@@ -1,0 +1,158 @@
+//! Whether a peer's machine still acknowledges what TCP sends it: one that does may be as slow as it likes, one that does not
+//! is gone, whatever its sessions hold.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::limits::{BREAK_UNACKNOWLEDGED_TIME_MAX, UNACKNOWLEDGED_TIME_MAX};
+
+/// What TCP knows of the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outstanding {
+    /// Segments that were sent and not acknowledged. None while the peer's window is closed, if it answers probes.
+    pub(crate) segments: u32,
+    /// Time since the last acknowledgment of anything.
+    pub(crate) quiet: Duration,
+}
+
+/// Asks the kernel.
+///
+/// # Errors
+/// As getsockopt(2).
+pub(crate) fn outstanding(socket: impl AsFd) -> Result<Outstanding, Errno> {
+    // SAFETY: a tcp_info is all integers, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    let descriptor = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to `info`; both live for the call, and the descriptor is borrowed open.
+    let result = unsafe {
+        libc::getsockopt(
+            descriptor,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
+    }
+    Ok(Outstanding {
+        segments: info.tcpi_unacked,
+        quiet: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
+}
+
+/// What is to be watched of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Unacknowledged {
+    /// Something was sent since all was seen to be acknowledged.
+    sent: bool,
+    /// So was a break that others may wait for.
+    sent_break: bool,
+    /// Since when something was outstanding at each look.
+    since: Option<Instant>,
+}
+
+impl Unacknowledged {
+    /// Something is given to TCP.
+    pub(crate) fn sending(&mut self, is_break: bool) {
+        self.sent = true;
+        self.sent_break |= is_break;
+    }
+
+    /// Whether [`Self::is_gone`] has anything to look at.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.sent
+    }
+
+    /// Whether the peer has been silent for too long. `queued`: there is more that TCP has not been given yet. To be asked
+    /// about once a second.
+    pub(crate) fn is_gone(&mut self, now: Instant, outstanding: Outstanding, queued: bool) -> bool {
+        if outstanding.segments == 0 {
+            self.since = None;
+            if !queued {
+                *self = Self::default();
+            }
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        // An acknowledgment of anything counts; before the first look nothing is held against anybody.
+        let silent = outstanding.quiet.min(now.saturating_duration_since(since));
+        silent >= if self.sent_break { BREAK_UNACKNOWLEDGED_TIME_MAX } else { UNACKNOWLEDGED_TIME_MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// How many looks, a second apart, until the peer counts as gone; 1000 where it never does.
+    fn looks(is_break: bool, mut outstanding: impl FnMut(u32) -> Outstanding) -> u32 {
+        let mut watched = Unacknowledged::default();
+        watched.sending(is_break);
+        let began = Instant::now();
+        (0..1000)
+            .find(|look| watched.is_gone(began + SECOND * *look, outstanding(*look), false))
+            .unwrap_or(1000)
+    }
+
+    #[test]
+    fn a_silent_peer_is_gone_after_its_time_and_sooner_where_others_wait() {
+        // What was acknowledged long before is nothing against the peer.
+        let silent = |look| Outstanding { segments: 1, quiet: SECOND * (500 + look) };
+        assert_eq!(looks(true, silent), BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
+        assert_eq!(looks(false, silent), UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
+    }
+
+    #[test]
+    fn a_peer_that_acknowledges_anything_is_there_however_slow_it_is() {
+        let slow = |look| Outstanding { segments: 40, quiet: SECOND * (look % 7) };
+        assert_eq!(looks(true, slow), 1000);
+        let stalled = |_| Outstanding { segments: 0, quiet: SECOND * 60 };
+        assert_eq!(looks(true, stalled), 1000);
+    }
+
+    #[test]
+    fn an_acknowledged_break_is_no_reason_for_haste_any_more() {
+        let mut watched = Unacknowledged::default();
+        let now = Instant::now();
+        watched.sending(true);
+        assert!(!watched.is_gone(now, Outstanding { segments: 0, quiet: SECOND }, true));
+        assert!(watched.is_watched() && watched.sent_break, "it may be what is queued");
+        assert!(!watched.is_gone(now, Outstanding { segments: 0, quiet: SECOND }, false));
+        assert!(!watched.is_watched());
+        watched.sending(false);
+        for look in 0..20 {
+            assert!(!watched.is_gone(
+                now + SECOND * look,
+                Outstanding { segments: 1, quiet: SECOND * 50 },
+                false
+            ));
+        }
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_acknowledges_all_the_same() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut ours = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+        let (_theirs, _) = listener.accept().expect("a connection");
+        ours.set_nonblocking(true).expect("a socket");
+        while ours.write(&[1; 65_536]).is_ok() {}
+        // The window is closed by now or soon.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while outstanding(&ours).expect("a TCP socket").segments > 0 {
+            assert!(Instant::now() < deadline, "the kernel acknowledges for a process that does not read");
+            std::thread::yield_now();
+        }
+        assert!(outstanding(std::fs::File::open("/dev/null").expect("there")).is_err());
+    }
+}

@@ -1,0 +1,389 @@
+//! Directories that clients watch for changes ([MS-FSA] 2.1.1.8, 2.1.4.1, 2.1.5.11). Everybody who changes a volume comes
+//! through this server, so what has changed is known from the operations themselves.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use super::open::Open;
+use super::server::{ConnectionId, Mail, Server};
+use crate::fs::RelPath;
+use crate::ids::FileId;
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
+use crate::wire::fscc::notify::{FileNotifyInformation, NotifyAction};
+use crate::wire::utf16;
+
+/// The filters of [MS-SMB2] 2.2.35; other bits mean nothing.
+const FILTERS: u32 = 0xfff;
+/// What an entry has besides its name.
+const ENTRY_BYTES: usize = 12;
+
+/// Of what kind a name is.
+pub(crate) fn name_of(directory: bool) -> CompletionFilter {
+    if directory { CompletionFilter::DIR_NAME } else { CompletionFilter::FILE_NAME }
+}
+
+/// The contents of a file and what goes with them.
+pub(crate) const CONTENTS: CompletionFilter = CompletionFilter::SIZE.union(CompletionFilter::LAST_WRITE);
+
+/// Something that has happened to a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change<'a> {
+    pub(crate) action: NotifyAction,
+    /// Who wants to hear of it.
+    pub(crate) filter: CompletionFilter,
+    pub(crate) path: &'a RelPath,
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) filter: CompletionFilter,
+    /// SMB2_WATCH_TREE.
+    pub(crate) tree: bool,
+    /// OutputBufferLength.
+    pub(crate) room: usize,
+}
+
+/// How a request ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// A list that fits the request.
+    Changes(Vec<FileNotifyInformation>),
+    /// More has changed than fits: the client is to look for itself.
+    TooMany,
+    /// There is nothing to watch any more.
+    Ended(NtStatus),
+}
+
+/// A request that waits.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    connection: ConnectionId,
+    token: u64,
+    room: usize,
+}
+
+/// One open of a directory whose client has asked at least once: changes are kept between its requests.
+#[derive(Debug)]
+struct Watch {
+    owner: FileId,
+    filter: CompletionFilter,
+    tree: bool,
+    /// How much is kept: as much as the first request has room for.
+    room: usize,
+    kept: Vec<FileNotifyInformation>,
+    kept_bytes: usize,
+    too_many: bool,
+    /// Oldest first.
+    waiters: VecDeque<Waiter>,
+}
+
+/// The watches of a volume.
+#[derive(Default)]
+pub(crate) struct Watches {
+    /// All filters together, so that who changes something that nobody wants to hear of need not look further.
+    interests: AtomicU32,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    by_directory: HashMap<RelPath, Vec<Watch>>,
+    /// Where the watch of each open is.
+    by_owner: HashMap<FileId, RelPath>,
+    /// How many watches have each filter.
+    wanted: [u32; 12],
+    /// Bytes kept by all.
+    kept_bytes: usize,
+    /// Of requests that were woken, by wake token.
+    outcomes: HashMap<u64, Outcome>,
+}
+
+/// Bytes of a change at the end of a list; where another one follows, up to the next multiple of four.
+fn size(change: &FileNotifyInformation) -> usize {
+    ENTRY_BYTES + utf16::encoded_len(&change.file_name)
+}
+
+fn list_size(changes: &[FileNotifyInformation]) -> usize {
+    changes.iter().fold(0, |sum: usize, change| sum.next_multiple_of(4) + size(change))
+}
+
+/// `path` as seen from `directory`, which is above it.
+fn relative(directory: &RelPath, path: &RelPath) -> String {
+    let below = path.as_str().strip_prefix(directory.as_str()).unwrap_or_default();
+    below.trim_start_matches('/').replace('/', "\\")
+}
+
+impl Watch {
+    /// What is kept goes to somebody who has room for `room` bytes, or is given up.
+    fn take(&mut self, room: usize) -> Outcome {
+        self.kept_bytes = 0;
+        let kept = std::mem::take(&mut self.kept);
+        let fits = list_size(&kept) <= room.min(self.room);
+        if std::mem::take(&mut self.too_many) || !fits { Outcome::TooMany } else { Outcome::Changes(kept) }
+    }
+
+    fn has_changes(&self) -> bool {
+        self.too_many || !self.kept.is_empty()
+    }
+
+    fn keep(&mut self, change: FileNotifyInformation, bytes_max: usize) {
+        // The same again tells nothing new.
+        if self.too_many || self.kept.last() == Some(&change) {
+            return;
+        }
+        let bytes = self.kept_bytes.next_multiple_of(4) + size(&change);
+        if bytes > self.room.min(limits::NOTIFY_BUFFER_BYTES_MAX) || bytes > bytes_max {
+            return self.give_up();
+        }
+        self.kept_bytes = bytes;
+        self.kept.push(change);
+    }
+
+    fn give_up(&mut self) {
+        self.too_many = true;
+        self.kept = Vec::new();
+        self.kept_bytes = 0;
+    }
+}
+
+impl Inner {
+    /// Has the watches of one directory look at changes that are seen from there.
+    fn tell(&mut self, at: &RelPath, is_parent: bool, changes: &[Change<'_>], server: &Server) {
+        let Some(watches) = self.by_directory.get_mut(at) else { return };
+        for watch in watches.iter_mut().filter(|w| is_parent || w.tree) {
+            let before = watch.kept_bytes;
+            let filter = watch.filter;
+            for change in changes.iter().filter(|c| filter.intersects(c.filter)) {
+                let file_name = relative(at, change.path);
+                let left = limits::NOTIFY_VOLUME_BYTES_MAX.saturating_sub(self.kept_bytes - before);
+                watch.keep(FileNotifyInformation { action: change.action, file_name }, left);
+            }
+            if watch.has_changes()
+                && let Some(waiter) = watch.waiters.pop_front()
+            {
+                let outcome = watch.take(waiter.room);
+                self.outcomes.insert(waiter.token, outcome);
+                server.post(waiter.connection, Mail::Wake(waiter.token));
+            }
+            self.kept_bytes = self.kept_bytes - before + watch.kept_bytes;
+        }
+    }
+
+    fn watch(&mut self, owner: FileId) -> Option<&mut Watch> {
+        let directory = self.by_owner.get(&owner)?;
+        self.by_directory.get_mut(directory)?.iter_mut().find(|w| w.owner == owner)
+    }
+
+    fn add(&mut self, open: &Open, asked: Asked) -> Result<(), NtStatus> {
+        if self.by_owner.contains_key(&open.id) {
+            return Ok(());
+        }
+        if self.by_owner.len() >= limits::WATCHES_PER_VOLUME_MAX {
+            return Err(NtStatus::INSUFFICIENT_RESOURCES);
+        }
+        let directory = open.state().path.clone();
+        // What is set now counts until the handle is closed.
+        let watch = Watch {
+            owner: open.id,
+            filter: CompletionFilter(asked.filter.0 & FILTERS),
+            tree: asked.tree,
+            room: asked.room,
+            kept: Vec::new(),
+            kept_bytes: 0,
+            too_many: false,
+            waiters: VecDeque::new(),
+        };
+        self.count(watch.filter, 1);
+        self.by_owner.insert(open.id, directory.clone());
+        self.by_directory.entry(directory).or_default().push(watch);
+        Ok(())
+    }
+
+    fn count(&mut self, filter: CompletionFilter, by: i32) {
+        for (bit, wanted) in self.wanted.iter_mut().enumerate() {
+            if filter.0 & 1 << bit != 0 {
+                *wanted = wanted.saturating_add_signed(by);
+            }
+        }
+    }
+
+    fn interests(&self) -> u32 {
+        self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted > 0).map(|(bit, _)| 1 << bit).sum()
+    }
+
+    fn remove(&mut self, owner: FileId) -> Option<Watch> {
+        let directory = self.by_owner.remove(&owner)?;
+        let watches = self.by_directory.get_mut(&directory)?;
+        let at = watches.iter().position(|w| w.owner == owner)?;
+        let watch = watches.swap_remove(at);
+        if watches.is_empty() {
+            self.by_directory.remove(&directory);
+        }
+        self.count(watch.filter, -1);
+        self.kept_bytes -= watch.kept_bytes;
+        Some(watch)
+    }
+
+    /// Takes a watch away and answers all who wait.
+    fn end(&mut self, owner: FileId, status: NtStatus, server: &Server) {
+        let Some(watch) = self.remove(owner) else { return };
+        for waiter in watch.waiters {
+            self.outcomes.insert(waiter.token, Outcome::Ended(status));
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+}
+
+impl Watches {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Something has changed: changes of one moment, which are told together. One relaxed load where nobody wants to hear of
+    /// it.
+    pub(crate) fn report(&self, changes: &[Change<'_>], server: &Server) {
+        let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
+        if !changes.iter().any(|change| interests.intersects(change.filter)) {
+            return;
+        }
+        let mut inner = self.inner();
+        // Those of one directory in one go: the two names of a rename belong together.
+        let mut rest = changes;
+        while let Some(first) = rest.first() {
+            let parent = first.path.parent();
+            let (here, others) =
+                rest.split_at(rest.iter().take_while(|c| c.path.parent() == parent).count().max(1));
+            rest = others;
+            if first.path.is_root() {
+                continue;
+            }
+            let mut at = parent;
+            let mut is_parent = true;
+            loop {
+                inner.tell(&at, is_parent, here, server);
+                if at.is_root() {
+                    break;
+                }
+                at = at.parent();
+                is_parent = false;
+            }
+        }
+    }
+
+    /// As [`Self::report`], of what an open has done to its file.
+    pub(crate) fn changed(
+        &self,
+        action: NotifyAction,
+        filter: CompletionFilter,
+        open: &Open,
+        server: &Server,
+    ) {
+        if self.interests.load(Ordering::Relaxed) & filter.0 == 0 {
+            return;
+        }
+        let path = open.state().path.clone();
+        self.report(&[Change { action, filter, path: &path }], server);
+    }
+
+    /// As [`Self::changed`], of a file that stays.
+    pub(crate) fn modified(&self, filter: CompletionFilter, open: &Open, server: &Server) {
+        self.changed(NotifyAction::MODIFIED, filter, open, server);
+    }
+
+    /// [MS-FSA] 2.1.5.11: what has changed since the last request of this open, or nothing yet: then the request is woken
+    /// under `token`, and [`Self::outcome`] has what there is.
+    ///
+    /// # Errors
+    /// `STATUS_INSUFFICIENT_RESOURCES` beyond the limit; `STATUS_FILE_CLOSED`.
+    pub(crate) fn ask(
+        &self,
+        open: &Open,
+        asked: Asked,
+        connection: ConnectionId,
+        token: u64,
+    ) -> Result<Option<Outcome>, NtStatus> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        inner.add(open, asked)?;
+        self.interests.store(inner.interests(), Ordering::Relaxed);
+        // Who closes it marks it first and takes the watch away then.
+        if open.is_closing() {
+            inner.remove(open.id);
+            self.interests.store(inner.interests(), Ordering::Relaxed);
+            return Err(NtStatus::FILE_CLOSED);
+        }
+        let watch = inner.watch(open.id).ok_or(NtStatus::FILE_CLOSED)?;
+        if watch.has_changes() && watch.waiters.is_empty() {
+            let kept = watch.kept_bytes;
+            let outcome = watch.take(asked.room);
+            inner.kept_bytes -= kept;
+            return Ok(Some(outcome));
+        }
+        watch.waiters.push_back(Waiter { connection, token, room: asked.room });
+        Ok(None)
+    }
+
+    /// What a request was woken for; it waits no more.
+    pub(crate) fn outcome(&self, token: u64) -> Option<Outcome> {
+        self.inner().outcomes.remove(&token)
+    }
+
+    /// A request does not wait any more. What it was to be told of, if that had come already.
+    pub(crate) fn stop_waiting(&self, owner: FileId, token: u64) -> Option<Outcome> {
+        let mut inner = self.inner();
+        if let Some(watch) = inner.watch(owner) {
+            watch.waiters.retain(|w| w.token != token);
+        }
+        inner.outcomes.remove(&token)
+    }
+
+    /// An answer was lost with its connection: the client, which may have others, is to look for itself.
+    pub(crate) fn lost(&self, owner: FileId, server: &Server) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let Some(watch) = inner.watch(owner) else { return };
+        let kept = watch.kept_bytes;
+        watch.give_up();
+        let waiter = watch.waiters.pop_front();
+        if waiter.is_some() {
+            watch.too_many = false;
+        }
+        inner.kept_bytes -= kept;
+        if let Some(waiter) = waiter {
+            inner.outcomes.insert(waiter.token, Outcome::TooMany);
+            server.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+
+    /// An open has ended ([MS-FSA] 2.1.5.5).
+    pub(crate) fn closed(&self, owner: FileId, server: &Server) {
+        let mut inner = self.inner();
+        inner.end(owner, NtStatus::NOTIFY_CLEANUP, server);
+        self.interests.store(inner.interests(), Ordering::Relaxed);
+    }
+
+    /// A directory is to go ([MS-FSA] 2.1.5.15.3).
+    pub(crate) fn deleted(&self, directory: &RelPath, server: &Server) {
+        let mut inner = self.inner();
+        let watches = inner.by_directory.get(directory);
+        let owners: Vec<FileId> = watches.into_iter().flatten().map(|w| w.owner).collect();
+        for owner in owners {
+            inner.end(owner, NtStatus::DELETE_PENDING, server);
+        }
+        self.interests.store(inner.interests(), Ordering::Relaxed);
+    }
+
+    /// A directory has another name; nothing below it is open.
+    pub(crate) fn moved(&self, from: &RelPath, to: &RelPath) {
+        let mut inner = self.inner();
+        let Some(watches) = inner.by_directory.remove(from) else { return };
+        for watch in &watches {
+            inner.by_owner.insert(watch.owner, to.clone());
+        }
+        inner.by_directory.entry(to.clone()).or_default().extend(watches);
+    }
+}
