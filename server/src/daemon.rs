@@ -301,7 +301,7 @@ fn random_instance() -> std::io::Result<u64> {
 
 /// Earlier starts, relied on where what they acknowledged is on stable storage in every pool.
 fn predecessors(
-    pools: &[(Pool, Vec<crate::pool::Unserved>)],
+    pools: &[(Pool, Vec<pool::Unserved>)],
     instance: u64,
 ) -> Result<Vec<Predecessor>, DaemonError> {
     let lists = pools.iter().map(|(pool, _)| pool.predecessors(instance)).collect::<Result<Vec<_>, _>>()?;
