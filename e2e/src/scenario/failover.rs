@@ -17,6 +17,7 @@ use crate::progress::say;
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = vec![
         on_fabric("failover: the storage node dies under load, the address moves", node_dies),
+        on_fabric("failover: a large file is half written when the storage node dies", large_file),
         on_fabric("failover: a planned handover under load", handed_over),
         on_fabric("failover: cut off from the target under load", cut_off),
         on_fabric("failover: one of two paths cut under load, then both", paths_cut),
@@ -163,6 +164,47 @@ fn node_dies(lab: &Lab) -> Result<String> {
     let written = load.finish(&second)?.with_at_most(1)?;
     second.stop()?;
     Ok(format!("{parts}; {before} files before, {written}"))
+}
+
+/// Written through the page cache and fsynced at the end, as checkpoints are: what fsync says has to be true.
+const LARGE_MIB: u64 = 48;
+const WRITE_LARGE: &str =
+    "dd if=/tmp/large of=$1/large bs=1M conv=fsync 2> /dev/null && echo synced || echo failed";
+
+fn large_file(lab: &Lab) -> Result<String> {
+    let fabric = offered(lab, &[lab.node(super::nvmeof::TARGET).address()])?;
+    let (first, mut load) = first_and_load(lab, &fabric)?;
+    let client = lab.node(CLIENT);
+    client.run(&format!("dd if=/dev/urandom of=/tmp/large bs=1M count={LARGE_MIB} 2> /dev/null"))?;
+    let mut writing = client.spawn(&["sh", "-c", WRITE_LARGE, "write", instance::WRITTEN])?;
+    let there = || -> Result<u64> {
+        let size =
+            first.node.run(&format!("stat -c %s {}/large 2> /dev/null || echo 0", instance::data()))?;
+        Ok(size.trim().parse()?)
+    };
+    first.node.wait_until("a part is there", Duration::from_secs(30), || Ok(there()? >= LARGE_MIB << 18))?;
+    std::mem::forget(first);
+    let off = Off::cut(lab, FIRST)?;
+    let second = Instance::start(&fabric, SECOND, 2)?;
+    writing.wait_for("the file is written", Duration::from_secs(40), |lines| !lines.is_empty())?;
+    let said = writing.lines().join(" ");
+    // Past the client's cache.
+    let same = client.attempt(
+        &["cmp", "/tmp/large", &format!("{}/large", instance::READ)],
+        &[],
+        Duration::from_secs(60),
+    )?;
+    ensure!(
+        said == "failed" || same.success(),
+        "fsync said {said:?}, but {}{}",
+        same.text(),
+        same.complaint()
+    );
+    load.goes_on("on the second host", 4)?;
+    let written = load.finish(&second)?.with_at_most(1)?;
+    second.stop()?;
+    drop(off);
+    Ok(format!("fsync of {LARGE_MIB} MiB: {said}, and so it is; {written}"))
 }
 
 fn handed_over(lab: &Lab) -> Result<String> {

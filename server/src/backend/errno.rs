@@ -3,9 +3,12 @@
 use forebay_smb::status::NtStatus;
 use rustix::io::Errno;
 
+use crate::namespace;
+
 /// The status for an error of an operation on an open file or directory, or on a name whose parents exist.
 #[must_use]
 pub fn status(errno: Errno) -> NtStatus {
+    namespace::doubt(errno);
     match errno {
         Errno::NOENT => NtStatus::OBJECT_NAME_NOT_FOUND,
         Errno::NOTDIR => NtStatus::NOT_A_DIRECTORY,

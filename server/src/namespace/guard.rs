@@ -5,12 +5,14 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_nvmeof::{Change, Check, Me, NamespaceDevice, Watch, check, shut_down_file_system};
+use forebay_nvmeof::{
+    Change, Check, Me, NamespaceDevice, NamespaceId, Nqn, Sysfs, Watch, check, shut_down_file_system,
+};
 use tracing::{debug, error, info, warn};
 
 use super::growth::Growing;
@@ -25,7 +27,9 @@ pub(crate) struct Watched {
     pub(crate) pool: String,
     pub(crate) device: Arc<NamespaceDevice>,
     pub(crate) me: Me,
-    pub(crate) watch: Watch,
+    pub(crate) sysfs: Sysfs,
+    pub(crate) nqn: Nqn,
+    pub(crate) namespace: NamespaceId,
     /// What is seen goes here.
     pub(crate) state: Arc<State>,
     /// Given up at the end.
@@ -46,10 +50,15 @@ pub(crate) struct Guard {
 impl Guard {
     /// Starts watching.
     pub(crate) fn start(watched: Watched) -> std::io::Result<Self> {
-        let Watched { pool, device, me, watch, state, addresses, directory, growing } = watched;
+        let Watched { pool, device, me, sysfs, nqn, namespace, state, addresses, directory, growing } =
+            watched;
+        let watch = Watch::new(sysfs.clone(), nqn.clone(), namespace);
         let ending = Ending { pool, directory: Arc::new(directory), addresses };
         let (looking, looks_end) = channel();
         let (guarding, guards_end) = channel();
+        let doubted =
+            Doubted { ending: ending.clone(), device: Arc::clone(&device), me, sysfs, nqn, namespace };
+        DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).push(doubted);
         let looks = Looks { ending: ending.clone(), device, me, watch, state: Arc::clone(&state), growing };
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let looking_thread = thread("namespace").spawn(move || looks.run(&looks_end))?;
@@ -65,9 +74,55 @@ impl Guard {
 
     /// Stops watching, and waits until nothing is held any more.
     pub(crate) fn stop(self) {
+        // All end together.
+        DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
         drop(self.senders);
         for thread in self.threads {
             let _ = thread.join();
+        }
+    }
+}
+
+/// The namespaces in use.
+static DOUBTED: Mutex<Vec<Doubted>> = Mutex::new(Vec::new());
+
+/// A namespace whose I/O may fail because it is not ours any more, or out of reach.
+struct Doubted {
+    ending: Ending,
+    device: Arc<NamespaceDevice>,
+    me: Me,
+    sysfs: Sysfs,
+    nqn: Nqn,
+    namespace: NamespaceId,
+}
+
+/// An operation has failed, and its client is about to be told. Where that is because a namespace is lost, the server ends
+/// without telling it: on a hard mount, the operation is then done again by the next server, instead of failing the program.
+pub(crate) fn doubt(errno: rustix::io::Errno) {
+    use rustix::io::Errno;
+    // As block devices have it: failed, refused by a reservation, and nowhere to go.
+    if !matches!(errno, Errno::IO | Errno::BADE | Errno::NOLINK) {
+        return;
+    }
+    for doubted in &*DOUBTED.lock().unwrap_or_else(PoisonError::into_inner) {
+        doubted.look();
+    }
+}
+
+impl Doubted {
+    fn look(&self) {
+        if self.ending.file_system_has_ended() {
+            self.ending.end(&Fence::FileSystem);
+        }
+        let found = self.sysfs.read();
+        let namespace = found.namespace(&self.nqn, &self.namespace);
+        let reached = namespace
+            .is_ok_and(|namespace| found.subsystem(&self.nqn).is_some_and(|s| s.takes_io(namespace.nsid)));
+        if !reached {
+            self.ending.end(&Fence::OutOfReach);
+        }
+        if let Ok(Check::Lost(loss)) = check(&*self.device, &self.me) {
+            self.ending.end(&Fence::Lost(loss));
         }
     }
 }
@@ -98,7 +153,7 @@ impl Looks {
             }
             self.state.set_paths_up(self.watch.paths().0);
             self.state.set_ana_states(self.watch.ana_states());
-            if self.ending.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
+            if self.ending.file_system_has_ended() {
                 self.ending.end(&Fence::FileSystem);
             }
             // From before the question: an answer may be as old as that.
@@ -124,6 +179,10 @@ struct Ending {
 }
 
 impl Ending {
+    fn file_system_has_ended(&self) -> bool {
+        self.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
+    }
+
     /// Ends the file system, gives up the addresses, and ends the server, at once and without asking anybody. What clients
     /// were not answered was not done; what they were answered and did not flush may be lost, as by a loss of power.
     fn end(&self, fence: &Fence) -> ! {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use forebay_nvmeof::{
     Authentication, Check, DhChapKey, EnsureError, Epoch, Fabrics, FindError, HostIdentity, InstanceHash,
     InvalidKey, InvalidName, Loss, Me, Namespace, NamespaceDevice, NotAcquired, OpenError, ReservationError,
-    Subsystem, Watch, acquire, check, release,
+    Subsystem, acquire, check, release,
 };
 use rustix::mount::MountFlags;
 use tracing::{info, warn};
@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use self::content::Content;
 use self::growth::Growing;
+pub(crate) use self::guard::doubt;
 use self::guard::{Guard, Watched};
 use self::mounted::{has_ended, mounted_device, unmount_patiently};
 pub use self::state::State;
@@ -199,7 +200,9 @@ fn attach(
             pool: pool.name.clone(),
             device: Arc::clone(&device),
             me,
-            watch: Watch::new(fabrics.sysfs().clone(), section.nqn.clone(), section.namespace),
+            sysfs: fabrics.sysfs().clone(),
+            nqn: section.nqn.clone(),
+            namespace: section.namespace,
             state: Arc::clone(&state),
             addresses: Arc::clone(addresses),
             directory: File::open(&pool.path).map_err(io("opening the mount point"))?,

@@ -18,6 +18,9 @@ pub(crate) enum Fence {
         "for {0} s the target could not be asked whether the reservation is still ours (last answer: {1})"
     )]
     Unconfirmed(u64, String),
+    /// What fails is not told to clients: the next server does it.
+    #[error("an operation failed, and no path to the namespace takes I/O")]
+    OutOfReach,
     /// XFS does so where its log cannot be written. It is served again only after another mount, which replays the log.
     #[error("the file system has ended itself, as after an I/O error: the kernel's log says why")]
     FileSystem,

@@ -330,6 +330,19 @@ impl Client {
         }
     }
 
+    /// As [`Self::call`]; `None` where the server has ended the connection.
+    pub fn try_call(&mut self, command: Smb, charge: u16, body: &[u8]) -> Option<Answer> {
+        self.try_send(command, charge, body).ok()?;
+        loop {
+            let message = self.frame()?;
+            let header = Header::parse(&message).unwrap();
+            let answer = Answer { header, message };
+            if answer.status() != NtStatus::PENDING {
+                return Some(answer);
+            }
+        }
+    }
+
     pub fn call(&mut self, command: Smb, body: &[u8]) -> Answer {
         self.send(command, 1, body);
         self.answer()

@@ -242,8 +242,13 @@ pub(super) struct Load<'a> {
     done: bool,
 }
 
-const WRITTEN: &str = "/mnt/moves-written";
-const READ: &str = "/mnt/moves-read";
+pub(super) const WRITTEN: &str = "/mnt/moves-written";
+pub(super) const READ: &str = "/mnt/moves-read";
+
+/// The volume, as its server has it.
+pub(super) fn data() -> String {
+    format!("{POOL}/volumes/{VOLUME}")
+}
 
 impl<'a> Load<'a> {
     pub(super) fn start(lab: &'a Lab) -> Result<Self> {
@@ -351,7 +356,7 @@ impl<'a> Load<'a> {
         let records =
             |folder: String| Records { folder: folder.into(), seed: SEED, numbers: numbers.clone() };
         let deadline = Duration::from_secs(60);
-        let on_server = records(format!("{POOL}/volumes/{VOLUME}/written"));
+        let on_server = records(format!("{}/written", data()));
         let bytes: u64 = on.node.call_within("verify-records", &on_server, deadline)?;
         self.client.run("echo 3 > /proc/sys/vm/drop_caches")?;
         let read: u64 =
