@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::nvmeof::{FILE, FIRST, Fabric, INSTANCE, NQN, RDMA, SECOND, TCP, UUID, port};
 use super::{MIB, Scenario, on_fabric};
 use crate::guest::calls::nvmeof::{Held, Outcome, Seen, Written};
-use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered};
+use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered, Port};
 use crate::images::product;
 use crate::lab::{Lab, Node};
 use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
@@ -42,7 +42,7 @@ const METRICS: &str = "127.0.0.1:9447";
 /// What the file says.
 #[derive(Clone)]
 struct Says {
-    transport: &'static str,
+    ports: Vec<Port>,
     hosts: Vec<String>,
     /// What namespaces of the first subsystem are on. The first one has the lab's UUID.
     namespaces: Vec<String>,
@@ -55,16 +55,14 @@ fn file(path: &str, mib: u64) -> String {
 }
 
 impl Says {
-    fn text(&self, target: &Node) -> String {
-        let service = if self.transport == "rdma" { RDMA } else { TCP };
-        let mut text = format!(
-            "[target]\nname = \"lab\"\n[metrics]\nlisten = \"{METRICS}\"\n\
-             [[port]]\ntransport = \"{}\"\naddress = \"{}\"\nservice = {service}\n\
-             [[subsystem]]\nnqn = \"{NQN}\"\nhosts = {:?}\n",
-            self.transport,
-            target.address(),
-            self.hosts
-        );
+    fn text(&self) -> String {
+        let mut text = format!("[target]\nname = \"lab\"\n[metrics]\nlisten = \"{METRICS}\"\n");
+        for Port { transport, address, service, .. } in &self.ports {
+            text += &format!(
+                "[[port]]\ntransport = \"{transport}\"\naddress = \"{address}\"\nservice = {service}\n"
+            );
+        }
+        text += &format!("[[subsystem]]\nnqn = \"{NQN}\"\nhosts = {:?}\n", self.hosts);
         for (id, backing) in (1..).zip(&self.namespaces) {
             let uuid = format!("{}{id}", &UUID[..UUID.len() - 1]);
             text += &format!("[[subsystem.namespace]]\nid = {id}\nuuid = \"{uuid}\"\n{backing}\n");
@@ -96,7 +94,7 @@ impl<'a> Target<'a> {
     }
 
     fn says(&self, says: &Says) -> Result<()> {
-        self.node.put(CONFIG, says.text(self.node).as_bytes(), 0o600)
+        self.node.put(CONFIG, says.text().as_bytes(), 0o600)
     }
 
     fn start(&self) -> Result<()> {
@@ -175,6 +173,31 @@ fn with_transport<'a>(lab: &'a Lab, transport: &str) -> Result<Fabric<'a>> {
     if transport == "rdma" { fabric.with_rdma() } else { Ok(fabric) }
 }
 
+/// The port that hosts of this transport look for.
+fn at(fabric: &Fabric<'_>, transport: &str) -> Vec<Port> {
+    let service = if transport == "rdma" { RDMA } else { TCP };
+    vec![port(1, transport, fabric.target().address(), service)]
+}
+
+/// Has the program offer the lab's file, which must be blank, and end: what it offers stays offered.
+pub(super) fn offer(
+    fabric: &Fabric<'_>,
+    hosts: Vec<AllowedHost>,
+    ports: Vec<Port>,
+    bytes: u64,
+) -> Result<()> {
+    ensure!(hosts.iter().all(|host| host.key.is_none()), "the program knows no keys");
+    let target = Target { node: fabric.target() };
+    let hosts = hosts.into_iter().map(|host| host.nqn).collect();
+    target.says(&Says { ports, hosts, namespaces: vec![file(FILE, bytes / MIB)], other: false })?;
+    target.start()?;
+    target.wait()?;
+    target.stop()?;
+    // The fabric takes it all away.
+    std::mem::forget(target);
+    Ok(())
+}
+
 fn hosts(fabric: &Fabric<'_>, names: &[&str]) -> Result<Vec<String>> {
     names.iter().map(|host| Ok(fabric.allowed(host, None)?.nqn)).collect()
 }
@@ -185,8 +208,12 @@ const BLOCKS: u64 = 128;
 fn under_io(lab: &Lab, transport: &'static str) -> Result<String> {
     let fabric = with_transport(lab, transport)?;
     let target = Target::new(&fabric)?;
-    let says =
-        |hosts: Vec<String>, other| Says { transport, hosts, namespaces: vec![file(FILE, 256)], other };
+    let says = |hosts: Vec<String>, other| Says {
+        ports: at(&fabric, transport),
+        hosts,
+        namespaces: vec![file(FILE, 256)],
+        other,
+    };
     let (both, only_first) = (hosts(&fabric, &[FIRST, SECOND])?, hosts(&fabric, &[FIRST])?);
     target.says(&says(only_first.clone(), false))?;
     target.start()?;
@@ -294,7 +321,7 @@ fn killed(lab: &Lab) -> Result<String> {
     let fabric = with_transport(lab, "tcp")?;
     let target = Target::new(&fabric)?;
     let says = Says {
-        transport: "tcp",
+        ports: at(&fabric, "tcp"),
         hosts: hosts(&fabric, &[FIRST, SECOND])?,
         namespaces: vec![file(FILE, 64), file("/srv/fabric/second", 16)],
         other: true,
@@ -343,7 +370,7 @@ fn killed(lab: &Lab) -> Result<String> {
             ensure!(tree == all, "after {command} was killed at {moment} s: {tree}\ninstead of: {all}");
         }
     }
-    ensure!(half.iter().all(|count| *count > 0), "not once was it killed half way: {half:?}");
+    ensure!(half.iter().any(|count| *count > 0), "not once was it killed half way");
     let first = fabric.seen(FIRST, 1, "tcp");
     fabric.connect(&first)?;
     fabric.ask::<usize>(&first, "nvmeof-disconnect")?;
@@ -386,7 +413,7 @@ fn foreign(lab: &Lab) -> Result<String> {
         "swapoff {drive} 2>/dev/null || true; umount /mnt/pool 2>/dev/null || true; losetup -d {drive} 2>/dev/null || true"
     );
     let with = |backing: String| Says {
-        transport: "tcp",
+        ports: at(&fabric, "tcp"),
         hosts: hosts(&fabric, &[FIRST]).unwrap_or_default(),
         namespaces: vec![backing],
         other: false,
@@ -461,7 +488,7 @@ fn foreign(lab: &Lab) -> Result<String> {
 }
 
 /// A drive (in memory) that can be pulled and put back; it is blank then.
-const PULLED: &str = "/sys/kernel/config/nullb/lab";
+const PULLED: &str = "/sys/kernel/config/nullb/nullb0";
 
 fn comes_back(lab: &Lab) -> Result<String> {
     let fabric = with_transport(lab, "tcp")?;
@@ -482,7 +509,7 @@ fn comes_back(lab: &Lab) -> Result<String> {
 fn pulled(fabric: &Fabric<'_>, target: &Target<'_>) -> Result<String> {
     let node = target.node;
     target.says(&Says {
-        transport: "tcp",
+        ports: at(fabric, "tcp"),
         hosts: hosts(fabric, &[FIRST])?,
         namespaces: vec!["device = \"/dev/nullb0\"".into()],
         other: false,
@@ -519,7 +546,7 @@ fn grows(lab: &Lab) -> Result<String> {
     let target = Target::new(&fabric)?;
     let says = |mib| -> Result<Says> {
         let hosts = hosts(&fabric, &[FIRST])?;
-        Ok(Says { transport: "tcp", hosts, namespaces: vec![file(FILE, mib)], other: false })
+        Ok(Says { ports: at(&fabric, "tcp"), hosts, namespaces: vec![file(FILE, mib)], other: false })
     };
     target.says(&says(600)?)?;
     target.start()?;
