@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::smb_direct::{Added, ROCE};
-use super::{Scenario, on_fabric, target};
+use super::{Scenario, bundled, on_fabric};
 use crate::guest::calls::nvmeof::{Blocks, Held, Outcome, Paths, Seen, Written};
 use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered, Port};
 use crate::lab::{Lab, Node, NodeSpec, client};
@@ -115,7 +115,7 @@ impl<'a> Fabric<'a> {
 
     fn offer_bundled(&self, ports: Vec<Port>) -> Result<()> {
         let hosts = vec![self.allowed(FIRST, None)?, self.allowed(SECOND, None)?];
-        target::offer(self, hosts, ports, FILE_BYTES).context("have the bundled target offer the namespace")
+        bundled::offer(self, hosts, ports, FILE_BYTES).context("have the bundled target offer the namespace")
     }
 
     /// Offers whatever the file holds, with keys where there are any: the bundled target would not.
