@@ -1,5 +1,6 @@
 //! Keeps nvmet as the file says, until SIGTERM.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Transport};
 use crate::http;
 use crate::limits::{ROUND_EVERY, ROUND_TIME_MAX};
 use crate::machine;
@@ -68,6 +69,8 @@ struct Keeper {
     text: String,
     config: Config,
     surveyor: Surveyor,
+    /// Transports whose modules have been asked for.
+    asked: BTreeSet<Transport>,
     watched: Arc<Watched>,
     said: Vec<String>,
 }
@@ -85,6 +88,7 @@ pub(crate) fn run(path: &Path, config: Config, text: String) -> anyhow::Result<(
         text,
         config,
         surveyor: Surveyor::default(),
+        asked: BTreeSet::new(),
         watched: Arc::clone(&watched),
         said: Vec::new(),
     };
@@ -158,7 +162,7 @@ impl Keeper {
     }
 
     fn round(&mut self) -> anyhow::Result<Option<Report>> {
-        let root = machine::prepare(&self.config)?;
+        let root = machine::prepare(&self.config, &mut self.asked)?;
         let _lock = lock(&root).with_context(|| format!("lock {}", root.display()))?;
         let wanted = Wanted::of(&self.config, machine::ports(&self.config));
         let mut kernel = Kernel::at(&root);

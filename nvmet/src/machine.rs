@@ -1,5 +1,6 @@
 //! This machine: nvmet's root, its modules, addresses of interfaces.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -29,11 +30,11 @@ pub(crate) enum NoTarget {
     NoNvmet(String),
 }
 
-/// Makes the kernel's target available; its root.
+/// Makes the kernel's target available; its root. Modules of transports are asked for once each.
 ///
 /// # Errors
 /// When that cannot be done from here.
-pub(crate) fn prepare(config: &Config) -> Result<PathBuf, NoTarget> {
+pub(crate) fn prepare(config: &Config, asked: &mut BTreeSet<Transport>) -> Result<PathBuf, NoTarget> {
     let root = PathBuf::from(NVMET);
     if !root.is_dir() {
         if !Path::new(CONFIGFS).is_dir() {
@@ -55,7 +56,7 @@ pub(crate) fn prepare(config: &Config) -> Result<PathBuf, NoTarget> {
     }
     for (transport, name) in [(Transport::Tcp, "nvmet_tcp"), (Transport::Rdma, "nvmet_rdma")] {
         let is_wanted = config.ports.iter().any(|port| port.transport == transport);
-        if is_wanted && !Path::new("/sys/module").join(name).is_dir() {
+        if is_wanted && asked.insert(transport) && !Path::new("/sys/module").join(name).is_dir() {
             // Where this fails the kernel asks for the module itself, when the first port is used.
             load(&[name]);
         }

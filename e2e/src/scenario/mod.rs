@@ -1,6 +1,7 @@
 //! The lab's scenarios: what a user may expect, on real parts.
 
 pub mod beside_ksmbd;
+mod bundled;
 mod coherence;
 mod crash;
 mod csi;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::smb_direct::{Added, ROCE};
-use super::{Scenario, on_fabric};
+use super::{Scenario, bundled, on_fabric};
 use crate::guest::calls::nvmeof::{Blocks, Held, Outcome, Paths, Seen, Written};
 use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered, Port};
 use crate::lab::{Lab, Node, NodeSpec, client};
@@ -107,12 +107,18 @@ impl<'a> Fabric<'a> {
         Ok(AllowedHost { nqn, key: key.map(str::to_owned) })
     }
 
-    /// Offers the namespace to both hosts at these addresses, over TCP.
-    fn offer(&self, addresses: &[&str]) -> Result<Offered> {
+    /// Has the bundled target offer the namespace, which is blank, to both hosts at these addresses, over TCP.
+    fn offer(&self, addresses: &[&str]) -> Result<()> {
         let ports = (1..).zip(addresses).map(|(id, address)| port(id, "tcp", address, TCP)).collect();
-        self.offer_to(vec![self.allowed(FIRST, None)?, self.allowed(SECOND, None)?], ports)
+        self.offer_bundled(ports)
     }
 
+    fn offer_bundled(&self, ports: Vec<Port>) -> Result<()> {
+        let hosts = vec![self.allowed(FIRST, None)?, self.allowed(SECOND, None)?];
+        bundled::offer(self, hosts, ports, FILE_BYTES).context("have the bundled target offer the namespace")
+    }
+
+    /// Offers whatever the file holds, with keys where there are any: the bundled target would not.
     pub(super) fn offer_to(&self, hosts: Vec<AllowedHost>, ports: Vec<Port>) -> Result<Offered> {
         let offer = Offer { nqn: NQN.into(), file: FILE.into(), uuid: UUID.into(), hosts, ports };
         self.target().call("nvmet-offer", &offer).context("offer the namespace")
@@ -243,9 +249,8 @@ fn fenced(lab: &Lab, transport: &str) -> Result<String> {
     if transport == "rdma" {
         fabric = fabric.with_rdma()?;
     }
-    let hosts = vec![fabric.allowed(FIRST, None)?, fabric.allowed(SECOND, None)?];
     let service = if transport == "rdma" { RDMA } else { TCP };
-    fabric.offer_to(hosts, vec![port(1, transport, fabric.target().address(), service)])?;
+    fabric.offer_bundled(vec![port(1, transport, fabric.target().address(), service)])?;
     let (first, second) = (fabric.seen(FIRST, 1, transport), fabric.seen(SECOND, 2, transport));
     fabric.connect(&first)?;
     fabric.connect(&second)?;
@@ -445,7 +450,12 @@ fn paths(lab: &Lab) -> Result<String> {
 fn restarted(lab: &Lab) -> Result<String> {
     let fabric = Fabric::start(lab)?;
     let address = fabric.target().address();
-    fabric.offer(&[address])?;
+    // Its blocks are no pool's, so the bundled target would not offer it again.
+    let offer = || {
+        let hosts = vec![fabric.allowed(FIRST, None)?, fabric.allowed(SECOND, None)?];
+        fabric.offer_to(hosts, vec![port(1, "tcp", address, TCP)])
+    };
+    offer()?;
     let first = fabric.seen(FIRST, 1, "tcp");
     fabric.connect(&first)?;
     fabric.take(&first)?;
@@ -457,7 +467,7 @@ fn restarted(lab: &Lab) -> Result<String> {
     fabric.wait_for_paths(&first, 0)?;
     lab.power_on(TARGET)?;
     fabric.prepare(0)?;
-    fabric.offer(&[address])?;
+    offer()?;
     // By itself: nobody connects anew.
     fabric.wait_for_paths(&first, 1)?;
     fabric.lost(&first, "Forgotten")?;
