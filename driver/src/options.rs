@@ -12,6 +12,9 @@ use crate::mount::Setting;
 /// The dialect where neither the volume nor the StorageClass says one.
 pub(crate) const DIALECT_DEFAULT: &str = "3.1.1";
 
+/// Seconds of silence after which the client asks whether the server is there.
+const ECHO_INTERVAL_S: &str = "10";
+
 /// Dialects that `vers` may say; SMB 1 and 2.0.2 are not among them.
 const DIALECTS: [&str; 8] = ["2.1", "3", "3.0", "3.0.2", "3.02", "3.1.1", "3.11", "default"];
 
@@ -121,6 +124,9 @@ impl MountOptions {
         built.set("actimeo", Some("1"));
         // I/O waits for a server that restarts or fails over, instead of failing the job.
         built.set("hard", None);
+        // A server that is gone without a word is given up after three of these, and looked for where its address is now;
+        // the kernel's default is 60 s.
+        built.set("echo_interval", Some(ECHO_INTERVAL_S));
         // Without it a kernel that cannot load its default table falls back to Latin-1 without a word.
         built.set("iocharset", Some("utf8"));
         if let Some(group) = group {
@@ -293,6 +299,7 @@ mod tests {
                 "actimeo=1",
                 "cache=strict",
                 "dir_mode=0777",
+                "echo_interval=10",
                 "file_mode=0777",
                 "gid=0",
                 "hard",

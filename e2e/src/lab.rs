@@ -214,6 +214,13 @@ impl Lab {
         Ok(())
     }
 
+    /// Stops a node's processor, or lets it run on: it notices nothing but the time.
+    pub fn pause(&self, name: &str, paused: bool) -> Result<()> {
+        let (_, index) = self.place(name)?;
+        let machine = self.machines[index].lock().expect("no holder of this lock panics");
+        machine.as_ref().with_context(|| format!("{name} is not running"))?.pause(paused)
+    }
+
     fn place(&self, name: &str) -> Result<(&Plan, usize)> {
         let plan = self.plan.as_ref().context("another process holds this lab's machines")?;
         let index = plan.specs.iter().position(|spec| spec.name == name);
@@ -504,6 +511,18 @@ impl Process {
     /// Ends its standard input.
     pub fn close_input(&self) -> Result<()> {
         self.channel.send(self.id, Message::StdinEof)
+    }
+
+    /// Waits until it has ended, however it does.
+    pub fn wait_for_exit(&mut self, deadline: Duration) -> Result<()> {
+        let until = Instant::now() + self.acceleration.scale(deadline);
+        while self.exit.is_none() {
+            match self.answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(message) => self.take(message),
+                Err(_) => bail!("{}: did not end", self.shown),
+            }
+        }
+        Ok(())
     }
 
     /// Ends its standard input and waits for a good end; everything it said.

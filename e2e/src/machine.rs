@@ -269,6 +269,12 @@ impl Machine {
         Ok(machine)
     }
 
+    /// Stops it, or lets it run on.
+    pub fn pause(&self, paused: bool) -> Result<()> {
+        let signal = if paused { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+        Ok(rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)?)
+    }
+
     /// The socket of its agent's port.
     pub fn socket(&self) -> &Path {
         &self.socket

@@ -10,6 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-smbdirect", &[]),
     ("forebay-rdma", &[]),
     ("forebay-nvmeof", &[]),
+    ("forebay-target", &["forebay-nvmeof"]),
     (
         "forebay-server",
         &[

@@ -186,6 +186,7 @@ impl Admin {
             sessions: info.sessions,
             draining: info.draining,
             problems: info.problems,
+            later_rdma_devices: info.later_rdma_devices,
         })
     }
 

@@ -57,7 +57,7 @@ pub const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 const _: () = assert!(POLL_INTERVAL.as_secs() * 3 < REPORT_AGE_MAX.as_secs());
 
 /// A pod that no node takes asks for RDMA devices so long, where it can do without: as long as a restart of the node plugin
-/// takes, and more.
+/// takes, and more. One whose container lacks a device is left alone so long, too.
 pub const RDMA_WAIT: Duration = Duration::from_secs(60);
 /// Between two looks at the Lease of a node that an instance could leave.
 pub const LEASE_INTERVAL: Duration = Duration::from_secs(3);

@@ -324,7 +324,7 @@ fn at(device: &RdmaDevice, port: &RdmaPort) -> String {
     format!("{}/{}", device.name, port.port)
 }
 
-fn selected(patterns: &[String], name: Option<&str>) -> bool {
+pub(crate) fn selected(patterns: &[String], name: Option<&str>) -> bool {
     patterns.is_empty() || name.is_some_and(|name| patterns.iter().any(|p| matches(p, name)))
 }
 

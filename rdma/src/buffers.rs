@@ -63,6 +63,12 @@ impl Memory {
     fn new(class: usize, device: Option<&Arc<Device>>) -> Result<Self, Errno> {
         let mut bytes = vec![0_u8; memory_bytes(class)].into_boxed_slice();
         let data = PAGE + bytes.as_ptr().align_offset(PAGE);
+        if let Some(device) = device
+            && let Some(node) = device.numa_node
+            && let Err(error) = crate::numa::prefer(&mut bytes, node)
+        {
+            tracing::debug!(%error, node, device = device.name(), "payload buffers lie where the kernel puts them");
+        }
         let region = device.map(|device| device.register(&mut bytes)).transpose()?;
         Ok(Self { region, bytes, data })
     }

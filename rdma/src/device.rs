@@ -33,6 +33,8 @@ pub struct Device {
     /// RDMA READs of one connection under way at once.
     pub(crate) reads_max: u8,
     has_windows: bool,
+    /// Where its buffers lie best.
+    pub(crate) numa_node: Option<u32>,
 }
 
 // SAFETY: verbs are thread-safe; the context belongs to librdmacm and lives as long as the process.
@@ -80,6 +82,7 @@ impl Device {
             library,
             context,
             domain: NonNull::new(domain).ok_or_else(last_errno)?,
+            numa_node: crate::numa::node_of(&name),
             name,
             is_iwarp,
             work_max: attributes.max_qp_wr.max(0).cast_unsigned(),

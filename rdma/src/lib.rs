@@ -12,6 +12,7 @@ mod endpoint;
 mod exposed;
 mod library;
 pub mod limits;
+mod numa;
 
 pub use buffers::{BUFFER_BYTES, Buffer, BufferPool, OutOfBuffers, PAGE};
 pub use cm::{CmEvent, CmKey, EventChannel, Incoming, Listener, NoChannel, Outgoing};

@@ -200,6 +200,12 @@ impl Admin for AdminService {
                 volumes_unserved: this.catalog.unserved().len() as u32,
                 problems: this.health.problems(),
                 drained: this.life.is_drained(),
+                later_rdma_devices: this
+                    .health
+                    .later
+                    .as_ref()
+                    .map(|later| later.devices())
+                    .unwrap_or_default(),
             })
         })
         .await

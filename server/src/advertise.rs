@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
+use crate::limits::INTERFACE_NAME_BYTES_MAX;
+
 /// One entry of `server.advertise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advertised {
@@ -25,15 +27,13 @@ pub struct Local {
     pub address: IpAddr,
 }
 
-/// Longest name of an interface (IFNAMSIZ less the zero).
-const INTERFACE_BYTES_MAX: usize = 15;
-
 impl FromStr for Advertised {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(name) = text.strip_prefix("interface:") {
-            let right = !name.is_empty() && name.len() <= INTERFACE_BYTES_MAX && !name.contains(['/', ' ']);
+            let right =
+                !name.is_empty() && name.len() <= INTERFACE_NAME_BYTES_MAX && !name.contains(['/', ' ']);
             let wrong = || format!("{name:?} is no name of an interface");
             return right.then(|| Self::Interface(name.to_owned())).ok_or_else(wrong);
         }
@@ -69,6 +69,12 @@ impl std::fmt::Display for Advertised {
 }
 
 impl Advertised {
+    /// One address of this machine.
+    #[must_use]
+    pub fn address(address: IpAddr) -> Self {
+        Self::Network(address, if address.is_ipv4() { 32 } else { 128 })
+    }
+
     /// Whether it chooses among this machine's addresses.
     #[must_use]
     pub fn chooses(&self) -> bool {

@@ -86,6 +86,11 @@ fn listening(report: &mut Report, what: &str, address: SocketAddr) {
 }
 
 fn advertised(report: &mut Report, config: &Config) {
+    for address in &config.instance.addresses {
+        let held = interfaces::locals().iter().any(|local| local.address == address.ip());
+        let now = if held { "on an interface now" } else { "on no interface now" };
+        report.line("address", format_args!("{address}, {now}: taken when the pools are served"));
+    }
     let chooses = config.server.advertise.iter().any(Advertised::chooses);
     let locals = if chooses { interfaces::locals() } else { Vec::new() };
     let (found, empty) = advertise::resolve(&config.server.advertise, &locals, &config.server.listen);

@@ -1,5 +1,6 @@
 //! The configuration file: TOML, every option explained once in [`OPTIONS`], from which `--help` and the sample come.
 
+mod instance;
 mod nvmeof;
 
 use std::collections::HashSet;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use crate::advertise::Advertised;
 use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
 pub use crate::rdma::listener::Ports;
+pub use instance::{InstanceAddress, InstanceSection};
 pub use nvmeof::NvmeofSection;
 
 /// Where the daemon looks for its configuration when it is not told.
@@ -48,6 +50,20 @@ pub const OPTIONS: &[OptionHelp] = &[
         value: "0",
         set: false,
         help: "A number that grows whenever the instance is started anew somewhere, as told by the admin API.",
+    },
+    OptionHelp {
+        section: "instance",
+        key: "addresses",
+        value: "[]",
+        set: false,
+        help: "Addresses of this instance, like \"192.168.77.200/24\": put on an interface when its pools are served, announced, and taken off at the end, so that they move with it. Clients are told of no others, unless `server.advertise` chooses. Needs CAP_NET_ADMIN and CAP_NET_RAW.",
+    },
+    OptionHelp {
+        section: "instance",
+        key: "interface",
+        value: "\"\"",
+        set: false,
+        help: "Interface for the addresses, like \"eth1\". \"\": the one that has an address in their network.",
     },
     OptionHelp {
         section: "server",
@@ -314,16 +330,6 @@ pub struct Config {
     pub log: LogSection,
     /// `[[pool]]`
     pub pool: Vec<PoolSection>,
-}
-
-/// `[instance]`
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct InstanceSection {
-    /// Name of this instance; empty for none.
-    pub name: String,
-    /// Grows with each start somewhere.
-    pub epoch: u64,
 }
 
 /// `[server]`
@@ -603,6 +609,18 @@ impl<'de> Deserialize<'de> for Bytes {
 }
 
 impl Config {
+    /// What clients are told to mount: as configured, and addresses of the instance where that chooses none, since those of
+    /// the node stay behind when it moves.
+    #[must_use]
+    pub fn advertised(&self) -> Vec<Advertised> {
+        let mut entries = self.server.advertise.clone();
+        if !entries.iter().any(Advertised::chooses) {
+            let own = self.instance.addresses.iter().map(|address| Advertised::address(address.ip()));
+            entries.extend(own);
+        }
+        entries
+    }
+
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
@@ -656,13 +674,15 @@ impl Config {
             return server("workers", &format!("must be from 1 to {WORKERS_MAX}"));
         }
         self.check_admin()?;
-        if !self.instance.name.is_empty() && !is_label(&self.instance.name) {
-            return Err((
-                "instance",
-                0,
-                "name",
-                "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit".to_owned(),
-            ));
+        self.instance.check().map_err(|(key, message)| ("instance", 0, key, message))?;
+        for address in &self.instance.addresses {
+            if s.listen.iter().any(|listen| listen.ip() == address.ip()) {
+                let ip = address.ip();
+                return server(
+                    "listen",
+                    &format!("{ip} is not there before the pools are: listen on \"[::]:445\""),
+                );
+            }
         }
         if !self.http.listen.is_empty() && self.http.listen.parse::<SocketAddr>().is_err() {
             return Err(("http", 0, "listen", "must be \"ip:port\", or \"\" for none".to_owned()));

@@ -1,7 +1,7 @@
 //! The daemon's life: start, serve, drain, end.
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -17,6 +17,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::server::Connected;
 use tracing::{debug, error, info, warn};
 
+use crate::address::{AddressError, Addresses};
 use crate::admin::{self, About, AdminService, SocketError};
 use crate::backend::directory::quota;
 use crate::buffers::BufferPool;
@@ -38,7 +39,8 @@ use crate::limits::{
 };
 use crate::metrics::{Metrics, PoolSpace};
 use crate::namespace::{self, NamespaceError};
-use crate::pool::{Pool, PoolError};
+use crate::pool::{self, Pool, PoolError};
+use crate::rdma::later::Later;
 use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
 
@@ -82,6 +84,9 @@ pub enum DaemonError {
     /// A pool's namespace.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
+    /// An address of the instance.
+    #[error(transparent)]
+    Address(#[from] AddressError),
     /// Certificates of the admin API.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -126,7 +131,7 @@ impl DaemonError {
         match self {
             Self::Tls(_) => Exit::Config,
             Self::Pool(_) | Self::Namespace(_) => Exit::Pool,
-            Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
+            Self::Address(_) | Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
             Self::Engine(_) => Exit::Engine,
             Self::System { .. } | Self::Loop(_) | Self::Impatient => Exit::Failed,
         }
@@ -159,12 +164,27 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         }
         Err(_) => None,
     };
-    let namespaces = namespace::attach_all(config)?;
+    let addresses = Addresses::prepare(config)?;
+    let namespaces = namespace::attach_all(config, &addresses)?;
     // It has let go of the pools' file systems when it returns.
     let states = namespaces.iter().map(namespace::Attached::state).collect();
-    let result = serve(config, use_uring, listeners, http, admin_tls, states);
+    let result = serve(config, use_uring, listeners, http, admin_tls, states, &addresses);
+    if result.is_ok() {
+        settle(config);
+    }
+    // Before the reservations: whoever has those next may have the addresses at once.
+    addresses.give_up();
     namespaces.into_iter().for_each(namespace::Attached::detach);
     result
+}
+
+/// After an orderly end: clients that come to the next server by handles of this one are told that all is there.
+fn settle(config: &Config) {
+    for section in &config.pool {
+        if let Err(error) = pool::settle_starts(&section.path) {
+            warn!(pool = section.name, %error, "it could not be noted that all is on stable storage");
+        }
+    }
 }
 
 /// Certificates and listener of the admin API over TLS.
@@ -178,8 +198,11 @@ fn serve(
     http: Option<TcpListener>,
     admin_tls: Option<AdminTls>,
     namespaces: Vec<Arc<namespace::State>>,
+    addresses: &Arc<Addresses>,
 ) -> Result<(), DaemonError> {
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
+    // Who comes from now on waits for a moment, until connections are accepted.
+    addresses.take()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     let started = clock::now();
     let instance = random_instance().map_err(system("asking for randomness"))?;
@@ -234,9 +257,11 @@ fn serve(
     let health = Arc::new(Health {
         catalog: Arc::clone(&catalog),
         certificates: admin_tls.as_ref().map(|(_, certificates)| Arc::clone(certificates)),
-        advertise: config.server.advertise.clone(),
+        advertise: config.advertised(),
+        addresses: Arc::clone(addresses),
         listening,
         rdma,
+        later: (config.server.rdma == Rdma::Auto).then(|| Later::begin(Path::new("/"))),
         namespaces,
     });
     let service = AdminService {
@@ -278,7 +303,7 @@ fn random_instance() -> std::io::Result<u64> {
 
 /// Earlier starts, relied on where what they acknowledged is on stable storage in every pool.
 fn predecessors(
-    pools: &[(Pool, Vec<crate::pool::Unserved>)],
+    pools: &[(Pool, Vec<pool::Unserved>)],
     instance: u64,
 ) -> Result<Vec<Predecessor>, DaemonError> {
     let lists = pools.iter().map(|(pool, _)| pool.predecessors(instance)).collect::<Result<Vec<_>, _>>()?;

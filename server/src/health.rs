@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::address::Addresses;
 use crate::advertise::{self, Advertised};
 use crate::catalog::Catalog;
 use crate::interfaces;
 use crate::namespace;
+use crate::rdma::later::Later;
 use crate::rdma::listener::Listening;
 use crate::tls::Certificates;
 
@@ -19,10 +21,14 @@ pub struct Health {
     pub certificates: Option<Arc<Certificates>>,
     /// As configured.
     pub advertise: Vec<Advertised>,
+    /// Of the instance.
+    pub addresses: Arc<Addresses>,
     /// Where SMB listens.
     pub listening: Vec<SocketAddr>,
     /// Where it takes connections over RDMA, now.
     pub rdma: Listening,
+    /// RDMA devices that this process cannot open though it would use them; `None` where it would not.
+    pub later: Option<Later>,
     /// Of pools that lie on one.
     pub namespaces: Vec<Arc<namespace::State>>,
 }
@@ -57,6 +63,7 @@ impl Health {
         }
         let now = Instant::now();
         problems.extend(self.namespaces.iter().flat_map(|namespace| namespace.problems(now)));
+        problems.extend(self.addresses.problem());
         let locals = self.locals();
         for entry in advertise::resolve(&self.advertise, &locals, &self.listening).1 {
             problems.push(format!("server.advertise: {entry} is no address of this machine that is listened on and that other machines reach"));

@@ -3,6 +3,7 @@
 //! The protocol is [`forebay_smb`], which does no I/O; here are the event loops and transports that feed it, the file
 //! systems behind its volumes, their records and quotas, and the daemon's configuration, administration and metrics.
 
+pub mod address;
 pub mod admin;
 pub mod advertise;
 pub mod backend;

@@ -97,6 +97,23 @@ pub const NAMESPACE_UNCONFIRMED_TOLD: Duration = Duration::from_secs(5);
 pub const GROWTH_BYTES_MIN: u64 = 16 << 20;
 /// Time that the end of a pool's file system may take before the server ends without it.
 pub const FENCE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Addresses of one instance.
+pub const INSTANCE_ADDRESSES_MAX: usize = 8;
+/// Bytes of an interface's name (IFNAMSIZ less the zero).
+pub const INTERFACE_NAME_BYTES_MAX: usize = 15;
+/// How long the kernel keeps an address of the instance of which it hears nothing more.
+pub const ADDRESS_STAY: Duration = Duration::from_secs(10);
+/// How often that is begun anew.
+pub const ADDRESS_KEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Times that are asked who has an address before it is taken.
+pub const ADDRESS_PROBES: usize = 3;
+/// How long an answer to each is waited for.
+pub const ADDRESS_PROBE_PAUSE: Duration = Duration::from_millis(200);
+/// How long somebody who has an address is waited for, beyond the time after which a server of ours has let go of it.
+pub const ADDRESS_WAIT_SPARE: Duration = Duration::from_secs(5);
+/// When a new address is announced again: switches and clients may have missed it.
+pub const ADDRESS_ANNOUNCEMENTS: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8)];
 /// Time that a server before us has to let go of a pool's file system.
 pub const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(10);
 /// Bytes of one request to the admin API.

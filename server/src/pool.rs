@@ -480,7 +480,7 @@ impl Pool {
         let start = |line: &str| {
             let (number, of) = line.split_once(' ')?;
             let instance = u64::from_str_radix(number, 16).ok()?;
-            Some(Predecessor { instance, durable: of == boot })
+            Some(Predecessor { instance, durable: of == boot || of == SETTLED })
         };
         let mut found: Vec<Predecessor> = text.lines().filter_map(start).collect();
         found.drain(..found.len().saturating_sub(PREDECESSORS_MAX));
@@ -515,13 +515,36 @@ pub(crate) fn distrust_starts(pool: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         text => text?,
     };
-    let numbers = text.lines().filter_map(|line| Some(line.split_once(' ')?.0));
-    let lines: String = numbers.map(|number| format!("{number} {NOT_DURABLE}\n")).collect();
-    replace(&path, lines.as_bytes())
+    rewrite_starts(&path, &text, |of| if of == SETTLED { SETTLED } else { NOT_DURABLE })
+}
+
+/// Notes that all that starts of this boot acknowledged is on stable storage, whoever serves the pool next and wherever: at
+/// an orderly end, when nothing is acknowledged any more.
+///
+/// # Errors
+/// Those of the file system; then they are relied on in this boot only.
+pub(crate) fn settle_starts(pool: &Path) -> std::io::Result<()> {
+    rustix::fs::syncfs(std::fs::File::open(pool)?)?;
+    let boot = std::fs::read_to_string(BOOT_ID)?;
+    let path = pool.join(".forebay/starts");
+    let text = std::fs::read_to_string(&path)?;
+    rewrite_starts(&path, &text, |of| if of == boot.trim() { SETTLED } else { of })
+}
+
+/// Writes the list of starts anew, with what `now` says of each one's boot.
+fn rewrite_starts(path: &Path, text: &str, now: impl Fn(&str) -> &str) -> std::io::Result<()> {
+    let line = |line: &str| {
+        let (number, of) = line.split_once(' ')?;
+        Some(format!("{number} {}\n", now(of)))
+    };
+    let lines: String = text.lines().filter_map(line).collect();
+    replace(path, lines.as_bytes())
 }
 
 /// In the list of starts, in the place of the boot in which what a start acknowledged can be relied on.
 const NOT_DURABLE: &str = "-";
+/// In the same place: it can be relied on for ever.
+const SETTLED: &str = "+";
 
 /// Another with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -661,6 +684,21 @@ mod tests {
         distrust_starts(scratch.path()).expect("noted");
         let expected = Predecessor { instance: 1, durable: false };
         assert_eq!(pool.predecessors(2).expect("noted"), [expected]);
+    }
+
+    #[test]
+    fn starts_that_ended_in_good_order_are_relied_on_elsewhere() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
+        pool.predecessors(1).expect("noted");
+        distrust_starts(scratch.path()).expect("noted");
+        pool.predecessors(2).expect("noted");
+        settle_starts(scratch.path()).expect("noted");
+        // Another machine mounts it.
+        distrust_starts(scratch.path()).expect("noted");
+        let lost = Predecessor { instance: 1, durable: false };
+        let settled = Predecessor { instance: 2, durable: true };
+        assert_eq!(pool.predecessors(3).expect("noted"), [lost, settled]);
     }
 
     #[test]

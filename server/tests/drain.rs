@@ -27,7 +27,7 @@ fn answers(mut stream: TcpStream, each: impl Fn(usize)) -> Vec<(u64, NtStatus)> 
     let mut found = Vec::new();
     loop {
         let mut prefix = [0; 4];
-        match stream.peek(&mut prefix) {
+        match support::peek(&stream, &mut prefix) {
             Ok(0) => return found,
             Ok(_) => {}
             Err(error) => panic!("after {} answers: {error}", found.len()),

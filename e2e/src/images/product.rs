@@ -14,7 +14,7 @@ use crate::host;
 /// Without it no guest starts.
 const REQUIRED: &str = "forebay-guest";
 /// Taken along where they are built.
-const OPTIONAL: &[&str] = &["forebay-server", "forebay-csi"];
+const OPTIONAL: &[&str] = &["forebay-server", "forebay-csi", "forebay-target"];
 
 /// Makes `<into>/product.erofs` from the binaries beside this one, or in `$FOREBAY_BINARIES`.
 pub fn make(into: &Path) -> Result<PathBuf> {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::scenario::{instance, pod_uid, resumed, stream, wait_replaced};
 use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
-use super::workload::{claim_of, pod_with};
+use super::workload::{OnError, claim_of, pod_with};
 use crate::lab::Node;
 
 /// The story's class, which leaves `transport` to the driver, and another that is like it but for that.
@@ -190,4 +191,61 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
         "{} and {} packets by RDMA for {MEBIBYTES} MiB; then {told:?}; then refused",
         packets[0], packets[1]
     ))
+}
+
+/// A device on the server's node, from which the server's container gets a node only when it is made.
+struct Later<'a>(&'a Node);
+
+impl<'a> Later<'a> {
+    fn new(node: &'a Node) -> Result<Self> {
+        node.run(
+            "modprobe -a dummy rdma_rxe\n\
+             ip link add rdma0 type dummy\n\
+             ip address add 192.168.78.1/24 dev rdma0\n\
+             ip link set rdma0 up\n\
+             rdma link add rxe1 type rxe netdev rdma0",
+        )?;
+        Ok(Self(node))
+    }
+}
+
+impl Drop for Later<'_> {
+    /// Waits for nothing: soft-RoCE goes when the last process that has it open ends, which the server's is.
+    fn drop(&mut self) {
+        let _ = self.0.run("(rdma link delete rxe1; ip link delete rdma0) > /dev/null 2>&1 &");
+    }
+}
+
+/// A device that comes while the server runs: its container is made anew, and nobody who uses a volume notices.
+pub(super) fn came_later(stage: &Stage) -> Result<String> {
+    let cluster = stage.cluster().context("only in the lab")?;
+    let pod = format!("{}-0", instance(stage)?);
+    let stream = stream(stage, OnError::End)?;
+    let nodes = || stage.kubectl().run(&["exec", &pod, "-n", NAMESPACE, "--", "ls", "/dev/infiniband"]);
+    let old = pod_uid(stage, &pod)?;
+    ensure!(!nodes()?.contains("uverbs1"), "the node has two devices: {}", nodes()?);
+    let later = Later::new(cluster.lab().node("storage1"))?;
+    wait_replaced(stage, &pod, &old)?;
+    let found = nodes()?;
+    ensure!(found.contains("uverbs1"), "the new container has {found}");
+    stage.wait_cluster_ready()?;
+    let told = resumed(stream)?;
+    let path = "-o=jsonpath={.items[*].message}";
+    let said = stage.kubectl().run(&[
+        "get",
+        "events",
+        "-n",
+        NAMESPACE,
+        "--field-selector=reason=Restarting",
+        path,
+    ])?;
+    ensure!(said.contains("gets RDMA device rxe1"), "the Events say {said}");
+
+    // Back to what it was: the device goes with the container that has it open.
+    drop(later);
+    let old = pod_uid(stage, &pod)?;
+    stage.kubectl().run(&["delete", "pod", &pod, "-n", NAMESPACE, "--wait=false"])?;
+    wait_replaced(stage, &pod, &old)?;
+    stage.wait_cluster_ready()?;
+    Ok(told)
 }

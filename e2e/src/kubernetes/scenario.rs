@@ -46,6 +46,11 @@ pub const ALL: &[Scenario] = &[
         run: rdma::chosen,
         on_trial: false,
     },
+    Scenario {
+        name: "RDMA: a device that comes later is let into the server, under a writer and a reader",
+        run: rdma::came_later,
+        on_trial: false,
+    },
     Scenario { name: "helm test", run: tested, on_trial: false },
     Scenario {
         name: "instances on a bundled target outlive their node",
@@ -87,21 +92,21 @@ pub fn run(stage: &Stage, filters: &[String], table: &mut Table) -> Result<bool>
     Ok(table.failed() == 0)
 }
 
-fn instance(stage: &Stage) -> Result<String> {
+pub(super) fn instance(stage: &Stage) -> Result<String> {
     let path = "-o=jsonpath={.status.instances[0].name}";
     stage.kubectl().run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])
 }
 
-fn pod_uid(stage: &Stage, pod: &str) -> Result<String> {
+pub(super) fn pod_uid(stage: &Stage, pod: &str) -> Result<String> {
     stage.kubectl().run(&["get", "pod", pod, "-n", NAMESPACE, "-o=jsonpath={.metadata.uid}"])
 }
 
-fn stream(stage: &Stage, on_error: OnError) -> Result<Stream<'_>> {
+pub(super) fn stream(stage: &Stage, on_error: OnError) -> Result<Stream<'_>> {
     Stream::start(stage, ["compute1", "compute2"], on_error)
 }
 
 /// Waits until both have got on since now, and ends them.
-fn resumed(stream: Stream<'_>) -> Result<String> {
+pub(super) fn resumed(stream: Stream<'_>) -> Result<String> {
     let at = stream.progress()?;
     stream.wait_progress((at.0 + 5, at.1 + 5))?;
     let (written, verified) = stream.finish()?;
@@ -109,7 +114,7 @@ fn resumed(stream: Stream<'_>) -> Result<String> {
 }
 
 /// Another pod than this one is ready.
-fn wait_replaced(stage: &Stage, pod: &str, old: &str) -> Result<()> {
+pub(super) fn wait_replaced(stage: &Stage, pod: &str, old: &str) -> Result<()> {
     stage.wait(&format!("another {pod} is ready"), LONG, || {
         let found = stage.kubectl().find(&["pod", pod, "-n", NAMESPACE])?;
         let Some(found) = found else { return Ok(false) };

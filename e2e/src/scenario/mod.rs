@@ -6,6 +6,7 @@ mod crash;
 mod csi;
 mod drain;
 mod everyday;
+mod failover;
 mod locks;
 mod mounts;
 mod multichannel;
@@ -15,6 +16,7 @@ mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
 mod space;
+mod target;
 
 use anyhow::Result;
 
@@ -96,6 +98,8 @@ pub fn all() -> Vec<Scenario> {
         crash::scenarios(),
         nvmeof::scenarios(),
         nvmeof_pool::scenarios(),
+        failover::scenarios(),
+        target::scenarios(),
     ]
     .into_iter()
     .flatten()

@@ -78,6 +78,8 @@ pub struct ServerReport {
     pub draining: bool,
     /// What is wrong though it serves.
     pub problems: Vec<String>,
+    /// RDMA devices that only a new container can open.
+    pub later_rdma_devices: Vec<String>,
 }
 
 /// The certificates of a cluster, in a few words.

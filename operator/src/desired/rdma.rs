@@ -6,14 +6,17 @@
 
 use std::time::Duration;
 
-use forebay_api::cluster::Transport;
+use forebay_api::cluster::{RdmaPlacement, Transport};
 use forebay_api::names::RESOURCE_RDMA;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 
-use super::View;
 use super::rules::amount;
+use super::{Report, View};
 use crate::limits::RDMA_WAIT;
 use crate::placement;
+
+/// Where the nodes of RDMA devices are, in a container as on its host.
+const DEVICE_NODES: &str = "/dev/infiniband/";
 
 /// Whether this node's kubelet gives RDMA devices to pods: it has a usable port, and the node plugin says so.
 #[must_use]
@@ -38,6 +41,48 @@ pub fn wanted(view: &View<'_>, instance: &str) -> bool {
             kept(view, instance) || view.node(instance).is_some_and(|node| offered(node) && fits(view, node))
         }
     }
+}
+
+/// In what time, and why, a pod is to be made anew for the sake of its devices, which are allotted to it once and for all.
+#[must_use]
+pub fn other_devices(view: &View<'_>, instance: &str, pod: &Pod) -> Option<(Duration, String)> {
+    if !pod.spec.as_ref().is_some_and(asks) {
+        return None;
+    }
+    if lacks_one(pod) {
+        let since = pod.metadata.creation_timestamp.as_ref();
+        let age = since.and_then(|t| Duration::try_from(view.observed.now.duration_since(t.0)).ok());
+        let wait = RDMA_WAIT.saturating_sub(age.unwrap_or_default());
+        return Some((wait, format!("{instance} was to have an RDMA device that is gone")));
+    }
+    let device = came_later(view, instance, pod)?;
+    let why = format!("{instance} gets RDMA device {device}, which came after its container was made");
+    Some((Duration::ZERO, why))
+}
+
+/// Whether the kubelet cannot make the container because a device that was allotted to the pod is gone. It tries for ever:
+/// only another pod is allotted others.
+fn lacks_one(pod: &Pod) -> bool {
+    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
+    let mut waiting = statuses.filter_map(|c| c.state.as_ref()?.waiting.as_ref()?.message.as_deref());
+    waiting.any(|why| why.contains(DEVICE_NODES))
+}
+
+/// A device that came after the pod's container was made and that the placement would have used.
+fn came_later(view: &View<'_>, instance: &str, pod: &Pod) -> Option<String> {
+    if !view.node(instance).is_some_and(offered) {
+        return None;
+    }
+    let Some(Report::Answered(report)) = view.observed.reports.get(instance) else { return None };
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    let storage = view.observed.storage_nodes.iter().find(|s| s.metadata.name.as_deref() == Some(node))?;
+    let rdma = &view.cluster.spec.placement.rdma;
+    let wanted = |device: &String| {
+        let only = RdmaPlacement { devices: vec![device.clone()], ..rdma.clone() };
+        placement::selected(&rdma.devices, Some(device))
+            && placement::fitting_port(&only, node, Some(storage)).is_ok()
+    };
+    report.later_rdma_devices.iter().find(|device| wanted(device)).cloned()
 }
 
 /// Whether one of the node's ports is what the placement wants.

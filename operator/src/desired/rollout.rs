@@ -1,4 +1,5 @@
-//! Which pod is restarted next for a new image or configuration: one at a time, while all others serve.
+//! Which pod is restarted next, for a new image or configuration or for an RDMA device that came later: one at a time, while
+//! all others serve.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use kube::ResourceExt as _;
 
 use super::objects::{ANNOTATION_REVISION, revision};
 use super::status::{Said, pod_ready_since};
-use super::{Desired, PodDeletion, Report, View, moves, soon};
+use super::{Desired, PodDeletion, Report, View, moves, rdma, soon};
 use crate::placement;
 
 /// Finds the pod to restart, and says how far the rollout is.
@@ -26,9 +27,16 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         }
         match revision(view, instance) {
             Some(wanted) if pod.annotations().get(ANNOTATION_REVISION) != Some(&wanted) => {
-                outdated.push((*instance, pod, wanted));
+                let why = format!("{instance} takes the new image or configuration");
+                outdated.push(Outdated { instance, pod, wanted, why });
             }
-            Some(_) => current += 1,
+            Some(wanted) => match rdma::other_devices(view, instance, pod) {
+                Some((wait, why)) if wait.is_zero() => {
+                    outdated.push(Outdated { instance, pod, wanted, why });
+                }
+                Some((wait, _)) => desired.again = desired.again.min(wait),
+                None => current += 1,
+            },
             None => {}
         }
     }
@@ -37,7 +45,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
     }
     let progress = format!("{current} of {} instances run the new revision", staying.len());
     if view.cluster.spec.upgrade.strategy == UpgradeStrategy::OnDelete {
-        let names: Vec<String> = outdated.iter().map(|(_, pod, _)| pod.name_any()).collect();
+        let names: Vec<String> = outdated.iter().map(|o| o.pod.name_any()).collect();
         said.rollout =
             Some(("WaitingForPodDeletion", format!("{progress}; delete pod {}", names.join(", "))));
         return;
@@ -48,13 +56,11 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         said.rollout = Some(("RollingOut", format!("{progress}; {ending} is ending")));
         return;
     }
-    outdated.retain(|(instance, _, wanted)| {
-        template_is_known(view.observed.stateful_sets.get(*instance), wanted)
-    });
+    outdated.retain(|o| template_is_known(view.observed.stateful_sets.get(o.instance), &o.wanted));
     // A pod that does not serve is restarted first: it loses nothing, and may be why the last rollout went wrong.
-    outdated.sort_by_key(|(_, pod, _)| pod_ready_since(pod).is_some());
+    outdated.sort_by_key(|o| pod_ready_since(o.pod).is_some());
     let mut reasons = Vec::new();
-    for (instance, pod, _) in outdated {
+    for Outdated { instance, pod, why, .. } in outdated {
         if let Some(node) = view.node(instance) {
             // The old pod's node, not the seat's, decides whether the kubelet can end it; for bound instances they are
             // the same. On a cordoned node it would not come back.
@@ -81,13 +87,21 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         desired.restart = Some(PodDeletion {
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
-            why: format!("{instance} takes the new image or configuration; {progress}"),
+            why: format!("{why}; {progress}"),
             force: false,
         });
         return;
     }
     let why = reasons.first().cloned().unwrap_or_else(|| "the StatefulSet takes the new template".to_owned());
     said.rollout = Some(("WaitingForHealth", format!("{progress}; {why}")));
+}
+
+/// A pod that is to be made anew.
+struct Outdated<'v> {
+    instance: &'v String,
+    pod: &'v Pod,
+    wanted: String,
+    why: String,
 }
 
 fn is_ending(pod: &Pod) -> bool {

@@ -850,6 +850,62 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
 }
 
 #[test]
+fn a_server_whose_container_lacks_a_device_that_came_later_gets_a_new_one() {
+    let mut cluster = cluster(json!({
+        "instances": 1, "placement": { "rdma": { "devices": ["mlx5_*"], "minRateGbps": 100 } },
+    }));
+    let mut observed = observed();
+    with_port(&mut observed, "64");
+    for _ in 0..3 {
+        settle(&mut cluster, &mut observed, 1000);
+    }
+    let restart = |later: &str, observed: &Observed| {
+        let mut observed = observed.clone();
+        let Some(Report::Answered(report)) = observed.reports.get_mut("a-0") else { panic!("it answers") };
+        report.later_rdma_devices = vec![later.to_owned()];
+        desired(&cluster, &settings(), &observed).restart
+    };
+    assert_eq!(restart("bnxt_re0", &observed), None, "not one of those chosen");
+    assert_eq!(restart("mlx5_1", &observed), None, "the node does not have it any more");
+    let found = restart("mlx5_0", &observed).expect("a restart");
+    assert_eq!(found.name, "a-0-0");
+    assert!(
+        found.why.contains("RDMA device mlx5_0, which came after its container was made"),
+        "{}",
+        found.why
+    );
+    offer(&mut observed, "0");
+    assert_eq!(restart("mlx5_0", &observed), None, "the new container would not get it");
+}
+
+#[test]
+fn a_pod_that_was_allotted_a_device_that_is_gone_is_made_anew() {
+    let mut cluster = cluster(json!({ "instances": 1 }));
+    let mut observed = observed();
+    with_port(&mut observed, "64");
+    for _ in 0..3 {
+        settle(&mut cluster, &mut observed, 1000);
+    }
+    let restart = |seconds: i64, says: &str| {
+        let mut observed = observed.clone();
+        let since = observed.now - k8s_openapi::jiff::SignedDuration::from_secs(seconds);
+        let pod = observed.pods.get_mut("a-0").expect("it runs");
+        pod.metadata.creation_timestamp = serde_json::from_value(json!(since.to_string())).expect("a time");
+        pod.status = serde_json::from_value(json!({ "phase": "Pending", "containerStatuses": [{
+            "name": "server", "image": "x", "imageID": "", "ready": false, "restartCount": 0, "started": false,
+            "state": { "waiting": { "reason": "CreateContainerError", "message": says } },
+        }] }))
+        .expect("a status");
+        observed.reports.remove("a-0");
+        desired(&cluster, &settings(), &observed).restart.map(|r| r.why)
+    };
+    let gone = "failed to generate spec: lstat /dev/infiniband/uverbs1: no such file or directory";
+    assert_eq!(restart(59, gone), None, "it may be coming");
+    assert!(restart(60, gone).expect("a restart").contains("a-0 was to have an RDMA device that is gone"));
+    assert_eq!(restart(60, "no such image"), None);
+}
+
+#[test]
 fn classes_say_the_transport_of_their_cluster() {
     let parameter = |spec: Value| {
         let mut spec = spec;

@@ -46,6 +46,10 @@ pub struct GetServerInfoResponse {
     /// Draining is over: no connection is left.
     #[prost(bool, tag = "16")]
     pub drained: bool,
+    /// RDMA devices that came after the server started and that it cannot open, because
+    /// its container has no node for them: a new container has.
+    #[prost(string, repeated, tag = "17")]
+    pub later_rdma_devices: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What a volume's clients must log in with. Never logged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

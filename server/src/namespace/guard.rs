@@ -16,6 +16,7 @@ use tracing::{debug, error, info, warn};
 use super::growth::Growing;
 use super::mounted::has_ended;
 use super::state::{Fence, State};
+use crate::address::Addresses;
 use crate::daemon::Exit;
 use crate::limits::{FENCE_TIME_MAX, NAMESPACE_GUARD_INTERVAL, NAMESPACE_LOOK_INTERVAL};
 
@@ -27,6 +28,8 @@ pub(crate) struct Watched {
     pub(crate) watch: Watch,
     /// What is seen goes here.
     pub(crate) state: Arc<State>,
+    /// Given up at the end.
+    pub(crate) addresses: Arc<Addresses>,
     /// Directory on the file system that is ended first.
     pub(crate) directory: File,
     /// The file system, as what grows with its namespace.
@@ -43,25 +46,17 @@ pub(crate) struct Guard {
 impl Guard {
     /// Starts watching.
     pub(crate) fn start(watched: Watched) -> std::io::Result<Self> {
-        let Watched { pool, device, me, watch, state, directory, growing } = watched;
-        let directory = Arc::new(directory);
+        let Watched { pool, device, me, watch, state, addresses, directory, growing } = watched;
+        let ending = Ending { pool, directory: Arc::new(directory), addresses };
         let (looking, looks_end) = channel();
         let (guarding, guards_end) = channel();
-        let looks = Looks {
-            pool: pool.clone(),
-            device,
-            me,
-            watch,
-            state: Arc::clone(&state),
-            directory: Arc::clone(&directory),
-            growing,
-        };
+        let looks = Looks { ending: ending.clone(), device, me, watch, state: Arc::clone(&state), growing };
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let looking_thread = thread("namespace").spawn(move || looks.run(&looks_end))?;
         let guarding_thread = thread("namespace-guard").spawn(move || {
             while pause(&guards_end, NAMESPACE_GUARD_INTERVAL) {
                 if let Some(fence) = state.overdue(Instant::now()) {
-                    end(&pool, &directory, &fence);
+                    ending.end(&fence);
                 }
             }
         })?;
@@ -83,12 +78,11 @@ fn pause(ends: &Receiver<()>, interval: Duration) -> bool {
 }
 
 struct Looks {
-    pool: String,
+    ending: Ending,
     device: Arc<NamespaceDevice>,
     me: Me,
     watch: Watch,
     state: Arc<State>,
-    directory: Arc<File>,
     growing: Growing,
 }
 
@@ -96,7 +90,7 @@ impl Looks {
     fn run(mut self, ends: &Receiver<()>) {
         while pause(ends, NAMESPACE_LOOK_INTERVAL) {
             for change in self.watch.poll() {
-                info!(pool = self.pool, ?change, "namespace");
+                info!(pool = self.ending.pool, ?change, "namespace");
                 // The first look tells that it is there.
                 if matches!(change, Change::Size { .. } | Change::Namespace { present: true }) {
                     self.growing.start(&self.state);
@@ -104,16 +98,16 @@ impl Looks {
             }
             self.state.set_paths_up(self.watch.paths().0);
             self.state.set_ana_states(self.watch.ana_states());
-            if self.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
-                end(&self.pool, &self.directory, &Fence::FileSystem);
+            if self.ending.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
+                self.ending.end(&Fence::FileSystem);
             }
             // From before the question: an answer may be as old as that.
             let asked = Instant::now();
             match check(&*self.device, &self.me) {
                 Ok(Check::Held) => self.state.confirm(asked),
-                Ok(Check::Lost(loss)) => end(&self.pool, &self.directory, &Fence::Lost(loss)),
+                Ok(Check::Lost(loss)) => self.ending.end(&Fence::Lost(loss)),
                 Err(error) => {
-                    debug!(pool = self.pool, %error, "the reservation could not be looked at");
+                    debug!(pool = self.ending.pool, %error, "the reservation could not be looked at");
                     self.state.not_confirmed(error.to_string());
                 }
             }
@@ -121,19 +115,44 @@ impl Looks {
     }
 }
 
-/// Ends the file system and the server, in this order, at once and without asking anybody. What clients were not answered
-/// was not done; what they were answered and did not flush may be lost, as by a loss of power.
-fn end(pool: &str, directory: &Arc<File>, fence: &Fence) -> ! {
-    error!(pool, reason = %fence, "ending at once, before anything else is answered");
-    let (done, is_done) = channel();
-    let directory = Arc::clone(directory);
-    let ending = std::thread::Builder::new().spawn(move || {
-        let _ = done.send(shut_down_file_system(&directory));
-    });
-    if ending.is_ok() && !matches!(is_done.recv_timeout(FENCE_TIME_MAX), Ok(Ok(()))) {
-        warn!(pool, "the file system could not be ended; its target refuses what it still writes");
+/// What is ended where the namespace is no longer ours.
+#[derive(Clone)]
+struct Ending {
+    pool: String,
+    directory: Arc<File>,
+    addresses: Arc<Addresses>,
+}
+
+impl Ending {
+    /// Ends the file system, gives up the addresses, and ends the server, at once and without asking anybody. What clients
+    /// were not answered was not done; what they were answered and did not flush may be lost, as by a loss of power.
+    fn end(&self, fence: &Fence) -> ! {
+        let pool = &self.pool;
+        error!(pool, reason = %fence, "ending at once, before anything else is answered");
+        let until = Instant::now() + FENCE_TIME_MAX;
+        // Each may hang, and neither waits for the other.
+        let (directory, addresses) = (Arc::clone(&self.directory), Arc::clone(&self.addresses));
+        let file_system = aside(move || shut_down_file_system(&directory));
+        let no_address = aside(move || addresses.give_up());
+        let wait = || until.saturating_duration_since(Instant::now());
+        if !matches!(file_system.recv_timeout(wait()), Ok(Ok(()))) {
+            warn!(pool, "the file system could not be ended; its target refuses what it still writes");
+        }
+        if no_address.recv_timeout(wait()).is_err() {
+            warn!(pool, "the addresses go when the kernel hears no more of them");
+        }
+        std::process::exit(Exit::Fenced as i32)
     }
-    std::process::exit(Exit::Fenced as i32)
+}
+
+/// Does it in a thread of its own; what comes of it.
+fn aside<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (done, is_done) = channel();
+    // Where there is no thread, nobody answers.
+    let _ = std::thread::Builder::new().spawn(move || {
+        let _ = done.send(what());
+    });
+    is_done
 }
 
 /// Ends a file system that an earlier server has left mounted, without writing anything.

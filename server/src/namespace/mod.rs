@@ -30,6 +30,7 @@ use self::growth::Growing;
 use self::guard::{Guard, Watched};
 use self::mounted::{has_ended, mounted_device, unmount_patiently};
 pub use self::state::State;
+use crate::address::Addresses;
 use crate::config::{Config, InstanceSection, NvmeofSection, PoolSection};
 use crate::limits::{KEY_FILE_BYTES_MAX, NAMESPACE_BYTES_MIN};
 use crate::pool;
@@ -120,15 +121,15 @@ pub struct Attached {
     state: Arc<State>,
 }
 
-/// Attaches the namespaces of all pools that have one.
+/// Attaches the namespaces of all pools that have one. The addresses are given up where one is lost.
 ///
 /// # Errors
 /// The first one's that cannot be; those before it are given back.
-pub fn attach_all(config: &Config) -> Result<Vec<Attached>, NamespaceError> {
+pub fn attach_all(config: &Config, addresses: &Arc<Addresses>) -> Result<Vec<Attached>, NamespaceError> {
     let mut all = Vec::new();
     for pool in &config.pool {
         let Some(section) = &pool.nvmeof else { continue };
-        match attach(&config.instance, pool, section) {
+        match attach(&config.instance, pool, section, addresses) {
             Ok(attached) => all.push(attached),
             Err(reason) => {
                 all.into_iter().for_each(Attached::detach);
@@ -143,6 +144,7 @@ fn attach(
     instance: &InstanceSection,
     pool: &PoolSection,
     section: &NvmeofSection,
+    addresses: &Arc<Addresses>,
 ) -> Result<Attached, Reason> {
     let wanted = subsystem(instance, section)?;
     let epoch = u32::try_from(instance.epoch).ok().and_then(Epoch::new);
@@ -199,6 +201,7 @@ fn attach(
             me,
             watch: Watch::new(fabrics.sysfs().clone(), section.nqn.clone(), section.namespace),
             state: Arc::clone(&state),
+            addresses: Arc::clone(addresses),
             directory: File::open(&pool.path).map_err(io("opening the mount point"))?,
             growing: Growing { device: Path::new("/dev").join(&namespace.name), path: pool.path.clone() },
         };

@@ -1,5 +1,6 @@
 //! RDMA: where the server listens, and what an event loop has of it.
 
+pub mod later;
 pub mod listener;
 
 use std::collections::HashMap;

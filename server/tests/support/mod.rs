@@ -230,6 +230,17 @@ pub struct Client {
     keys: Option<Keys>,
 }
 
+/// What comes next on `stream`, left where it is. A process that is stopped and continued (as a machine that is frozen for
+/// a moment has all of its processes be) finds calls with a time limit interrupted; `peek` does not try again by itself.
+pub fn peek(stream: &TcpStream, buffer: &mut [u8]) -> std::io::Result<usize> {
+    loop {
+        match stream.peek(buffer) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 impl Client {
     pub fn connect(address: SocketAddr, dialect: Dialect) -> Self {
         let stream = TcpStream::connect(address).unwrap();

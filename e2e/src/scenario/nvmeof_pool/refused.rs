@@ -1,0 +1,87 @@
+//! What is refused, with nothing written.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+
+use super::server::*;
+use crate::lab::Lab;
+use crate::scenario::MIB;
+use crate::scenario::nvmeof::{FILE, FIRST, KEY, NQN, OTHER_KEY};
+
+/// NVMe's Set Features, Namespace Write Protection Config (NVMe Base 5.1.25.1.32): all hosts see it read-only.
+pub(in crate::scenario) const WRITE_PROTECT: &str = "import fcntl, struct, sys
+f = open('/dev/' + sys.argv[1], 'rb')
+fcntl.ioctl(f, 0xc0484e41, struct.pack('<BBHIIIQQII6III', 9, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x84, int(sys.argv[2]), 0, 0, 0, 0, 0, 0))";
+
+pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
+    let fabric = offered(lab, "tcp")?;
+    let target = fabric.target();
+    let tried = Cell::new(0);
+    let refused = |told: Told, says: &str| -> Result<()> {
+        // Any write to the file changes its times, and blocks that were not there.
+        let state = || target.run(&format!("sync {FILE}; stat -c '%s %b %z %y' {FILE}"));
+        let before = state()?;
+        ended_with(&fabric, FIRST, told, says)?;
+        let after = state()?;
+        ensure!(before == after, "{says}: the namespace was written to: {before}, then {after}");
+        tried.set(tried.get() + 1);
+        Ok(())
+    };
+    let format = || Told { format: true, ..Told::epoch(1) };
+    let filled = |bytes: u64, fill: &str| renew(&fabric, "tcp", bytes, None, fill);
+
+    // What cannot be connected is tried for a while.
+    let soon = || Told { connect_time_s: 5, ..format() };
+    refused(Told { nqn: format!("{NQN}-other"), ..soon() }, "the target has no subsystem of this name")?;
+    // Its host NQN is another one.
+    refused(Told { instance: "lab-1".into(), ..soon() }, "the target does not let this host in")?;
+    refused(Told::epoch(1), "the namespace is blank: set pool.nvmeof.format = true")?;
+    filled(64 * MIB, "true")?;
+    refused(format(), "a pool needs at least")?;
+    filled(FILE_BYTES, &format!("mkfs.ext4 -q -F {FILE}"))?;
+    refused(format(), "the namespace holds something that is no pool")?;
+    filled(FILE_BYTES, &format!("printf x | dd of={FILE} bs=1 seek=1048576 conv=notrunc status=none"))?;
+    refused(format(), "the namespace holds something that is no pool")?;
+    filled(FILE_BYTES, &format!("mkfs.xfs -q -L forebay {FILE}"))?;
+    refused(format(), "which is not that of this pool")?;
+
+    // Read-only from the first connect on.
+    filled(FILE_BYTES, "true")?;
+    let seen = fabric.seen(FIRST, 1, "tcp");
+    fabric.connect(&seen)?;
+    let host = fabric.node(FIRST);
+    let protect = |value: &str| -> Result<()> {
+        let name = host.run("ls /dev | grep -E '^nvme[0-9]+n1$' ")?;
+        let argv = ["python3", "-c", WRITE_PROTECT, &name, value];
+        let output = host.attempt(&argv, &[], Duration::from_secs(30))?;
+        ensure!(output.success(), "write protection: {}", output.complaint());
+        Ok(())
+    };
+    protect("1")?;
+    fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
+    refused(format(), "the namespace is read-only")?;
+
+    // A pool that was ours and is damaged: its first group's free space, at the second sector.
+    filled(FILE_BYTES, "true")?;
+    let server = Server::start(&fabric, FIRST, format())?;
+    server.stop()?;
+    drop(server);
+    target.run(&format!(
+        "dd if=/dev/zero of={FILE} bs=4096 seek=1 count=1 conv=notrunc status=none; sync {FILE}"
+    ))?;
+    fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
+    ended_with(&fabric, FIRST, format(), "the file system is damaged")?;
+    tried.set(tried.get() + 1);
+
+    if renew(&fabric, "tcp", FILE_BYTES, Some(KEY), "true")? {
+        refused(soon(), "the target asks for authentication")?;
+        refused(Told { key: Some(OTHER_KEY), ..soon() }, "authentication failed")?;
+        let server = Server::start(&fabric, FIRST, Told { key: Some(KEY), ..format() })?;
+        server.stop()?;
+    } else {
+        bail!("this kernel's target has no authentication");
+    }
+    Ok(format!("{} cases", tried.get()))
+}

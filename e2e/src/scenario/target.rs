@@ -1,0 +1,583 @@
+//! The bundled target: what it offers, to hosts that must not notice its own life, and what it must not offer or touch.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::nvmeof::{FILE, FIRST, Fabric, INSTANCE, NQN, RDMA, SECOND, TCP, UUID, port};
+use super::{MIB, Scenario, on_fabric};
+use crate::guest::calls::nvmeof::{Held, Outcome, Seen, Written};
+use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered};
+use crate::images::product;
+use crate::lab::{Lab, Node};
+use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        on_fabric("bundled target: replaced, killed and changed under I/O, over TCP", |lab| {
+            under_io(lab, "tcp")
+        }),
+        on_fabric("bundled target: replaced, killed and changed under I/O, over RDMA", |lab| {
+            under_io(lab, "rdma")
+        }),
+        on_fabric("bundled target: killed at any moment, and nothing left after removal", killed),
+        on_fabric(
+            "bundled target: drives in use, others' drives and others' subsystems are left alone",
+            foreign,
+        ),
+        on_fabric("bundled target: a drive goes and comes back", comes_back),
+        on_fabric("bundled target: a pool grows with its file", grows),
+    ]
+}
+
+const PROGRAM: &str = "forebay-target";
+const CONFIG: &str = "/etc/forebay/target.toml";
+const NVMET: &str = "/sys/kernel/config/nvmet";
+/// What a target makes everything under that matters here.
+const OTHER_NQN: &str = "nqn.2026-01.io.forebay:lab-other";
+const OTHER_FILE: &str = "/srv/fabric/other";
+const METRICS: &str = "127.0.0.1:9447";
+
+/// What the file says.
+#[derive(Clone)]
+struct Says {
+    transport: &'static str,
+    hosts: Vec<String>,
+    /// What namespaces of the first subsystem are on. The first one has the lab's UUID.
+    namespaces: Vec<String>,
+    /// A second subsystem.
+    other: bool,
+}
+
+fn file(path: &str, mib: u64) -> String {
+    format!("file = \"{path}\"\nsize = \"{mib}MiB\"")
+}
+
+impl Says {
+    fn text(&self, target: &Node) -> String {
+        let service = if self.transport == "rdma" { RDMA } else { TCP };
+        let mut text = format!(
+            "[target]\nname = \"lab\"\n[metrics]\nlisten = \"{METRICS}\"\n\
+             [[port]]\ntransport = \"{}\"\naddress = \"{}\"\nservice = {service}\n\
+             [[subsystem]]\nnqn = \"{NQN}\"\nhosts = {:?}\n",
+            self.transport,
+            target.address(),
+            self.hosts
+        );
+        for (id, backing) in (1..).zip(&self.namespaces) {
+            let uuid = format!("{}{id}", &UUID[..UUID.len() - 1]);
+            text += &format!("[[subsystem.namespace]]\nid = {id}\nuuid = \"{uuid}\"\n{backing}\n");
+        }
+        if self.other {
+            text += &format!(
+                "[[subsystem]]\nnqn = \"{OTHER_NQN}\"\nhosts = {:?}\n[[subsystem.namespace]]\nid = 1\n\
+                 uuid = \"2c9f2c59-6c0c-4a53-9a52-5f3b3b7c2a10\"\n{}\n",
+                self.hosts,
+                file(OTHER_FILE, 16)
+            );
+        }
+        text
+    }
+}
+
+/// The program on the target's node. Dropped, it is killed.
+struct Target<'a> {
+    node: &'a Node,
+}
+
+impl<'a> Target<'a> {
+    /// On a node where nothing is offered and no file is there.
+    fn new(fabric: &Fabric<'a>) -> Result<Self> {
+        ensure!(product::has(PROGRAM), "{PROGRAM} is not built beside forebay-lab");
+        let node = fabric.target();
+        node.run(&format!("rm -f {FILE} {OTHER_FILE}"))?;
+        Ok(Self { node })
+    }
+
+    fn says(&self, says: &Says) -> Result<()> {
+        self.node.put(CONFIG, says.text(self.node).as_bytes(), 0o600)
+    }
+
+    fn start(&self) -> Result<()> {
+        self.node.start_service(PROGRAM, &[PROGRAM])
+    }
+
+    fn stop(&self) -> Result<()> {
+        ensure!(self.node.signal_service(PROGRAM, "TERM")?, "it was not running: {}", self.log());
+        Ok(())
+    }
+
+    fn kill(&self) -> Result<()> {
+        ensure!(self.node.signal_service(PROGRAM, "KILL")?, "it was not running: {}", self.log());
+        Ok(())
+    }
+
+    fn log(&self) -> String {
+        self.node.service_log(PROGRAM)
+    }
+
+    /// A command of it: exit status and what it says.
+    fn ask(&self, command: &str) -> Result<(Option<i32>, String)> {
+        let output = self.node.attempt(&[PROGRAM, command], &[], Duration::from_secs(30))?;
+        Ok((output.exit.code, format!("{}{}", output.text(), output.complaint())))
+    }
+
+    /// Until all is as the file says.
+    fn wait(&self) -> Result<()> {
+        let mut said = String::new();
+        self.node
+            .wait_until("the target is as the file says", Duration::from_secs(20), || {
+                let (code, text) = self.ask("status")?;
+                said = text;
+                Ok(code == Some(0))
+            })
+            .with_context(|| format!("status: {said}\nlog: {}", self.log()))
+    }
+
+    fn remove(&self) -> Result<()> {
+        let (code, said) = self.ask("remove")?;
+        ensure!(code == Some(0), "remove: {code:?}: {said}");
+        Ok(())
+    }
+
+    fn is_bare(&self) -> Result<()> {
+        let left = self.tree()?;
+        ensure!(left.is_empty(), "left in the kernel: {left}");
+        Ok(())
+    }
+
+    /// All that somebody has made in the kernel. Ports' numbers are the target's own affair.
+    fn tree(&self) -> Result<String> {
+        self.node.run(&format!(
+            "cd {NVMET}; {{ find subsystems ports hosts -mindepth 1 \\( -type l -o -type d \\); \
+             grep -s . subsystems/*/namespaces/*/device_path subsystems/*/namespaces/*/device_uuid \
+             subsystems/*/namespaces/*/enable subsystems/*/attr_model subsystems/*/attr_serial ports/*/addr_*; }} | \
+             sed -E 's:^ports/[0-9]+:ports/N:' | sort || true"
+        ))
+    }
+
+    fn http(&self, path: &str) -> Result<String> {
+        let (address, port) = METRICS.split_once(':').context("an address with a port")?;
+        self.node.run(&format!("printf 'GET {path} HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} {port}"))
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        let _ = self.node.signal_service(PROGRAM, "KILL");
+        let _ = self.ask("remove");
+    }
+}
+
+fn with_transport<'a>(lab: &'a Lab, transport: &str) -> Result<Fabric<'a>> {
+    let fabric = Fabric::start(lab)?;
+    if transport == "rdma" { fabric.with_rdma() } else { Ok(fabric) }
+}
+
+fn hosts(fabric: &Fabric<'_>, names: &[&str]) -> Result<Vec<String>> {
+    names.iter().map(|host| Ok(fabric.allowed(host, None)?.nqn)).collect()
+}
+
+/// Blocks of one call.
+const BLOCKS: u64 = 128;
+
+fn under_io(lab: &Lab, transport: &'static str) -> Result<String> {
+    let fabric = with_transport(lab, transport)?;
+    let target = Target::new(&fabric)?;
+    let says =
+        |hosts: Vec<String>, other| Says { transport, hosts, namespaces: vec![file(FILE, 256)], other };
+    let (both, only_first) = (hosts(&fabric, &[FIRST, SECOND])?, hosts(&fabric, &[FIRST])?);
+    target.says(&says(only_first.clone(), false))?;
+    target.start()?;
+    target.wait()?;
+    let ready = target.http("/readyz")?;
+    ensure!(ready.trim_end().ends_with("\nready"), "{ready}");
+    let metrics = target.http("/metrics")?;
+    let up = format!("forebay_target_namespace_up{{nqn=\"{NQN}\",namespace=\"1\"}} 1");
+    ensure!(metrics.contains(&up), "{up}: {metrics}");
+
+    let (first, second) = (fabric.seen(FIRST, 1, transport), fabric.seen(SECOND, 2, transport));
+    fabric.connect(&first)?;
+    let refused: Option<String> = fabric.ask(&first, "nvmeof-acquire")?;
+    ensure!(refused.is_none(), "the reservation: {refused:?}");
+    let connection = || fabric.node(FIRST).run("cat /sys/class/nvme/nvme*/cntlid");
+    let before = connection()?;
+
+    let (done, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let written = std::thread::scope(|scope| -> Result<u64> {
+        let writer = scope.spawn(|| -> Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                let at = rounds.load(Ordering::Relaxed) * BLOCKS;
+                let written = fabric.write(&first, 1, at, BLOCKS)?;
+                ensure!(written == Written { written: BLOCKS, errno: None }, "at block {at}: {written:?}");
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        let result = changes(&fabric, &target, &says, &only_first, &both, &second);
+        done.store(true, Ordering::Relaxed);
+        writer.join().expect("no panic").context("the writer")?;
+        result?;
+        Ok(rounds.load(Ordering::Relaxed) * BLOCKS)
+    })?;
+    ensure!(connection()? == before, "the host was cut: controller {before} became {}", connection()?);
+    let held: Held = fabric.ask(&first, "nvmeof-check")?;
+    ensure!(held.held, "{held:?}");
+    let found = fabric.writers(0, written)?;
+    ensure!(found.iter().all(|writer| *writer == 1), "blocks of others: {found:?}");
+
+    for seen in [&first, &second] {
+        fabric.ask::<usize>(seen, "nvmeof-disconnect")?;
+    }
+    target.stop()?;
+    target.remove()?;
+    target.is_bare()?;
+    let found = fabric.writers(0, written)?;
+    ensure!(found.iter().all(|writer| *writer == 1), "the file after removal: {found:?}");
+    Ok(format!("{written} blocks without an error"))
+}
+
+/// What a target's life has: ends, kills, other files. The first host is let in all the time.
+fn changes(
+    fabric: &Fabric<'_>,
+    target: &Target<'_>,
+    says: &dyn Fn(Vec<String>, bool) -> Says,
+    only_first: &[String],
+    both: &[String],
+    second: &Seen,
+) -> Result<()> {
+    let refused = || -> Result<()> {
+        let outcome: Outcome = fabric.ask(second, "nvmeof-connect")?;
+        ensure!(outcome.refusals == ["HostNotAllowed"], "the second host: {outcome:?}");
+        Ok(())
+    };
+    refused()?;
+    target.stop()?;
+    target.start()?;
+    target.wait()?;
+    target.kill()?;
+    target.says(&says(both.to_vec(), false))?;
+    target.start()?;
+    target.wait()?;
+    fabric.connect(second)?;
+    fabric.ask::<usize>(second, "nvmeof-disconnect")?;
+    // While it runs: the second goes, a subsystem comes, and both are undone.
+    target.says(&says(only_first.to_vec(), true))?;
+    target.wait()?;
+    refused()?;
+    target.says(&says(both.to_vec(), false))?;
+    target.wait()?;
+    let left = target.node.run(&format!("ls {NVMET}/subsystems"))?;
+    ensure!(left == NQN, "subsystems: {left}");
+    // A file that says nothing, or nonsense, changes nothing.
+    let before = target.tree()?;
+    for text in ["", "[[port]]\n", "not TOML"] {
+        target.node.put(CONFIG, text.as_bytes(), 0o600)?;
+        target.node.wait_until("the file is told to be wrong", Duration::from_secs(20), || {
+            Ok(target.http("/readyz")?.contains("is not followed"))
+        })?;
+        ensure!(target.tree()? == before, "{text:?} has changed the target");
+    }
+    target.says(&says(both.to_vec(), false))?;
+    target.wait()
+}
+
+/// Where between too early and too late it is killed next, as parts of that time.
+const MOMENTS: [f64; 5] = [0.5, 0.3, 0.7, 0.4, 0.6];
+/// How often, while it makes everything, and while it removes everything.
+const KILLS: usize = 20;
+/// By then it has done all, also when it is emulated.
+const TOO_LATE_S: f64 = 2.0;
+
+fn killed(lab: &Lab) -> Result<String> {
+    let fabric = with_transport(lab, "tcp")?;
+    let target = Target::new(&fabric)?;
+    let says = Says {
+        transport: "tcp",
+        hosts: hosts(&fabric, &[FIRST, SECOND])?,
+        namespaces: vec![file(FILE, 64), file("/srv/fabric/second", 16)],
+        other: true,
+    };
+    target.says(&says)?;
+    let made = || -> Result<String> {
+        target.start()?;
+        target.wait()?;
+        target.kill()?;
+        target.tree()
+    };
+    let all = made()?;
+    let mut half = [0, 0];
+    for (command, half) in ["run", "remove"].into_iter().zip(&mut half) {
+        let (mut early, mut late) = (0.0, TOO_LATE_S);
+        for kill in 0..KILLS {
+            // From nothing, or from all.
+            if command == "run" {
+                target.remove()?;
+                target.is_bare()?;
+            }
+            let moment = early + (late - early) * MOMENTS[kill % MOMENTS.len()];
+            let script = format!("timeout -s KILL {moment:.4} {PROGRAM} {command} > /dev/null 2>&1 || true");
+            target.node.run_within(&script, Duration::from_secs(30))?;
+            let tree = target.tree()?;
+            let (is_early, is_late) = match command {
+                "run" => (tree.is_empty(), tree == all),
+                _ => (tree == all, tree.is_empty()),
+            };
+            match (is_early, is_late) {
+                (true, _) => early = moment,
+                (_, true) => late = moment,
+                _ => *half += 1,
+            }
+            // Both ways on from there lead where they should. No two runs take the same time: what was narrowed widens.
+            early *= 0.95;
+            late *= 1.05;
+            if command == "run" && kill % 2 == 0 {
+                continue;
+            }
+            if command == "remove" && kill % 2 == 0 {
+                target.remove()?;
+                target.is_bare()?;
+            }
+            let tree = made()?;
+            ensure!(tree == all, "after {command} was killed at {moment} s: {tree}\ninstead of: {all}");
+        }
+    }
+    ensure!(half.iter().all(|count| *count > 0), "not once was it killed half way: {half:?}");
+    let first = fabric.seen(FIRST, 1, "tcp");
+    fabric.connect(&first)?;
+    fabric.ask::<usize>(&first, "nvmeof-disconnect")?;
+    target.remove()?;
+    target.is_bare()?;
+    let files = target
+        .node
+        .run("cd /srv/fabric; stat -c '%n %s' namespace second other; ls -A | grep forebay-new || true")?;
+    let expected = format!("namespace {}\nsecond {}\nother {}", 64 * MIB, 16 * MIB, 16 * MIB);
+    ensure!(files == expected, "files after removal: {files}");
+    target.node.run("rm -f /srv/fabric/second")?;
+    Ok(format!(
+        "killed {KILLS} times while it made and {KILLS} while it removed, half way {} and {} times",
+        half[0], half[1]
+    ))
+}
+
+/// Drives that must not be offered: what makes a file look like one on a loop device, and what is said.
+const FOREIGN: &[(&str, &str)] = &[
+    ("mkfs.ext4 -q -F $f", "an ext2, ext3 or ext4 file system"),
+    ("mkfs.xfs -q -f -L data $f", "an XFS file system labelled"),
+    ("mkswap -q $f", "swap space"),
+    ("printf 'EFI PART' | dd of=$f bs=1 seek=512 conv=notrunc status=none", "a partition table (GPT)"),
+    ("printf LABELONE | dd of=$f bs=1 seek=512 conv=notrunc status=none", "a physical volume of LVM"),
+    ("printf x | dd of=$f bs=1 seek=314572799 conv=notrunc status=none", "data (from byte 314572799 on)"),
+    (
+        "mkfs.xfs -q -f -L forebay $f; losetup $l $f; mkdir -p /mnt/pool; mount $l /mnt/pool",
+        "it is in use on this machine",
+    ),
+    ("losetup $l $f; mkswap -q $l; swapon $l", "it is in use on this machine"),
+];
+
+fn foreign(lab: &Lab) -> Result<String> {
+    let fabric = with_transport(lab, "tcp")?;
+    let target = Target::new(&fabric)?;
+    let node = target.node;
+    let (drive, image) = ("/dev/loop7", "/srv/fabric/drive");
+    node.run("modprobe loop; [ -b /dev/loop7 ] || mknod /dev/loop7 b 7 7")?;
+    let free = format!(
+        "swapoff {drive} 2>/dev/null || true; umount /mnt/pool 2>/dev/null || true; losetup -d {drive} 2>/dev/null || true"
+    );
+    let with = |backing: String| Says {
+        transport: "tcp",
+        hosts: hosts(&fabric, &[FIRST]).unwrap_or_default(),
+        namespaces: vec![backing],
+        other: false,
+    };
+    let device = |path: &str| format!("device = \"{path}\"");
+
+    // Somebody else's subsystem, with a host and an address that are wanted here, too.
+    node.run(&format!("truncate -s 16M {OTHER_FILE}"))?;
+    let theirs = Offer {
+        nqn: "nqn.2026-01.org.example:theirs".into(),
+        file: OTHER_FILE.into(),
+        uuid: "2c9f2c59-6c0c-4a53-9a52-5f3b3b7c2a10".into(),
+        hosts: vec![AllowedHost { nqn: fabric.allowed(FIRST, None)?.nqn, key: None }],
+        ports: vec![port(1, "tcp", node.address(), TCP + 10)],
+    };
+    node.call::<Offered>("nvmet-offer", &theirs)?;
+    let before = target.tree()?;
+
+    let refused = |backing: String, says: &str| -> Result<()> {
+        target.says(&with(backing))?;
+        let (code, said) = target.ask("check")?;
+        ensure!(code == Some(1) && said.contains(says), "check, {says:?}: {code:?}: {said}");
+        target.start()?;
+        node.wait_until("it is refused", Duration::from_secs(20), || {
+            Ok(target.http("/readyz")?.contains(says))
+        })
+        .with_context(|| format!("{says:?}: {}", target.log()))?;
+        let offered =
+            node.run(&format!("cat {NVMET}/subsystems/{NQN}/namespaces/*/enable 2>/dev/null || true"))?;
+        ensure!(offered.is_empty(), "{says:?}: offered: {offered}");
+        target.stop()?;
+        target.remove()?;
+        ensure!(target.tree()? == before, "what others made: {before}\nthen: {}", target.tree()?);
+        Ok(())
+    };
+    for (script, says) in FOREIGN {
+        node.run(&free)?;
+        let make = format!(
+            "f={image}; l={drive}; rm -f $f; truncate -s 300M $f; {script}; losetup $l > /dev/null 2>&1 || losetup $l $f; sync"
+        );
+        node.run_within(&make, Duration::from_secs(60))?;
+        // Any write changes the file's times.
+        let state = || node.run(&format!("sync {image}; stat -c '%b %y %z' {image}"));
+        let untouched = state()?;
+        refused(device(drive), says)?;
+        ensure!(state()? == untouched, "{says:?}: it was written to");
+    }
+    node.run(&free)?;
+    // The disk that the lab's files are on is mounted; a file that is a loop device's; one that others offer.
+    refused(device("/dev/vdd"), "it is in use on this machine")?;
+    node.run(&format!("rm -f {image}; truncate -s 300M {image}; losetup {drive} {image}"))?;
+    refused(file(image, 300), "lies on it")?;
+    node.run(&free)?;
+    refused(file(OTHER_FILE, 16), "namespace 1 of nqn.2026-01.org.example:theirs lies on it")?;
+    refused(device("/dev/disk/by-id/nvme-absent"), "No such file")?;
+
+    // And one that is nobody's is offered, a pool of ours as well.
+    for script in ["true", "mkfs.xfs -q -f -L forebay $l"] {
+        let make =
+            format!("l={drive}; rm -f {image}; truncate -s 300M {image}; losetup $l {image}; {script}; sync");
+        node.run_within(&make, Duration::from_secs(60))?;
+        target.says(&with(device(drive)))?;
+        target.start()?;
+        target.wait()?;
+        target.stop()?;
+        target.remove()?;
+        ensure!(target.tree()? == before, "what others made: {before}\nthen: {}", target.tree()?);
+        node.run(&free)?;
+    }
+    node.run(&format!("rm -f {image}"))?;
+    Ok(format!("{} refused", FOREIGN.len() + 4))
+}
+
+/// A drive (in memory) that can be pulled and put back; it is blank then.
+const PULLED: &str = "/sys/kernel/config/nullb/lab";
+
+fn comes_back(lab: &Lab) -> Result<String> {
+    let fabric = with_transport(lab, "tcp")?;
+    let target = Target::new(&fabric)?;
+    let node = target.node;
+    node.run(&format!(
+        "modprobe null_blk nr_devices=0; mkdir -p {PULLED}; cd {PULLED}; echo 64 > size; echo 1 > memory_backed; \
+         echo 1 > power; test -b /dev/nullb0"
+    ))?;
+    let result = pulled(&fabric, &target);
+    let _ = node.signal_service(PROGRAM, "KILL");
+    let _ = fabric.ask::<usize>(&fabric.seen(FIRST, 1, "tcp"), "nvmeof-disconnect");
+    target.remove()?;
+    node.run(&format!("echo 0 > {PULLED}/power; rmdir {PULLED}"))?;
+    result
+}
+
+fn pulled(fabric: &Fabric<'_>, target: &Target<'_>) -> Result<String> {
+    let node = target.node;
+    target.says(&Says {
+        transport: "tcp",
+        hosts: hosts(fabric, &[FIRST])?,
+        namespaces: vec!["device = \"/dev/nullb0\"".into()],
+        other: false,
+    })?;
+    target.start()?;
+    target.wait()?;
+    let first = fabric.seen(FIRST, 1, "tcp");
+    fabric.connect(&first)?;
+    let write = |what: &str| -> Result<bool> {
+        Ok(fabric.write(&first, 1, 0, 4).with_context(|| what.to_owned())?.errno.is_none())
+    };
+    ensure!(write("before")?, "a write to the drive fails");
+    let up = |value: u8| -> Result<bool> {
+        let line = format!("forebay_target_namespace_up{{nqn=\"{NQN}\",namespace=\"1\"}} {value}");
+        Ok(target.http("/metrics")?.contains(&line))
+    };
+    ensure!(up(1)?, "it is not told to be up");
+    node.run(&format!("echo 0 > {PULLED}/power"))?;
+    node.wait_until("the drive is told to be away", Duration::from_secs(20), || {
+        Ok(target.http("/readyz")?.contains("/dev/nullb0: No such file") && up(0)?)
+    })?;
+    ensure!(!write("without the drive")?, "a write to a drive that is away does not fail");
+    node.run(&format!("echo 1 > {PULLED}/power"))?;
+    node.wait_until("it is offered again", Duration::from_secs(20), || up(1))
+        .with_context(|| format!("{}\n{}", target.log(), target.http("/readyz").unwrap_or_default()))?;
+    target.wait()?;
+    fabric.wait_for_paths(&first, 1)?;
+    node.wait_until("hosts write to it again", Duration::from_secs(20), || write("after"))?;
+    Ok("told, and offered again".into())
+}
+
+fn grows(lab: &Lab) -> Result<String> {
+    let fabric = with_transport(lab, "tcp")?;
+    let target = Target::new(&fabric)?;
+    let says = |mib| -> Result<Says> {
+        let hosts = hosts(&fabric, &[FIRST])?;
+        Ok(Says { transport: "tcp", hosts, namespaces: vec![file(FILE, mib)], other: false })
+    };
+    target.says(&says(600)?)?;
+    target.start()?;
+    target.wait()?;
+
+    let host = fabric.node(FIRST);
+    let config = format!(
+        "[instance]\nname = \"{INSTANCE}\"\nepoch = 1\n[server]\nlisten = [\"0.0.0.0:445\"]\nrdma = \"off\"\n\
+         [admin]\nsocket = \"{ADMIN_SOCKET}\"\n[[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\n\
+         [pool.nvmeof]\nnqn = \"{NQN}\"\nnamespace = \"uuid:{UUID}\"\npaths = [\"tcp://{}:{TCP}\"]\nformat = true\n\
+         connect_time_s = 200\nkeep_alive_s = 30\nloss_time_s = 60\n",
+        target.node.address(),
+    );
+    host.put(SERVER_CONFIG, config.as_bytes(), 0o600)?;
+    host.run("mkdir -p /run/forebay; rm -f /var/log/grown-server.log")?;
+    host.start_service("grown-server", &["forebay-server", "run", "--config", SERVER_CONFIG])?;
+    let result = grown(&fabric, &target, host, &says);
+    let log = host.service_log("grown-server");
+    host.signal_service("grown-server", "TERM")?;
+    host.run(&format!("while grep -q ' {POOL} ' /proc/mounts; do umount {POOL} || umount -l {POOL}; done"))?;
+    let seen = fabric.seen(FIRST, 1, "tcp");
+    fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
+    let said = result.with_context(|| format!("the server says: {log}"))?;
+    target.stop()?;
+    target.remove()?;
+    target.is_bare()?;
+    Ok(said)
+}
+
+fn grown(
+    fabric: &Fabric<'_>,
+    target: &Target<'_>,
+    host: &Node,
+    says: &dyn Fn(u64) -> Result<Says>,
+) -> Result<String> {
+    host.wait_until("the server serves", Duration::from_secs(60), || {
+        ensure!(host.service_runs("grown-server")?, "it has ended");
+        Ok(host.run("cat /var/log/grown-server.log")?.contains(" serving"))
+    })?;
+    let bytes = || -> Result<u64> {
+        let text = host.run(&format!("df -B1 --output=size {POOL} | tail -n 1"))?;
+        text.trim().parse().with_context(|| format!("df says {text:?}"))
+    };
+    let before = bytes()?;
+    host.run(&format!("dd if=/dev/urandom of={POOL}/.forebay/lab bs=1M count=8 conv=fsync status=none"))?;
+    let sum = || host.run(&format!("echo 3 > /proc/sys/vm/drop_caches; md5sum < {POOL}/.forebay/lab"));
+    let content = sum()?;
+    target.says(&says(900)?)?;
+    let wanted = before + 280 * MIB;
+    host.wait_until("the pool grows", Duration::from_secs(60), || Ok(bytes()? >= wanted))
+        .with_context(|| format!("the target says: {}", target.log()))?;
+    ensure!(sum()? == content, "what was in the pool has changed");
+    // What has grown stays so.
+    target.says(&says(600)?)?;
+    target.wait()?;
+    let size = target.node.run(&format!("stat -c %s {FILE}"))?;
+    ensure!(size == (900 * MIB).to_string(), "the file has {size} bytes");
+    let held: Held = fabric.ask(&fabric.seen(FIRST, 1, "tcp"), "nvmeof-check")?;
+    ensure!(held.held, "{held:?}");
+    Ok(format!("from {} to {} MiB", before / MIB, bytes()? / MIB))
+}

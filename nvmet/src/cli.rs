@@ -1,0 +1,222 @@
+//! The command line.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{self, Config, DEFAULT_PATH, Log, LogFormat, SAMPLE};
+use crate::daemon;
+use crate::machine;
+use crate::observed::Observed;
+use crate::plan::Wanted;
+use crate::round::{self, Report, lock};
+use crate::source::{Surveyor, There};
+use crate::step::Kernel;
+
+/// Something broke, or is not as it should be.
+const FAILED: u8 = 1;
+/// The configuration makes no sense; 2 is clap's, for the command line.
+const CONFIG: u8 = 3;
+
+/// The bundled NVMe-oF target of Forebay: offers drives, partitions and files of this machine, with the kernel's nvmet.
+///
+/// Without a command it runs until SIGTERM and keeps the target as the file says. What it offers stays offered when it ends;
+/// `remove` takes it away.
+#[derive(Debug, Parser)]
+#[command(name = "forebay-target", version, max_term_width = 120)]
+#[command(
+    after_help = "Exit: 0 done; 1 failed, or not all is as it should be; 2 wrong usage; 3 wrong configuration."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    /// The configuration file.
+    #[arg(long, global = true, value_name = "FILE", env = "FOREBAY_TARGET_CONFIG", default_value = DEFAULT_PATH)]
+    config: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Keep the target as the file says until SIGTERM (the default).
+    Run,
+    /// Check the configuration and look at its drives, without changing anything.
+    Check,
+    /// Say what is offered and what is not, and why. Changes nothing.
+    Status,
+    /// Take away all that this target has made in the kernel, and nothing else. Hosts are cut; drives and files keep their data.
+    Remove,
+    /// Print a configuration with every option explained.
+    SampleConfig,
+    /// Print completions for a shell.
+    Completions {
+        /// Which.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Parses the command line and does what it says.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let text = match cli.command {
+        Some(Command::SampleConfig) => return end(print(SAMPLE).map(|()| true)),
+        Some(Command::Completions { shell }) => {
+            clap_complete::generate(shell, &mut Cli::command(), "forebay-target", &mut io::stdout());
+            return ExitCode::SUCCESS;
+        }
+        _ => config::text(&cli.config),
+    };
+    let config = text.and_then(|text| Ok((Config::read(&cli.config)?, text)));
+    let (config, text) = match config {
+        Ok(config) => config,
+        Err(error) => return fail(CONFIG, &error),
+    };
+    match cli.command {
+        Some(Command::Check) => end(check(&config)),
+        Some(Command::Status) => end(status(&config)),
+        Some(Command::Remove) => {
+            log(&config.log);
+            end(remove(&config))
+        }
+        _ => {
+            log(&config.log);
+            end(daemon::run(&cli.config, config, text).map(|()| true))
+        }
+    }
+}
+
+fn end(result: anyhow::Result<bool>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => FAILED.into(),
+        Err(error) => fail(FAILED, &format!("{error:#}")),
+    }
+}
+
+fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
+    // Nothing is left to say it to where standard error is closed.
+    let _ = writeln!(io::stderr(), "forebay-target: {error}");
+    code.into()
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        // The reader of a pipe has seen enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// `FOREBAY_LOG` overrides the level.
+fn log(log: &Log) {
+    let filter = std::env::var("FOREBAY_LOG")
+        .ok()
+        .and_then(|level| EnvFilter::try_new(level).ok())
+        .unwrap_or_else(|| EnvFilter::new(&log.level));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match log.format {
+        LogFormat::Text => lines.with_ansi(false).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+}
+
+fn check(config: &Config) -> anyhow::Result<bool> {
+    let observed = match machine::find() {
+        Some(root) => observe(&root)?,
+        None => Observed::default(),
+    };
+    let mut lines = String::new();
+    let mut right = true;
+    for port in machine::ports(config) {
+        lines += &match port.address {
+            Ok(address) => format!("port {}: {address}\n", port.config),
+            Err(why) => {
+                right = false;
+                format!("port {}: {why}\n", port.config)
+            }
+        };
+    }
+    let grounds = Surveyor::default().survey(config, &observed, std::time::Instant::now());
+    for ((nqn, id), ground) in &grounds.by_key {
+        let shown = match &ground.there {
+            There::ToMake => "the file will be made".into(),
+            There::Offered { bytes } => format!("offered, {bytes} bytes"),
+            There::Fit { bytes, .. } => format!("can be offered, {bytes} bytes"),
+            There::Unfit(why) => {
+                right = false;
+                why.clone()
+            }
+        };
+        lines += &format!("namespace {id} of {nqn}: {shown}\n");
+    }
+    print(&format!("{lines}{}\n", if right { "right" } else { "not all can be offered" }))?;
+    Ok(right)
+}
+
+fn observe(root: &Path) -> anyhow::Result<Observed> {
+    Observed::read(root).with_context(|| format!("read {}", root.display()))
+}
+
+fn status(config: &Config) -> anyhow::Result<bool> {
+    let Some(root) = machine::find() else {
+        print("the kernel's target is not loaded: nothing is offered\n")?;
+        return Ok(false);
+    };
+    let _lock = lock(&root).with_context(|| format!("lock {}", root.display()))?;
+    let wanted = Wanted::of(config, machine::ports(config));
+    let looked = round::look(&root, config, &wanted, &mut Surveyor::default())?;
+    let report = round::report(&looked, config, &wanted, Vec::new());
+    let mut text = shown(&report);
+    // The size is told anew by every program that has just started.
+    let mut pending = looked.plan.tasks.iter().filter(|task| task.what != "size told").peekable();
+    let right = report.problems.is_empty() && pending.peek().is_none();
+    for task in pending {
+        text += &format!("to be done: {}: {}\n", task.subject, task.what);
+    }
+    print(&text)?;
+    Ok(right)
+}
+
+fn shown(report: &Report) -> String {
+    let word = |up: bool| if up { "up" } else { "down" };
+    let ports = report.ports.iter().map(|port| format!("port {}: {}\n", port.shown, word(port.up)));
+    let namespaces = report.namespaces.iter().map(|namespace| {
+        let round::NamespaceState { nqn, id, device, up, bytes } = namespace;
+        format!("namespace {id} of {nqn}: {}, {bytes} bytes, {device}\n", word(*up))
+    });
+    let problems =
+        report.problems.iter().map(|problem| format!("problem: {}: {}\n", problem.subject, problem.why));
+    ports.chain(namespaces).chain(problems).collect()
+}
+
+fn remove(config: &Config) -> anyhow::Result<bool> {
+    let Some(root) = machine::find() else { return Ok(true) };
+    let _lock = lock(&root).with_context(|| format!("lock {}", root.display()))?;
+    let wanted = Wanted::nothing(config);
+    let report = round::round(&root, config, &wanted, &mut Surveyor::default(), &mut Kernel::at(&root))
+        .with_context(|| format!("read {}", root.display()))?;
+    for problem in &report.problems {
+        let _ = writeln!(io::stderr(), "forebay-target: {}: {}", problem.subject, problem.why);
+    }
+    Ok(report.problems.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound_and_the_file_can_be_named_on_either_side() {
+        Cli::command().debug_assert();
+        for line in
+            [&["forebay-target", "--config", "/f"][..], &["forebay-target", "remove", "--config", "/f"]]
+        {
+            let cli = Cli::try_parse_from(line).expect("it is right");
+            assert_eq!(cli.config, Path::new("/f"));
+        }
+    }
+}

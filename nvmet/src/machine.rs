@@ -1,0 +1,127 @@
+//! This machine: nvmet's root, its modules, addresses of interfaces.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::mount::{MountFlags, mount};
+
+use crate::config::{Address, Config, Transport};
+use crate::plan::Port;
+
+/// Where configfs is mounted.
+const CONFIGFS: &str = "/sys/kernel/config";
+/// The kernel's target in it.
+pub(crate) const NVMET: &str = "/sys/kernel/config/nvmet";
+
+/// Why there is no target in the kernel.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoTarget {
+    /// No module.
+    #[error("the kernel has no {CONFIGFS}: load module configfs ({0})")]
+    NoConfigfs(String),
+    /// It cannot be mounted.
+    #[error("mount configfs on {CONFIGFS}: {0}")]
+    NotMounted(io::Error),
+    /// No module.
+    #[error("{NVMET} is not there: load modules nvmet and nvmet-tcp or nvmet-rdma ({0})")]
+    NoNvmet(String),
+}
+
+/// Makes the kernel's target available; its root.
+///
+/// # Errors
+/// When that cannot be done from here.
+pub(crate) fn prepare(config: &Config) -> Result<PathBuf, NoTarget> {
+    let root = PathBuf::from(NVMET);
+    if !root.is_dir() {
+        if !Path::new(CONFIGFS).is_dir() {
+            let result = load(&["configfs"]);
+            if !Path::new(CONFIGFS).is_dir() {
+                return Err(NoTarget::NoConfigfs(result));
+            }
+        }
+        if !is_mounted() {
+            mount("configfs", CONFIGFS, "configfs", MountFlags::empty(), None)
+                .map_err(|errno| NoTarget::NotMounted(errno.into()))?;
+        }
+        if !root.is_dir() {
+            let result = load(&["nvmet"]);
+            if !root.is_dir() {
+                return Err(NoTarget::NoNvmet(result));
+            }
+        }
+    }
+    for (transport, name) in [(Transport::Tcp, "nvmet_tcp"), (Transport::Rdma, "nvmet_rdma")] {
+        let is_wanted = config.ports.iter().any(|port| port.transport == transport);
+        if is_wanted && !Path::new("/sys/module").join(name).is_dir() {
+            // Where this fails the kernel asks for the module itself, when the first port is used.
+            load(&[name]);
+        }
+    }
+    Ok(root)
+}
+
+/// The root, if it is there.
+pub(crate) fn find() -> Option<PathBuf> {
+    let root = PathBuf::from(NVMET);
+    root.is_dir().then_some(root)
+}
+
+fn is_mounted() -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(1) == Some(CONFIGFS))
+}
+
+/// Asks modprobe; what it says.
+fn load(names: &[&str]) -> String {
+    match Command::new("modprobe").arg("-a").args(names).output() {
+        Ok(output) if output.status.success() => "modprobe found nothing to do".into(),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => format!("modprobe: {error}"),
+    }
+}
+
+/// Ports with the addresses that they have now.
+pub(crate) fn ports(config: &Config) -> Vec<Port> {
+    let port =
+        |config: &crate::config::Port| Port { config: config.clone(), address: address(&config.address) };
+    config.ports.iter().map(port).collect()
+}
+
+fn address(wanted: &Address) -> Result<IpAddr, String> {
+    let name = match wanted {
+        Address::Ip(ip) => return Ok(*ip),
+        Address::Interface(name) => name,
+    };
+    let found = if_addrs::get_if_addrs().map_err(|error| format!("list addresses: {error}"))?;
+    first(found.into_iter().filter(|interface| interface.name == *name).map(|interface| interface.ip()))
+        .ok_or_else(|| format!("interface {name} is not there, or has no address"))
+}
+
+/// The first one that other machines can use: IPv4 before IPv6, since link-local ones of IPv6 are always there.
+fn first(found: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
+    let usable = found.filter(|ip| match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    });
+    usable.min_by_key(IpAddr::is_ipv6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_usable_address_of_an_interface_is_taken() {
+        let of = |texts: &[&str]| first(texts.iter().map(|text| text.parse().expect("an address")));
+        let is = |text: &str| Some(text.parse::<IpAddr>().expect("an address"));
+        assert_eq!(of(&["fe80::1", "fd00::2", "10.0.0.9", "10.0.0.1"]), is("10.0.0.9"));
+        assert_eq!(of(&["fe80::1", "fd00::2", "169.254.1.1"]), is("fd00::2"));
+        assert_eq!(of(&["fe80::1"]), None);
+        assert!(address(&Address::Interface("lo".into())).is_ok());
+        let why = address(&Address::Interface("forebay-none".into())).expect_err("none");
+        assert_eq!(why, "interface forebay-none is not there, or has no address");
+    }
+}

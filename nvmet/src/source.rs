@@ -1,0 +1,422 @@
+//! What the namespaces of the configuration would lie on: found, looked at, and claimed while it is being offered.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::fs::{OFlags, SeekFrom, seek};
+use rustix::io::Errno;
+
+use crate::config::{Config, Source};
+use crate::content::{self, Content};
+use crate::limits::UNFIT_FOR;
+use crate::observed::Observed;
+
+/// A namespace: subsystem and identifier.
+pub(crate) type Key = (String, u32);
+
+/// What a namespace would lie on, and what it lies on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ground {
+    pub(crate) there: There,
+    /// What the kernel's namespace lies on, where it is another thing.
+    pub(crate) held: Held,
+    /// Size that hosts were last told.
+    pub(crate) told_bytes: Option<u64>,
+}
+
+/// What is where the configuration says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum There {
+    /// A file that is to be made.
+    ToMake,
+    /// What the namespace offers now.
+    Offered { bytes: u64 },
+    /// It may be offered: blank, or a pool of ours, and nobody's.
+    Fit { path: PathBuf, bytes: u64 },
+    /// It must not be, and why.
+    Unfit(String),
+}
+
+/// What an enabled namespace lies on, if not on what it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    Nothing,
+    /// It is no longer there.
+    Gone(PathBuf),
+    /// Another one.
+    Other(PathBuf),
+}
+
+/// The same drive or file, whatever its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Identity {
+    /// Device number.
+    Device(u64),
+    /// Device number of the file system, and number of the file.
+    File(u64, u64),
+}
+
+/// What was found, and the claims that keep others from drives while they are being offered.
+#[derive(Debug, Default)]
+pub(crate) struct Grounds {
+    pub(crate) by_key: BTreeMap<Key, Ground>,
+    /// Closed when dropped.
+    claims: Vec<File>,
+}
+
+/// A drive that goes and comes back is another one to the kernel, also under the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Appearance {
+    identity: Identity,
+    /// Number of the disk among all that have ever come since the machine was booted.
+    sequence: Option<u64>,
+}
+
+/// Looks again and again, and remembers what is expensive to find out, or cannot be asked of the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Surveyor {
+    /// What enabled namespaces lay on when they were first seen.
+    appearances: BTreeMap<Key, Appearance>,
+    told_bytes: BTreeMap<Key, u64>,
+    unfit: BTreeMap<PathBuf, (Instant, String)>,
+}
+
+impl Surveyor {
+    /// Forgets what it has found unfit.
+    pub(crate) fn look_anew(&mut self) {
+        self.unfit.clear();
+    }
+
+    /// Takes note of what hosts have been told.
+    pub(crate) fn told(&mut self, key: &Key, bytes: u64) {
+        self.told_bytes.insert(key.clone(), bytes);
+    }
+
+    /// Looks at what all namespaces would lie on.
+    pub(crate) fn survey(&mut self, config: &Config, observed: &Observed, now: Instant) -> Grounds {
+        self.unfit.retain(|_, (at, _)| now.duration_since(*at) < UNFIT_FOR);
+        let mut users = users(observed);
+        let mut grounds = Grounds::default();
+        for subsystem in &config.subsystems {
+            let nqn = subsystem.nqn.as_str();
+            for namespace in &subsystem.namespaces {
+                let key = (nqn.to_owned(), namespace.id);
+                let enabled = observed
+                    .subsystems
+                    .get(nqn)
+                    .and_then(|found| found.namespaces.get(&namespace.id))
+                    .filter(|found| found.enabled);
+                if enabled.is_none() {
+                    self.told_bytes.remove(&key);
+                    self.appearances.remove(&key);
+                }
+                let now_on = enabled.and_then(|found| found.device.as_deref());
+                let there = self.there(&namespace.source, &key, now_on, &mut users, &mut grounds.claims, now);
+                let held = match (&there, now_on) {
+                    (There::Offered { .. }, _) | (_, None) => Held::Nothing,
+                    (_, Some(path)) if is_gone(path) || self.has_come_back(&key, path) => {
+                        Held::Gone(path.into())
+                    }
+                    (There::Unfit(_), Some(path)) if path == namespace.source.path() => Held::Nothing,
+                    (_, Some(path)) => Held::Other(path.into()),
+                };
+                let told_bytes = self.told_bytes.get(&key).copied();
+                grounds.by_key.insert(key, Ground { there, held, told_bytes });
+            }
+        }
+        grounds
+    }
+
+    fn there(
+        &mut self,
+        source: &Source,
+        key: &Key,
+        now_on: Option<&Path>,
+        users: &mut BTreeMap<Identity, Key>,
+        claims: &mut Vec<File>,
+        now: Instant,
+    ) -> There {
+        let path = source.path();
+        let (canonical, identity) = match identify(source) {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::NotFound && matches!(source, Source::File { .. }) => {
+                return There::ToMake;
+            }
+            Err(error) => return There::Unfit(format!("{}: {error}", path.display())),
+        };
+        // What is offered already is not opened, and not looked into: hosts use it.
+        if let Some(on) = now_on
+            && identity_of(on).is_ok_and(|on| on == identity)
+            && self.has_stayed(key, identity)
+        {
+            return match bytes_of(&canonical, identity) {
+                Ok(bytes) => There::Offered { bytes },
+                Err(error) => There::Unfit(format!("{}: {error}", path.display())),
+            };
+        }
+        if let Some((nqn, id)) = users.get(&identity).filter(|user| *user != key) {
+            return There::Unfit(format!("{}: namespace {id} of {nqn} lies on it", path.display()));
+        }
+        if let Some((_, why)) = self.unfit.get(path) {
+            return There::Unfit(why.clone());
+        }
+        match examine(&canonical, identity) {
+            Ok((claim, bytes)) => {
+                users.insert(identity, key.clone());
+                claims.push(claim);
+                There::Fit { path: canonical, bytes }
+            }
+            Err(why) => {
+                let why = format!("{}: {why}", path.display());
+                self.unfit.insert(path.into(), (now, why.clone()));
+                There::Unfit(why)
+            }
+        }
+    }
+}
+
+impl Surveyor {
+    /// Whether the enabled namespace lies on what is there under its name.
+    fn has_stayed(&mut self, key: &Key, identity: Identity) -> bool {
+        let now = Appearance { identity, sequence: sequence_of(identity) };
+        *self.appearances.entry(key.clone()).or_insert(now) == now
+    }
+
+    /// Whether a drive was away since: the kernel's namespace lies on what is left of it.
+    fn has_come_back(&self, key: &Key, path: &Path) -> bool {
+        let before = self.appearances.get(key);
+        identity_of(path).is_ok_and(|identity| {
+            matches!(identity, Identity::Device(_))
+                && before.is_some_and(|before| before.sequence != sequence_of(identity))
+        })
+    }
+}
+
+/// The disk's number, also for a partition of it; none for files, and before Linux 5.15.
+fn sequence_of(identity: Identity) -> Option<u64> {
+    let Identity::Device(device) = identity else { return None };
+    let at = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let text = fs::read_to_string(format!("{at}/diskseq"))
+        .or_else(|_| fs::read_to_string(format!("{at}/../diskseq")));
+    text.ok()?.trim().parse().ok()
+}
+
+/// What all namespaces in the kernel lie on.
+fn users(observed: &Observed) -> BTreeMap<Identity, Key> {
+    let namespaces = observed.subsystems.iter().flat_map(|(nqn, subsystem)| {
+        subsystem.namespaces.iter().map(move |(id, namespace)| (nqn, *id, namespace))
+    });
+    namespaces
+        .filter(|(_, _, namespace)| namespace.enabled)
+        .filter_map(|(nqn, id, namespace)| {
+            Some((identity_of(namespace.device.as_deref()?).ok()?, (nqn.clone(), id)))
+        })
+        .collect()
+}
+
+/// The path without links, and whose it is.
+fn identify(source: &Source) -> io::Result<(PathBuf, Identity)> {
+    let canonical = fs::canonicalize(source.path())?;
+    let identity = identity_of(&canonical)?;
+    match (source, identity) {
+        (Source::Device(_), Identity::Device(_)) | (Source::File { .. }, Identity::File(..)) => {
+            Ok((canonical, identity))
+        }
+        (Source::Device(_), _) => Err(io::Error::other("it is no drive or partition")),
+        (Source::File { .. }, _) => Err(io::Error::other("it is a device: say device, not file")),
+    }
+}
+
+fn identity_of(path: &Path) -> io::Result<Identity> {
+    let found = fs::metadata(path)?;
+    let kind = found.file_type();
+    if kind.is_block_device() {
+        Ok(Identity::Device(found.rdev()))
+    } else if kind.is_file() {
+        Ok(Identity::File(found.dev(), found.ino()))
+    } else {
+        Err(io::Error::other("it is neither a block device nor a file"))
+    }
+}
+
+fn bytes_of(path: &Path, identity: Identity) -> io::Result<u64> {
+    match identity {
+        Identity::File(..) => Ok(fs::metadata(path)?.len()),
+        Identity::Device(_) => Ok(seek(File::open(path)?, SeekFrom::End(0))?),
+    }
+}
+
+/// Whether a drive that the kernel was given has left the machine. Its name may stay in a container's /dev.
+fn is_gone(path: &Path) -> bool {
+    let Err(error) = identity_of(path).and_then(|identity| bytes_of(path, identity)) else { return false };
+    error.kind() == ErrorKind::NotFound
+        || [Errno::NXIO, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Claims it and looks into it; its size, or why it must not be offered.
+fn examine(path: &Path, identity: Identity) -> Result<(File, u64), String> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    if let Identity::Device(_) = identity {
+        // open(2): fails with EBUSY where a file system, swap, LVM, md or another program has it, or a partition of it.
+        flags |= OFlags::EXCL;
+    }
+    // Also for writing, as the kernel will: a drive that cannot be written is no place for a pool.
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(flags.bits() as i32).open(path);
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => {
+            "it is in use on this machine: mounted, swap, or a part of LVM, a RAID or another drive"
+                .to_owned()
+        }
+        _ => error.to_string(),
+    })?;
+    if let Identity::File(device, inode) = identity
+        && let Some(name) = loop_device_on(device, inode)
+    {
+        return Err(format!("it is in use on this machine: {name} lies on it"));
+    }
+    let bytes = bytes_of(path, identity).map_err(|error| error.to_string())?;
+    match content::look(&file, bytes).map_err(|error| error.to_string())? {
+        Content::Blank | Content::Pool if bytes == 0 => Err("it has no space".into()),
+        Content::Blank | Content::Pool => Ok((file, bytes)),
+        Content::Other(what) => Err(format!(
+            "it holds {what}; what is to be offered must be blank (zeros in its first and last 4 MiB) or hold a pool of Forebay"
+        )),
+    }
+}
+
+/// The loop device that lies on a file.
+fn loop_device_on(device: u64, inode: u64) -> Option<String> {
+    let loops = fs::read_dir("/sys/block").ok()?.flatten();
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().ok();
+    loops.filter_map(name).filter(|name| name.starts_with("loop")).find(|name| {
+        let at = format!("/sys/block/{name}/loop/backing_file");
+        let path = fs::read_to_string(at).unwrap_or_default();
+        let path = path.trim_end_matches('\n');
+        fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (device, inode))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::observed::{Namespace, Subsystem};
+
+    const NQN: &str = "nqn.2026-01.io.forebay:a";
+
+    fn config(files: &[&Path]) -> Config {
+        let namespaces: String = (1..)
+            .zip(files)
+            .map(|(id, path)| {
+                format!(
+                    "[[subsystem.namespace]]\nid = {id}\nuuid = \"00000000-0000-0000-0000-{id:012}\"\n\
+                     file = {path:?}\nsize = \"1MiB\"\n"
+                )
+            })
+            .collect();
+        let text = format!(
+            "[[port]]\ntransport = \"tcp\"\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n{namespaces}"
+        );
+        Config::parse(&text).expect("a configuration")
+    }
+
+    fn offering(path: &Path) -> Observed {
+        let namespace = Namespace { device: Some(path.into()), enabled: true, ..Namespace::default() };
+        let subsystem = Subsystem { namespaces: [(1, namespace)].into(), ..Subsystem::default() };
+        Observed { subsystems: [(NQN.to_owned(), subsystem)].into(), ..Observed::default() }
+    }
+
+    fn file(folder: &Path, name: &str) -> PathBuf {
+        let path = folder.join(name);
+        File::create(&path).expect("a file").set_len(1 << 20).expect("room");
+        path
+    }
+
+    #[test]
+    fn a_file_is_to_be_made_fit_offered_or_anothers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path().canonicalize().expect("it is there");
+        let (absent, fit, foreign) = (folder.join("absent"), file(&folder, "fit"), file(&folder, "foreign"));
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(&fit, &link).expect("a link");
+        File::options()
+            .write(true)
+            .open(&foreign)
+            .expect("open")
+            .write_all_at(b"\x53\xef", 1080)
+            .expect("written");
+        let mut surveyor = Surveyor::default();
+        let now = Instant::now();
+        let config = config(&[&absent, &fit, &foreign, &link]);
+        let grounds = surveyor.survey(&config, &Observed::default(), now);
+        let there = |id: u32| grounds.by_key[&(NQN.to_owned(), id)].there.clone();
+        let unfit = |id: u32, says: &str| match there(id) {
+            There::Unfit(why) => assert!(why.contains(says), "{why}"),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(there(1), There::ToMake);
+        assert_eq!(there(2), There::Fit { path: fit.clone(), bytes: 1 << 20 });
+        unfit(3, "an ext2, ext3 or ext4 file system");
+        // By another name.
+        unfit(4, &format!("namespace 2 of {NQN} lies on it"));
+
+        // What was unfit is looked at again after a while only.
+        File::create(&foreign).expect("emptied").set_len(1 << 20).expect("room");
+        let later = now + UNFIT_FOR - Duration::from_millis(1);
+        let grounds = surveyor.survey(&config, &Observed::default(), later);
+        assert!(matches!(grounds.by_key[&(NQN.to_owned(), 3)].there, There::Unfit(_)));
+        let grounds = surveyor.survey(&config, &Observed::default(), now + UNFIT_FOR);
+        assert!(matches!(grounds.by_key[&(NQN.to_owned(), 3)].there, There::Fit { .. }));
+    }
+
+    #[test]
+    fn what_an_enabled_namespace_lies_on_is_known_by_whatever_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path().canonicalize().expect("it is there");
+        let (one, other) = (file(&folder, "one"), file(&folder, "other"));
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(&one, &link).expect("a link");
+        let mut surveyor = Surveyor::default();
+        let mut ground = |wanted: &Path, on: &Path| {
+            let grounds = surveyor.survey(&config(&[wanted]), &offering(on), Instant::now());
+            grounds.by_key[&(NQN.to_owned(), 1)].clone()
+        };
+        assert_eq!(ground(&link, &one).there, There::Offered { bytes: 1 << 20 });
+        assert_eq!(ground(&other, &one).held, Held::Other(one.clone()));
+        let gone = folder.join("gone");
+        assert_eq!(ground(&other, &gone).held, Held::Gone(gone.clone()));
+        let deleted = ground(&gone, &gone);
+        assert_eq!((deleted.there, deleted.held), (There::ToMake, Held::Gone(gone)));
+    }
+
+    #[test]
+    fn a_file_that_another_one_has_replaced_is_not_what_is_offered() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path().canonicalize().expect("it is there");
+        let (one, other) = (file(&folder, "one"), file(&folder, "other"));
+        let mut surveyor = Surveyor::default();
+        let mut ground = || {
+            let grounds = surveyor.survey(&config(&[&one]), &offering(&one), Instant::now());
+            grounds.by_key[&(NQN.to_owned(), 1)].clone()
+        };
+        assert_eq!(ground().held, Held::Nothing);
+        fs::rename(&other, &one).expect("replaced");
+        assert_eq!(ground().held, Held::Other(one.clone()));
+    }
+
+    #[test]
+    fn drives_and_files_are_not_taken_for_each_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = file(folder.path(), "file");
+        let why = identify(&Source::Device(path)).expect_err("a file").to_string();
+        assert_eq!(why, "it is no drive or partition");
+        let why = identify(&Source::Device("/dev/null".into())).expect_err("no block device").to_string();
+        assert_eq!(why, "it is neither a block device nor a file");
+    }
+}
