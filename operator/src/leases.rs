@@ -138,8 +138,11 @@ fn wanted(clusters: &[Arc<StorageCluster>]) -> (BTreeSet<String>, Duration) {
     let mut patience = Duration::MAX;
     for cluster in clusters.iter().filter(|c| c.spec.can_move()) {
         patience = patience.min(Duration::from_secs(cluster.spec.takeover.after_seconds.into()));
-        let instances = cluster.status.iter().flat_map(|s| &s.instances);
-        nodes.extend(instances.map(|i| i.node.clone()).filter(|n| !n.is_empty()));
+        for instance in cluster.status.iter().flat_map(|s| &s.instances) {
+            // The node before, too, until its pod has gone: whether that can still be asked to end.
+            let before = instance.takeover.as_ref().filter(|t| t.serving.is_none()).map(|t| &t.from);
+            nodes.extend(before.into_iter().chain([&instance.node]).filter(|n| !n.is_empty()).cloned());
+        }
     }
     (nodes, patience)
 }

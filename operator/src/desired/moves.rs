@@ -242,7 +242,11 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
         moved: None,
     };
     // A pod that no node has taken runs nowhere.
-    let lost = node.is_empty() || is_lost(&signs, rule(view).after);
+    // Where nobody has looked at the node since, what was found when it was left.
+    let found_lost = view.observed.record.moved.get(instance).is_some_and(|moved| {
+        moved.from == node && [Why::NodeLost, Why::NodeGone].iter().any(|why| why.as_str() == moved.why)
+    });
+    let lost = node.is_empty() || is_lost(&signs, rule(view).after) || silent.is_none() && found_lost;
     if !known || ending && !lost {
         soon(desired);
         return;

@@ -374,6 +374,7 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     let found = desired(&cluster, &settings(), &observed);
     let (set, file) = target_file(&found, "n3");
     assert_eq!(set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"], true);
+    assert_eq!(file["target"]["name"].as_str(), Some(target::name("a", "n3").as_str()));
     let subsystem = &file["subsystem"][0];
     assert_eq!(subsystem["nqn"].as_str(), Some("nqn.2026-01.io.forebay:a.ns.main.a-0"));
     assert_eq!(subsystem["hosts"].as_array().map(Vec::len), Some(3));
@@ -389,6 +390,16 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     assert_eq!(pool["paths"][0].as_str(), Some("tcp://10.0.0.3:4420"));
     // Never changes: hosts tell namespaces by it, and pools lie there.
     assert_eq!(namespace["uuid"].as_str(), Some("2dcd4991-7303-50bf-ac87-e5d3102e5248"));
+    // What cannot be told for a moment is not taken away.
+    let n3 = observed.nodes.pop().expect("n3");
+    let without = desired(&cluster, &settings(), &observed);
+    assert!(
+        !names_of(&without).iter().any(|n| n.ends_with(&target::name("a", "n3"))),
+        "{:?}",
+        names_of(&without)
+    );
+    assert!(without.remove.is_empty(), "{:?}", without.remove);
+    observed.nodes.push(n3);
     // Its node goes silent, and gets no other data.
     silence(&mut observed, "n3", 60);
     let step = desired(&cluster, &settings(), &observed);
@@ -414,8 +425,18 @@ fn a_target_is_emptied_before_it_goes() {
     let ending = desired(&cluster, &settings(), &observed);
     assert!(!ending.release);
     assert_eq!(condition(&ending, "Deletable").reason, "TargetsEnding");
-    let (_, file) = target_file(&ending, "n3");
-    assert!(file.get("subsystem").is_none() && file.get("port").is_none(), "it offers nothing: {file}");
+    let set = ending
+        .objects
+        .iter()
+        .find(|o| o["metadata"]["name"] == target::name("a", "n3").as_str())
+        .expect("its set");
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(pod["initContainers"][0]["command"][3], "remove");
+    assert!(
+        !names_of(&ending).iter().any(|n| n.starts_with("ConfigMap")),
+        "it goes by what it was told last"
+    );
+    assert!(!removed(&ending).iter().any(|r| r.contains("-target-")), "{:?}", removed(&ending));
     settle(&mut cluster, &mut observed, 1);
     // The other one's node is not there: nobody could empty it.
     observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n2"));

@@ -25,12 +25,19 @@ pub const ANNOTATION_TARGET: &str = "storage.forebay.io/target";
 
 #[derive(Serialize, Default)]
 struct File {
+    target: Named,
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<Metrics>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     port: Vec<Port>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     subsystem: Vec<Subsystem>,
+}
+
+/// Several targets on a node know what is theirs by their names.
+#[derive(Serialize, Default)]
+struct Named {
+    name: String,
 }
 
 #[derive(Serialize)]
@@ -95,12 +102,14 @@ fn hosts(view: &View<'_>, instance: &str) -> Vec<String> {
     let mut nodes: BTreeSet<&str> =
         view.verdicts.iter().filter(|v| !never(v.reason)).map(|v| v.node.as_str()).collect();
     nodes.extend(view.seats.get(instance).map(|s| s.node.as_str()));
-    nodes.iter().filter_map(|n| Some(HostIdentity::of(instance, n).ok()?.nqn().as_str().to_owned())).collect()
+    let nqn = |node: &&str| Some(HostIdentity::of(instance, node).ok()?.nqn().as_str().to_owned());
+    nodes.iter().filter_map(nqn).take(HOSTS_MAX).collect()
 }
 
-/// The file of a node's target. Only what is recorded is offered: nobody else may come to hold it later.
-fn file(view: &View<'_>, node: &str) -> File {
-    let mut file = File::default();
+/// The file of a node's target. Only what is recorded is offered: nobody else may come to hold it later. `None` where
+/// something of it cannot be told just now: what is offered already must not be taken away for that.
+fn file(view: &View<'_>, node: &str) -> Option<File> {
+    let mut file = File { target: Named { name: name(&view.name, node) }, ..File::default() };
     for backend in &view.cluster.spec.backends {
         let Some(target) = &backend.target else { continue };
         for instance in &view.instances {
@@ -108,12 +117,12 @@ fn file(view: &View<'_>, node: &str) -> File {
             let Some(place) = view.observed.record.places.get(&key).filter(|p| p.node == node) else {
                 continue;
             };
-            let Some(address) = fabric::target_address(view, target, node) else { continue };
+            let address = fabric::target_address(view, target, node)?;
             add_port(&mut file, target, address);
             let folder = target.nodes.iter().find(|n| n.name == node).and_then(|n| n.directory.as_ref());
             let path = folder.map(|folder| format!("{folder}/{}-{instance}.img", backend.name));
             if place.device.is_none() && path.is_none() {
-                continue;
+                return None;
             }
             file.subsystem.push(Subsystem {
                 nqn: fabric::nqn(view, instance, &backend.name),
@@ -128,7 +137,7 @@ fn file(view: &View<'_>, node: &str) -> File {
             });
         }
     }
-    file
+    (!file.subsystem.is_empty()).then_some(file)
 }
 
 fn add_port(file: &mut File, target: &TargetBackend, address: IpAddr) {
@@ -147,7 +156,9 @@ fn metrics_port(view: &View<'_>) -> u16 {
 pub fn objects(view: &View<'_>, desired: &mut Desired) {
     let nodes = nodes(view);
     for node in &nodes {
-        push(view, node, file(view, node), desired);
+        if let Some(file) = file(view, node) {
+            desired.objects.extend(offering(view, node, file));
+        }
     }
     for (name, set) in &view.observed.target_sets {
         let node = node_of(set);
@@ -161,7 +172,7 @@ fn node_of(set: &StatefulSet) -> String {
     set.annotations().get(ANNOTATION_TARGET).cloned().unwrap_or_default()
 }
 
-/// Ends the targets of a cluster that goes: each is told first to offer nothing. Whether all are gone.
+/// Ends the targets of a cluster that goes: each takes away first what it offers. Whether all are gone.
 pub fn tear_down(view: &View<'_>, desired: &mut Desired) -> bool {
     for (name, set) in &view.observed.target_sets {
         end(view, name, &node_of(set), set, desired);
@@ -172,8 +183,8 @@ pub fn tear_down(view: &View<'_>, desired: &mut Desired) -> bool {
 fn end(view: &View<'_>, name: &str, node: &str, set: &StatefulSet, desired: &mut Desired) {
     let found = view.observed.nodes.iter().find(|n| n.metadata.name.as_deref() == Some(node));
     let lives = found.is_some_and(|n| placement::is_ready(n));
-    let wanted = objects_of(view, node, File::default());
-    let revision = &wanted[1]["spec"]["template"]["metadata"]["annotations"][ANNOTATION_REVISION];
+    let wanted = removing(view, node);
+    let revision = &wanted["spec"]["template"]["metadata"]["annotations"][ANNOTATION_REVISION];
     // Ready in this revision means that the kernel offers nothing any more.
     let empty = view.observed.target_pods.iter().any(|pod| {
         pod.name_any() == format!("{name}-0")
@@ -181,43 +192,76 @@ fn end(view: &View<'_>, name: &str, node: &str, set: &StatefulSet, desired: &mut
             && super::status::pod_ready_since(pod).is_some()
     });
     if lives && !empty {
-        desired.objects.extend(wanted);
+        desired.objects.push(wanted);
         return;
     }
     desired.remove.push(Target { kind: "StatefulSet", name: name.to_owned(), uid: set.uid() });
     desired.remove.push(Target { kind: "ConfigMap", name: name.to_owned(), uid: None });
 }
 
-fn push(view: &View<'_>, node: &str, file: File, desired: &mut Desired) {
-    desired.objects.extend(objects_of(view, node, file));
-}
+/// Host NQNs, truncated where a target could not take them all.
+const HOSTS_MAX: usize = 256;
+const PROGRAM: &str = "/usr/local/bin/forebay-target";
 
-fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
-    let spec = &view.cluster.spec;
+/// The ConfigMap and the StatefulSet of a target.
+fn offering(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
     let port = metrics_port(view);
     let found = view.observed.nodes.iter().find(|n| n.metadata.name.as_deref() == Some(node));
     let six = found.and_then(|n| internal_ip(n)).is_some_and(|ip| ip.contains(':'));
     let any = if six { "[::]" } else { "0.0.0.0" };
     file.metrics = Some(Metrics { listen: format!("{any}:{port}") });
     let text = toml::to_string(&file).expect("strings, numbers and lists are TOML");
-    let name = name(&view.name, node);
-    let mut labels = labels(&view.name, None);
-    labels["app.kubernetes.io/component"] = names::COMPONENT_TARGET.into();
-    let metadata = json!({
-        "name": name,
-        "namespace": view.settings.namespace,
-        // No owner, as with servers: their pools lie here.
-        "labels": labels,
-        "annotations": { (ANNOTATION_TARGET): node },
-    });
-    let mut pod_labels = labels.clone();
-    pod_labels["storage.forebay.io/target"] = name.clone().into();
+    let path = format!("{CONFIGURATION}/{FILE}");
     let probe = |path: &str, period: u32, failures: u32| {
         json!({
             "httpGet": { "path": path, "port": port, "scheme": "HTTP" },
             "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures,
         })
     };
+    let mut container = container(view, node, "target", &[PROGRAM, "--config", &path]);
+    container["ports"] = json!([{ "name": "metrics", "containerPort": port, "protocol": "TCP" }]);
+    container["startupProbe"] = probe("/healthz", 2, 60);
+    container["livenessProbe"] = probe("/healthz", 30, 6);
+    container["readinessProbe"] = probe("/readyz", 3, 3);
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(view, node), "data": { (FILE): text },
+    });
+    // A pod that is made anew reads its file at once; the kubelet takes a minute to change it under a pod.
+    [map, stateful_set(view, node, &hash(&json!(text)), json!({ "containers": [container] }))]
+}
+
+/// The StatefulSet of a target that is to go, with the ConfigMap as it was: first everything is taken away, then the pod is
+/// ready.
+fn removing(view: &View<'_>, node: &str) -> Value {
+    let path = format!("{CONFIGURATION}/{FILE}");
+    let remove = container(view, node, "remove", &[PROGRAM, "--config", &path, "remove"]);
+    let rest = container(view, node, "target", &["/bin/sleep", "infinity"]);
+    stateful_set(view, node, "removed", json!({ "initContainers": [remove], "containers": [rest] }))
+}
+
+fn metadata(view: &View<'_>, node: &str) -> Value {
+    let name = name(&view.name, node);
+    let mut labels = labels(&view.name, None);
+    labels["app.kubernetes.io/component"] = names::COMPONENT_TARGET.into();
+    json!({
+        "name": name,
+        "namespace": view.settings.namespace,
+        // No owner, as with servers: their pools lie here.
+        "labels": labels,
+        "annotations": { (ANNOTATION_TARGET): node },
+    })
+}
+
+/// Directories of files on a node, by the names of their volumes.
+fn folders(view: &View<'_>, node: &str) -> BTreeMap<String, String> {
+    let targets = view.cluster.spec.backends.iter().filter_map(|b| b.target.as_ref());
+    let of = |target: &TargetBackend| {
+        target.nodes.iter().find(|n| n.name == node).and_then(|n| n.directory.clone())
+    };
+    targets.filter_map(of).map(|f| (format!("files-{}", hash(&json!(f))), f)).collect()
+}
+
+fn container(view: &View<'_>, node: &str, name: &str, command: &[&str]) -> Value {
     let mut mounts = vec![
         json!({ "name": "config", "mountPath": CONFIGURATION, "readOnly": true }),
         json!({ "name": "dev", "mountPath": "/dev" }),
@@ -226,6 +270,25 @@ fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
         json!({ "name": "modules", "mountPath": "/lib/modules", "readOnly": true }),
         json!({ "name": "state", "mountPath": "/var/lib/forebay-target" }),
     ];
+    mounts.extend(folders(view, node).iter().map(|(volume, at)| json!({ "name": volume, "mountPath": at })));
+    json!({
+        "name": name,
+        "image": view.image(),
+        "imagePullPolicy": pull_policy(view.cluster.spec.image_pull_policy),
+        "command": command,
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        // The kernel's target is made by writing to configfs and by loading modules, from devices of the node.
+        "securityContext": { "runAsUser": 0, "readOnlyRootFilesystem": true, "privileged": true },
+    })
+}
+
+fn stateful_set(view: &View<'_>, node: &str, configuration: &str, containers: Value) -> Value {
+    let spec = &view.cluster.spec;
+    let metadata = metadata(view, node);
+    let name = metadata["name"].clone();
+    let mut pod_labels = metadata["labels"].clone();
+    pod_labels["storage.forebay.io/target"] = name.clone();
     let host = |name: &str, path: &str, kind: &str| json!({ "name": name, "hostPath": { "path": path, "type": kind } });
     let mut volumes = vec![
         json!({ "name": "config", "configMap": { "name": name, "defaultMode": 0o444 } }),
@@ -234,16 +297,9 @@ fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
         host("modules", "/lib/modules", "Directory"),
         host("state", "/var/lib/forebay-target", "DirectoryOrCreate"),
     ];
-    let mut folders: BTreeMap<String, String> = BTreeMap::new();
-    for target in spec.backends.iter().filter_map(|b| b.target.as_ref()) {
-        let folder = target.nodes.iter().find(|n| n.name == node).and_then(|n| n.directory.clone());
-        folders.extend(folder.map(|f| (format!("files-{}", hash(&json!(f))), f)));
-    }
-    for (volume, folder) in &folders {
-        mounts.push(json!({ "name": volume, "mountPath": folder }));
-        volumes.push(host(volume, folder, "DirectoryOrCreate"));
-    }
-    let mut pod = json!({
+    volumes.extend(folders(view, node).iter().map(|(volume, at)| host(volume, at, "DirectoryOrCreate")));
+    let mut pod = containers;
+    let rest = json!({
         "serviceAccountName": SERVER_ACCOUNT,
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -256,22 +312,11 @@ fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
         ] } } },
         // It belongs to its node whatever becomes of that: what it offers is there and nowhere else.
         "tolerations": [{ "operator": "Exists" }],
-        "containers": [{
-            "name": "target",
-            "image": view.image(),
-            "imagePullPolicy": pull_policy(spec.image_pull_policy),
-            "command": ["/usr/local/bin/forebay-target", "--config", format!("{CONFIGURATION}/{FILE}")],
-            "ports": [{ "name": "metrics", "containerPort": port, "protocol": "TCP" }],
-            "volumeMounts": mounts,
-            "startupProbe": probe("/healthz", 2, 60),
-            "livenessProbe": probe("/healthz", 30, 6),
-            "readinessProbe": probe("/readyz", 3, 3),
-            "terminationMessagePolicy": "FallbackToLogsOnError",
-            // The kernel's target is made by writing to configfs and by loading modules, from devices of the node.
-            "securityContext": { "runAsUser": 0, "readOnlyRootFilesystem": true, "privileged": true },
-        }],
         "volumes": volumes,
     });
+    for (key, value) in rest.as_object().into_iter().flatten() {
+        pod[key.as_str()] = value.clone();
+    }
     if !view.settings.priority_class.is_empty() {
         pod["priorityClassName"] = view.settings.priority_class.clone().into();
     }
@@ -279,18 +324,12 @@ fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
         pod["imagePullSecrets"] = json!(spec.image_pull_secrets);
     }
     let mut template = json!({
-        "metadata": {
-            "labels": pod_labels,
-            // A pod that is made anew reads its file at once; the kubelet takes a minute to change it under a pod.
-            "annotations": { (ANNOTATION_CONFIGURATION): hash(&json!(text)) },
-        },
+        "metadata": { "labels": pod_labels, "annotations": { (ANNOTATION_CONFIGURATION): configuration } },
         "spec": pod,
     });
     let revision = hash(&template);
     template["metadata"]["annotations"][ANNOTATION_REVISION] = revision.into();
-    let map =
-        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": { (FILE): text } });
-    let set = json!({
+    json!({
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": metadata,
@@ -303,6 +342,5 @@ fn objects_of(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
             "selector": { "matchLabels": { "storage.forebay.io/target": name } },
             "template": template,
         },
-    });
-    [map, set]
+    })
 }

@@ -220,12 +220,12 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
     // Each operator dies with the answer to its only write on the way.
     let mut lives = 0;
     loop {
-        let (client, mut spent) = client_of_few_writes(&stage, 1).await;
+        let (client, spent) = client_of_few_writes(&stage, 1).await;
         let operator = stage.operate_with(client);
         let sets = stage.api::<StatefulSet>();
         let pods = stage.api::<Pod>();
         let over = eventually("a write, or the end", || async {
-            if *spent.borrow_and_update() {
+            if *spent.borrow() {
                 return Ok(false);
             }
             // What the StatefulSet controller does all the time.
