@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_acknowledges_anything_is_there_however_slow_it_is() {
-        let slow = |look| Outstanding { segments: 40, quiet: SECOND * (look % 7) };
+        let most = BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32 - 1;
+        let slow = |look| Outstanding { segments: 40, quiet: SECOND * (look % (most + 1)) };
         assert_eq!(looks(true, slow), 1000);
         let stalled = |_| Outstanding { segments: 0, quiet: SECOND * 60 };
         assert_eq!(looks(true, stalled), 1000);
