@@ -22,7 +22,7 @@ prepare_toolchain() {
         return 1
     fi
     # The last four for rdma-sys, which reads the headers of verbs.
-    need_packages gcc g++ libc6-dev make curl ca-certificates libclang-dev libibverbs-dev librdmacm-dev pkg-config
+    need_packages iproute2 gcc g++ libc6-dev make curl ca-certificates libclang-dev libibverbs-dev librdmacm-dev pkg-config
     [ -x "$HOME/.cargo/bin/cargo" ] && PATH=$HOME/.cargo/bin:$PATH
     if ! command -v cargo >/dev/null; then
         echo "Rust is missing: installing it for this user with rustup's own installer (https://rustup.rs)"
