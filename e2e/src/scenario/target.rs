@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::bundled::{CONFIG, NVMET, OTHER_FILE, PROGRAM, Says, Target, at, file};
-use super::nvmeof::{FILE, FIRST, Fabric, INSTANCE, NQN, SECOND, TCP, UUID, port};
+use super::nvmeof::{FILE, FIRST, Fabric, INSTANCE, NQN, SECOND, TARGET, TCP, UUID, port};
 use super::{MIB, Scenario, on_fabric};
 use crate::guest::calls::nvmeof::{Held, Outcome, Seen, Written};
 use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered};
@@ -27,7 +27,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             foreign,
         ),
         on_fabric("bundled target: a drive goes and comes back", comes_back),
-        on_fabric("bundled target: a pool grows with its file", grows),
+        on_fabric("bundled target: a pool grows with its file, and is offered again", grows),
     ]
 }
 
@@ -165,6 +165,10 @@ fn killed(lab: &Lab) -> Result<String> {
         other: true,
     };
     target.says(&says)?;
+    // Neither configfs nor modules are there yet.
+    target.node.run(&format!(
+        "modprobe -r nvmet-rdma nvmet-tcp nvmet; umount /sys/kernel/config; test ! -e {NVMET}"
+    ))?;
     let made = || -> Result<String> {
         target.start()?;
         target.wait()?;
@@ -408,6 +412,26 @@ fn grows(lab: &Lab) -> Result<String> {
     let seen = fabric.seen(FIRST, 1, "tcp");
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
     let said = result.with_context(|| format!("the server says: {log}"))?;
+    target.stop()?;
+    target.remove()?;
+    target.is_bare()?;
+
+    // What holds a pool is offered again: after a removal, and by a machine that boots.
+    target.says(&says(600)?)?;
+    target.start()?;
+    target.wait()?;
+    lab.power_off(TARGET)?;
+    lab.power_on(TARGET)?;
+    fabric.prepare(0)?;
+    target.says(&says(600)?)?;
+    target.start()?;
+    target.wait()?;
+    fabric.connect(&seen)?;
+    let label = host.run(&format!(
+        "for d in /sys/class/block/nvme*n*; do [ \"$(cat $d/uuid 2>/dev/null)\" = {UUID} ] && blkid -o value -s LABEL /dev/${{d##*/}}; done"
+    ))?;
+    ensure!(label == "forebay", "after a boot of the target the namespace is labelled {label:?}");
+    fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
     target.stop()?;
     target.remove()?;
     target.is_bare()?;

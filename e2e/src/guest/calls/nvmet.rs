@@ -103,6 +103,8 @@ pub fn withdraw((): ()) -> Result<()> {
         for link in entries(&port.join("subsystems"))? {
             fs::remove_file(&link).with_context(|| link.display().to_string())?;
         }
+        // The bundled target's mark.
+        entries(&port.join("referrals"))?.iter().try_for_each(|referral| remove(referral))?;
         remove(&port)?;
     }
     for subsystem in entries(&root.join("subsystems"))? {
