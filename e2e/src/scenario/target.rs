@@ -330,7 +330,7 @@ fn foreign(lab: &Lab) -> Result<String> {
     Ok(format!("{} refused", FOREIGN.len() + 4))
 }
 
-/// A drive (in memory) that can be pulled and put back; it is blank then.
+/// A drive (in memory) that can be pulled and put back.
 const PULLED: &str = "/sys/kernel/config/nullb/nullb0";
 
 fn comes_back(lab: &Lab) -> Result<String> {
@@ -338,8 +338,8 @@ fn comes_back(lab: &Lab) -> Result<String> {
     let target = Target::new(&fabric)?;
     let node = target.node;
     node.run(&format!(
-        "modprobe null_blk nr_devices=0; mkdir -p {PULLED}; cd {PULLED}; echo 64 > size; echo 1 > memory_backed; \
-         echo 1 > power; test -b /dev/nullb0"
+        "modprobe null_blk nr_devices=0; mkdir -p {PULLED}; cd {PULLED}; echo 320 > size; echo 1 > memory_backed; \
+         echo 1 > power; mkfs.xfs -q -L forebay /dev/nullb0"
     ))?;
     let result = pulled(&fabric, &target);
     let _ = node.signal_service(PROGRAM, "KILL");
@@ -362,7 +362,7 @@ fn pulled(fabric: &Fabric<'_>, target: &Target<'_>) -> Result<String> {
     let first = fabric.seen(FIRST, 1, "tcp");
     fabric.connect(&first)?;
     let write = |what: &str| -> Result<bool> {
-        Ok(fabric.write(&first, 1, 0, 4).with_context(|| what.to_owned())?.errno.is_none())
+        Ok(fabric.write(&first, 1, 20_000, 4).with_context(|| what.to_owned())?.errno.is_none())
     };
     ensure!(write("before")?, "a write to the drive fails");
     let up = |value: u8| -> Result<bool> {
@@ -428,8 +428,10 @@ fn grows(lab: &Lab) -> Result<String> {
     target.start()?;
     target.wait()?;
     fabric.connect(&seen)?;
+    // Not the hidden device of a path, which has the same UUID.
     let label = host.run(&format!(
-        "for d in /sys/class/block/nvme*n*; do [ \"$(cat $d/uuid 2>/dev/null)\" = {UUID} ] && blkid -o value -s LABEL /dev/${{d##*/}}; done"
+        "for d in /sys/class/block/nvme[0-9]n[0-9]; do \
+           if [ \"$(cat $d/uuid)\" = {UUID} ]; then blkid -p -o value -s LABEL /dev/${{d##*/}}; fi; done"
     ))?;
     ensure!(label == "forebay", "after a boot of the target the namespace is labelled {label:?}");
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
