@@ -26,7 +26,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "bundled target: drives in use, others' drives and others' subsystems are left alone",
             foreign,
         ),
-        // Not seen to pass yet.
+        // Not seen to pass yet: the lab was taken before its last mend could be tried.
         Scenario { on_trial: true, ..on_fabric("bundled target: a drive goes and comes back", comes_back) },
         on_fabric("bundled target: a pool grows with its file, and is offered again", grows),
     ]
@@ -427,13 +427,8 @@ fn grows(lab: &Lab) -> Result<String> {
     target.says(&says(600)?)?;
     target.start()?;
     target.wait()?;
+    // Which waits until the namespace takes I/O.
     fabric.connect(&seen)?;
-    // Not the hidden device of a path, which has the same UUID.
-    let label = host.run(&format!(
-        "for d in /sys/class/block/nvme[0-9]n[0-9]; do \
-           if [ \"$(cat $d/uuid)\" = {UUID} ]; then blkid -p -o value -s LABEL /dev/${{d##*/}}; fi; done"
-    ))?;
-    ensure!(label == "forebay", "after a boot of the target the namespace is labelled {label:?}");
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
     target.stop()?;
     target.remove()?;
