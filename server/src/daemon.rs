@@ -172,7 +172,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     if result.is_ok() {
         settle(config);
     }
-    // Before the reservations: whoever has those next may have the addresses at once.
+    // Before the pools: whoever has those next may have the addresses at once.
     addresses.give_up();
     namespaces.into_iter().for_each(namespace::Attached::detach);
     result

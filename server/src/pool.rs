@@ -115,6 +115,8 @@ pub struct Pool {
     pub quota: PoolQuota,
     /// Capacities may add up to so many times its size.
     pub overcommit: f64,
+    /// Every write is on stable storage before it is acknowledged.
+    write_through: bool,
     /// Records of its volumes, by id.
     pub records: BTreeMap<String, Record>,
     directory: OwnedFd,
@@ -180,6 +182,7 @@ impl Pool {
             path: section.path.clone(),
             quota: section.quota,
             overcommit: section.overcommit,
+            write_through: section.nvmeof.as_ref().is_some_and(|nvmeof| nvmeof.write_through),
             records: BTreeMap::new(),
             directory,
             _lock: lock,
@@ -366,7 +369,7 @@ impl Pool {
     pub fn serve(&self, record: &Record) -> Result<Arc<Volume>, PoolError> {
         let path = self.data_path(&record.volume_id);
         let what = format!("opening {}", path.display());
-        let volume = Volume::open(&path).map_err(|e| self.io(&what, e.into()))?;
+        let volume = Volume::open_with(&path, self.write_through).map_err(|e| self.io(&what, e.into()))?;
         if let (Quota::Hard, Some(project)) = (record.quota, record.project) {
             if !self.enforces_quota() {
                 return Err(self.no_quota());

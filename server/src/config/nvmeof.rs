@@ -30,6 +30,9 @@ pub struct NvmeofSection {
     /// Make a file system where the namespace is blank.
     #[serde(default)]
     pub format: bool,
+    /// Every write is on stable storage before it is acknowledged.
+    #[serde(default = "yes")]
+    pub write_through: bool,
     /// File with the key that we prove to have; empty for none.
     #[serde(default)]
     pub dhchap_key: PathBuf,
@@ -45,6 +48,10 @@ pub struct NvmeofSection {
     /// How long the reservation may go unconfirmed before the server ends itself.
     #[serde(default = "loss_time_s")]
     pub loss_time_s: u32,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn connect_time_s() -> u32 {
@@ -140,7 +147,7 @@ mod tests {
     fn a_namespace_is_named_by_what_does_not_change() {
         let config = Config::parse("server.toml", &format!("{INSTANCE}{POOL}{NVMEOF}")).expect("right");
         let section = config.pool[0].nvmeof.as_ref().expect("it is there");
-        assert!(!section.format);
+        assert!(!section.format && section.write_through);
         assert_eq!((section.connect_time_s, section.keep_alive_s, section.loss_time_s), (60, 5, 30));
         assert_eq!(section.paths[0].to_string(), "tcp://192.168.77.1:4420");
     }

@@ -116,8 +116,6 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> Reason {
 pub struct Attached {
     pool: String,
     path: PathBuf,
-    device: Arc<NamespaceDevice>,
-    me: Me,
     guard: Guard,
     state: Arc<State>,
 }
@@ -211,9 +209,7 @@ fn attach(
         Guard::start(watched).map_err(io("starting to watch the namespace"))
     });
     match prepared {
-        Ok(guard) => {
-            Ok(Attached { pool: pool.name.clone(), path: pool.path.clone(), device, me, guard, state })
-        }
+        Ok(guard) => Ok(Attached { pool: pool.name.clone(), path: pool.path.clone(), guard, state }),
         Err(reason) => {
             give_back(&pool.name, &pool.path, &device, &me);
             Err(reason)
@@ -228,26 +224,38 @@ impl Attached {
         Arc::clone(&self.state)
     }
 
-    /// Unmounts the pool and gives the namespace back, for an orderly end. Where something still uses the file system, both
-    /// stay, and the next server of this instance on this machine goes on with them.
+    /// Unmounts the pool, for an orderly end. Where something still uses the file system, it stays, and the next server of
+    /// this instance on this machine goes on with it.
+    ///
+    /// The reservation stays in any case. Where a server was killed, its machine's kernel still has the file system as it was
+    /// then, and tries again and again to write what it has of it: that must be refused when nobody serves, too. A later
+    /// epoch takes it, wherever.
     pub fn detach(self) {
         self.guard.stop();
-        give_back(&self.pool, &self.path, &self.device, &self.me);
+        unmount(&self.pool, &self.path);
     }
 }
 
-/// The reservation goes last, and only from what is not mounted.
+/// After a start that failed. The reservation goes last, and only from what is not mounted.
 fn give_back(pool: &str, path: &Path, device: &NamespaceDevice, me: &Me) {
-    // What has served it lets go of it, but the kernel may take a moment to close all files.
-    if mounted_device(path).is_some()
-        && let Err(error) = unmount_patiently(path)
-    {
-        warn!(pool, %error, "the pool stays mounted, and its namespace ours");
+    if !unmount(pool, path) {
         return;
     }
     if let Err(error) = release(device, me) {
         warn!(pool, %error, "the reservation could not be given back");
     }
+}
+
+/// Whether nothing is mounted there any more.
+fn unmount(pool: &str, path: &Path) -> bool {
+    // What has served it lets go of it, but the kernel may take a moment to close all files.
+    if mounted_device(path).is_some()
+        && let Err(error) = unmount_patiently(path)
+    {
+        warn!(pool, %error, "the pool stays mounted");
+        return false;
+    }
+    true
 }
 
 fn subsystem(instance: &InstanceSection, section: &NvmeofSection) -> Result<Subsystem, Reason> {
@@ -347,6 +355,9 @@ fn prepare(
         }
         let started = Instant::now();
         mount(&device, &pool.path)?;
+        if let Err(error) = end_at_the_first_error(Path::new("/sys/fs/xfs"), &namespace.name) {
+            warn!(pool = pool.name, %error, "XFS will try again and again to write metadata that the target refuses");
+        }
         info!(
             pool = pool.name,
             milliseconds = started.elapsed().as_millis() as u64,
@@ -406,6 +417,15 @@ fn mount(device: &Path, at: &Path) -> Result<(), Reason> {
         rustix::io::Errno::UCLEAN | rustix::io::Errno::BADMSG => Reason::Damaged,
         errno => io("mounting the file system")(errno.into()),
     })
+}
+
+/// By default XFS tries for ever to write metadata, also where another host has the namespace by now, and would do so with
+/// what is long out of date at the first moment in which nothing refuses it. So it ends at the first error instead.
+fn end_at_the_first_error(xfs: &Path, device: &str) -> io::Result<()> {
+    for class in ["default", "EIO", "ENODEV"] {
+        std::fs::write(xfs.join(device).join("error/metadata").join(class).join("max_retries"), "0")?;
+    }
+    Ok(())
 }
 
 /// The epoch lies in the pool, too: a target that forgets reservations when it restarts would let in whoever comes first.

@@ -103,7 +103,11 @@ pub(super) fn set_end(file: &OpenFile, size: u64) -> Result<(), NtStatus> {
     if !in_range(size, 0) {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    retry(|| rustix::fs::ftruncate(&file.fd, size)).map_err(status)
+    retry(|| rustix::fs::ftruncate(&file.fd, size)).map_err(status)?;
+    if file.write_through {
+        retry(|| rustix::fs::fdatasync(&file.fd)).map_err(status)?;
+    }
+    Ok(())
 }
 
 pub(super) fn set_allocation(file: &OpenFile, size: u64) -> Result<(), NtStatus> {

@@ -37,6 +37,8 @@ pub struct Volume {
     root: OwnedFd,
     /// Whether the file system keeps user extended attributes.
     xattrs: bool,
+    /// Whether every write is on stable storage before it is acknowledged.
+    write_through: bool,
     /// Held while a name is looked up and then changed, so that no other client changes it in between.
     names: Mutex<()>,
 }
@@ -47,10 +49,18 @@ impl Volume {
     /// # Errors
     /// Those of opening it.
     pub fn open(path: &Path) -> Result<Arc<Self>, Errno> {
+        Self::open_with(path, false)
+    }
+
+    /// Same; with `write_through`, every write is on stable storage before it is acknowledged.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn open_with(path: &Path, write_through: bool) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         let xattrs = attrs::kept(root.as_fd());
-        Ok(Arc::new(Self { root, xattrs, names: Mutex::new(()) }))
+        Ok(Arc::new(Self { root, xattrs, write_through, names: Mutex::new(()) }))
     }
 
     /// As the protocol keeps it.

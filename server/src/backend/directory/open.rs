@@ -48,7 +48,7 @@ fn finish(
         volume: Arc::clone(volume),
         key: stat.key,
         directory: stat.directory,
-        write_through: request.write_through,
+        write_through: request.write_through || volume.write_through,
         path: Mutex::new(request.path.clone()),
         name_unsynced: AtomicBool::new(created),
         sync_failed: AtomicBool::new(false),
