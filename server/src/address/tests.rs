@@ -9,33 +9,60 @@ const OURS: &str = "192.0.2.200/24";
 const OURS_6: &str = "fd00:2::200/64";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs the tests below in a network namespace: they change interfaces, and need to be root there.
+/// Says that this process is the one in a network of its own.
+const INSIDE: &str = "FOREBAY_TEST_NETWORK";
+
+/// Runs what is in `inside` in a network namespace: it changes interfaces, and needs to be root there.
 #[test]
 fn addresses_move_in_a_network_of_their_own() {
+    if std::env::var_os(INSIDE).is_some() {
+        for (name, part) in inside::ALL {
+            println!("{name}");
+            part();
+        }
+        println!("{} parts passed", inside::ALL.len());
+        return;
+    }
     let tests = std::env::current_exe().expect("this program");
-    let tests = tests.to_str().expect("UTF-8");
-    let run = |options: &str| {
-        let arguments = ["address::tests::inside", "--ignored", "--test-threads=1"];
-        Command::new("unshare")
-            .arg(options)
-            .arg("--")
-            .arg(tests)
-            .args(arguments)
-            .output()
-            .expect("unshare(1)")
-    };
-    let output = run(if rustix::process::geteuid().is_root() { "-n" } else { "-rn" });
+    let this = ["address::tests::addresses_move_in_a_network_of_their_own", "--exact", "--nocapture"];
+    let options = if rustix::process::geteuid().is_root() { "-n" } else { "-rn" };
+    let output = Command::new("unshare")
+        .args([options, "--"])
+        .arg(tests)
+        .args(this)
+        .env(INSIDE, "1")
+        .output()
+        .expect("unshare(1)");
     let said =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     if said.contains("unshare failed") {
         eprintln!("NOT RUN: tests of addresses need root or user namespaces: {said}");
         return;
     }
-    assert!(output.status.success() && said.contains(" 0 failed") && !said.contains(" 0 passed"), "{said}");
+    let passed = format!("{} parts passed", inside::ALL.len());
+    assert!(output.status.success() && said.contains(&passed), "{said}");
 }
 
 mod inside {
     use super::*;
+
+    /// What is run, one after the other.
+    pub(super) const ALL: &[(&str, fn())] = &[
+        (
+            "they_come_where_their_network_is_are_announced_and_go",
+            they_come_where_their_network_is_are_announced_and_go,
+        ),
+        (
+            "somebody_who_has_one_is_waited_for_and_then_named",
+            somebody_who_has_one_is_waited_for_and_then_named,
+        ),
+        (
+            "what_a_killed_server_has_left_is_taken_off_or_goes_by_itself",
+            what_a_killed_server_has_left_is_taken_off_or_goes_by_itself,
+        ),
+        ("whoever_claims_one_later_is_contradicted", whoever_claims_one_later_is_contradicted),
+        ("an_address_needs_an_interface", an_address_needs_an_interface),
+    ];
 
     fn ip(arguments: &str) {
         let output = Command::new("ip").args(arguments.split(' ')).output().expect("ip(8)");
@@ -91,8 +118,6 @@ mod inside {
         }
     }
 
-    #[test]
-    #[ignore = "run by addresses_move_in_a_network_of_their_own"]
     fn they_come_where_their_network_is_are_announced_and_go() {
         let _wire = Wire::new();
         let other = Arp::open(&link("there0")).expect("a socket").expect("Ethernet");
@@ -115,8 +140,6 @@ mod inside {
         assert!(found(OURS).is_empty() && found(OURS_6).is_empty());
     }
 
-    #[test]
-    #[ignore = "run by addresses_move_in_a_network_of_their_own"]
     fn somebody_who_has_one_is_waited_for_and_then_named() {
         let _wire = Wire::new();
         for (text, theirs) in [(OURS, "192.0.2.200/32"), (OURS_6, "fd00:2::200/128")] {
@@ -140,8 +163,6 @@ mod inside {
         }
     }
 
-    #[test]
-    #[ignore = "run by addresses_move_in_a_network_of_their_own"]
     fn what_a_killed_server_has_left_is_taken_off_or_goes_by_itself() {
         let _wire = Wire::new();
         let index = link("here0").index;
@@ -161,8 +182,6 @@ mod inside {
         assert_eq!(found(OURS).len(), 1);
     }
 
-    #[test]
-    #[ignore = "run by addresses_move_in_a_network_of_their_own"]
     fn whoever_claims_one_later_is_contradicted() {
         let _wire = Wire::new();
         let ours = addresses(&[OURS], PATIENCE);
@@ -182,8 +201,6 @@ mod inside {
         });
     }
 
-    #[test]
-    #[ignore = "run by addresses_move_in_a_network_of_their_own"]
     fn an_address_needs_an_interface() {
         let _wire = Wire::new();
         let nowhere = addresses(&["198.51.100.7/24"], PATIENCE).take();
