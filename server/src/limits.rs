@@ -16,7 +16,7 @@ pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
 pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(120);
 /// Time a peer's machine may leave all that TCP has sent it without an acknowledgment.
 pub const UNACKNOWLEDGED_TIME_MAX: Duration = SEND_STALL_TIME_MAX;
-/// The same where a break is among it, for which others may wait: long enough for a route or a bond to change over, short
+/// The same where a break is among it, for which others may wait, and the client has other channels: long enough for a route or a bond to change over, short
 /// enough that a client of many channels is told on all of them before its time is over.
 pub const BREAK_UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(6);
 /// Time a peer has, once the server has said that it sends no more, to say the same.

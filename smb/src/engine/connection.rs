@@ -48,7 +48,8 @@ pub struct Transmit {
     pub remote_writes: Vec<RemoteWrite>,
     /// The token of the peer that the frame invalidates; over RDMA only.
     pub invalidate: Option<Token>,
-    /// It tells of a break, for whose end others may wait.
+    /// It tells a client of several channels of a break, for whose end others may wait: a channel that does not take it can be done
+    /// without.
     pub is_break: bool,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
     pub seal: Option<Sealer>,
@@ -59,8 +60,7 @@ impl Transmit {
         let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
         // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);
-        let is_break = responses.iter().any(|r| r.header.message_id == UNSOLICITED_MESSAGE_ID);
-        Self { segments: assemble(responses), remote_writes, invalidate, is_break, seal }
+        Self { segments: assemble(responses), remote_writes, invalidate, is_break: false, seal }
     }
 
     /// Bytes of all parts, before sealing.
@@ -668,7 +668,11 @@ impl Connection {
         };
         let mut body = Vec::with_capacity(44);
         notice.notification.encode(&mut body);
+        let is_break = session.connections().len() > 1;
         self.push(vec![Response::reply(header, Reply::ok(body))], sealed.then_some(notice.session_id));
+        if let Some(transmit) = self.transmit.back_mut() {
+            transmit.is_break = is_break;
+        }
     }
 
     fn finish(&mut self, mut response: Response) {
