@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::scenario::{instance, pod_uid, resumed, stream, wait_replaced};
+use super::scenario::{FURTHER_NIC, instance, pod_uid, resumed, stream, wait_replaced};
 use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
 use super::workload::{OnError, claim_of, pod_with};
 use crate::lab::Node;
@@ -198,13 +198,7 @@ struct Later<'a>(&'a Node);
 
 impl<'a> Later<'a> {
     fn new(node: &'a Node) -> Result<Self> {
-        node.run(
-            "modprobe -a dummy rdma_rxe\n\
-             ip link add rdma0 type dummy\n\
-             ip address add 192.168.78.1/24 dev rdma0\n\
-             ip link set rdma0 up\n\
-             rdma link add rxe1 type rxe netdev rdma0",
-        )?;
+        node.run(FURTHER_NIC)?;
         Ok(Self(node))
     }
 }

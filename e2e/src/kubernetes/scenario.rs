@@ -210,18 +210,19 @@ fn rebooted(stage: &Stage) -> Result<String> {
     Ok(format!("back after {back} s; {written} files written, {verified} verified, {again} calls done again"))
 }
 
-/// A further NIC that can RDMA: soft-RoCE on a network device that leads nowhere. Removed when dropped.
+/// Makes a further NIC that can RDMA: soft-RoCE on a network device that leads nowhere.
+pub(super) const FURTHER_NIC: &str = "modprobe -a dummy rdma_rxe\n\
+     ip link add rdma0 type dummy\n\
+     ip address add 192.168.78.1/24 dev rdma0\n\
+     ip link set rdma0 up\n\
+     rdma link add rxe1 type rxe netdev rdma0";
+
+/// That NIC. Removed when dropped.
 struct FurtherNic<'a>(&'a Node);
 
 impl<'a> FurtherNic<'a> {
     fn new(node: &'a Node) -> Result<Self> {
-        node.run(
-            "modprobe -a dummy rdma_rxe\n\
-             ip link add rdma0 type dummy\n\
-             ip address add 192.168.78.1/24 dev rdma0\n\
-             ip link set rdma0 up\n\
-             rdma link add rxe1 type rxe netdev rdma0",
-        )?;
+        node.run(FURTHER_NIC)?;
         Ok(Self(node))
     }
 
