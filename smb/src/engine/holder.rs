@@ -170,7 +170,10 @@ impl Holder {
     ) {
         let notification = self.notification(from, requested, true);
         let mut tried = Vec::new();
-        if send(server, &self.sessions(opens, server), &mut tried, notification) {
+        let sent = send(server, &self.sessions(opens, server), &mut tried, notification);
+        if sent || !self.is_disconnected(opens) {
+            // Not sent: the last channel has just gone, and its opens are about to be kept or closed. As where the break went
+            // out before, they are closed ([MS-SMB2] 3.3.7.1 keeps none whose OplockState is Breaking), which ends the wait.
             self.breaking = Some(Breaking::new(requested, required, notification, tried));
         } else {
             // Nobody is there who could be asked, or would go on using it.

@@ -1,5 +1,8 @@
 //! Durable opens that are so by a lease.
 
+use std::sync::Barrier;
+use std::thread;
+
 use forebay_smb::fs::FsOpKind;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -11,7 +14,7 @@ use forebay_smb::wire::{AccessMask, Command, ShareAccess};
 
 use crate::calls::{EXCLUSIVE, Lab, NOW_OR_NEVER, Open, UNLOCK, file, lock, rename, success, write};
 use crate::durable::{make, wanted};
-use crate::support::{Client, NOW};
+use crate::support::{Answer, Client, NOW};
 
 const GUID: [u8; 16] = [0x1e; 16];
 const RH: LeaseState = LeaseState::READ_CACHING.union(LeaseState::HANDLE_CACHING);
@@ -27,10 +30,17 @@ fn leased(
     open: &Open<'_>,
     lease: Lease,
 ) -> Result<(FileId, LeaseState, bool), NtStatus> {
+    granted(&ask(client, open, lease))
+}
+
+fn ask(client: &mut Client, open: &Open<'_>, lease: Lease) -> Answer {
     let mut body = open.clone().context(RequestContext::Lease(lease)).body();
     body[3] = OplockLevel::LEASE.0;
-    let answer = client.call(Command::CREATE, &body).unwrap();
-    success(&answer)?;
+    client.call(Command::CREATE, &body).unwrap()
+}
+
+fn granted(answer: &Answer) -> Result<(FileId, LeaseState, bool), NtStatus> {
+    success(answer)?;
     let response = create::Response::parse(&answer.message).unwrap();
     let state = response.contexts.iter().find_map(|context| match context {
         ResponseContext::Lease(lease) => Some(lease.lease_state),
@@ -163,4 +173,35 @@ fn a_replay_names_the_lease_of_before() {
     assert_eq!((response.file_id, response.oplock_level), (batch.id, OplockLevel::NONE));
     assert!(response.contexts.is_empty(), "who asks for less is told of less");
     assert_eq!(make(&mut a, &b).unwrap(), batch, "what it has stays");
+}
+
+/// With many opens, keeping them takes long enough to come between.
+#[test]
+fn who_opens_while_the_last_channel_goes_gets_what_he_asks_for() {
+    const FILES: usize = 50;
+    let names: Vec<String> = (0..FILES).map(|number| format!("f{number}")).collect();
+    for round in 0..200 {
+        let mut lab = Lab::caching();
+        let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
+        for (name, key) in names.iter().zip(1..) {
+            let (_, state, _) =
+                leased(&mut a, &file(name).context(wanted(0, [key; 16])), lease(key, RWH)).unwrap();
+            assert_eq!(state, RWH);
+        }
+        let start = Barrier::new(2);
+        let (name, key) = (&names[round % FILES], 100);
+        let mut answer = thread::scope(|threads| {
+            threads.spawn(|| {
+                start.wait();
+                a.disconnect();
+            });
+            start.wait();
+            ask(&mut b, &file(name), lease(key, RWH))
+        });
+        if answer.status() == NtStatus::PENDING {
+            lab.deliver(&mut [&mut a, &mut b]);
+            answer = b.answers.pop_front().expect("nobody is left to wait for");
+        }
+        assert_eq!(granted(&answer).unwrap().1, RWH, "round {round}");
+    }
 }

@@ -67,7 +67,7 @@ pub fn volume(id: &str, backend: FsHandle) -> VolumeConfig {
 }
 
 /// What carries out the operations that a connection asks for.
-pub type Backend = Box<dyn FnMut(FsOpKind) -> FsResult>;
+pub type Backend = Box<dyn FnMut(FsOpKind) -> FsResult + Send>;
 
 /// A server that serves volume `vol` from nowhere.
 pub fn server() -> Arc<Server> {
