@@ -455,7 +455,8 @@ impl Pool {
     }
 
     /// Puts on stable storage what servers before this one acknowledged, and says which starts those were. What a start
-    /// before this boot of the machine had in memory may be lost. Remembers `instance`, of this start, for those to come.
+    /// before this boot of the machine had in memory may be lost, if it did not write through. Remembers `instance`, of this
+    /// start, for those to come.
     ///
     /// # Errors
     /// Those of the file system.
@@ -491,11 +492,12 @@ impl Pool {
             tracing::error!(pool = self.name, %error, "what earlier servers wrote could not be put on stable storage");
             found.iter_mut().for_each(|start| start.durable = false);
         }
-        let own = Predecessor { instance, durable: true };
-        let line = |start: &Predecessor| {
-            format!("{:016x} {}\n", start.instance, if start.durable { boot } else { NOT_DURABLE })
-        };
-        let lines: String = found.iter().chain([&own]).map(line).collect();
+        let line = |instance: u64, of: &str| format!("{instance:016x} {of}\n");
+        let earlier =
+            found.iter().map(|start| line(start.instance, if start.durable { SETTLED } else { NOT_DURABLE }));
+        // What is written through is on stable storage when it is acknowledged, whoever serves the pool next and wherever.
+        let own = line(instance, if self.write_through { SETTLED } else { boot });
+        let lines: String = earlier.chain([own]).collect();
         if let Err(error) = replace(&path, lines.as_bytes()) {
             // The disk may be full: then clients of this start will be told that their handles are closed by the next.
             tracing::warn!(pool = self.name, %error, "this start could not be noted");
@@ -702,6 +704,20 @@ mod tests {
         let lost = Predecessor { instance: 1, durable: false };
         let settled = Predecessor { instance: 2, durable: true };
         assert_eq!(pool.predecessors(3).expect("noted"), [lost, settled]);
+    }
+
+    #[test]
+    fn starts_that_wrote_through_are_relied_on_elsewhere_however_they_ended() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
+        pool.write_through = true;
+        for instance in 1..=3 {
+            let relied: Vec<_> =
+                (1..instance).map(|instance| Predecessor { instance, durable: true }).collect();
+            assert_eq!(pool.predecessors(instance).expect("noted"), relied);
+            // Killed; another machine mounts it.
+            distrust_starts(scratch.path()).expect("noted");
+        }
     }
 
     #[test]

@@ -104,6 +104,12 @@ pub(super) fn set_end(file: &OpenFile, size: u64) -> Result<(), NtStatus> {
         return Err(NtStatus::INVALID_PARAMETER);
     }
     retry(|| rustix::fs::ftruncate(&file.fd, size)).map_err(status)?;
+    written_through(file)
+}
+
+/// After a change of contents or size by other means than a write: it is on stable storage before it is acknowledged, where
+/// that is asked for.
+fn written_through(file: &OpenFile) -> Result<(), NtStatus> {
     if file.write_through {
         retry(|| rustix::fs::fdatasync(&file.fd)).map_err(status)?;
     }
@@ -156,11 +162,13 @@ pub(super) fn copy(
             Err(Errno::INTR) => {}
             // Overlapping ranges of one file, or a file system without it.
             Err(Errno::INVAL | Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) => {
-                return copy_by_hand(source, from, target, to, length - copied).map(|rest| copied + rest);
+                copied += copy_by_hand(source, from, target, to, length - copied)?;
+                break;
             }
             Err(errno) => return Err(status(errno)),
         }
     }
+    written_through(target)?;
     Ok(copied)
 }
 
@@ -206,7 +214,7 @@ pub(super) fn zero(file: &OpenFile, offset: u64, length: u64) -> Result<(), NtSt
             }
             Ok(())
         }
-        result => result.map_err(status),
+        result => result.map_err(status).and_then(|()| written_through(file)),
     }
 }
 

@@ -68,6 +68,10 @@ fn furnish(file: &Arc<OpenFile>, request: &OpenRequest) -> Result<Stat, NtStatus
                 Err(errno) => return Err(status(errno)),
             }
         }
+        // Where writes are, the file is on stable storage before it is acknowledged: what is in it must have a name.
+        if file.volume.write_through {
+            super::names::flush(file)?;
+        }
         attrs::stat(file)
     });
     if furnished.is_err() {
