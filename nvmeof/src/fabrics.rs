@@ -149,7 +149,20 @@ impl Fabrics {
     /// # Errors
     /// When the kernel does not let us.
     pub fn disconnect(&self, controller: &str) -> io::Result<()> {
-        let at = self.sysfs.controller(controller).join("delete_controller");
+        self.tell(controller, "delete_controller")
+    }
+
+    /// Has the kernel ask a controller for its namespaces again. Nothing to do where it is gone. It asks by itself when the
+    /// target tells of a change, but can miss one that comes while it asks.
+    ///
+    /// # Errors
+    /// When the kernel does not let us.
+    pub fn rescan(&self, controller: &str) -> io::Result<()> {
+        self.tell(controller, "rescan_controller")
+    }
+
+    fn tell(&self, controller: &str, attribute: &str) -> io::Result<()> {
+        let at = self.sysfs.controller(controller).join(attribute);
         match OpenOptions::new().write(true).open(at).and_then(|mut file| file.write_all(b"1")) {
             // Gone before, or while we wrote: the attribute removes itself.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

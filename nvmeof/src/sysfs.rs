@@ -240,6 +240,19 @@ pub enum FindError {
         /// What there is.
         present: String,
     },
+    /// It is the identifier of a namespace of another subsystem, and Linux ignores those that come later with it.
+    #[error(
+        "{wanted} is also that of {name} of the subsystem {other}, for which the kernel ignores ours: one of them is a copy that \
+         must be given another identifier"
+    )]
+    Copied {
+        /// Which.
+        wanted: NamespaceId,
+        /// Its name now.
+        name: String,
+        /// The other subsystem.
+        other: String,
+    },
     /// Several devices have the same identifier, so it identifies none.
     #[error(
         "{wanted} is that of several namespaces ({names}): one of them is a copy that must be given another identifier"
@@ -292,6 +305,11 @@ impl Found {
             return Err(FindError::Ambiguous { wanted: *id, names: names.join(", ") });
         }
         subsystem.namespaces.iter().find(|n| n.is(id)).ok_or_else(|| {
+            let has = |other: &&FoundSubsystem| other.namespaces.iter().any(|n| n.is(id));
+            if let (Some(other), [copy]) = (self.subsystems.iter().find(has), same.as_slice()) {
+                let (name, other) = (copy.name.clone(), other.nqn.clone());
+                return FindError::Copied { wanted: *id, name, other };
+            }
             let present: Vec<String> = subsystem.namespaces.iter().map(Namespace::described).collect();
             FindError::NoNamespace { nqn: nqn.clone(), wanted: *id, present: present.join(", ") }
         })

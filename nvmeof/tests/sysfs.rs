@@ -59,7 +59,9 @@ fn a_namespace_that_is_not_there_is_told_with_those_that_are() {
     );
     // That of a local drive is not one of this subsystem, though the identifier is right.
     let drive = "uuid:36344830-5231-2345-0025-384e00000001".parse().unwrap();
-    assert!(matches!(found.namespace(&nqn(), &drive), Err(FindError::NoNamespace { .. })));
+    assert!(
+        matches!(found.namespace(&nqn(), &drive), Err(FindError::Copied { name, .. }) if name == "nvme7n1")
+    );
 }
 
 #[test]

@@ -79,6 +79,13 @@ impl NvmeofSection {
         Duration::from_secs(self.connect_time_s.into())
     }
 
+    /// After which a host that is silent is cut off by the target, and what it had on its way ended: NVMe lets a target take up
+    /// to twice the keep-alive time.
+    #[must_use]
+    pub fn cut_off_time(&self) -> Duration {
+        Duration::from_secs(2 * u64::from(self.keep_alive_s) + 1)
+    }
+
     pub(super) fn check(&self, instance: &InstanceSection) -> Result<(), (&'static str, String)> {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
         // Who may take the namespace over is told by these two.

@@ -43,6 +43,8 @@ const POOLS: Uuid = Uuid::from_u128(0x9e4b_30d2_6c1f_4a8e_b7a5_04f2_d86b_19c7);
 const LABEL: &str = "forebay";
 /// Between two looks for a namespace that is to appear.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// After which a namespace that a connected target does not show is asked for again.
+const RESCAN_AFTER: Duration = Duration::from_secs(3);
 
 /// Why a pool's namespace cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +163,8 @@ fn attach(
 
     // A server before us on this machine may have left it mounted. Only where the reservation was ours all the time is
     // what it has in memory still true.
-    let before = check(&*device, &me)?;
+    let until = Instant::now() + section.connect_time();
+    let before = patiently(&fabrics, section, until, || Ok(check(&*device, &me)?))?;
     let ended = has_ended(&pool.path);
     let goes_on = before == Check::Held && !ended;
     let mounted = match mounted_device(&pool.path) {
@@ -171,7 +174,7 @@ fn attach(
     };
     if matches!(before, Check::Lost(Loss::OtherKey(_))) {
         // One of an earlier epoch may still run here: it ends itself when it sees our key.
-        acquire(&*device, &me)?;
+        patiently(&fabrics, section, until, || Ok(acquire(&*device, &me)?))?;
     }
     if mounted && !goes_on {
         warn!(
@@ -181,7 +184,7 @@ fn attach(
         guard::end_file_system(&pool.path).map_err(io("ending the file system of an earlier server"))?;
         unmount_patiently(&pool.path).map_err(io("unmounting the file system of an earlier server"))?;
     }
-    acquire(&*device, &me)?;
+    patiently(&fabrics, section, until, || Ok(acquire(&*device, &me)?))?;
     info!(pool = pool.name, key = %me.key(), "the reservation is ours");
 
     let fresh = !(mounted && goes_on);
@@ -316,6 +319,7 @@ fn connected(fabrics: &Fabrics, wanted: &Subsystem, section: &NvmeofSection) -> 
 
 /// The kernel lists namespaces a moment after it has connected.
 fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Result<Namespace, Reason> {
+    let mut rescan = Instant::now() + RESCAN_AFTER;
     loop {
         let found = fabrics.sysfs().read();
         let reason = match found.namespace(&section.nqn, &section.namespace) {
@@ -328,10 +332,45 @@ fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Resul
             }
             Err(error) => error.into(),
         };
+        let now = Instant::now();
+        if now >= until {
+            return Err(reason);
+        }
+        if now >= rescan && matches!(reason, Reason::Find(FindError::NoNamespace { .. })) {
+            rescan = now + RESCAN_AFTER;
+            for controller in found.subsystem(&section.nqn).into_iter().flat_map(|s| &s.controllers) {
+                if let Err(error) = fabrics.rescan(&controller.name) {
+                    warn!(controller = controller.name, %error, "the kernel does not look for namespaces again");
+                }
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Asks the target again where its answer did not come. It may have done what it was told to and still wait for what the host
+/// that lost the reservation has on its way. Nobody is told when that has ended, but a host that is silent is cut off after
+/// its keep-alive time, and what it had on its way with it.
+fn patiently<T>(
+    fabrics: &Fabrics,
+    section: &NvmeofSection,
+    until: Instant,
+    ask: impl Fn() -> Result<T, Reason>,
+) -> Result<T, Reason> {
+    loop {
+        let reason = match ask() {
+            Err(
+                reason @ (Reason::Reservation(ReservationError::NoPath)
+                | Reason::NotAcquired(NotAcquired::Reservation(ReservationError::NoPath))),
+            ) => reason,
+            answer => return answer,
+        };
         if Instant::now() >= until {
             return Err(reason);
         }
-        std::thread::sleep(LOOK_AGAIN);
+        warn!(%reason, "the reservation is asked about again when whoever had it is cut off for certain");
+        std::thread::sleep(section.cut_off_time());
+        wait_for(fabrics, section, until)?;
     }
 }
 
