@@ -73,6 +73,7 @@ pub struct NvmeofBackend {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.uuid) != has(self.nguid)").message("a namespace is named by uuid or by nguid, one of them"))]
+#[x_kube(validation = Rule::new("(!has(self.uuid) || !self.uuid.matches('^[0-]*$')) && (!has(self.nguid) || !self.nguid.matches('^0*$'))").message("a uuid or nguid of zeros names no namespace"))]
 pub struct InstanceNamespace {
     /// Ordinal of the instance, from 0.
     #[schemars(range(min = 0, max = 63))]

@@ -60,7 +60,8 @@ enum Command {
 }
 
 /// Parses the command line and does what it says.
-pub(crate) fn main() -> ExitCode {
+#[must_use]
+pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let text = match cli.command {
         Some(Command::SampleConfig) => return end(print(SAMPLE).map(|()| true)),

@@ -71,8 +71,15 @@ pub(crate) fn find() -> Option<PathBuf> {
 }
 
 fn is_mounted() -> bool {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    mounts.lines().any(|line| line.split(' ').nth(1) == Some(CONFIGFS))
+    is_mounted_in(&std::fs::read_to_string("/proc/self/mounts").unwrap_or_default())
+}
+
+/// In a container the node's folder is mounted there, be configfs in it or not.
+fn is_mounted_in(mounts: &str) -> bool {
+    mounts.lines().any(|line| {
+        let mut fields = line.split(' ').skip(1);
+        fields.next() == Some(CONFIGFS) && fields.next() == Some("configfs")
+    })
 }
 
 /// Asks modprobe; what it says.
@@ -113,6 +120,13 @@ fn first(found: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_configfs_itself_counts_as_mounted() {
+        assert!(is_mounted_in("proc /proc proc rw 0 0\nnone /sys/kernel/config configfs rw 0 0\n"));
+        assert!(!is_mounted_in("sysfs /sys sysfs rw 0 0\nsysfs /sys/kernel/config sysfs rw,nosuid 0 0\n"));
+        assert!(!is_mounted_in(""));
+    }
 
     #[test]
     fn the_first_usable_address_of_an_interface_is_taken() {

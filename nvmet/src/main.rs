@@ -1,23 +1,5 @@
-//! `forebay-target`: the bundled NVMe-oF target. It makes the kernel's nvmet offer drives, partitions and files as a
-//! configuration says, keeps it so, and takes away what it made (docs/target.md).
-//!
-//! `config` is what is wanted, [`observed`] what the kernel has, [`source`] what the drives are like, [`plan`] the pure
-//! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says whose is what.
-
-mod cli;
-mod config;
-mod content;
-mod daemon;
-mod http;
-mod limits;
-mod machine;
-mod observed;
-mod owner;
-mod plan;
-mod round;
-mod source;
-mod step;
+//! The bundled NVMe-oF target.
 
 fn main() -> std::process::ExitCode {
-    cli::main()
+    forebay_target::cli::main()
 }

@@ -387,7 +387,10 @@ async fn apply(context: &Context, object: &Value, observed: &Observed) -> Result
     wanted["metadata"]["annotations"][ANNOTATION_APPLIED] = fingerprint.into();
     let api = api_of(context, kind);
     let found = match kind {
-        "StatefulSet" => observed.stateful_sets.get(name).and_then(|s| serde_json::to_value(s).ok()),
+        "StatefulSet" => {
+            let set = observed.stateful_sets.get(name).or_else(|| observed.target_sets.get(name));
+            set.and_then(|s| serde_json::to_value(s).ok())
+        }
         "Service" => observed.services.get(name).and_then(|s| serde_json::to_value(s).ok()),
         "StorageClass" => observed.storage_classes.get(name).and_then(|s| serde_json::to_value(s).ok()),
         _ => api.get_opt(name).await?.and_then(|o| serde_json::to_value(o).ok()),

@@ -116,6 +116,8 @@ pub struct Signs {
     pub asked: bool,
     /// When the instance came to this node, where it moved.
     pub moved: Option<Timestamp>,
+    /// Another node may do better: the instance has served before, and what it serves is there.
+    pub promising: bool,
 }
 
 impl Signs {
@@ -242,7 +244,7 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
     if signs.cordoned {
         return Decision::Move { why: Why::NodeCordoned, since: now };
     }
-    if signs.answers || !rule.enabled {
+    if signs.answers || !signs.promising || !rule.enabled {
         return wait(None);
     }
     match signs.pod {
@@ -281,6 +283,7 @@ mod tests {
             cordoned: false,
             asked: false,
             moved: None,
+            promising: true,
         }
     }
 
@@ -351,7 +354,12 @@ mod tests {
                 moves(Why::ServerDown, 120),
             ),
             (
-                "but not to and fro",
+                "but not where it has never served, or its target is away",
+                Signs { pod: unready(120), answers: false, promising: false, ..well() },
+                Stay,
+            ),
+            (
+                "nor to and fro",
                 Signs { pod: unready(200), answers: false, moved: Some(before(300)), ..well() },
                 wait(300),
             ),

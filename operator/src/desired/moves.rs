@@ -11,8 +11,8 @@ use forebay_api::names;
 use super::objects::{ANNOTATION_EPOCH, revision};
 use super::record::{Move, Moved};
 use super::rollout::template_is_known;
-use super::status::Said;
-use super::{Desired, PodDeletion, Report, View, fabric, soon};
+use super::status::{Said, pod_ready_since};
+use super::{Desired, PodDeletion, Report, View, fabric, soon, target};
 use crate::placement::{self, Seat, Verdict};
 use crate::takeover::{Decision, Kubelet, PodSign, Rule, Signs, Why, decide, is_lost};
 
@@ -31,7 +31,17 @@ fn signs(view: &View<'_>, instance: &str, seat: &Seat) -> Signs {
         cordoned: Signs::cordoned(node),
         asked: present.is_some_and(|pod| asked(pod).is_some()),
         moved: view.observed.record.moved.get(instance).map(|m| m.decided),
+        promising: view.observed.pools.contains_key(instance) && targets_are_ready(view, instance),
     }
+}
+
+/// Whether the bundled target offers what is the instance's, where anything is.
+fn targets_are_ready(view: &View<'_>, instance: &str) -> bool {
+    let mut places = view.observed.record.places.iter().filter(|((of, _), _)| of == instance);
+    places.all(|(_, place)| {
+        let pod = format!("{}-0", target::name(&view.name, &place.node));
+        view.observed.target_pods.iter().any(|p| p.name_any() == pod && pod_ready_since(p).is_some())
+    })
 }
 
 fn find<'v>(view: &'v View<'_>, name: &str) -> Option<&'v Node> {
@@ -240,6 +250,7 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
         cordoned: false,
         asked: false,
         moved: None,
+        promising: false,
     };
     // A pod that no node has taken runs nowhere.
     // Where nobody has looked at the node since, what was found when it was left.

@@ -8,7 +8,7 @@ const NQN: &str = "nqn.2026-01.io.example:a";
 
 fn nvmeof(instances: u32) -> Value {
     let namespaces: Vec<Value> = (0..instances)
-        .map(|n| json!({ "instance": n, "nqn": format!("{NQN}{n}"), "nguid": format!("{n:032x}") }))
+        .map(|n| json!({ "instance": n, "nqn": format!("{NQN}{n}"), "nguid": format!("{:032x}", n + 1) }))
         .collect();
     json!([{ "name": "main", "kind": "NVMeoF", "nvmeof": {
         "paths": ["tcp://192.0.2.1:4420", "rdma://192.0.2.2:4420"], "namespaces": namespaces, "format": true,
@@ -138,7 +138,7 @@ fn a_server_is_told_its_epoch_its_address_and_its_namespace() {
     assert_eq!(file["server"]["advertise"][0].as_str(), Some("192.0.2.201:445"));
     let pool = &file["pool"][0]["nvmeof"];
     assert_eq!(pool["node"].as_str(), Some("n2"), "the node's name, not the machine's");
-    assert_eq!(pool["namespace"].as_str(), Some("nguid:00000000000000000000000000000001"));
+    assert_eq!(pool["namespace"].as_str(), Some("nguid:00000000000000000000000000000002"));
     assert_eq!(pool["paths"].as_array().map(Vec::len), Some(2));
     let status = &cluster.status.as_ref().expect("a status").instances[1];
     assert_eq!((status.address.as_str(), status.admin_endpoint.as_str()), ("192.0.2.201", "10.0.0.2:9444"));
@@ -449,4 +449,58 @@ fn a_target_is_emptied_before_it_goes() {
     );
     observed.target_sets.clear();
     assert!(desired(&cluster, &settings(), &observed).release);
+}
+
+#[test]
+fn why_a_server_refuses_its_namespace_is_told_in_the_condition() {
+    let (cluster, observed) = fabric_running(json!({}));
+    let said =
+        "forebay-server: pool main: the namespace holds something that is no pool: nothing was written";
+    let ended = json!({ "terminated": { "exitCode": 4, "message": format!("a line before\n{said}\n") } });
+    let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } });
+    for (state, last_state) in [(&ended, &json!({})), (&waiting, &ended)] {
+        let mut observed = observed.clone();
+        observed.reports.remove("a-0");
+        let pod = observed.pods.get_mut("a-0").expect("it runs");
+        pod.status = serde_json::from_value(json!({
+            "phase": "Running",
+            "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": now().to_string() }],
+            "containerStatuses": [{
+                "name": "server", "image": "i", "imageID": "i", "ready": false, "restartCount": 3,
+                "started": false, "state": state, "lastState": last_state,
+            }],
+        }))
+        .expect("a status");
+        let found = desired(&cluster, &settings(), &observed);
+        assert!(found.moves.is_empty(), "it is given time");
+        let ready = condition(&found, "Ready");
+        assert!(ready.status == "False" && ready.message.contains(said), "{}", ready.message);
+        assert!(found.status.instances[0].message.contains(said), "{:?}", found.status.instances[0]);
+    }
+}
+
+#[test]
+fn a_server_that_is_down_moves_only_where_another_node_may_do_better() {
+    let mut cluster = target_cluster();
+    let mut observed = observed();
+    see_through(&mut cluster, &mut observed);
+    let down = |observed: &Observed| {
+        let mut observed = observed.clone();
+        observed.reports.remove("a-0");
+        let pod = observed.pods.get_mut("a-0").expect("it runs");
+        let since = now() - k8s_openapi::jiff::SignedDuration::from_secs(500);
+        pod.status = serde_json::from_value(json!({ "phase": "Running", "conditions": [
+            { "type": "Ready", "status": "False", "lastTransitionTime": since.to_string() },
+        ] }))
+        .expect("a status");
+        observed
+    };
+    let moves = |observed: &Observed| desired(&cluster, &settings(), observed).moves.len();
+    assert_eq!(moves(&down(&observed)), 1);
+    let mut never = down(&observed);
+    never.pools.remove("a-0");
+    assert_eq!(moves(&never), 0, "it has never served");
+    let mut away = down(&observed);
+    away.target_pods.clear();
+    assert_eq!(moves(&away), 0, "its target is away");
 }

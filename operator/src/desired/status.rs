@@ -312,10 +312,9 @@ fn trouble(pod: &Pod) -> Option<String> {
     }
     let container: &ContainerStatus = status.container_statuses.as_ref()?.first()?;
     let state = container.state.as_ref()?;
-    let last = container
-        .last_state
-        .as_ref()
-        .and_then(|s| s.terminated.as_ref())
+    let ended =
+        state.terminated.as_ref().or(container.last_state.as_ref().and_then(|s| s.terminated.as_ref()));
+    let last = ended
         .and_then(|t| t.message.as_deref())
         .and_then(|m| m.trim().lines().last())
         .map(|m| format!("; it last said: {m}"))
