@@ -30,7 +30,7 @@ pub const TRIAL_BOOT_DEADLINE: Duration = Duration::from_secs(8);
 /// After a command has ended, how long its output may still be held open by a child it left behind.
 pub const OUTPUT_LINGER: Duration = Duration::from_secs(2);
 /// Size of the storage node's scratch disk; the file is sparse.
-pub const SCRATCH_BYTES: u64 = 4 << 30;
+pub const SCRATCH_BYTES: u64 = 8 << 30;
 /// Nodes of one lab: the last byte of their address must stay unique.
 pub const NODES_MAX: usize = 16;
 /// Lines of a guest's console shown when it fails.

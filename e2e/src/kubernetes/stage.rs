@@ -37,9 +37,9 @@ impl Stage {
     /// On a cluster of the lab.
     pub fn on(cluster: Cluster, chart: &Path) -> Result<Self> {
         let helm = cluster.tools().path("helm");
-        // One of each: the nodes are emulated.
+        // As few as can be, since the nodes are emulated; but the operator's node may be one that is lost.
         let helm_arguments =
-            ["--set", "operator.replicas=1,csi.controller.replicas=1"].map(str::to_owned).to_vec();
+            ["--set", "operator.replicas=2,csi.controller.replicas=1"].map(str::to_owned).to_vec();
         let chart = chart_at(chart)?;
         Ok(Self { kubectl: cluster.kubectl(), helm, chart, helm_arguments, cluster: Some(cluster) })
     }
@@ -173,13 +173,19 @@ impl Stage {
         self.kubectl.run(&["exec", pod, "--", "/bin/bash", "-euc", script])
     }
 
-    /// `kubectl forebay`, where it is built.
-    pub fn kubectl_forebay(&self, arguments: &[&str]) -> Result<String> {
+    /// What `kubectl forebay status` shows, where that is built; that something is not ready is no error.
+    pub fn forebay_status(&self) -> Result<String> {
+        const NOT_READY: i32 = 1;
         let program = product::binaries()?.join("kubectl-forebay");
         ensure!(program.exists(), "{} is not built", program.display());
         let mut command: Command = self.kubectl.command(&program);
-        command.args(arguments);
-        output_of(command, b"").context("kubectl forebay")
+        let output = command.arg("status").output().context("kubectl forebay status")?;
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success() || output.status.code() == Some(NOT_READY),
+            "kubectl forebay status: {complaint}"
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &complaint)
     }
 
     /// Everything that may tell why something failed.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
+use super::takeover::Moving;
 use super::workload::{claim, pod, training};
 use crate::progress::say;
 use crate::report::Table;
@@ -139,18 +140,45 @@ pub fn look(stage: &Stage, table: &mut Table) {
         let get = ["get", "storagecluster,storagenode,pvc", "-A"];
         shown = format!("$ kubectl {}\n{}", get.join(" "), stage.kubectl().run(&get)?);
         shown.push_str("\n$ kubectl forebay status\n");
-        shown.push_str(&stage.kubectl_forebay(&["status"])?);
+        shown.push_str(&stage.forebay_status()?);
         Ok(String::new())
     });
     println!("\n{shown}");
 }
 
-/// Runs the story on this stage; whether every step went well.
-pub fn tell(stage: &Stage, table: &mut Table, started: Instant) -> bool {
-    if let Err(error) = install(stage, table).and_then(|()| use_it(stage, table)) {
-        say(format!("{error:#}\n{}", stage.describe()));
-    } else {
+/// A node is lost, and its instance served by another one: not on a user's own cluster, whose nodes are not ours.
+fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
+    let mut moving = None;
+    must(table.run(
+        "a StorageCluster of two instances on an NVMe-oF target, pods that write and read on both",
+        || {
+            let (begun, places) = Moving::start(stage)?;
+            moving = Some(begun);
+            Ok(places)
+        },
+    ))?;
+    let moving = moving.context("it has begun")?;
+    must(
+        table.run("the storage node loses its power, and nobody does anything about it", || {
+            moving.lose_node()
+        }),
+    )?;
+    look(stage, table);
+    must(table.run("the node is back", || moving.node_returns()))?;
+    must(table.run("all four pods have gone on", || moving.finish()))
+}
+
+/// Runs the story on this stage, to its last chapter where a node is to be lost; whether every step went well.
+pub fn tell(stage: &Stage, table: &mut Table, started: Instant, losing: bool) -> bool {
+    let told = install(stage, table).and_then(|()| use_it(stage, table)).and_then(|()| {
+        if losing {
+            return lose_a_node(stage, table);
+        }
         look(stage, table);
+        Ok(())
+    });
+    if let Err(error) = told {
+        say(format!("{error:#}\n{}", stage.describe()));
     }
     print!("\n{}", table.render());
     println!(

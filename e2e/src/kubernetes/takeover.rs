@@ -1,20 +1,24 @@
 //! Instances on the bundled target, and the loss of the node of one of them.
 //!
-//! Needs three storage nodes (`--nodes storage=3,compute=2`): two instances and one to spare. compute1 has the target.
+//! compute1 has the target. The instances may be anywhere and had rather be where a NIC can RDMA, so that one of them is on
+//! storage1, which is to be lost; the node without an instance is to spare.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::cluster::Cluster;
 use super::stage::{LONG, NAMESPACE, Stage, condition};
-use super::workload::{OnError, Stream, claim_of};
+use super::workload::{OnError, Pace, Stream, claim_of};
 
 const NAME: &str = "moving";
+const TARGET: &str = "compute1";
+const LOST: &str = "storage1";
 /// The last addresses of the lab's network, which no node has.
 const ADDRESSES: [&str; 2] = ["192.168.77.250", "192.168.77.251"];
 
-/// Other ports than those of the story's cluster, which is on one of the nodes.
+/// Times as emulated nodes that share two cores keep them. Other ports than those of the story's cluster, which is on one of the nodes.
 fn cluster() -> String {
     let [one, two] = ADDRESSES;
     format!(
@@ -24,8 +28,7 @@ metadata: {{name: {NAME}, namespace: {NAMESPACE}}}
 spec:
   instances: 2
   placement:
-    nodeSelector: {{forebay.io/storage: \"true\"}}
-    rdma: {{requirement: None}}
+    rdma: {{requirement: Preferred}}
   network:
     transport: TCP
     addresses: [{one}/24, {two}/24]
@@ -34,10 +37,13 @@ spec:
   - name: files
     kind: Target
     target:
-      nodes: [{{name: compute1, directory: /var/lib/forebay-files}}]
+      nodes: [{{name: {TARGET}, directory: /scratch/forebay-target}}]
       sizeGib: 1
+      connectTimeoutSeconds: 180
+      keepAliveSeconds: 12
   storageClasses:
   - name: {NAME}
+  takeover: {{afterSeconds: 40}}
   upgrade: {{drainTimeoutSeconds: 10}}
 "
     )
@@ -47,12 +53,10 @@ fn found(stage: &Stage) -> Result<Value> {
     stage.kubectl().get(&["storagecluster", NAME, "-n", NAMESPACE])
 }
 
-fn wait_ready(stage: &Stage) -> Result<()> {
-    stage.wait(
-        "both instances are ready",
-        LONG,
-        || Ok(condition(&found(stage)?, "Ready")["status"] == "True"),
-    )
+/// What its status says of an instance.
+fn told(cluster: &Value, instance: impl Fn(&Value) -> bool) -> Result<Value> {
+    let all = cluster["status"]["instances"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|one| instance(one)).with_context(|| format!("no such instance in {cluster}"))
 }
 
 /// The instance that a claim's volume is on, by the volume's attributes.
@@ -62,70 +66,116 @@ fn instance_of(stage: &Stage, claim: &str) -> Result<String> {
     stage.kubectl().run(&["get", "pv", &volume, path])
 }
 
+fn lab(stage: &Stage) -> Result<&Cluster> {
+    stage.cluster().context("only in the lab: nobody else's nodes are switched off")
+}
+
+/// Two instances, and a claim on each that a pod writes and another one reads.
+pub(super) struct Moving<'a> {
+    stage: &'a Stage,
+    streams: Vec<Stream<'a>>,
+    /// The one on the node that is to be lost, as its status was.
+    instance: Value,
+}
+
+impl<'a> Moving<'a> {
+    /// Applies a StorageCluster and claims; what came of it.
+    pub(super) fn start(stage: &'a Stage) -> Result<(Self, String)> {
+        for node in lab(stage)?.lab().nodes() {
+            let target = if node.name() == TARGET { "nvmet nvmet-tcp" } else { "" };
+            node.run(&format!("modprobe -a nvme-fabrics nvme-tcp {target}"))?;
+        }
+        stage.kubectl().apply(&cluster())?;
+        stage.wait("both instances are ready", LONG, || {
+            Ok(condition(&found(stage)?, "Ready")["status"] == "True")
+        })?;
+        let mut streams = Vec::new();
+        let mut used = Vec::new();
+        for number in 0..2 {
+            let claim = format!("{NAME}-{number}");
+            stage.kubectl().apply(&claim_of(NAME, &claim, "256Mi"))?;
+            let nodes = if number == 0 { ["compute1", "compute2"] } else { ["compute2", "compute1"] };
+            let prefix = format!("{claim}-");
+            streams.push(Stream::start_on(stage, &claim, &prefix, nodes, OnError::End, Pace::Slow)?);
+            used.push(instance_of(stage, &claim)?);
+        }
+        ensure!(used[0] != used[1], "both claims are on {}", used[0]);
+        let now = found(stage)?;
+        let instance = told(&now, |one| one["node"] == LOST)?;
+        let places: Vec<String> = used
+            .iter()
+            .map(|name| Ok(format!("{name} on {}", told(&now, |one| one["name"] == name.as_str())?["node"])))
+            .collect::<Result<_>>()?;
+        Ok((Self { stage, streams, instance }, places.join(", ").replace('"', "")))
+    }
+
+    /// Takes the node's power; returns when another one serves the instance and all pods have got on.
+    pub(super) fn lose_node(&self) -> Result<String> {
+        let (stage, name) = (self.stage, &self.instance["name"]);
+        let started = Instant::now();
+        lab(stage)?.lab().power_off(LOST)?;
+        let mut after = Value::Null;
+        stage.wait("another node serves the instance", LONG, || {
+            after = told(&found(stage)?, |one| one["name"] == *name)?;
+            Ok(after["epoch"] != self.instance["epoch"] && after["phase"] == "Ready" && after["node"] != LOST)
+        })?;
+        let took = started.elapsed().as_secs();
+        for stream in &self.streams {
+            let at = stream.progress()?;
+            stream.wait_progress((at.0 + 5, at.1 + 5))?;
+        }
+        let resumed = started.elapsed().as_secs();
+        ensure!(after["address"] == self.instance["address"], "it has another address: {after}");
+        let status = stage.forebay_status()?;
+        ensure!(status.contains(&format!("NodeLost from {LOST}")), "the status does not tell it:\n{status}");
+        Ok(format!(
+            "{name} serves on {} after {took} s, all four pods have got on after {resumed} s",
+            after["node"]
+        )
+        .replace('"', ""))
+    }
+
+    /// The node is back; the instance stays where it is.
+    pub(super) fn node_returns(&self) -> Result<String> {
+        let (stage, name) = (self.stage, &self.instance["name"]);
+        lab(stage)?.lab().power_on(LOST)?;
+        lab(stage)?.start_again(LOST)?;
+        stage.wait_cluster_ready()?;
+        let now = told(&found(stage)?, |one| one["name"] == *name)?;
+        ensure!(now["phase"] == "Ready" && now["node"] != LOST, "{now}");
+        Ok(format!("{name} stays on {}", now["node"]).replace('"', ""))
+    }
+
+    /// Ends the pods; how much they have written and verified, without an error.
+    pub(super) fn finish(self) -> Result<String> {
+        let mut told = Vec::new();
+        for stream in self.streams {
+            let (written, verified) = stream.finish()?;
+            told.push(format!("{written} files written, {verified} verified"));
+        }
+        Ok(told.join("; "))
+    }
+}
+
 pub(super) fn node_lost(stage: &Stage) -> Result<String> {
-    let cluster = stage.cluster().context("only in the lab")?;
-    let storage = cluster.lab().nodes().filter(|n| n.name().starts_with("storage")).count();
-    ensure!(storage >= 3, "it needs --nodes storage=3,compute=2");
-    for node in cluster.lab().nodes() {
-        let target = if node.name() == "compute1" { "nvmet nvmet-tcp" } else { "" };
-        node.run(&format!("modprobe -a nvme-fabrics nvme-tcp {target}"))?;
-    }
-    stage.kubectl().apply(&self::cluster())?;
-    let mut lost = None;
-    let done = through(stage, &mut lost);
-    // As it was, for the scenarios that come.
-    if let Some(node) = lost {
-        cluster.lab().power_on(&node)?;
-        cluster.start_again(&node)?;
-    }
-    let pvcs = ["delete", "pvc", "moving-0", "moving-1", "--ignore-not-found", "--timeout=240s"];
-    let gone = stage.kubectl().run(&pvcs);
-    let removed = ["delete", "storagecluster", NAME, "-n", NAMESPACE, "--timeout=400s"];
-    let removed = stage.kubectl().run(&removed);
+    let done = Moving::start(stage).and_then(|(moving, places)| {
+        let lost = moving.lose_node();
+        // As it was, for the scenarios that come.
+        let back = moving.node_returns();
+        let (lost, back) = (lost?, back?);
+        Ok(format!("{places}; {lost}; {back}; {}", moving.finish()?))
+    });
+    let gone = stage.kubectl().run(&[
+        "delete",
+        "pvc",
+        &format!("{NAME}-0"),
+        &format!("{NAME}-1"),
+        "--ignore-not-found",
+        "--timeout=240s",
+    ]);
+    let removed = stage.kubectl().run(&["delete", "storagecluster", NAME, "-n", NAMESPACE, "--timeout=400s"]);
     let told = done?;
     gone?;
     removed?;
     Ok(told)
-}
-
-fn through(stage: &Stage, lost: &mut Option<String>) -> Result<String> {
-    let cluster = stage.cluster().context("only in the lab")?;
-    wait_ready(stage)?;
-    let mut streams = Vec::new();
-    let mut instances = Vec::new();
-    for number in 0..2 {
-        let claim = format!("moving-{number}");
-        stage.kubectl().apply(&claim_of(NAME, &claim, "256Mi"))?;
-        let nodes = if number == 0 { ["compute1", "compute2"] } else { ["compute2", "compute1"] };
-        streams.push(Stream::start_on(stage, &claim, &format!("{claim}-"), nodes, OnError::End)?);
-        instances.push(instance_of(stage, &claim)?);
-    }
-    let before = found(stage)?;
-    let of = |status: &Value, name: &str| -> Value {
-        let all = status["status"]["instances"].as_array().cloned().unwrap_or_default();
-        all.into_iter().find(|i| i["name"] == name).unwrap_or_default()
-    };
-    let instance = instances[0].clone();
-    let node = of(&before, &instance)["node"].as_str().context("no node")?.to_owned();
-    let started = Instant::now();
-    cluster.lab().power_off(&node)?;
-    *lost = Some(node.clone());
-    stage.wait("another node serves the instance", LONG, || {
-        let now = of(&found(stage)?, &instance);
-        Ok(now["epoch"] == 2 && now["phase"] == "Ready" && now["node"] != node.as_str())
-    })?;
-    let took = started.elapsed().as_secs();
-    let mut told = Vec::new();
-    for stream in streams {
-        let at = stream.progress()?;
-        stream.wait_progress((at.0 + 5, at.1 + 5))?;
-        let (written, verified) = stream.finish()?;
-        told.push(format!("{written} written, {verified} verified"));
-    }
-    let after = of(&found(stage)?, &instance);
-    let address = |of: &Value| of["address"].as_str().unwrap_or_default().to_owned();
-    ensure!(address(&of(&before, &instance)) == address(&after), "it has another address: {after}");
-    let status = stage.kubectl_forebay(&["status", "-n", NAMESPACE])?;
-    ensure!(status.contains(&format!("NodeLost from {node}")), "the status does not tell it:\n{status}");
-    Ok(format!("serving after {took} s ({}); {}", after["takeover"], told.join("; ")))
 }

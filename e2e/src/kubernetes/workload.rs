@@ -93,6 +93,7 @@ while :; do
     again dd if=/tmp/whole of=$folder/.new bs=64K conv=fsync status=none
     again mv $folder/.new $folder/$number
     echo "wrote $number"
+    if [ $pause != 0 ]; then sleep $pause; fi
 done
 "#;
 
@@ -101,7 +102,7 @@ const READER: &str = r#"
 number=0
 while :; do
     number=$((number + 1))
-    until [ -e $folder/$number ]; do sleep 0.2; done
+    until [ -e $folder/$number ]; do sleep $nap; done
     again cp $folder/$number /tmp/file
     want=$(tail -c +32769 /tmp/file)
     [ "$(head -c 32768 /tmp/file | sha256sum)" = "$want" ] || { echo "wrong sum of $number"; exit 1; }
@@ -130,6 +131,24 @@ impl OnError {
     }
 }
 
+/// How fast a writer writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// As fast as it can, which is all that an emulated node has to give.
+    Fast,
+    /// A file a second or so: several streams at once leave the nodes time for what is to be tried.
+    Slow,
+}
+
+impl Pace {
+    fn shell(self) -> &'static str {
+        match self {
+            Self::Fast => "pause=0 nap=0.2\n",
+            Self::Slow => "pause=1 nap=1\n",
+        }
+    }
+}
+
 /// A writer and a reader of one volume, on two nodes.
 #[derive(Debug)]
 pub struct Stream<'a> {
@@ -141,7 +160,7 @@ pub struct Stream<'a> {
 impl<'a> Stream<'a> {
     /// Starts both in a folder of their own, and waits until both get on.
     pub fn start(stage: &'a Stage, nodes: [&str; 2], on_error: OnError) -> Result<Self> {
-        Self::start_on(stage, "training", "", nodes, on_error)
+        Self::start_on(stage, "training", "", nodes, on_error, Pace::Fast)
     }
 
     /// The same on another claim, by pods whose names begin with `prefix`.
@@ -151,13 +170,15 @@ impl<'a> Stream<'a> {
         prefix: &str,
         nodes: [&str; 2],
         on_error: OnError,
+        pace: Pace,
     ) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let image = stage.image()?;
         let names = ["writer", "reader"].map(|name| format!("{prefix}{name}"));
         for ((name, node), script) in names.iter().zip(nodes).zip([WRITER, READER]) {
-            let script = format!("folder=/data/stream-{number}\n{}{script}", on_error.shell());
+            let (pace, on_error) = (pace.shell(), on_error.shell());
+            let script = format!("folder=/data/stream-{number}\n{pace}{on_error}{script}");
             stage.kubectl().apply(&pod_with(claim, name, &image, node, &script))?;
         }
         let stream = Self { stage, names };

@@ -30,7 +30,7 @@ pub(super) const CLIENT: &str = "client";
 /// The fabric's nodes.
 pub(super) fn nodes() -> [NodeSpec; 4] {
     let target = NodeSpec { scratch_bytes: 2 << 30, ..client(TARGET) };
-    [target, client(FIRST), client(SECOND), client(CLIENT)]
+    [target, client(FIRST), client(SECOND), client(CLIENT).with_smb_direct()]
 }
 
 pub(super) const NQN: &str = "nqn.2026-01.io.forebay:lab";
@@ -93,7 +93,7 @@ impl<'a> Fabric<'a> {
     /// RDMA devices on all nodes.
     pub(super) fn with_rdma(mut self) -> Result<Self> {
         self.target().run("modprobe nvmet-rdma")?;
-        for name in [TARGET, FIRST, SECOND] {
+        for name in [TARGET, FIRST, SECOND, CLIENT] {
             self.links.push(ROCE.add(self.lab.node(name))?);
         }
         for host in [FIRST, SECOND] {

@@ -243,7 +243,7 @@ impl Link {
 }
 
 /// What the client's kernel says of its connections.
-fn statuses(client: &Node) -> Result<String> {
+pub(super) fn statuses(client: &Node) -> Result<String> {
     client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData")
 }
 

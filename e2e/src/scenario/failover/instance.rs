@@ -23,8 +23,9 @@ pub(super) const EXIT_FENCED: i32 = 7;
 pub(super) const FILE_BYTES: u64 = 768 << 20;
 /// How long the reservation may go unconfirmed here.
 pub(super) const LOSS_TIME_S: u64 = 30;
-/// As emulated guests on a busy machine keep it.
-const KEEP_ALIVE_S: u64 = 30;
+/// As emulated guests on a busy machine keep it, most of the time. A target waits for a host that is silent for so long, twice
+/// at most, before it gives its reservation to another one.
+const KEEP_ALIVE_S: u64 = 12;
 /// As the CSI driver has it.
 const ECHO_INTERVAL_S: &str = "10";
 /// Names a service of the lab's nodes.
@@ -396,26 +397,18 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Nobody was given an error, but the writer at most this often: a file that was being written when a server died with
-    /// what it had acknowledged and not flushed is told to be lost, which it is.
-    pub(super) fn with_at_most(self, lost: usize) -> Result<Self> {
+    /// Nobody was given an error.
+    pub(super) fn without_error(self) -> Result<Self> {
         let Self { writer_failed, reader_failed, .. } = &self;
         ensure!(reader_failed.is_empty(), "the reader was given errors: {reader_failed:?}");
-        ensure!(
-            writer_failed.len() <= lost,
-            "the writer was given more than {lost} errors: {writer_failed:?}"
-        );
+        ensure!(writer_failed.is_empty(), "the writer was given errors: {writer_failed:?}");
         Ok(self)
     }
 }
 
 impl std::fmt::Display for Written {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} files ({} KiB) synced and intact", self.files, self.bytes >> 10)?;
-        match self.writer_failed.len() {
-            0 => f.write_str(", no error"),
-            count => write!(f, ", {count} told to be lost"),
-        }
+        write!(f, "{} files ({} KiB) synced and intact, no error", self.files, self.bytes >> 10)
     }
 }
 

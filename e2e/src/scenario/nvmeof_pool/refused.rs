@@ -8,12 +8,15 @@ use anyhow::{Result, bail, ensure};
 use super::server::*;
 use crate::lab::Lab;
 use crate::scenario::MIB;
-use crate::scenario::nvmeof::{FILE, FIRST, KEY, NQN, OTHER_KEY};
+use crate::scenario::nvmeof::{FILE, FIRST, KEY, NQN, OTHER_KEY, TCP, UUID};
 
 /// NVMe's Set Features, Namespace Write Protection Config (NVMe Base 5.1.25.1.32): all hosts see it read-only.
 pub(in crate::scenario) const WRITE_PROTECT: &str = "import fcntl, struct, sys
 f = open('/dev/' + sys.argv[1], 'rb')
 fcntl.ioctl(f, 0xc0484e41, struct.pack('<BBHIIIQQII6III', 9, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x84, int(sys.argv[2]), 0, 0, 0, 0, 0, 0))";
+
+/// Another subsystem, below nvmet's folder.
+const COPY: &str = "subsystems/nqn.2026-01.io.forebay:copy";
 
 pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
@@ -62,6 +65,25 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     protect("1")?;
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
     refused(format(), "the namespace is read-only")?;
+
+    // A copy of the namespace, with its UUID, that this host has connected before.
+    filled(FILE_BYTES, "true")?;
+    target.run(&format!(
+        "cd /sys/kernel/config/nvmet; truncate -s 64M {FILE}-copy
+         mkdir -p {COPY}/namespaces/1; echo 1 > {COPY}/attr_allow_any_host
+         echo -n {FILE}-copy > {COPY}/namespaces/1/device_path; echo {UUID} > {COPY}/namespaces/1/device_uuid
+         echo 1 > {COPY}/namespaces/1/enable; ln -s $PWD/{COPY} ports/1/subsystems/"
+    ))?;
+    let (nqn, at) = (COPY.trim_start_matches("subsystems/"), target.address());
+    host.run(&format!("echo transport=tcp,traddr={at},trsvcid={TCP},nqn={nqn} > /dev/nvme-fabrics"))?;
+    refused(soon(), "one of them is a copy that must be given another identifier")?;
+    host.run(&format!(
+        "for c in /sys/class/nvme/nvme*; do if grep -qx {nqn} $c/subsysnqn; then echo 1 > $c/delete_controller; fi; done"
+    ))?;
+    target.run(&format!(
+        "cd /sys/kernel/config/nvmet; rm ports/1/{COPY}; rmdir {COPY}/namespaces/1 {COPY}; rm {FILE}-copy"
+    ))?;
+    fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
 
     // A pool that was ours and is damaged: its first group's free space, at the second sector.
     filled(FILE_BYTES, "true")?;

@@ -23,15 +23,14 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     let mounted = server.mount(&id)?;
     let space: Space = client.call("space", &mounted.at)?;
     ensure!(space.total_bytes == VOLUME_BYTES, "df shows {} bytes", space.total_bytes);
-    let fio = |what: &str| {
+    let fio = |at: &str| {
         let script = format!(
             "cd /tmp; fio --name=v --directory={at} --size=24m --rw=randwrite --bs=64k --iodepth=8 --ioengine=libaio \
-             --direct=1 --verify=crc32c --verify_fatal=1 {what} --output=/tmp/fio.out || {{ cat /tmp/fio.out; exit 1; }}",
-            at = mounted.at
+             --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 --output=/tmp/fio.out || {{ cat /tmp/fio.out; exit 1; }}"
         );
-        client.run_within(&script, Duration::from_secs(60)).context("fio")
+        client.run_within(&script, Duration::from_secs(60)).with_context(|| format!("fio at {at}"))
     };
-    fio("--do_verify=1")?;
+    fio(&mounted.at)?;
     let shards = Shards {
         folder: mounted.at.as_str().into(),
         prefix: "s".into(),
@@ -49,6 +48,13 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
         )
     };
     verify(&mounted.at)?;
+    if transport == "rdma" {
+        // RDMA all the way: from the client to the server, and from that to the target.
+        let by_rdma = server.mount_by_rdma(&id)?;
+        fio(&by_rdma.at)?;
+        verify(&by_rdma.at)?;
+        by_rdma.unmount()?;
+    }
 
     // An orderly end unmounts the pool and keeps the reservation: another instance's kernel may still want to write.
     mounted.unmount()?;
@@ -93,7 +99,8 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     server.stop()?;
     drop(server);
     ended_with(&fabric, FIRST, told(1), "epoch 2 of this instance has the namespace")?;
-    Ok(format!("grown from {} to {} MiB while serving", grown.0 / MIB, grown.1 / MIB))
+    let by = if transport == "rdma" { "by SMB over TCP and by SMB Direct" } else { "by SMB over TCP" };
+    Ok(format!("{by}; grown from {} to {} MiB while serving", grown.0 / MIB, grown.1 / MIB))
 }
 
 /// The target makes the namespace larger, and the pool follows by itself; its size before and after.

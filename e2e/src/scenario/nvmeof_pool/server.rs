@@ -10,6 +10,7 @@ use crate::guest::calls::nvmeof::{Held, Seen};
 use crate::lab::{Lab, Node};
 use crate::scenario::MIB;
 use crate::scenario::nvmeof::{CLIENT, FILE, FIRST, Fabric, INSTANCE, NQN, RDMA, SECOND, TCP, UUID, port};
+use crate::scenario::smb_direct::statuses;
 use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 pub(in crate::scenario) const FILE_BYTES: u64 = 1 << 30;
@@ -60,10 +61,11 @@ impl Told {
         let service = if *transport == "rdma" { RDMA } else { TCP };
         let at = target.address();
         let dead = if self.dead_path { format!(", \"{transport}://{at}:{NOBODY}\"") } else { String::new() };
+        let smb_direct = if *transport == "rdma" { "auto" } else { "off" };
         let key = self.key.map(|_| format!("dhchap_key = \"{KEY_FILE}\"\n")).unwrap_or_default();
         format!(
             "[instance]\nname = \"{instance}\"\nepoch = {epoch}\n\
-             [server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\nrdma = \"off\"\n\
+             [server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\nrdma = \"{smb_direct}\"\n\
              [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
              [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\n\
              [pool.nvmeof]\nnqn = \"{nqn}\"\nnamespace = \"uuid:{UUID}\"\n\
@@ -175,8 +177,20 @@ impl<'a> Server<'a> {
 
     /// The client's mount of it.
     pub(in crate::scenario) fn mount(&self, id: &str) -> Result<Mounted<'a>> {
+        self.mount_with(id, "tcp", &[])
+    }
+
+    /// The client's mount of it by SMB Direct.
+    pub(in crate::scenario) fn mount_by_rdma(&self, id: &str) -> Result<Mounted<'a>> {
+        let mounted = self.mount_with(id, "rdma", &[("rdma", "")])?;
+        let status = statuses(mounted.client)?;
+        ensure!(status.starts_with("CONNECTED"), "not over SMB Direct: {status}");
+        Ok(mounted)
+    }
+
+    fn mount_with(&self, id: &str, by: &str, more: &[(&str, &str)]) -> Result<Mounted<'a>> {
         let client = self.fabric.node(CLIENT);
-        let at = format!("/mnt/{id}-{}-{}", self.node.name(), self.told.epoch);
+        let at = format!("/mnt/{id}-{}-{}-{by}", self.node.name(), self.told.epoch);
         let options = [
             ("username", id),
             ("password", &password(id)),
@@ -185,7 +199,9 @@ impl<'a> Server<'a> {
             ("actimeo", "1"),
             ("hard", ""),
         ];
-        let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let options =
+            options.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options = options.collect();
         let server = self.node.address().to_owned();
         let mount = Mount { server, share: id.into(), at: at.clone().into(), options };
         client.call_within::<()>("mount", &mount, Duration::from_secs(60))?;
