@@ -369,9 +369,12 @@ fn bind(option: &'static str, address: SocketAddr) -> Result<TcpListener, Daemon
     })
 }
 
+/// The thread that listens for RDMA has the metrics for as long as the process lives, and must not keep what lies in the pools
+/// open with them: they are unmounted before that.
 fn pool_spaces(catalog: &Arc<Catalog>) -> Box<crate::metrics::Pools> {
-    let catalog = Arc::clone(catalog);
+    let catalog = Arc::downgrade(catalog);
     Box::new(move || -> Vec<PoolSpace> {
+        let Some(catalog) = catalog.upgrade() else { return Vec::new() };
         match catalog.pools() {
             Ok(pools) => pools.into_iter().map(|pool| pool.space).collect(),
             Err(error) => {
