@@ -28,6 +28,8 @@ pub(super) const LOSS_TIME_S: u64 = 30;
 const KEEP_ALIVE_S: u64 = 12;
 /// As the CSI driver has it.
 const ECHO_INTERVAL_S: &str = "10";
+/// By then a host has no address any more that its server has left.
+const ADDRESS_TIME_MAX: Duration = Duration::from_secs(15);
 /// Names a service of the lab's nodes.
 const SERVICE: &str = "instance";
 const SEED: u64 = 321;
@@ -168,10 +170,14 @@ impl<'a> Instance<'a> {
         let held: Held = self.fabric.ask(&self.seen(), "nvmeof-check")?;
         ensure!(held.held, "{} epoch {}: {held:?}", self.node.name(), self.epoch);
         for &host in hosts {
-            let has =
-                self.fabric.node(host).run(&format!("ip -o address | grep -c ' {ADDRESS}/' || true"))?;
-            let expected = if host == self.node.name() { "1" } else { "0" };
-            ensure!(has == expected, "{host} has the address {has} times");
+            let node = self.fabric.node(host);
+            let has = || node.run(&format!("ip -o address | grep -c ' {ADDRESS}/' || true"));
+            if host == self.node.name() {
+                ensure!(has()? == "1", "{host} does not have the address");
+            } else {
+                // One that ends in haste may leave it to the kernel, which has it for 10 s at a time.
+                node.wait_until("the address is gone", ADDRESS_TIME_MAX, || Ok(has()? == "0"))?;
+            }
         }
         Ok(())
     }
