@@ -60,8 +60,7 @@ enum Command {
 }
 
 /// Parses the command line and does what it says.
-#[must_use]
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
     let text = match cli.command {
         Some(Command::SampleConfig) => return end(print(SAMPLE).map(|()| true)),

@@ -520,7 +520,10 @@ impl Run {
         let starts = std::fs::read_to_string(pool.join(".forebay/starts")).unwrap();
         for line in starts.lines() {
             let (number, boot) = line.split_once(' ').expect("two fields");
-            assert!(u64::from_str_radix(number, 16).is_ok() && (boot.len() == 36 || boot == "-"), "{line:?}");
+            assert!(
+                u64::from_str_radix(number, 16).is_ok() && (boot.len() == 36 || ["-", "+"].contains(&boot)),
+                "{line:?}"
+            );
         }
         assert!(starts.ends_with('\n') && starts.lines().count() <= 65, "{starts:?}");
     }

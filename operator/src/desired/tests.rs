@@ -88,18 +88,6 @@ fn condition<'d>(desired: &'d Desired, type_: &str) -> &'d Condition {
         .unwrap_or_else(|| panic!("no condition {type_}"))
 }
 
-/// Who is to read a configuration file takes it.
-fn is_understood(map: &Value) {
-    for (file, text) in map["data"].as_object().into_iter().flatten() {
-        let text = text.as_str().expect("a text");
-        match file.as_str() {
-            "server.toml" => drop(forebay_server::config::Config::parse(file, text).expect(text)),
-            "target.toml" => forebay_target::check(text).expect(text),
-            _ => {}
-        }
-    }
-}
-
 /// What the API server, the StatefulSet controller and kubelets make of it: every object is there, every pod is ready
 /// since `ready_for_s`, every server answers.
 fn settle(cluster: &mut StorageCluster, observed: &mut Observed, ready_for_s: i64) {
@@ -153,7 +141,6 @@ fn settle(cluster: &mut StorageCluster, observed: &mut Observed, ready_for_s: i6
                 observed.services.entry(name).or_insert(service);
             }
             "ConfigMap" => {
-                is_understood(object);
                 if name == objects::placement_record("a") {
                     let record: BTreeMap<String, String> =
                         serde_json::from_value(object["data"].clone()).expect("strings");
