@@ -28,6 +28,8 @@ pub struct NodeSpec {
     pub name: String,
     /// MiB of memory.
     pub memory_mib: u32,
+    /// Processors, where they are emulated; under KVM it has at least two.
+    pub processors: u8,
     /// Bytes of a writable disk, `/dev/vdd`; 0 for none.
     pub scratch_bytes: u64,
     /// What its writable disk is a copy of.
@@ -50,6 +52,7 @@ pub fn storage() -> NodeSpec {
     NodeSpec {
         name: "storage".into(),
         memory_mib: 1024,
+        processors: 1,
         scratch_bytes: SCRATCH_BYTES,
         scratch_template: None,
         disks: Vec::new(),
@@ -62,6 +65,7 @@ pub fn client(name: &str) -> NodeSpec {
     NodeSpec {
         name: name.into(),
         memory_mib: 768,
+        processors: 1,
         scratch_bytes: 0,
         scratch_template: None,
         disks: Vec::new(),
@@ -105,6 +109,7 @@ impl Plan {
             address: Self::address(index),
             hosts: &self.hosts,
             memory_mib: spec.memory_mib,
+            processors: spec.processors,
             scratch_bytes: spec.scratch_bytes,
             scratch_template: spec.scratch_template.as_deref(),
             disks: &spec.disks,

@@ -21,6 +21,9 @@ pub const API_SERVER_DEADLINE: Duration = Duration::from_secs(120);
 pub const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
 /// A Kubernetes node's memory: kubelet, containerd and pods, on a root that is memory, too.
 pub const KUBERNETES_NODE_MEMORY_MIB: u32 = 1536;
+/// Processors of an emulated node of Kubernetes. With one, the node that has bundled target, server and pods was out of it, so
+/// that the target did not answer for longer than the servers wait.
+pub const KUBERNETES_NODE_PROCESSORS: u8 = 2;
 /// From kubelet's start to Ready, for several emulated nodes at once.
 pub const NODE_READY_DEADLINE: Duration = Duration::from_secs(240);
 /// What emulation multiplies every deadline by.

@@ -157,6 +157,8 @@ pub struct Specification<'a> {
     pub hosts: &'a str,
     /// MiB.
     pub memory_mib: u32,
+    /// Processors, where they are emulated; under KVM it has at least two.
+    pub processors: u8,
     /// Bytes of its writable disk; none at 0.
     pub scratch_bytes: u64,
     /// What that disk is a copy of.
@@ -192,6 +194,7 @@ impl Machine {
             address,
             hosts,
             memory_mib,
+            processors,
             scratch_bytes,
             scratch_template,
             disks,
@@ -205,7 +208,8 @@ impl Machine {
         let mut qemu = qemu::command(images.qemu.path());
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         qemu.args(["-machine", "q35,mem-merge=off"]).args(acceleration.arguments());
-        qemu.args(["-smp", if acceleration == Acceleration::Kvm { "2" } else { "1" }]);
+        let processors = if acceleration == Acceleration::Kvm { 2.max(*processors) } else { *processors };
+        qemu.arg("-smp").arg(processors.to_string());
         qemu.arg("-m").arg(memory_mib.to_string()).arg("-name").arg(name);
         qemu.arg("-kernel")
             .arg(images.kernel.file("vmlinuz"))

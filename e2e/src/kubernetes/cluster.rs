@@ -13,7 +13,9 @@ use super::tools::{self, Tools};
 use crate::cache::Cache;
 use crate::images::{Images, Versions, node as node_image, preloaded};
 use crate::lab::{Lab, NodeSpec};
-use crate::limits::{KUBERNETES_NODE_MEMORY_MIB, NODE_READY_DEADLINE, SCRATCH_BYTES};
+use crate::limits::{
+    KUBERNETES_NODE_MEMORY_MIB, KUBERNETES_NODE_PROCESSORS, NODE_READY_DEADLINE, SCRATCH_BYTES,
+};
 use crate::progress::{say, seconds};
 use crate::rundir::RunDir;
 use crate::supervise;
@@ -116,6 +118,7 @@ impl Cluster {
             .map(|node| NodeSpec {
                 name: node.name.clone(),
                 memory_mib: KUBERNETES_NODE_MEMORY_MIB,
+                processors: KUBERNETES_NODE_PROCESSORS,
                 scratch_bytes: SCRATCH_BYTES,
                 scratch_template: preloaded.as_ref().map(|entry| entry.file("scratch.ext4")),
                 disks: disks.clone(),
