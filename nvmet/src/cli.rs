@@ -12,7 +12,7 @@ use crate::config::{self, Config, DEFAULT_PATH, Log, LogFormat, SAMPLE};
 use crate::daemon;
 use crate::machine;
 use crate::observed::Observed;
-use crate::plan::Wanted;
+use crate::plan::{Tells, Wanted};
 use crate::round::{self, Report, lock};
 use crate::source::{Surveyor, There};
 use crate::step::Kernel;
@@ -172,7 +172,8 @@ fn status(config: &Config) -> anyhow::Result<bool> {
     let report = round::report(&looked, config, &wanted, Vec::new());
     let mut text = shown(&report);
     // The size is told anew by every program that has just started.
-    let mut pending = looked.plan.tasks.iter().filter(|task| task.what != "size told").peekable();
+    let mut pending =
+        looked.plan.tasks.iter().filter(|task| !matches!(task.tells, Some(Tells::Size(_)))).peekable();
     let right = report.problems.is_empty() && pending.peek().is_none();
     for task in pending {
         text += &format!("to be done: {}: {}\n", task.subject, task.what);

@@ -92,8 +92,17 @@ pub(crate) struct Task {
     /// For the log.
     pub(crate) what: &'static str,
     pub(crate) steps: Vec<Step>,
-    /// Size that hosts have been told when it is done.
-    pub(crate) tells_bytes: Option<u64>,
+    /// What hosts have been told when it is done.
+    pub(crate) tells: Option<Tells>,
+}
+
+/// What hosts are told of a namespace: its size, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tells {
+    /// Of what is offered anew: what lies under it now.
+    Offered(u64),
+    /// Of what was offered before.
+    Size(u64),
 }
 
 /// What to do, and what cannot be done.
@@ -105,7 +114,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     fn task(&mut self, subject: Subject, what: &'static str, steps: Vec<Step>) {
-        self.tasks.push(Task { subject, needs: None, what, steps, tells_bytes: None });
+        self.tasks.push(Task { subject, needs: None, what, steps, tells: None });
     }
 
     fn problem(&mut self, subject: Subject, why: impl Into<String>) {
@@ -403,7 +412,7 @@ fn make_namespace(
         .map(|bytes| Step::GrowFile { path: wanted.source.path().into(), bytes })
         .into_iter()
         .collect();
-    let (what, tells_bytes) = match (enabled, &ground.there) {
+    let (what, tells) = match (enabled, &ground.there) {
         (Some(found), _) if found.uuid != Some(wanted.uuid) => {
             let why = "it is offered under another UUID, which hosts know it by: take it out of the configuration first, or give the UUID back";
             return plan.problem(subject, why);
@@ -425,7 +434,7 @@ fn make_namespace(
                 return;
             }
             steps.push(set("revalidate_size", "1".into()));
-            ("size told", Some(bytes))
+            ("size told", Some(Tells::Size(bytes)))
         }
         (Some(_), There::Fit { path, bytes }) => {
             if let Held::Other(now_on) = &ground.held
@@ -449,7 +458,7 @@ fn make_namespace(
             steps.push(set("enable", "0".into()));
             steps.push(set("device_path", path.display().to_string()));
             steps.push(set("enable", "1".into()));
-            ("offered again", Some(file_bytes.unwrap_or(*bytes)))
+            ("offered again", Some(Tells::Offered(file_bytes.unwrap_or(*bytes))))
         }
         (None, There::Unfit(why)) => return plan.problem(subject, why),
         (None, There::Offered { .. }) => return,
@@ -470,11 +479,11 @@ fn make_namespace(
             // Before it is enabled; Linux 6.13.
             steps.push(set("resv_enable", "1".into()));
             steps.push(set("enable", "1".into()));
-            ("offered", Some(file_bytes.unwrap_or(*bytes)))
+            ("offered", Some(Tells::Offered(file_bytes.unwrap_or(*bytes))))
         }
     };
     let needs = Some(Subject::Subsystem(key.0.clone()));
-    plan.tasks.push(Task { subject, needs, what, steps, tells_bytes });
+    plan.tasks.push(Task { subject, needs, what, steps, tells });
 }
 
 fn make_port(port: &Port, id: u16, offered: &[&str], wanted: &Wanted, observed: &Observed, plan: &mut Plan) {

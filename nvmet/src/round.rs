@@ -13,7 +13,7 @@ use tracing::{debug, info};
 use crate::config::Config;
 use crate::limits::{LOCK_TIME_MAX, PASSES_MAX};
 use crate::observed::Observed;
-use crate::plan::{Plan, Problem, Subject, Task, Wanted, plan};
+use crate::plan::{Plan, Problem, Subject, Task, Tells, Wanted, plan};
 use crate::source::{Grounds, Surveyor, There};
 use crate::step::{Hands, Step};
 
@@ -121,11 +121,11 @@ fn work(tasks: &[Task], surveyor: &mut Surveyor, hands: &mut dyn Hands, done: &m
         match taken {
             Ok(()) => {
                 *done += 1;
-                if task.tells_bytes.is_none() || task.what != "size told" {
+                if !matches!(task.tells, Some(Tells::Size(_))) {
                     info!(subject = %task.subject, "{}", task.what);
                 }
-                if let (Some(bytes), Subject::Namespace(key)) = (task.tells_bytes, &task.subject) {
-                    surveyor.told(key, bytes);
+                if let (Some(tells), Subject::Namespace(key)) = (task.tells, &task.subject) {
+                    surveyor.told(key, tells);
                 }
             }
             Err((step, error)) => {

@@ -14,6 +14,7 @@ use crate::config::{Config, Source};
 use crate::content::{self, Content};
 use crate::limits::UNFIT_FOR;
 use crate::observed::Observed;
+use crate::plan::Tells;
 
 /// A namespace: subsystem and identifier.
 pub(crate) type Key = (String, u32);
@@ -92,8 +93,13 @@ impl Surveyor {
     }
 
     /// Takes note of what hosts have been told.
-    pub(crate) fn told(&mut self, key: &Key, bytes: u64) {
+    pub(crate) fn told(&mut self, key: &Key, tells: Tells) {
+        let (Tells::Offered(bytes) | Tells::Size(bytes)) = tells;
         self.told_bytes.insert(key.clone(), bytes);
+        if let Tells::Offered(_) = tells {
+            // A drive that came back is what is there from now on.
+            self.appearances.remove(key);
+        }
     }
 
     /// Looks at what all namespaces would lie on.
@@ -408,6 +414,28 @@ mod tests {
         assert_eq!(ground().held, Held::Nothing);
         fs::rename(&other, &one).expect("replaced");
         assert_eq!(ground().held, Held::Other(one.clone()));
+    }
+
+    #[test]
+    fn what_is_offered_again_is_what_is_there_from_then_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path().canonicalize().expect("it is there");
+        let (one, other) = (file(&folder, "one"), file(&folder, "other"));
+        let key = (NQN.to_owned(), 1);
+        let mut surveyor = Surveyor::default();
+        let there = |surveyor: &mut Surveyor| {
+            let grounds = surveyor.survey(&config(&[&one]), &offering(&one), Instant::now());
+            grounds.by_key[&key].there.clone()
+        };
+        let offered = There::Offered { bytes: 1 << 20 };
+        assert_eq!(there(&mut surveyor), offered);
+        // As a drive that came back under its name; a file has no number of its own to come back with.
+        fs::rename(&other, &one).expect("replaced");
+        assert!(matches!(there(&mut surveyor), There::Fit { .. }));
+        surveyor.told(&key, Tells::Size(1 << 20));
+        assert!(matches!(there(&mut surveyor), There::Fit { .. }));
+        surveyor.told(&key, Tells::Offered(1 << 20));
+        assert_eq!(there(&mut surveyor), offered);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             foreign,
         ),
         // It fails: docs/open-ends.md.
-        Scenario { on_trial: true, ..on_fabric("bundled target: a drive goes and comes back", comes_back) },
+        on_fabric("bundled target: a drive goes and comes back", comes_back),
         on_fabric("bundled target: a pool grows with its file, and is offered again", grows),
     ]
 }
