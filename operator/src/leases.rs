@@ -11,9 +11,10 @@ use forebay_api::StorageCluster;
 use futures::StreamExt as _;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::Api;
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use crate::limits::{LEASE_GAP_MAX, LEASE_INTERVAL, LEASE_LOOK_TIME_MAX, LEASES_AT_ONCE_MAX};
 
@@ -61,8 +62,10 @@ pub enum Look {
 /// The Leases of the nodes that instances are on which could move.
 #[derive(Clone)]
 pub struct Leases {
+    client: Client,
     api: Api<Lease>,
     seen: Arc<Mutex<HashMap<String, Seen>>>,
+    late: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Leases {
@@ -75,7 +78,8 @@ impl Leases {
     /// Nothing has been seen yet.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        Self { api: Api::namespaced(client, NAMESPACE), seen: Arc::default() }
+        let api = Api::namespaced(client.clone(), NAMESPACE);
+        Self { client, api, seen: Arc::default(), late: Arc::default() }
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, HashMap<String, Seen>> {
@@ -109,8 +113,24 @@ impl Leases {
         Look::Silent(seen.silent())
     }
 
-    /// Looks at intervals, for ever, and says so where somebody has been silent for so long that it matters.
-    pub async fn poll(&self, clusters: Store<StorageCluster>, changed: mpsc::Sender<()>) {
+    /// Waits until somebody has been silent for so long that it matters.
+    pub async fn late(&self) {
+        self.late.notified().await;
+    }
+
+    /// Looks at intervals, for ever. Not only who works has to: who takes over from an operator whose own node was lost knows
+    /// by then for how long it has been silent.
+    pub async fn watch(&self, namespace: &str) {
+        let (clusters, writer) = reflector::store();
+        let api = Api::<StorageCluster>::namespaced(self.client.clone(), namespace);
+        let clusters_come = watcher(api, watcher::Config::default())
+            .default_backoff()
+            .reflect(writer)
+            .for_each(|_| std::future::ready(()));
+        tokio::join!(clusters_come, self.poll(clusters));
+    }
+
+    async fn poll(&self, clusters: Store<StorageCluster>) {
         let mut interval = tokio::time::interval(LEASE_INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -122,11 +142,10 @@ impl Leases {
                 .buffer_unordered(LEASES_AT_ONCE_MAX)
                 .collect()
                 .await;
-            let late = looks
-                .into_iter()
-                .any(|look| matches!(look, Look::Silent(silent) if silent + LEASE_INTERVAL >= patience));
-            if late && changed.send(()).await.is_err() {
-                return;
+            let matters =
+                |look: Look| matches!(look, Look::Silent(silent) if silent + LEASE_INTERVAL >= patience);
+            if looks.into_iter().any(matters) {
+                self.late.notify_one();
             }
         }
     }

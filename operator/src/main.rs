@@ -13,6 +13,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use forebay_operator::desired::Settings;
 use forebay_operator::http::{self, Health};
 use forebay_operator::leader::{Candidate, Timing};
+use forebay_operator::leases::Leases;
 use forebay_operator::limits::{ANNOUNCEMENT, LEASE_DURATION_S, LEASE_DURATION_S_RANGE, SHUTDOWN_TIME_MAX};
 use forebay_operator::metrics::Metrics;
 use tokio::signal::unix::{SignalKind, signal};
@@ -135,6 +136,9 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let version = client.apiserver_version().await.context("the API server does not answer")?;
     tracing::info!(kubernetes = version.git_version, namespace = options.namespace, "started");
     health.ready.store(true, Ordering::Relaxed);
+    let leases = Leases::new(client.clone());
+    let watching = (leases.clone(), options.namespace.clone());
+    tokio::spawn(async move { watching.0.watch(&watching.1).await });
     let timing = Timing::new(Duration::from_secs(options.lease_duration));
     // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin anew.
     let own = kube::Client::try_default().await?;
@@ -162,7 +166,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     };
     let (end, ending) = watch::channel(false);
     let mut work =
-        tokio::spawn(forebay_operator::run::operate(client, settings, Arc::clone(&metrics), ending));
+        tokio::spawn(forebay_operator::run::operate(client, settings, Arc::clone(&metrics), leases, ending));
     let held = candidate.hold(since);
     tokio::pin!(held);
     tokio::select! {

@@ -108,11 +108,12 @@ async fn follow<K>(
     }
 }
 
-/// Works until `end` says true, and then finishes what is in hand.
+/// Works until `end` says true, and then finishes what is in hand. `leases` are being watched.
 pub async fn operate(
     client: Client,
     settings: Settings,
     metrics: Arc<Metrics>,
+    leases: Leases,
     mut end: watch::Receiver<bool>,
 ) {
     let namespace = settings.namespace.clone();
@@ -128,7 +129,6 @@ pub async fn operate(
     let changes = futures::stream::unfold(changes, |mut changes: mpsc::Receiver<()>| async {
         changes.recv().await.map(|change| (change, changes))
     });
-    let leases = Leases::new(client.clone());
     let recorder = Recorder::new(
         client.clone(),
         Reporter {
@@ -152,8 +152,15 @@ pub async fn operate(
     followers.spawn(follow(Api::<Node>::all(client.clone()), nodes_writer, node_facts, changed.clone()));
     let storage_node_api = Api::<DeserializeGuard<StorageNode>>::all(client.clone());
     followers.spawn(follow(storage_node_api, storage_nodes_writer, storage_node_facts, changed.clone()));
-    let (clusters, late) = (controller.store(), changed.clone());
-    followers.spawn(async move { leases.poll(clusters, late).await });
+    let late = changed.clone();
+    followers.spawn(async move {
+        loop {
+            leases.late().await;
+            if late.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
     followers.spawn(reports.poll(changed));
     let stop = async move {
         // An error means that whoever could say so is gone: then it is the end, too.

@@ -190,10 +190,10 @@ enum KubernetesCommand {
         /// Further argument for helm on an existing cluster, e.g. --helm=--set=image.repository=…; may be repeated.
         #[arg(long = "helm", allow_hyphen_values = true, requires = "existing_cluster")]
         helm_arguments: Vec<String>,
-        /// Go on to the loss of a node: instances on an NVMe-oF target, of which one is served by another node. On trial: two
-        /// emulated cores are hardly enough for it.
-        #[arg(long, conflicts_with = "existing_cluster")]
-        lose_node: bool,
+        /// End before the last chapter, in which a node loses its power and another one serves its instance. Nodes of an
+        /// existing cluster lose nothing.
+        #[arg(long)]
+        short: bool,
         /// Hold the cluster, with everything on it, until a signal.
         #[arg(long)]
         keep: bool,
@@ -379,7 +379,7 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(500));
             }
         }
-        KubernetesCommand::Quickstart { on, existing_cluster, helm_arguments, lose_node, keep } => {
+        KubernetesCommand::Quickstart { on, existing_cluster, helm_arguments, short, keep } => {
             let started = Instant::now();
             let mut table = Table::default();
             let stage = match if existing_cluster {
@@ -390,7 +390,7 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 Place::Here(stage) => stage,
                 Place::Ended(code) => return Ok(code),
             };
-            let good = story_on_kubernetes::tell(&stage, &mut table, started, lose_node);
+            let good = story_on_kubernetes::tell(&stage, &mut table, started, short);
             if keep && let Some(cluster) = stage.cluster() {
                 println!("The cluster stays up until this is interrupted. In another terminal:");
                 println!("  export KUBECONFIG={}", cluster.outside_kubeconfig().display());

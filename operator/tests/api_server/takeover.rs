@@ -277,6 +277,35 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_silent() {
+    let stage = Stage::new(shared(), "standby", 2).await;
+    let kubelets = Kubelets::of(&stage, 2).await;
+    let operator = stage.operate().await;
+    stage.create("s", &spec(1)).await;
+    placed(&stage, "s-0", stage.node(1), "1").await;
+    stage.pretend_pod("s-0").await;
+    stage.cluster("s", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1)).await;
+    let standby = stage.stand_by().await;
+    // As where the operator itself was on the node that is lost.
+    operator.kill().await;
+    kubelets.switch_off(stage.node(1));
+    eventually("the silence is too long", || async {
+        let silent = standby.leases.silences().get(&stage.node(1)).copied().unwrap_or_default();
+        if silent >= Duration::from_secs(6) { Ok(()) } else { Err(format!("{silent:?}")) }
+    })
+    .await;
+    let now = k8s_openapi::jiff::Timestamp::now();
+    let operator = stage.operate_after(standby);
+    placed(&stage, "s-0", stage.node(2), "2").await;
+    let told = stage
+        .cluster("s", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].takeover.is_some()))
+        .await;
+    let since = told.status.unwrap().instances[0].takeover.as_ref().unwrap().since.as_ref().unwrap().0;
+    assert!(since < now, "silent since {since}, before it worked at {now}");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     let stage = Stage::new(shared(), "cordon", 2).await;
     let _kubelets = Kubelets::of(&stage, 2).await;

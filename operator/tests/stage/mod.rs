@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use forebay_api::StorageCluster;
 use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_operator::desired::Settings;
+use forebay_operator::leases::Leases;
 use forebay_operator::metrics::Metrics;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, ServiceAccount};
@@ -118,22 +119,36 @@ pub struct Stage {
     servers: Mutex<HashMap<String, Server>>,
 }
 
+/// An operator that does not work yet, because another one does. It watches the kubelets' Leases.
+pub struct Standby {
+    client: Client,
+    pub leases: Leases,
+    watching: JoinHandle<()>,
+}
+
 pub struct Operator {
     pub metrics: Arc<Metrics>,
     end: watch::Sender<bool>,
     work: JoinHandle<()>,
+    watching: JoinHandle<()>,
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
 }
 
 impl Operator {
     /// As kill -9: not even what is in hand is finished.
-    pub async fn kill(self) {
+    pub async fn kill(mut self) {
         self.work.abort();
-        let _ = self.work.await;
+        let _ = (&mut self.work).await;
     }
 
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.end.send_replace(true);
-        self.work.await.expect("the operator ends without a panic");
+        (&mut self.work).await.expect("the operator ends without a panic");
     }
 
     pub fn assert_working(&self) {
@@ -219,10 +234,27 @@ impl Stage {
     }
 
     pub fn operate_with(&self, client: Client) -> Operator {
+        self.operate_after(self.stand_by_with(client))
+    }
+
+    pub async fn stand_by(&self) -> Standby {
+        self.stand_by_with(client(&self.kubeconfig, None).await)
+    }
+
+    fn stand_by_with(&self, client: Client) -> Standby {
+        let leases = Leases::new(client.clone());
+        let (watched, namespace) = (leases.clone(), self.namespace.clone());
+        let watching = tokio::spawn(async move { watched.watch(&namespace).await });
+        Standby { client, leases, watching }
+    }
+
+    pub fn operate_after(&self, standby: Standby) -> Operator {
+        let Standby { client, leases, watching } = standby;
         let metrics = Arc::new(Metrics::default());
         let (end, ending) = watch::channel(false);
-        let work = forebay_operator::run::operate(client, self.settings(), Arc::clone(&metrics), ending);
-        Operator { metrics, end, work: tokio::spawn(work) }
+        let work =
+            forebay_operator::run::operate(client, self.settings(), Arc::clone(&metrics), leases, ending);
+        Operator { metrics, end, work: tokio::spawn(work), watching }
     }
 
     pub fn clusters(&self) -> Api<StorageCluster> {
