@@ -57,7 +57,9 @@ impl<'a> Off<'a> {
 
 impl Drop for Off<'_> {
     fn drop(&mut self) {
-        let _ = self.0.power_on(self.1);
+        if let Err(error) = self.0.power_on(self.1) {
+            say(format!("{} does not come back: {error:#}", self.1));
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::data::{Noise, Sums, verify_sums};
@@ -21,7 +21,7 @@ fn content(seed: u64, number: u64) -> Vec<u8> {
     noise.bytes(size)
 }
 
-/// Writes and fsyncs file after file and says `synced <number>` or `failed <number> <reason>`, until standard input
+/// Writes and fsyncs file after file and says `synced <number>` or `failed <number> <call>: <reason>`, until standard input
 /// ends.
 pub fn record(folder: &Path, seed: u64) -> Result<()> {
     let over = over_with_input();
@@ -30,15 +30,15 @@ pub fn record(folder: &Path, seed: u64) -> Result<()> {
         if over.load(Ordering::Relaxed) {
             break;
         }
-        let write = || -> std::io::Result<()> {
-            let mut file = File::create(folder.join(name(number)))?;
-            file.write_all(&content(seed, number))?;
-            file.sync_all()
+        let write = || -> Result<()> {
+            let mut file = File::create(folder.join(name(number))).context("open")?;
+            file.write_all(&content(seed, number)).context("write")?;
+            file.sync_all().context("fsync")
         };
         match write() {
             Ok(()) => writeln!(out, "synced {number}")?,
             Err(error) => {
-                writeln!(out, "failed {number} {error}")?;
+                writeln!(out, "failed {number} {error:#}")?;
                 // An outage must not be spun through: the numbers are finite.
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
