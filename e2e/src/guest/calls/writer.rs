@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::data::{Noise, Sums, verify_sums};
@@ -106,7 +106,17 @@ pub fn verify(Records { folder, seed, numbers }: Records) -> Result<u64> {
             found.len(),
             expected.len()
         );
-        ensure!(found == expected, "{}: content differs from what was fsynced", path.display());
+        let differs =
+            || found.iter().zip(&expected).enumerate().filter(|(_, (found, expected))| found != expected);
+        if let (Some((first, _)), Some((last, _))) = (differs().next(), differs().next_back()) {
+            let zeros = if differs().all(|(_, (found, _))| *found == 0) { ", all of them zeros" } else { "" };
+            bail!(
+                "{}: content differs from what was fsynced: {} of {} bytes, from byte {first} to {last}{zeros}",
+                path.display(),
+                differs().count(),
+                found.len()
+            );
+        }
         bytes += found.len() as u64;
     }
     Ok(bytes)
