@@ -26,7 +26,6 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "bundled target: drives in use, others' drives and others' subsystems are left alone",
             foreign,
         ),
-        // It fails: docs/open-ends.md.
         on_fabric("bundled target: a drive goes and comes back", comes_back),
         on_fabric("bundled target: a pool grows with its file, and is offered again", grows),
     ]
