@@ -132,6 +132,10 @@ pub struct TargetBackend {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub size_gib: Option<u32>,
+    /// Offer drives whose write cache loses what is in it with the power, and files without making every write to them
+    /// durable. What clients have flushed can then be lost when a target's node loses its power.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_volatile_cache: bool,
     /// Make a file system where a namespace is blank. Never is anything overwritten.
     #[serde(default = "yes")]
     pub format: bool,

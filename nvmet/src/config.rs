@@ -62,6 +62,9 @@ device = "/dev/disk/by-id/nvme-EXAMPLE_0123456789"
 # Instead, a file. It is made with all its space, grows when the size is raised, and never shrinks.
 #file = "/var/lib/forebay-target/data-0.img"
 #size = "100GiB"
+# Offer a drive whose cache loses what is in it with the power, or a file without making every write to it durable. What
+# hosts have flushed can then be lost when this machine loses its power.
+#allow_volatile_cache = false
 "#;
 
 /// Why a configuration cannot be used.
@@ -216,6 +219,8 @@ pub(crate) struct Namespace {
     pub(crate) id: u32,
     pub(crate) uuid: Uuid,
     pub(crate) source: Source,
+    /// Hosts may be told that something is written before it would survive a loss of power.
+    pub(crate) volatile_cache: bool,
 }
 
 /// What a namespace lies on.
@@ -299,6 +304,8 @@ struct RawNamespace {
     device: Option<PathBuf>,
     file: Option<PathBuf>,
     size: Option<Size>,
+    #[serde(default)]
+    allow_volatile_cache: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -488,7 +495,7 @@ fn namespace(raw: RawNamespace) -> Result<Namespace, String> {
         (Some(_), _, Some(_)) => return Err(format!("{at}: a device has its own size")),
         _ => return Err(format!("{at}: either device or file is to be said")),
     };
-    Ok(Namespace { id: raw.id, uuid, source })
+    Ok(Namespace { id: raw.id, uuid, source, volatile_cache: raw.allow_volatile_cache })
 }
 
 #[cfg(test)]

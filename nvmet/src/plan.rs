@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
 
 use crate::config::{self, Config, Source, Transport};
 use crate::limits::FILE_BYTES_MIN;
 use crate::observed::{self, Observed};
 use crate::owner::{self, Owner};
-use crate::source::{Ground, Held, Key, There};
+use crate::source::{Cache, Ground, Held, Key, There};
 use crate::step::Step;
 
 /// What is wanted.
@@ -412,6 +413,16 @@ fn make_namespace(
         .map(|bytes| Step::GrowFile { path: wanted.source.path().into(), bytes })
         .into_iter()
         .collect();
+    let path = wanted.source.path();
+    let here = matches!(ground.there, There::Offered { .. } | There::Fit { .. });
+    match &ground.cache {
+        _ if wanted.volatile_cache || !here => {}
+        Cache::Durable => {}
+        Cache::CanBeDurable => steps.push(Step::WriteThrough(path.into())),
+        // Hosts that have it are not cut for it.
+        Cache::Volatile(why) if enabled.is_some() => plan.problem(subject.clone(), volatile(path, why)),
+        Cache::Volatile(why) => return plan.problem(subject, volatile(path, why)),
+    }
     let (what, tells) = match (enabled, &ground.there) {
         (Some(found), _) if found.uuid != Some(wanted.uuid) => {
             let why = "it is offered under another UUID, which hosts know it by: take it out of the configuration first, or give the UUID back";
@@ -430,10 +441,11 @@ fn make_namespace(
         }
         (Some(_), There::Offered { bytes }) => {
             let bytes = file_bytes.unwrap_or(*bytes);
-            if ground.told_bytes == Some(bytes) {
+            let told = ground.told_bytes == Some(bytes);
+            if told && steps.is_empty() {
                 return;
             }
-            steps.push(set("revalidate_size", "1".into()));
+            steps.extend((!told).then(|| set("revalidate_size", "1".into())));
             ("size told", Some(Tells::Size(bytes)))
         }
         (Some(_), There::Fit { path, bytes }) => {
@@ -484,6 +496,13 @@ fn make_namespace(
     };
     let needs = Some(Subject::Subsystem(key.0.clone()));
     plan.tasks.push(Task { subject, needs, what, steps, tells });
+}
+
+fn volatile(path: &Path, why: &str) -> String {
+    format!(
+        "{}: {why}, and so could what hosts have flushed be lost: turn the cache off, use a drive that keeps its cache, or accept it by allow_volatile_cache (docs/target.md)",
+        path.display()
+    )
 }
 
 fn make_port(port: &Port, id: u16, offered: &[&str], wanted: &Wanted, observed: &Observed, plan: &mut Plan) {

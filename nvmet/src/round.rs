@@ -160,6 +160,9 @@ fn explain(step: &Step, error: &io::Error) -> String {
             Errno::OPNOTSUPP => "its file system cannot set space aside (fallocate)",
             _ => "",
         },
+        (Step::WriteThrough(_), Some(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL)) => {
+            "its file system cannot make every write durable: use ext4 or XFS, or accept that by allow_volatile_cache"
+        }
         _ => "",
     };
     match reason {

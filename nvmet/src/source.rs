@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{OFlags, SeekFrom, seek};
+use rustix::fs::{IFlags, OFlags, SeekFrom, seek};
 use rustix::io::Errno;
 
 use crate::config::{Config, Source};
@@ -25,6 +25,8 @@ pub(crate) struct Ground {
     pub(crate) there: There,
     /// What the kernel's namespace lies on, where it is another thing.
     pub(crate) held: Held,
+    /// What becomes of writes when the power goes.
+    pub(crate) cache: Cache,
     /// Size that hosts were last told.
     pub(crate) told_bytes: Option<u64>,
 }
@@ -40,6 +42,20 @@ pub(crate) enum There {
     Fit { path: PathBuf, bytes: u64 },
     /// It must not be, and why.
     Unfit(String),
+}
+
+/// What becomes of writes that hosts were told are done, and were not flushed, when this machine loses its power.
+///
+/// To hosts it does not matter: they flush. But a flush that is under way when the power goes is sent again by the host's
+/// kernel when the target is back, and succeeds, whatever was lost before it. So there must be nothing to lose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cache {
+    /// They stay.
+    Durable,
+    /// They would, had the file the attribute for it.
+    CanBeDurable,
+    /// They are lost; and why.
+    Volatile(String),
 }
 
 /// What an enabled namespace lies on, if not on what it should.
@@ -131,7 +147,8 @@ impl Surveyor {
                     (_, Some(path)) => Held::Other(path.into()),
                 };
                 let told_bytes = self.told_bytes.get(&key).copied();
-                grounds.by_key.insert(key, Ground { there, held, told_bytes });
+                let cache = cache_of(&namespace.source);
+                grounds.by_key.insert(key, Ground { there, held, cache, told_bytes });
             }
         }
         grounds
@@ -205,10 +222,37 @@ impl Surveyor {
 /// The disk's number, also for a partition of it; none for files, and before Linux 5.15.
 fn sequence_of(identity: Identity) -> Option<u64> {
     let Identity::Device(device) = identity else { return None };
+    disk_attribute(device, "diskseq").ok()?.parse().ok()
+}
+
+/// An attribute of a disk, also for a partition of it.
+fn disk_attribute(device: u64, name: &str) -> io::Result<String> {
     let at = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    let text = fs::read_to_string(format!("{at}/diskseq"))
-        .or_else(|_| fs::read_to_string(format!("{at}/../diskseq")));
-    text.ok()?.trim().parse().ok()
+    let text = fs::read_to_string(format!("{at}/{name}"))
+        .or_else(|_| fs::read_to_string(format!("{at}/../{name}")))?;
+    Ok(text.trim().to_owned())
+}
+
+/// Looked at also where it is offered: a file is only opened for its attributes, and a drive not at all.
+fn cache_of(source: &Source) -> Cache {
+    let look = || match identify(source)? {
+        (_, Identity::Device(device)) => Ok(cache_of_drive(&disk_attribute(device, "queue/write_cache")?)),
+        (path, Identity::File(..)) => {
+            let flags = rustix::fs::ioctl_getflags(&File::open(path)?)?;
+            Ok(if flags.contains(IFlags::SYNC) { Cache::Durable } else { Cache::CanBeDurable })
+        }
+    };
+    look().unwrap_or_else(|error: io::Error| {
+        Cache::Volatile(format!("whether its writes last is not known: {error}"))
+    })
+}
+
+/// By what the kernel says of a disk's cache (Documentation/ABI/stable/sysfs-block, `write_cache`).
+fn cache_of_drive(says: &str) -> Cache {
+    match says {
+        "write through" => Cache::Durable,
+        _ => Cache::Volatile("it has a write cache that loses what is in it with the power".into()),
+    }
 }
 
 /// What all namespaces in the kernel lie on.
@@ -436,6 +480,14 @@ mod tests {
         assert!(matches!(there(&mut surveyor), There::Fit { .. }));
         surveyor.told(&key, Tells::Offered(1 << 20));
         assert_eq!(there(&mut surveyor), offered);
+    }
+
+    #[test]
+    fn only_what_the_kernel_calls_write_through_keeps_its_writes() {
+        assert_eq!(cache_of_drive("write through"), Cache::Durable);
+        assert!(matches!(cache_of_drive("write back"), Cache::Volatile(why) if why.contains("write cache")));
+        let absent = cache_of(&Source::Device("/dev/forebay-absent".into()));
+        assert!(matches!(absent, Cache::Volatile(why) if why.contains("not known")));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, RenameFlags};
+use rustix::fs::{FallocateFlags, IFlags, RenameFlags};
 use rustix::io::Errno;
 
 /// One change. Paths without a `/` at their begin are below nvmet's root.
@@ -28,6 +28,8 @@ pub(crate) enum Step {
     MakeFile { path: PathBuf, bytes: u64 },
     /// Makes a file larger, with all its space.
     GrowFile { path: PathBuf, bytes: u64 },
+    /// Has the kernel make every write to a file durable before it is done.
+    WriteThrough(PathBuf),
 }
 
 impl fmt::Display for Step {
@@ -40,6 +42,7 @@ impl fmt::Display for Step {
             Self::Unlink(at) => write!(f, "unlink {at}"),
             Self::MakeFile { path, bytes } => write!(f, "make {} of {bytes} bytes", path.display()),
             Self::GrowFile { path, bytes } => write!(f, "grow {} to {bytes} bytes", path.display()),
+            Self::WriteThrough(path) => write!(f, "make every write to {} durable", path.display()),
         }
     }
 }
@@ -86,6 +89,13 @@ impl Hands for Kernel {
             Step::GrowFile { path, bytes } => {
                 let file = OpenOptions::new().write(true).open(path)?;
                 allocate(&file, *bytes)?;
+                file.sync_all()
+            }
+            Step::WriteThrough(path) => {
+                let file = File::open(path)?;
+                let flags = rustix::fs::ioctl_getflags(&file)? | IFlags::SYNC;
+                rustix::fs::ioctl_setflags(&file, flags)?;
+                // What was written before is not made durable by it.
                 file.sync_all()
             }
         }

@@ -29,6 +29,7 @@ use crate::limits::{
     SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX, WRITE_BYTES_IN_FLIGHT_MAX,
 };
 use crate::metrics::Metrics;
+use crate::namespace;
 use crate::rdma::{self, Rdma};
 use crate::transport::smb_direct::SmbDirect;
 use crate::transport::tcp::{Received, TcpLink};
@@ -651,7 +652,7 @@ impl<E: Engine> EventLoop<E> {
                 client.write_bytes += range.len() as u64;
                 let durable = write_through || file.write_through();
                 let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
-                self.engine.submit(client.token(Purpose::File(op.id)), operation);
+                self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
             }
             FsOpKind::WriteRemote { ref source, length, .. } => {
                 let Link::SmbDirect(link) = &mut client.link else {
@@ -667,7 +668,8 @@ impl<E: Engine> EventLoop<E> {
             FsOpKind::Flush { handle } => match directory::file(&handle) {
                 Ok(file) if file.flush_is_fsync() => {
                     client.ops += 1;
-                    self.engine.submit(client.token(Purpose::File(op.id)), Operation::Sync { file });
+                    self.engine
+                        .submit(client.token(Purpose::File(op.id, Instant::now())), Operation::Sync { file });
                 }
                 _ => self.work(client, FsOp { id: op.id, kind: FsOpKind::Flush { handle } }),
             },
@@ -709,7 +711,7 @@ impl<E: Engine> EventLoop<E> {
         let asked = direct.then(|| file.direct_length(offset, length, buffer.capacity())).flatten();
         let past_cache = PastCache { asked: asked.unwrap_or(0), came: 0 };
         let operation = Operation::Read { file, buffer, offset, length, filled: 0, past_cache };
-        self.engine.submit(client.token(Purpose::File(op.id)), operation);
+        self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
         Ok(())
     }
 
@@ -728,10 +730,22 @@ impl<E: Engine> EventLoop<E> {
         let (id, inbox) = (client.id, self.inbox.clone());
         let buffers = client.buffers(&self.shared).clone();
         self.shared.workers.submit(move || {
+            let begun = Instant::now();
             let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
             // The request is answered whatever happens: a client that waits for ever is worse than an error.
             let result = catch_unwind(execute).unwrap_or(Err(NtStatus::INTERNAL_ERROR));
+            namespace::vouch(begun);
             inbox.post(Note::Answered(id, op.id, result));
+        });
+    }
+
+    /// Answers once it is known that what was made durable was not lost by the target meanwhile.
+    fn vouch(&self, client: &mut Client, op: OpId, begun: Instant, result: FsResult) {
+        client.ops += 1;
+        let (id, inbox) = (client.id, self.inbox.clone());
+        self.shared.workers.submit(move || {
+            namespace::vouch(begun);
+            inbox.post(Note::Answered(id, op, result));
         });
     }
 
@@ -756,9 +770,14 @@ impl<E: Engine> EventLoop<E> {
         }
         self.with(now, token.connection, |this, client| {
             let (Purpose::Receive | Purpose::Send) = token.purpose else {
-                let Purpose::File(op) = token.purpose else { return Ok(()) };
+                let Purpose::File(op, begun) = token.purpose else { return Ok(()) };
                 client.ops -= 1;
+                let is_durable = operation.is_durable();
                 let result = file_result(client, &this.shared.metrics, operation, result);
+                if is_durable && result.is_ok() && namespace::wants_vouching(begun) {
+                    this.vouch(client, op, begun, result);
+                    return Ok(());
+                }
                 return this.answer(now, client, op, result);
             };
             let Link::Tcp(link) = &mut client.link else { return Ok(()) };

@@ -96,6 +96,9 @@ pub const NAMESPACE_BYTES_MIN: u64 = 512 << 20;
 pub const NAMESPACE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked at whether the looks themselves come back.
 pub const NAMESPACE_GUARD_INTERVAL: Duration = Duration::from_millis(250);
+/// What takes less has not waited for a connection to a target to come again: the kernel waits for `reconnect_delay`
+/// (`forebay_nvmeof::Timing`, 2 s) before it tries.
+pub const RECONNECT_TIME_MIN: Duration = Duration::from_secs(1);
 /// How long a reservation may go unconfirmed before health tells of it.
 pub const NAMESPACE_UNCONFIRMED_TOLD: Duration = Duration::from_secs(5);
 /// A namespace that is larger than its file system by less is left so: XFS does not use the rest of its last group.

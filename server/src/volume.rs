@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use forebay_smb::auth::NtHash;
 use forebay_smb::engine::{Account, Protection as WireProtection};
@@ -13,6 +14,7 @@ use zeroize::Zeroizing;
 
 use crate::config::is_label;
 use crate::limits::RECORD_BYTES_MAX;
+use crate::namespace;
 
 /// The version of records that this server writes and reads.
 const VERSION: u32 = 1;
@@ -223,6 +225,7 @@ impl Record {
 
 /// Replaces a file of mode 0600 atomically and durably.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let begun = Instant::now();
     let temporary = path.with_extension("tmp");
     let result = (|| {
         // One left by a server that was killed here may have any mode.
@@ -238,8 +241,9 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         std::fs::rename(&temporary, path)?;
         sync_directory(path.parent().unwrap_or(Path::new("/")))
     })();
-    if result.is_err() {
-        let _ = std::fs::remove_file(&temporary);
+    match &result {
+        Ok(()) => namespace::vouch(begun),
+        Err(_) => drop(std::fs::remove_file(&temporary)),
     }
     result
 }

@@ -28,6 +28,8 @@ struct Says {
     name: &'static str,
     service: u16,
     subsystems: Vec<Subsystem>,
+    /// Not every file system that tests run on has the attribute.
+    volatile_cache: bool,
 }
 
 /// NQN, hosts, and files with their sizes in MiB.
@@ -39,7 +41,7 @@ fn two() -> Says {
         (NQN, HOSTS[..2].into(), vec![("one", 1), ("two", 2)]),
         (OTHER, HOSTS[1..].into(), vec![("three", 1)]),
     ];
-    Says { name: "default", service: 4420, subsystems }
+    Says { name: "default", service: 4420, subsystems, volatile_cache: true }
 }
 
 fn one() -> Says {
@@ -69,7 +71,8 @@ impl Machine {
                 let path = self.path(name);
                 text += &format!(
                     "[[subsystem.namespace]]\nid = {id}\nuuid = \"8bd9bb5c-6ec9-4a0c-a0a6-{letters:012x}\"\n\
-                     file = {path:?}\nsize = \"{mib}MiB\"\n"
+                     file = {path:?}\nsize = \"{mib}MiB\"\nallow_volatile_cache = {}\n",
+                    says.volatile_cache
                 );
             }
         }
@@ -369,6 +372,33 @@ fn a_file_grows_with_its_size_and_hosts_are_told_once() {
     File::options().write(true).open(&path).expect("open").set_len(5 * MIB).expect("room");
     machine.next_round(&one());
     assert_eq!(machine.kernel.taken, [Step::Set(at, "1".into())]);
+}
+
+#[test]
+fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_already() {
+    let strict = Says { volatile_cache: false, ..one() };
+    let mut machine = Machine::new();
+    machine.good(&one());
+    let step = Step::WriteThrough(machine.path("one"));
+    let report = machine.next_round(&strict);
+    if report.problems.is_empty() {
+        assert_eq!(machine.kernel.taken, [step.clone()]);
+        machine.next_round(&strict);
+        assert_eq!(machine.kernel.taken, []);
+        let mut machine = Machine::new();
+        machine.good(&strict);
+        let taken = &machine.kernel.taken;
+        let enable = Step::Set(format!("subsystems/{NQN}/namespaces/1/enable"), "1".into());
+        let at = |step: &Step| taken.iter().position(|taken| taken == step);
+        let through = at(&Step::WriteThrough(machine.path("one")));
+        assert!(through.is_some() && through < at(&enable), "{taken:?}");
+    } else {
+        // A file system without the attribute: who has the namespace keeps it, and nobody else gets it.
+        assert!(report.problems[0].why.contains("cannot make every write durable"), "{report:?}");
+        assert!(report.namespaces[0].up);
+        let report = Machine::new().round(&strict);
+        assert!(!report.problems.is_empty() && !report.namespaces[0].up, "{report:?}");
+    }
 }
 
 #[test]

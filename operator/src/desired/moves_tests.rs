@@ -381,6 +381,7 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     let namespace = &subsystem["namespace"][0];
     assert_eq!(namespace["file"].as_str(), Some("/mnt/files/main-a-0.img"));
     assert_eq!(namespace["size"].as_str(), Some("2GiB"));
+    assert!(namespace.get("allow_volatile_cache").is_none(), "what has not been accepted is not");
     assert_eq!(file["port"][0]["address"].as_str(), Some("10.0.0.3"));
     let (_, other) = target_file(&found, "n2");
     assert_eq!(other["subsystem"][0]["namespace"][0]["device"].as_str(), Some("/dev/disk/by-id/nvme-x"));
@@ -408,6 +409,21 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
             .iter()
             .all(|m| m.places["main"] == observed.record.places[&(m.instance.clone(), "main".to_owned())])
     );
+}
+
+#[test]
+fn a_volatile_cache_is_offered_only_where_that_was_accepted() {
+    let mut cluster = target_cluster();
+    cluster.spec.backends[0].target.as_mut().expect("a target").allow_volatile_cache = true;
+    let mut observed = observed();
+    let first = desired(&cluster, &settings(), &observed);
+    write_moves(&mut observed, &first.moves);
+    let found = desired(&cluster, &settings(), &observed);
+    for node in ["n2", "n3"] {
+        let (_, file) = target_file(&found, node);
+        let namespace = &file["subsystem"][0]["namespace"][0];
+        assert_eq!(namespace["allow_volatile_cache"].as_bool(), Some(true), "{node}");
+    }
 }
 
 #[test]

@@ -69,6 +69,8 @@ struct Namespace {
     file: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    allow_volatile_cache: bool,
 }
 
 /// Name of what belongs to a cluster's target on a node. Nodes' names have dots and are long.
@@ -133,6 +135,7 @@ fn file(view: &View<'_>, node: &str) -> Option<File> {
                     size: place.device.is_none().then(|| format!("{}GiB", target.size_gib.unwrap_or(1))),
                     file: path.filter(|_| place.device.is_none()),
                     device: place.device.clone(),
+                    allow_volatile_cache: target.allow_volatile_cache,
                 }],
             });
         }

@@ -15,7 +15,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_smb::fs::{Frame, OpId, Payload};
 use rustix::event::EventfdFlags;
@@ -41,8 +41,8 @@ pub enum Purpose {
     Receive,
     /// Its one send.
     Send,
-    /// An operation with the file system.
-    File(OpId),
+    /// An operation with the file system, and when it was begun.
+    File(OpId, Instant),
     /// A descriptor of the loop's own.
     Readable,
 }
@@ -288,6 +288,12 @@ impl Message {
 }
 
 impl Operation {
+    /// Whether it is done only when something is on stable storage.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        matches!(self, Self::Write { durable: true, .. } | Self::Sync { .. })
+    }
+
     /// Takes note of `bytes` more having been moved. True where the operation is done.
     fn advance(&mut self, bytes: usize) -> bool {
         match self {

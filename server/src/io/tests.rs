@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsReply, ObjectKind, OpId, OpenMode, OpenRequest, RelPath};
@@ -178,6 +178,12 @@ impl Frame for Bytes {
     }
 }
 
+/// An operation with a file, begun when the first one was.
+fn file_op(id: u64) -> Purpose {
+    static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    Purpose::File(OpId(id), *BEGUN)
+}
+
 fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
     let request = OpenRequest {
         path: RelPath::new(name).expect("a path"),
@@ -213,12 +219,12 @@ fn files_are_written_synced_and_read() {
                 written: 0,
                 durable,
             };
-            engine.submit(token(Purpose::File(OpId(id))), write);
+            engine.submit(token(file_op(id)), write);
             let done = next(engine);
-            assert_eq!((done.result, done.token), (Ok(()), token(Purpose::File(OpId(id)))));
+            assert_eq!((done.result, done.token), (Ok(()), token(file_op(id))));
             assert!(matches!(done.operation, Operation::Write { written: 1_999_000, .. }));
         }
-        engine.submit(token(Purpose::File(OpId(3))), Operation::Sync { file: Arc::clone(&file) });
+        engine.submit(token(file_op(3)), Operation::Sync { file: Arc::clone(&file) });
         assert_eq!(next(engine).result, Ok(()));
         let read = |offset, length| Operation::Read {
             file: Arc::clone(&file),
@@ -228,7 +234,7 @@ fn files_are_written_synced_and_read() {
             filled: 0,
             past_cache: PastCache::default(),
         };
-        engine.submit(token(Purpose::File(OpId(4))), read(400, 4 << 20));
+        engine.submit(token(file_op(4)), read(400, 4 << 20));
         let Completion { operation: Operation::Read { buffer, filled, .. }, result: Ok(()), .. } =
             next(engine)
         else {
@@ -237,7 +243,7 @@ fn files_are_written_synced_and_read() {
         assert_eq!(filled, 1_999_100, "up to the end");
         assert_eq!(buffer.bytes(0..100), [0; 100]);
         assert!(buffer.bytes(100..1_999_100) == &data[1000..]);
-        engine.submit(token(Purpose::File(OpId(5))), read(1 << 30, 10));
+        engine.submit(token(file_op(5)), read(1 << 30, 10));
         assert!(matches!(next(engine).operation, Operation::Read { filled: 0, .. }), "beyond the end");
     });
 }
@@ -253,10 +259,7 @@ fn read_past_cache(
     let buffer = BufferPool::default().take(asked.max(length)).expect("a buffer");
     let past_cache = PastCache { asked, came: 0 };
     let file = Arc::clone(file);
-    engine.submit(
-        token(Purpose::File(OpId(1))),
-        Operation::Read { file, buffer, offset, length, filled: 0, past_cache },
-    );
+    engine.submit(token(file_op(1)), Operation::Read { file, buffer, offset, length, filled: 0, past_cache });
     let Completion { operation: Operation::Read { buffer, filled, past_cache, .. }, result, .. } =
         next(engine)
     else {
@@ -275,7 +278,7 @@ fn write(engine: &mut dyn Engine, file: &Arc<OpenFile>, offset: u64, data: &[u8]
         written: 0,
         durable: false,
     };
-    engine.submit(token(Purpose::File(OpId(1))), operation);
+    engine.submit(token(file_op(1)), operation);
     assert_eq!(next(engine).result, Ok(()));
 }
 
@@ -318,7 +321,7 @@ fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
         let file = open(&volume, "f");
         let data: Vec<u8> = (0..300_000_u32).map(|i| (i % 233) as u8).collect();
         write(engine, &file, 0, &data);
-        engine.submit(token(Purpose::File(OpId(3))), Operation::Sync { file: Arc::clone(&file) });
+        engine.submit(token(file_op(3)), Operation::Sync { file: Arc::clone(&file) });
         assert_eq!(next(engine).result, Ok(()));
         file.prepare_direct();
         // Between two blocks of any device.

@@ -20,7 +20,7 @@ use super::mounted::has_ended;
 use super::state::{Fence, State};
 use crate::address::Addresses;
 use crate::daemon::Exit;
-use crate::limits::{FENCE_TIME_MAX, NAMESPACE_GUARD_INTERVAL, NAMESPACE_LOOK_INTERVAL};
+use crate::limits::{FENCE_TIME_MAX, NAMESPACE_GUARD_INTERVAL, NAMESPACE_LOOK_INTERVAL, RECONNECT_TIME_MIN};
 
 /// What is watched.
 pub(crate) struct Watched {
@@ -109,7 +109,39 @@ pub(crate) fn doubt(errno: rustix::io::Errno) {
     }
 }
 
+/// Whether an operation that was begun then has taken long enough for [`vouch`] to have something to do.
+pub(crate) fn wants_vouching(begun: Instant) -> bool {
+    begun.elapsed() >= RECONNECT_TIME_MIN
+        && !DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+}
+
+/// What was begun then is done, and somebody is about to be told that it is on stable storage. Returns when that can be said.
+///
+/// Where the connection to a target was lost meanwhile, the kernel has sent again what was unanswered, the flush perhaps, and
+/// to a target that was started anew and has lost what it had in a volatile cache. Such a target has forgotten the
+/// reservation: then the server ends without telling anybody, and what was not answered is done again.
+pub(crate) fn vouch(begun: Instant) {
+    while wants_vouching(begun) {
+        let doubted = DOUBTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if doubted.iter().all(Doubted::is_held) {
+            return;
+        }
+        drop(doubted);
+        // Not answered. The server ends where that goes on.
+        std::thread::sleep(NAMESPACE_GUARD_INTERVAL);
+    }
+}
+
 impl Doubted {
+    /// False where it could not be asked.
+    fn is_held(&self) -> bool {
+        match check(&*self.device, &self.me) {
+            Ok(Check::Held) => true,
+            Ok(Check::Lost(loss)) => self.ending.end(&Fence::Lost(loss)),
+            Err(_) => false,
+        }
+    }
+
     fn look(&self) {
         if self.ending.file_system_has_ended() {
             self.ending.end(&Fence::FileSystem);

@@ -27,8 +27,8 @@ use uuid::Uuid;
 
 use self::content::Content;
 use self::growth::Growing;
-pub(crate) use self::guard::doubt;
 use self::guard::{Guard, Watched};
+pub(crate) use self::guard::{doubt, vouch, wants_vouching};
 use self::mounted::{has_ended, mounted_device, unmount_patiently};
 pub use self::state::State;
 use crate::address::Addresses;
