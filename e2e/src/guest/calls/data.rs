@@ -131,12 +131,13 @@ pub fn verify_sums(Sums { folder, sums }: Sums) -> Result<u64> {
 }
 
 fn sum_of(path: &Path) -> Result<(u64, String)> {
-    let mut file = File::open(path).with_context(|| path.display().to_string())?;
+    let doing = |what: &'static str| move || format!("{what} {}", path.display());
+    let mut file = File::open(path).with_context(doing("open"))?;
     let mut hash = Sha256::new();
     let mut bytes = 0;
-    let mut block = vec![0; BLOCK_BYTES.min(file.metadata()?.len() as usize + 1)];
+    let mut block = vec![0; BLOCK_BYTES.min(file.metadata().with_context(doing("stat"))?.len() as usize + 1)];
     loop {
-        let count = file.read(&mut block).with_context(|| path.display().to_string())?;
+        let count = file.read(&mut block).with_context(doing("read"))?;
         if count == 0 {
             return Ok((bytes, hex(&hash.finalize())));
         }

@@ -9,7 +9,7 @@ use super::{first_and_load, late_writes_are_refused};
 use crate::guest::calls::nvmeof::Written;
 use crate::lab::Lab;
 use crate::progress::say;
-use crate::scenario::nvmeof::{FIRST, Fabric, SECOND, TARGET};
+use crate::scenario::nvmeof::{Cut, FIRST, Fabric, SECOND, TARGET};
 
 /// One order of events, and what has to come of it. A and B are the hosts.
 pub(super) struct Case {
@@ -61,6 +61,12 @@ pub(super) const CASES: &[Case] = &[
         order: "A in epoch 1 is stopped; B serves in epoch 2; the target restarts and forgets; A runs on; B and A start again, each in its epoch",
         expected: "both end themselves (7); B serves again; A steps back (4)",
         run: target_restarts_with_both,
+    },
+    Case {
+        name: "target is back at once",
+        order: "A serves in epoch 1 under load; the target loses what it had not made durable, forgets reservations, and is back before I/O on the lost path fails; A starts again in epoch 1; all that three times",
+        expected: "A ends itself (7) before it acknowledges what its kernel has sent again; started again it takes the reservation, and serves; all that was fsynced is there",
+        run: target_is_back_at_once,
     },
     Case {
         name: "both at once, same epoch",
@@ -147,7 +153,6 @@ fn started_again_late(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
 /// The target's machine goes and comes back with an empty memory, and offers what its file holds.
 fn restart_target(lab: &Lab, fabric: &Fabric<'_>) -> Result<()> {
     let target = fabric.target();
-    target.run("sync")?;
     lab.power_off(TARGET)?;
     lab.power_on(TARGET)?;
     fabric.prepare(0)?;
@@ -163,6 +168,29 @@ fn target_restarts_with_one(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     std::mem::forget(a);
     let again = Instance::start(fabric, FIRST, 1)?;
     serves(load, &again)
+}
+
+/// As after a loss of power, but faster than a machine boots: what the kernel of A has not been answered, it sends again.
+fn target_is_back_at_once(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
+    let (mut a, mut load) = first_and_load(lab, fabric)?;
+    let target = fabric.target();
+    for _ in 0..3 {
+        let cut = Cut::at(a.node, target.address())?;
+        // Ended without writing its log, as by a loss of power.
+        target.run("xfs_io -x -c shutdown /srv/fabric")?;
+        target.call::<()>("nvmet-withdraw", &())?;
+        target.run("umount /srv/fabric")?;
+        fabric.prepare(0)?;
+        offer(fabric, &[target.address()])?;
+        drop(cut);
+        a.ends_with(EXIT_FENCED, PATIENCE)?;
+        fabric.wait_for_paths(&a.seen(), 1)?;
+        // Its mount stays for the next one to find.
+        std::mem::forget(a);
+        a = Instance::start(fabric, FIRST, 1)?;
+        load.goes_on("with the target back", 8)?;
+    }
+    serves(load, &a)
 }
 
 fn target_restarts_with_both(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
