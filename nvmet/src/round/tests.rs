@@ -382,7 +382,7 @@ fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_alr
     let step = Step::WriteThrough(machine.path("one"));
     let report = machine.next_round(&strict);
     if report.problems.is_empty() {
-        assert_eq!(machine.kernel.taken, [step.clone()]);
+        assert_eq!(machine.kernel.taken, std::slice::from_ref(&step));
         machine.next_round(&strict);
         assert_eq!(machine.kernel.taken, []);
         let mut machine = Machine::new();
