@@ -58,7 +58,7 @@ impl Guard {
         let (guarding, guards_end) = channel();
         let doubted =
             Doubted { ending: ending.clone(), device: Arc::clone(&device), me, sysfs, nqn, namespace };
-        DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).push(doubted);
+        DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(doubted));
         let looks = Looks { ending: ending.clone(), device, me, watch, state: Arc::clone(&state), growing };
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let looking_thread = thread("namespace").spawn(move || looks.run(&looks_end))?;
@@ -84,7 +84,13 @@ impl Guard {
 }
 
 /// The namespaces in use.
-static DOUBTED: Mutex<Vec<Doubted>> = Mutex::new(Vec::new());
+static DOUBTED: Mutex<Vec<Arc<Doubted>>> = Mutex::new(Vec::new());
+
+/// To be looked at without the lock: a target that does not answer must not hold up an event loop that wants to know only
+/// whether there are any.
+fn doubted() -> Vec<Arc<Doubted>> {
+    DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 /// A namespace whose I/O may fail because it is not ours any more, or out of reach.
 struct Doubted {
@@ -104,7 +110,7 @@ pub(crate) fn doubt(errno: rustix::io::Errno) {
     if !matches!(errno, Errno::IO | Errno::BADE | Errno::NOLINK) {
         return;
     }
-    for doubted in &*DOUBTED.lock().unwrap_or_else(PoisonError::into_inner) {
+    for doubted in doubted() {
         doubted.look();
     }
 }
@@ -121,12 +127,7 @@ pub(crate) fn wants_vouching(begun: Instant) -> bool {
 /// to a target that was started anew and has lost what it had in a volatile cache. Such a target has forgotten the
 /// reservation: then the server ends without telling anybody, and what was not answered is done again.
 pub(crate) fn vouch(begun: Instant) {
-    while wants_vouching(begun) {
-        let doubted = DOUBTED.lock().unwrap_or_else(PoisonError::into_inner);
-        if doubted.iter().all(Doubted::is_held) {
-            return;
-        }
-        drop(doubted);
+    while wants_vouching(begun) && !doubted().iter().all(|doubted| doubted.is_held()) {
         // Not answered. The server ends where that goes on.
         std::thread::sleep(NAMESPACE_GUARD_INTERVAL);
     }
