@@ -59,7 +59,7 @@ pub enum Refusal {
     /// EACCES or EKEYREJECTED, with TLS.
     #[error(
         "the TLS handshake failed: the target's key for this host NQN and this subsystem NQN is another one or of the other \
-         identity version, it has none, or it has no TLS at this port; tlshd's log on both ends says more"
+         identity version, or there is none, no TLS at this port or no tlshd; tlshd's log on both ends says more"
     )]
     HandshakeFailed,
     /// EIO of the handshake.
