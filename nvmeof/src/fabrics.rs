@@ -213,7 +213,9 @@ impl Fabrics {
     fn retire_keys(&self, wanted: &Subsystem, keep: KeySerial) {
         let found = self.sysfs.read();
         let controllers = found.subsystems.iter().flat_map(|subsystem| &subsystem.controllers);
-        let used: Vec<KeySerial> = controllers.filter_map(|controller| controller.tls?.key).collect();
+        let with_tls = controllers.filter_map(|controller| controller.tls);
+        // Where one's key is not known, it may be any.
+        let Some(used) = with_tls.map(|tls| tls.key).collect::<Option<Vec<KeySerial>>>() else { return };
         // A key too many in the keyring lets nobody in: the target decides.
         let _ = Keyring::of_nvme(&self.proc)
             .and_then(|ring| ring.retire(wanted.host.nqn(), &wanted.nqn, keep, &used));

@@ -56,7 +56,7 @@ pub enum Refusal {
         "nobody does the TLS handshake: run tlshd (ktls-utils) on this node, in the same network namespace as this process"
     )]
     NoTlshd,
-    /// EACCES or EKEYREJECTED, with TLS.
+    /// EACCES, EKEYREJECTED or ETIMEDOUT, with TLS.
     #[error(
         "the TLS handshake failed: the target's key for this host NQN and this subsystem NQN is another one or of the other \
          identity version, or there is none, no TLS at this port or no tlshd; tlshd's log on both ends says more"
@@ -68,9 +68,9 @@ pub enum Refusal {
          more"
     )]
     KeyNotUsable,
-    /// ETIMEDOUT of the handshake.
+    /// ETIMEDOUT before the handshake ended.
     #[error(
-        "the TLS handshake was not finished in time: is tlshd running on the target, and does it take TLS at this port?"
+        "the TLS handshake was not finished in time: does tlshd answer, here and on the target? Its log says more"
     )]
     HandshakeTimedOut,
     /// All controllers of the target are taken, or it is shutting down.
@@ -150,15 +150,17 @@ impl Failure<'_> {
 
     /// What tlshd and the kernel around it say.
     fn handshake(&self) -> Option<Refusal> {
-        // Of nvme_tcp_start_tls; where the log cannot be read, only what has no other meaning counts.
-        let said = self.says("TLS handshake");
+        // Of nvme_tcp_start_tls: what tlshd ended with, or that it did not end. Where the log cannot be read, only what has no
+        // other meaning counts.
+        let (ended, hung) = (self.says("TLS handshake complete"), self.says("TLS handshake failed"));
         match self.errno {
             _ if !self.tls => None,
             libc::ESRCH => Some(Refusal::NoTlshd),
             libc::EACCES => Some(Refusal::HandshakeFailed),
-            libc::EKEYREJECTED if said => Some(Refusal::HandshakeFailed),
-            libc::EIO if said => Some(Refusal::KeyNotUsable),
-            libc::ETIMEDOUT if said => Some(Refusal::HandshakeTimedOut),
+            // The other end closed the connection in the middle: it has no such key.
+            libc::EKEYREJECTED | libc::ETIMEDOUT if ended => Some(Refusal::HandshakeFailed),
+            libc::EIO if ended => Some(Refusal::KeyNotUsable),
+            libc::ETIMEDOUT if hung => Some(Refusal::HandshakeTimedOut),
             libc::EKEYREVOKED | libc::EKEYEXPIRED => Some(Refusal::NoTlsKey),
             _ => None,
         }
@@ -252,11 +254,17 @@ mod tests {
             (libc::EACCES, Refusal::HandshakeFailed),
             (libc::EKEYREJECTED, Refusal::HandshakeFailed),
             (libc::EIO, Refusal::KeyNotUsable),
-            (libc::ETIMEDOUT, Refusal::HandshakeTimedOut),
+            (libc::ETIMEDOUT, Refusal::HandshakeFailed),
             (libc::EKEYREVOKED, Refusal::NoTlsKey),
         ] {
             assert_eq!(refusal(errno, &[&format!("{failed}{errno}")]), expected);
         }
+        let hung = "nvme nvme0: queue 0: TLS handshake failed, error -110";
+        assert_eq!(refusal(libc::ETIMEDOUT, &[hung]), Refusal::HandshakeTimedOut);
+        assert_eq!(
+            refusal(libc::ETIMEDOUT, &["nvme nvme0: failed to connect socket: -110"]),
+            Refusal::TimedOut
+        );
         let plain =
             Failure { errno: libc::EACCES, log: &[], transport: Transport::Tcp, tls: false, unknown: &[] };
         assert_eq!(plain.refusal(), Refusal::NotPermitted);

@@ -65,7 +65,7 @@ pub struct Controller {
 /// TLS of a controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerTls {
-    /// The key that it was told to use, else the one that it has found; none where the kernel does not tell.
+    /// The key of its last handshake; none where there was none yet.
     pub key: Option<KeySerial>,
 }
 
@@ -437,7 +437,8 @@ fn controller(name: &str, at: &Path) -> Option<Controller> {
     })
 }
 
-/// `tls_key` is there on controllers with TLS only, and empty until there was a handshake.
+/// `tls_key` is there on controllers with TLS only, and empty until there was a handshake. Some kernels have
+/// `tls_configured_key`, too, which is there from the beginning.
 fn tls(at: &Path) -> Option<ControllerTls> {
     let serial = |attribute: &str| {
         let number = u32::from_str_radix(&text(&at.join(attribute))?, 16).ok()?;
