@@ -42,6 +42,8 @@ use crate::node::LinkLayer;
         .message("placement.rdma.requirement Required contradicts network.transport TCP: use transport Auto or RDMA, or requirement Preferred or None"),
     validation = Rule::new("self.network.hostNetwork || self.network.transport != 'RDMA' || has(self.network.attachment)")
         .message("network.transport RDMA needs hostNetwork or a network.attachment with the RDMA device"),
+    validation = Rule::new("self.network.hostNetwork || !self.backends.exists(b, has(b.nvmeof) && has(b.nvmeof.tlsSecret))")
+        .message("nvmeof.tlsSecret needs hostNetwork: a node's tlshd does the handshakes of the node's own network only"),
     validation = Rule::new("!has(self.storageClasses) || self.storageClasses.filter(c, c.default).size() <= 1")
         .message("at most one of storageClasses may be the default"),
     validation = Rule::new("!self.backends.exists(b, b.kind != 'Directory') || !self.network.hostNetwork || (has(self.network.addresses) && self.network.addresses.size() >= self.instances)")

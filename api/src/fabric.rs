@@ -29,6 +29,7 @@ fn keep_alive() -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
+    validation = Rule::new("!has(self.tlsSecret) || self.paths.all(p, p.startsWith('tcp://'))").message("tlsSecret is for paths over TCP: what goes over RDMA would be in the clear"),
     validation = Rule::new("self.namespaces.all(a, self.namespaces.exists_one(b, b.instance == a.instance))").message("two of namespaces are for the same instance"),
     validation = Rule::new("self.namespaces.all(a, self.namespaces.exists_one(b, b.nqn == a.nqn && has(b.uuid) == has(a.uuid) && (!has(a.uuid) || b.uuid == a.uuid) && has(b.nguid) == has(a.nguid) && (!has(a.nguid) || b.nguid == a.nguid)))").message("two of namespaces are the same namespace: every instance needs one of its own")
 )]
@@ -51,6 +52,10 @@ pub struct NvmeofBackend {
     /// Secret with keys of DH-HMAC-CHAP, in the cluster's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhchap_secret: Option<SecretName>,
+    /// Secret with the pre-shared key of TLS, in the cluster's namespace: what goes between servers and target is encrypted. Every
+    /// node that may run an instance needs `tlshd` (ktls-utils).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls_secret: Option<TlsSecretName>,
     /// How long target and namespace are waited for when a server starts, seconds.
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
@@ -102,6 +107,23 @@ pub struct SecretName {
     /// It has the key `controller`: the target proves itself, too.
     #[serde(default)]
     pub mutual: bool,
+}
+
+/// A Secret of the cluster's namespace, with the key `psk` (`NVMeTLSkey-1:…`). Only servers get it, as a file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TlsSecretName {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub name: String,
+    /// Version of the identity that the key has for the target. 0 is for targets that do not know 1.
+    #[serde(default = "identity")]
+    #[schemars(range(min = 0, max = 1))]
+    pub identity: u8,
+}
+
+fn identity() -> u8 {
+    1
 }
 
 /// The bundled target: drives, partitions or files of nodes, offered over a fabric by the kernel's nvmet. Every instance

@@ -42,6 +42,23 @@ fn value(digit: u8) -> Option<u32> {
     Some(u32::from(value))
 }
 
+/// Encodes as Base64 with its padding.
+pub(crate) fn encode(bytes: &[u8]) -> Zeroizing<String> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    // Grown later, it would leave copies behind.
+    let mut text = Zeroizing::new(String::with_capacity(bytes.len().div_ceil(3) * 4));
+    for group in bytes.chunks(3) {
+        let mut word = [0; 4];
+        word[1..=group.len()].copy_from_slice(group);
+        let word = u32::from_be_bytes(word);
+        for digit in 0..4 {
+            let index = word >> (18 - 6 * digit) & 63;
+            text.push(if digit <= group.len() { char::from(DIGITS[index as usize]) } else { '=' });
+        }
+    }
+    text
+}
+
 /// CRC-32 of ISO 3309 (reflected, polynomial 0x04C11DB7), as NVMe puts it behind keys.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
@@ -61,6 +78,7 @@ mod tests {
         let plain = |text| decode(text).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         for (text, bytes) in [("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFy", "foobar")] {
             assert_eq!(plain(text).as_deref(), Some(bytes));
+            assert_eq!(encode(bytes.as_bytes()).as_str(), text);
         }
         for text in ["", "Zg", "Zg=", "Zh==", "Zm9=", "Z===", "====", "Zm9v Zm9v", "Zm=v"] {
             assert_eq!(plain(text), None, "{text:?}");

@@ -9,9 +9,11 @@ use crate::attributes;
 use crate::device::{NamespaceDevice, OpenError};
 use crate::discovery::{self, DiscoveryError, Record};
 use crate::kernel_log::KernelLog;
+use crate::keyring::{KeySerial, Keyring, KeyringError};
 use crate::limits::REPLY_BYTES_MAX;
+use crate::nqn::Nqn;
 use crate::options::{FabricPath, Options, Subsystem, Timing};
-use crate::plan::{NotPlanned, plan};
+use crate::plan::{NotPlanned, check_transports, plan};
 use crate::refusal::{Failure, Refusal};
 use crate::sysfs::{ControllerState, Namespace, Sysfs};
 
@@ -19,6 +21,7 @@ use crate::sysfs::{ControllerState, Namespace, Sysfs};
 #[derive(Clone, Debug)]
 pub struct Fabrics {
     dev: PathBuf,
+    proc: PathBuf,
     sysfs: Sysfs,
 }
 
@@ -51,6 +54,17 @@ pub enum ConnectError {
         /// Why.
         source: io::Error,
     },
+    /// The key of TLS is not where the kernel takes it from.
+    #[error("cannot connect {nqn} with TLS: {source}")]
+    Key {
+        /// Subsystem.
+        nqn: String,
+        /// Why.
+        source: KeyringError,
+    },
+    /// It must not be done.
+    #[error(transparent)]
+    NotPlanned(#[from] NotPlanned),
     /// The kernel or the target refused.
     #[error("cannot connect {nqn} over {path}: {refusal}")]
     Refused {
@@ -99,10 +113,33 @@ pub enum EnsureError {
     /// No path came about and none was there.
     #[error("{}", failures(.0))]
     NoPath(Vec<ConnectError>),
+    /// The key of TLS is not where the kernel takes it from.
+    #[error(transparent)]
+    Key(ConnectError),
+    /// TLS is wanted, but what is there has none, and nothing could be put in its place.
+    #[error(
+        "{} without TLS, which is wanted now, and no connection with TLS is in its place, so nothing was changed{}",
+        clear(.controllers), because(.failed)
+    )]
+    InClear {
+        /// The kernel's names of controllers that go in the clear.
+        controllers: Vec<String>,
+        /// What failed.
+        failed: Vec<ConnectError>,
+    },
 }
 
 fn failures(failed: &[ConnectError]) -> String {
     failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn clear(controllers: &[String]) -> String {
+    let verb = if controllers.len() == 1 { "is" } else { "are" };
+    format!("{} {verb} connected", controllers.join(", "))
+}
+
+fn because(failed: &[ConnectError]) -> String {
+    if failed.is_empty() { String::new() } else { format!(": {}", failures(failed)) }
 }
 
 /// One connect at a time, so that what the kernel says meanwhile is about it.
@@ -118,7 +155,13 @@ impl Fabrics {
     /// The kernel whose devices are in this directory.
     #[must_use]
     pub fn at(dev: impl Into<PathBuf>, sysfs: Sysfs) -> Self {
-        Self { dev: dev.into(), sysfs }
+        Self { dev: dev.into(), proc: "/proc".into(), sysfs }
+    }
+
+    /// Where `/proc` is.
+    #[must_use]
+    pub fn with_proc(self, proc: impl Into<PathBuf>) -> Self {
+        Self { proc: proc.into(), ..self }
     }
 
     /// What is connected.
@@ -140,8 +183,42 @@ impl Fabrics {
     /// # Errors
     /// When it is refused; [`Refusal::AlreadyConnected`] when it is there.
     pub fn connect(&self, wanted: &Subsystem, path: &FabricPath) -> Result<Connected, ConnectError> {
-        let reply = self.create(wanted.nqn.as_str(), path, &wanted.options(path))?;
+        check_transports(wanted, [&path])?;
+        let tls = self.put_key(wanted, &wanted.nqn)?;
+        self.connect_by(wanted, path, &wanted.options(path, tls))
+    }
+
+    fn connect_by(
+        &self,
+        wanted: &Subsystem,
+        path: &FabricPath,
+        options: &Options,
+    ) -> Result<Connected, ConnectError> {
+        let reply = self.create(wanted.nqn.as_str(), path, options)?;
         Ok(Connected { path: path.clone(), controller: format!("nvme{}", reply.instance) })
+    }
+
+    /// Puts the key of TLS into the kernel's keyring, where TLS is wanted and it is not there yet.
+    fn put_key(&self, wanted: &Subsystem, nqn: &Nqn) -> Result<Option<KeySerial>, ConnectError> {
+        let Some(tls) = &wanted.tls else { return Ok(None) };
+        let put = || -> Result<KeySerial, KeyringError> {
+            let pair = tls.pair(wanted.host.nqn(), nqn)?;
+            Keyring::of_nvme(&self.proc)?.put(&pair)
+        };
+        put().map(Some).map_err(|source| ConnectError::Key { nqn: nqn.to_string(), source })
+    }
+
+    /// Takes keys of TLS that were for this host and subsystem out of the keyring. A controller needs the one that it was
+    /// connected with whenever it is connected again.
+    fn retire_keys(&self, wanted: &Subsystem, keep: KeySerial) {
+        let found = self.sysfs.read();
+        let controllers = found.subsystems.iter().flat_map(|subsystem| &subsystem.controllers);
+        let with_tls = controllers.filter_map(|controller| controller.tls);
+        // Where one's key is not known, it may be any.
+        let Some(used) = with_tls.map(|tls| tls.key).collect::<Option<Vec<KeySerial>>>() else { return };
+        // A key too many in the keyring lets nobody in: the target decides.
+        let _ = Keyring::of_nvme(&self.proc)
+            .and_then(|ring| ring.retire(wanted.host.nqn(), &wanted.nqn, keep, &used));
     }
 
     /// Removes a controller. Nothing to do where it is gone. Blocks until its I/O has ended.
@@ -174,12 +251,16 @@ impl Fabrics {
     /// Makes it so: afterwards these are the paths to the subsystem. What is missing is connected, then what is not
     /// wanted is disconnected, unless no wanted path is live: a path too many is better than none.
     ///
-    /// A path that the kernel has and tries to reconnect counts as there.
+    /// A path that the kernel has and tries to reconnect counts as there. One that has not the TLS that is wanted does
+    /// not: another one is connected beside it, and takes its place. Nothing is ever left in the clear where TLS is wanted
+    /// without an error.
     ///
     /// # Errors
     /// When it must not be done, or when there is no path at the end.
     pub fn ensure_connected(&self, wanted: &Subsystem, paths: &[FabricPath]) -> Result<Ensured, EnsureError> {
-        let plan = plan(wanted, paths, &self.sysfs.read())?;
+        check_transports(wanted, &paths.iter().collect::<Vec<_>>())?;
+        let tls = self.put_key(wanted, &wanted.nqn).map_err(EnsureError::Key)?;
+        let plan = plan(wanted, tls, paths, &self.sysfs.read())?;
         let mut ensured = Ensured::default();
         for controller in plan.keep {
             if !self.tune(&controller, &wanted.timing) {
@@ -187,8 +268,13 @@ impl Fabrics {
             }
             ensured.kept.push(controller);
         }
-        for path in &plan.connect {
-            match self.connect(wanted, path) {
+        let replace = plan.replace.iter().map(|path| (path, true));
+        for (path, beside) in plan.connect.iter().map(|path| (path, false)).chain(replace) {
+            let mut options = wanted.options(path, tls);
+            if beside {
+                options.beside();
+            }
+            match self.connect_by(wanted, path, &options) {
                 Ok(connected) => ensured.connected.push(connected),
                 // Another one was quicker, or it is there in a form that we did not recognise.
                 Err(ConnectError::Refused { refusal: Refusal::AlreadyConnected, .. }) => {}
@@ -208,6 +294,16 @@ impl Fabrics {
             } else {
                 ensured.odd.push(controller);
             }
+        }
+        if let Some(key) = tls {
+            let found = self.sysfs.read();
+            let there = found.subsystem(&wanted.nqn).into_iter().flat_map(|s| &s.controllers);
+            let clear: Vec<String> =
+                there.filter(|c| c.tls.is_none() && !c.state.is_going()).map(|c| c.name.clone()).collect();
+            if !clear.is_empty() {
+                return Err(EnsureError::InClear { controllers: clear, failed: ensured.failed });
+            }
+            self.retire_keys(wanted, key);
         }
         let any = found.subsystem(&wanted.nqn).is_some();
         if any { Ok(ensured) } else { Err(EnsureError::NoPath(ensured.failed)) }
@@ -238,7 +334,9 @@ impl Fabrics {
     /// # Errors
     /// When it cannot be connected or read.
     pub fn discover(&self, wanted: &Subsystem, path: &FabricPath) -> Result<Vec<Record>, DiscoveryError> {
-        let options = wanted.discovery_options(path);
+        check_transports(wanted, [&path]).map_err(ConnectError::from)?;
+        let tls = self.put_key(wanted, &Nqn::discovery())?;
+        let options = wanted.discovery_options(path, tls);
         let reply = self.create(crate::DISCOVERY_NQN, path, &options)?;
         let controller = format!("nvme{}", reply.instance);
         let records = discovery::read(&self.dev.join(&controller));

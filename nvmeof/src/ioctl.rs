@@ -1,4 +1,5 @@
-//! The ioctls: persistent reservations (linux/pr.h) and NVMe commands (linux/nvme_ioctl.h). The only unsafe code here.
+//! The ioctls: persistent reservations (linux/pr.h) and NVMe commands (linux/nvme_ioctl.h). Unsafe code is here and in
+//! `keyctl` only.
 #![allow(unsafe_code)]
 
 use std::fs::File;

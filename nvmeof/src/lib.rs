@@ -3,6 +3,7 @@
 //!
 //! * [`Fabrics`] connects, disconnects and makes it so ([`Fabrics::ensure_connected`]).
 //! * [`Sysfs`] says what is there, by NQN and UUID or NGUID; [`Watch`] says what has changed since.
+//! * [`Tls`] has it done over TLS: the key goes into the kernel's keyring, the handshake is `tlshd`'s.
 //! * [`Fabrics::discover`] reads a discovery controller's log.
 //! * [`acquire`] and its neighbours hold a namespace against all other hosts, by persistent reservations.
 //!
@@ -19,6 +20,8 @@ mod host;
 mod ioctl;
 mod kernel_log;
 mod key;
+mod keyctl;
+mod keyring;
 mod limits;
 mod nqn;
 mod options;
@@ -27,6 +30,7 @@ mod refusal;
 mod report;
 mod secret;
 mod sysfs;
+mod tls;
 mod watch;
 
 pub use acquire::{Check, Loss, Me, NotAcquired, acquire, check, release};
@@ -36,14 +40,16 @@ pub use fabrics::{ConnectError, Connected, EnsureError, Ensured, Fabrics, Reply}
 pub use host::{HostId, HostIdentity};
 pub use ioctl::shut_down_file_system;
 pub use key::{Epoch, InstanceHash, ReservationKey};
+pub use keyring::{KeySerial, KeyringError};
 pub use nqn::{DISCOVERY_NQN, InvalidName, Nqn};
-pub use options::{Authentication, FabricPath, Interface, Subsystem, Timing, Tls, Transport};
+pub use options::{Authentication, FabricPath, Interface, Subsystem, Timing, Transport};
 pub use plan::{NotPlanned, Plan, plan};
 pub use refusal::Refusal;
 pub use report::{Registrant, Report, ReservationType};
 pub use secret::{DhChapKey, InvalidKey, TlsPsk};
 pub use sysfs::{
-    AnaState, Controller, ControllerAddress, ControllerState, FindError, Found, FoundSubsystem, Namespace,
-    NamespaceId, NamespacePath, Sysfs,
+    AnaState, Controller, ControllerAddress, ControllerState, ControllerTls, FindError, Found,
+    FoundSubsystem, Namespace, NamespaceId, NamespacePath, Sysfs,
 };
+pub use tls::{IdentityVersion, Tls, TooLong};
 pub use watch::{Change, Watch};

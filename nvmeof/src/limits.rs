@@ -45,6 +45,18 @@ pub(crate) const LOG_RECORD_BYTES_MAX: usize = 8192;
 /// Longest text of the kernel or a target that is passed on.
 pub(crate) const TEXT_CHARS_MAX: usize = 256;
 
+/// Lines of `/proc/keys` that are read.
+pub(crate) const KEY_LINES_MAX: usize = 65_536;
+
+/// One line of `/proc/keys`, and a key's description with what goes before it: the kernel's own limit is a page.
+pub(crate) const KEY_LINE_BYTES_MAX: usize = 8192;
+
+/// Keys of a keyring that are looked at.
+pub(crate) const KEYS_MAX: usize = 4096;
+
+/// Payload of a key that is compared with ours.
+pub(crate) const KEY_BYTES_MAX: usize = 256;
+
 /// How long a passthrough command may take.
 pub(crate) const COMMAND_TIMEOUT_MS: u32 = 10_000;
 

@@ -7,9 +7,11 @@ use std::str::FromStr;
 use zeroize::Zeroizing;
 
 use crate::host::HostIdentity;
+use crate::keyring::KeySerial;
 use crate::limits::INTERFACE_BYTES_MAX;
 use crate::nqn::{InvalidName, Nqn, is_option_value};
 use crate::secret::DhChapKey;
+use crate::tls::Tls;
 
 /// How a target is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -152,16 +154,6 @@ pub struct Authentication {
     pub controller: Option<DhChapKey>,
 }
 
-/// TLS 1.3 on NVMe/TCP, with a pre-shared key that lies in a keyring of the kernel. The kernel has the handshake done by
-/// `tlshd`, which the node must run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tls {
-    /// Serial number of the keyring; none for `.nvme`.
-    pub keyring: Option<i32>,
-    /// Serial number of the key; none for the one that goes by the names of host and subsystem.
-    pub key: Option<i32>,
-}
-
 /// A subsystem as it is to be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subsystem {
@@ -171,7 +163,7 @@ pub struct Subsystem {
     pub host: HostIdentity,
     /// Keys, where the target asks for them.
     pub authentication: Option<Authentication>,
-    /// TLS; ignored on paths over RDMA, which have none.
+    /// TLS, in which case there can be no path over RDMA, which has none.
     pub tls: Option<Tls>,
     /// How long the kernel waits.
     pub timing: Timing,
@@ -205,9 +197,9 @@ impl Subsystem {
         }
     }
 
-    /// What goes to the kernel to connect by this path.
-    pub(crate) fn options(&self, path: &FabricPath) -> Options {
-        let mut options = self.base(path, &self.nqn);
+    /// What goes to the kernel to connect by this path, with this key of TLS.
+    pub(crate) fn options(&self, path: &FabricPath, tls: Option<KeySerial>) -> Options {
+        let mut options = self.base(path, &self.nqn, tls);
         if let Some(queues) = self.io_queues {
             options.add("nr_io_queues", queues);
         }
@@ -219,14 +211,14 @@ impl Subsystem {
 
     /// What goes to the kernel to connect the discovery controller at this path: without what is for I/O, and nothing
     /// that would keep it alive beyond our reading.
-    pub(crate) fn discovery_options(&self, path: &FabricPath) -> Options {
-        let mut options = self.base(path, &Nqn::discovery());
+    pub(crate) fn discovery_options(&self, path: &FabricPath, tls: Option<KeySerial>) -> Options {
+        let mut options = self.base(path, &Nqn::discovery(), tls);
         // Another process may hold one to the same address for its own ends.
-        options.flag("duplicate_connect");
+        options.beside();
         options
     }
 
-    fn base(&self, path: &FabricPath, nqn: &Nqn) -> Options {
+    fn base(&self, path: &FabricPath, nqn: &Nqn, tls: Option<KeySerial>) -> Options {
         let mut options = Options::default();
         let Timing { keep_alive_s, reconnect_delay_s, controller_loss_s, fast_io_fail_s } = self.timing;
         let tcp = path.transport == Transport::Tcp;
@@ -264,14 +256,10 @@ impl Subsystem {
                 options.secret("dhchap_ctrl_secret", key.expose());
             }
         }
-        if let Some(tls) = self.tls.filter(|_| tcp) {
+        if let Some(key) = tls {
             options.flag("tls");
-            if let Some(keyring) = tls.keyring {
-                options.add("keyring", keyring);
-            }
-            if let Some(key) = tls.key {
-                options.add("tls_key", key);
-            }
+            // As a decimal number; from the keyring `.nvme`, which the kernel takes where it is told of none.
+            options.add("tls_key", key.0);
         }
         options
     }
@@ -294,6 +282,11 @@ impl Options {
 
     fn flag(&mut self, name: &'static str) {
         self.put(name, "", "");
+    }
+
+    /// Also where a controller goes this way already.
+    pub(crate) fn beside(&mut self) {
+        self.flag("duplicate_connect");
     }
 
     fn secret(&mut self, name: &'static str, value: &str) {
@@ -353,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_defaults_bound_how_long_io_waits_and_never_give_a_controller_up() {
-        let options = subsystem().options(&path(Transport::Rdma));
+        let options = subsystem().options(&path(Transport::Rdma), None);
         assert_eq!(
             options.to_string(),
             format!(
@@ -369,7 +362,6 @@ mod tests {
         let key = DhChapKey::parse(&crate::secret::tests::dhchap("01", &[7; 32])).expect("a key");
         let wanted = Subsystem {
             authentication: Some(Authentication { host: key.clone(), controller: Some(key.clone()) }),
-            tls: Some(Tls { keyring: Some(12), key: Some(34) }),
             timing: Timing { controller_loss_s: Some(60), ..Timing::default() },
             io_queues: Some(4),
             queue_size: Some(64),
@@ -384,7 +376,7 @@ mod tests {
             host_interface: Some("eth1".parse().expect("a name")),
             ..path(Transport::Tcp)
         };
-        let options = wanted.options(&path);
+        let options = wanted.options(&path, Some(KeySerial(34)));
         let text = String::from_utf8(options.expose().to_vec()).expect("text");
         assert!(text.starts_with(
             "transport=tcp,traddr=fd00::1,trsvcid=4421,nqn=nqn.2026-01.io.example:pool,hostnqn="
@@ -395,7 +387,7 @@ mod tests {
             rest,
             format!(
                 "=fd00::2,host_iface=eth1,keep_alive_tmo=5,reconnect_delay=2,ctrl_loss_tmo=60,fast_io_fail_tmo=10,\
-                 hdr_digest,data_digest,tos=104,dhchap_secret={key},dhchap_ctrl_secret={key},tls,keyring=12,tls_key=34,\
+                 hdr_digest,data_digest,tos=104,dhchap_secret={key},dhchap_ctrl_secret={key},tls,tls_key=34,\
                  nr_io_queues=4,queue_size=64"
             )
         );
@@ -403,7 +395,7 @@ mod tests {
             assert!(shown.contains("redacted") && !shown.contains(key) && !shown.contains("BwcH"), "{shown}");
         }
         // RDMA has neither digests nor TLS nor a choice of network device; the kernel would refuse them.
-        let rdma = wanted.options(&FabricPath { transport: Transport::Rdma, ..path }).to_string();
+        let rdma = wanted.options(&FabricPath { transport: Transport::Rdma, ..path }, None).to_string();
         for name in ["digest", "tls", "host_iface"] {
             assert!(!rdma.contains(name), "{rdma}");
         }
@@ -412,7 +404,7 @@ mod tests {
     #[test]
     fn a_discovery_controller_is_asked_for_without_queues_for_io() {
         let wanted = Subsystem { io_queues: Some(4), ..subsystem() };
-        let options = wanted.discovery_options(&path(Transport::Tcp)).to_string();
+        let options = wanted.discovery_options(&path(Transport::Tcp), None).to_string();
         assert!(options.contains(",nqn=nqn.2014-08.org.nvmexpress.discovery,"), "{options}");
         assert!(!options.contains("nr_io_queues") && options.ends_with(",duplicate_connect"), "{options}");
     }

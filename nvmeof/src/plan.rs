@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::keyring::KeySerial;
 use crate::limits::PATHS_MAX;
-use crate::options::{FabricPath, Subsystem};
+use crate::options::{FabricPath, Subsystem, Transport};
 use crate::sysfs::{Controller, Found};
 
 /// What to do.
@@ -11,6 +12,8 @@ use crate::sysfs::{Controller, Found};
 pub struct Plan {
     /// Paths to connect, in the order they were wanted.
     pub connect: Vec<FabricPath>,
+    /// Paths to connect although a controller goes there, since that has not the TLS that is wanted: it goes afterwards.
+    pub replace: Vec<FabricPath>,
     /// Controllers that are wanted and there, lost ones that the kernel reconnects among them.
     pub keep: Vec<String>,
     /// Controllers that are not wanted.
@@ -44,13 +47,21 @@ pub enum NotPlanned {
         "several paths are given, but native multipath is off (nvme_core.multipath): switch it on, or give one path"
     )]
     MultipathOff,
+    /// What is to be kept from the network would go over it.
+    #[error("TLS is wanted, and {0} has none: leave that path out, or TLS")]
+    InClear(Box<FabricPath>),
 }
 
-/// Compares.
+/// Compares. `tls` is the key of TLS where that is wanted.
 ///
 /// # Errors
 /// When what is wanted must not be done as things are.
-pub fn plan(wanted: &Subsystem, paths: &[FabricPath], found: &Found) -> Result<Plan, NotPlanned> {
+pub fn plan(
+    wanted: &Subsystem,
+    tls: Option<KeySerial>,
+    paths: &[FabricPath],
+    found: &Found,
+) -> Result<Plan, NotPlanned> {
     let paths: Vec<&FabricPath> = {
         let mut seen = BTreeSet::new();
         paths.iter().filter(|path| seen.insert(*path)).collect()
@@ -64,6 +75,7 @@ pub fn plan(wanted: &Subsystem, paths: &[FabricPath], found: &Found) -> Result<P
     if paths.len() > 1 && found.multipath == Some(false) {
         return Err(NotPlanned::MultipathOff);
     }
+    check_transports(wanted, &paths)?;
     let there: Vec<&Controller> = found
         .subsystems
         .iter()
@@ -83,14 +95,26 @@ pub fn plan(wanted: &Subsystem, paths: &[FabricPath], found: &Found) -> Result<P
     let mut kept = BTreeSet::new();
     for path in paths {
         // Of two that go the same way one is enough.
-        match there.iter().find(|controller| controller.goes(path) && !kept.contains(&controller.name)) {
+        let mut going = there.iter().filter(|c| c.goes(path) && !kept.contains(&c.name)).peekable();
+        let any = going.peek().is_some();
+        match going.find(|controller| controller.has_tls(tls)) {
             Some(controller) => {
                 kept.insert(controller.name.clone());
                 plan.keep.push(controller.name.clone());
             }
+            None if any => plan.replace.push(path.clone()),
             None => plan.connect.push(path.clone()),
         }
     }
     plan.disconnect = there.iter().map(|c| c.name.clone()).filter(|name| !kept.contains(name)).collect();
     Ok(plan)
+}
+
+/// TLS is for all paths or none.
+pub(crate) fn check_transports<'a>(
+    wanted: &Subsystem,
+    paths: impl IntoIterator<Item = &'a &'a FabricPath>,
+) -> Result<(), NotPlanned> {
+    let clear = paths.into_iter().find(|path| wanted.tls.is_some() && path.transport != Transport::Tcp);
+    clear.map_or(Ok(()), |path| Err(NotPlanned::InClear(Box::new((*path).clone()))))
 }

@@ -21,7 +21,9 @@ pub enum Refusal {
     #[error("the target did not answer in time: check the network between us, firewalls and MTU")]
     TimedOut,
     /// ECONNRESET, EPIPE, ECONNABORTED.
-    #[error("the target closed the connection while we connected: its log says why")]
+    #[error(
+        "the target closed the connection while we connected: its log says why (a port for TLS only does so to hosts without)"
+    )]
     Closed,
     /// EINVAL, and the kernel named what it does not know or this kernel does not list it.
     #[error("this kernel does not know the option {0}: leave it out, or use a newer kernel")]
@@ -44,9 +46,33 @@ pub enum Refusal {
     /// Keys do not match.
     #[error("authentication failed: the DH-HMAC-CHAP keys here and on the target differ")]
     AuthenticationFailed,
-    /// ENOKEY.
-    #[error("the key for TLS is not in the keyring: put it there, and run tlshd on the node")]
+    /// ENOKEY and its like, with TLS.
+    #[error(
+        "the key for TLS is not in the kernel's keyring any more: somebody has taken it out or revoked it"
+    )]
     NoTlsKey,
+    /// ESRCH, with TLS.
+    #[error(
+        "nobody does the TLS handshake: run tlshd (ktls-utils) on this node, in the same network namespace as this process"
+    )]
+    NoTlshd,
+    /// EACCES, EKEYREJECTED or ETIMEDOUT, with TLS.
+    #[error(
+        "the TLS handshake failed: the target's key for this host NQN and this subsystem NQN is another one or of the other \
+         identity version, or there is none, no TLS at this port or no tlshd; tlshd's log on both ends says more"
+    )]
+    HandshakeFailed,
+    /// EIO of the handshake.
+    #[error(
+        "tlshd could not use the key: it must be started after the module nvme-keyring is loaded (restart it), and its log says \
+         more"
+    )]
+    KeyNotUsable,
+    /// ETIMEDOUT before the handshake ended.
+    #[error(
+        "the TLS handshake was not finished in time: does tlshd answer, here and on the target? Its log says more"
+    )]
+    HandshakeTimedOut,
     /// All controllers of the target are taken, or it is shutting down.
     #[error("the target has no controller to give: it is busy, or as many hosts are connected as it takes")]
     Busy,
@@ -98,6 +124,9 @@ pub(crate) struct Failure<'a> {
 
 impl Failure<'_> {
     pub(crate) fn refusal(&self) -> Refusal {
+        if let Some(refusal) = self.handshake() {
+            return refusal;
+        }
         match self.errno {
             libc::EALREADY => Refusal::AlreadyConnected,
             libc::ECONNREFUSED if !self.says("uthentication") => Refusal::NothingListens,
@@ -116,6 +145,24 @@ impl Failure<'_> {
             // A command's status becomes EIO; older kernels have ECONNREFUSED for a failed authentication.
             libc::EIO | libc::ECONNREFUSED | libc::EOPNOTSUPP => self.rejected(),
             errno => Refusal::Other(std::io::Error::from_raw_os_error(errno).kind(), errno),
+        }
+    }
+
+    /// What tlshd and the kernel around it say.
+    fn handshake(&self) -> Option<Refusal> {
+        // Of nvme_tcp_start_tls: what tlshd ended with, or that it did not end. Where the log cannot be read, only what has no
+        // other meaning counts.
+        let (ended, hung) = (self.says("TLS handshake complete"), self.says("TLS handshake failed"));
+        match self.errno {
+            _ if !self.tls => None,
+            libc::ESRCH => Some(Refusal::NoTlshd),
+            libc::EACCES => Some(Refusal::HandshakeFailed),
+            // The other end closed the connection in the middle: it has no such key.
+            libc::EKEYREJECTED | libc::ETIMEDOUT if ended => Some(Refusal::HandshakeFailed),
+            libc::EIO if ended => Some(Refusal::KeyNotUsable),
+            libc::ETIMEDOUT if hung => Some(Refusal::HandshakeTimedOut),
+            libc::EKEYREVOKED | libc::EKEYEXPIRED => Some(Refusal::NoTlsKey),
+            _ => None,
         }
     }
 
@@ -197,6 +244,34 @@ mod tests {
             assert_eq!(refusal(errno, &[]), expected);
         }
         assert!(matches!(refusal(libc::ENOSPC, &[]), Refusal::Other(_, libc::ENOSPC)));
+    }
+
+    #[test]
+    fn what_failed_of_a_handshake_is_told_apart() {
+        let failed = "nvme nvme0: queue 0: TLS handshake complete, error -";
+        for (errno, expected) in [
+            (libc::ESRCH, Refusal::NoTlshd),
+            (libc::EACCES, Refusal::HandshakeFailed),
+            (libc::EKEYREJECTED, Refusal::HandshakeFailed),
+            (libc::EIO, Refusal::KeyNotUsable),
+            (libc::ETIMEDOUT, Refusal::HandshakeFailed),
+            (libc::EKEYREVOKED, Refusal::NoTlsKey),
+        ] {
+            assert_eq!(refusal(errno, &[&format!("{failed}{errno}")]), expected);
+        }
+        let hung = "nvme nvme0: queue 0: TLS handshake failed, error -110";
+        assert_eq!(refusal(libc::ETIMEDOUT, &[hung]), Refusal::HandshakeTimedOut);
+        assert_eq!(
+            refusal(libc::ETIMEDOUT, &["nvme nvme0: failed to connect socket: -110"]),
+            Refusal::TimedOut
+        );
+        let plain =
+            Failure { errno: libc::EACCES, log: &[], transport: Transport::Tcp, tls: false, unknown: &[] };
+        assert_eq!(plain.refusal(), Refusal::NotPermitted);
+        assert_eq!(
+            Failure { errno: libc::ESRCH, ..plain }.refusal(),
+            Refusal::Other(std::io::Error::from_raw_os_error(libc::ESRCH).kind(), libc::ESRCH)
+        );
     }
 
     #[test]

@@ -11,11 +11,21 @@ use crate::base64;
 pub struct DhChapKey(Zeroizing<String>);
 
 /// A configured pre-shared key of TLS, `NVMeTLSkey-1:<hash>:<Base64 of key and CRC-32>:` (NVMe/TCP 3.6.1.5). Never shown.
-///
-/// The kernel takes a PSK from a keyring, by its serial number. Nothing here puts it there yet: [`crate::Tls`] names one
-/// that somebody else has put.
+/// What goes to the kernel is made of it for each pair of host and subsystem ([`crate::Tls`]).
 #[derive(Clone, PartialEq, Eq)]
-pub struct TlsPsk(Zeroizing<String>);
+pub struct TlsPsk {
+    transform: Option<Hash>,
+    key: Zeroizing<Vec<u8>>,
+}
+
+/// Hash of a key, and of the cipher suite that goes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hash {
+    /// SHA-256.
+    Sha256,
+    /// SHA-384.
+    Sha384,
+}
 
 /// Why a text is no key. Says nothing of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +51,7 @@ pub enum InvalidKey {
 const CHECK_SUM_BYTES: usize = 4;
 
 const DHCHAP_FORM: &str = "DHHC-1:<00 to 03>:<base64>:";
-const PSK_FORM: &str = "NVMeTLSkey-1:<01 or 02>:<base64>:";
+const PSK_FORM: &str = "NVMeTLSkey-1:<00 to 02>:<base64>:";
 
 impl DhChapKey {
     /// Checks a text.
@@ -71,27 +81,45 @@ impl TlsPsk {
     /// # Errors
     /// When it is not a key.
     pub fn parse(text: &str) -> Result<Self, InvalidKey> {
-        check(text, "NVMeTLSkey-1", PSK_FORM, |hash| match hash {
+        // NVMe/TCP 3.6.1.5: 00 is either length without a transformation.
+        let (hash, key) = check(text, "NVMeTLSkey-1", PSK_FORM, |hash| match hash {
+            "00" => Some(&[32, 48]),
             "01" => Some(&[32]),
             "02" => Some(&[48]),
             _ => None,
         })?;
-        Ok(Self(Zeroizing::new(text.to_owned())))
+        let transform = match hash {
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            _ => None,
+        };
+        Ok(Self { transform, key })
     }
 
-    /// The text, for whoever puts it into a keyring.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
+    /// The key itself.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// What makes it a retained key; none where it is one as it is.
+    pub(crate) fn transform(&self) -> Option<Hash> {
+        self.transform
+    }
+
+    /// Hash of the cipher suite: that of the transformation, else the one of the key's length.
+    pub(crate) fn hash(&self) -> Hash {
+        let by_length = if self.key.len() == 32 { Hash::Sha256 } else { Hash::Sha384 };
+        self.transform.unwrap_or(by_length)
     }
 }
 
-fn check(
-    text: &str,
+/// The hash that a text names, and the key.
+fn check<'a>(
+    text: &'a str,
     name: &str,
     form: &'static str,
     lengths: impl Fn(&str) -> Option<&'static [usize]>,
-) -> Result<(), InvalidKey> {
+) -> Result<(&'a str, Zeroizing<Vec<u8>>), InvalidKey> {
     let mut parts = text.split(':');
     let mut part = || parts.next().ok_or(InvalidKey::Form(form));
     let (head, hash, key, tail) = (part()?, part()?, part()?, part()?);
@@ -99,7 +127,7 @@ fn check(
         return Err(InvalidKey::Form(form));
     }
     let lengths = lengths(hash).ok_or(InvalidKey::Hash)?;
-    let bytes = base64::decode(key).ok_or(InvalidKey::Base64)?;
+    let mut bytes = base64::decode(key).ok_or(InvalidKey::Base64)?;
     let length = bytes.len().checked_sub(CHECK_SUM_BYTES).ok_or(InvalidKey::Length(0))?;
     if !lengths.contains(&length) {
         return Err(InvalidKey::Length(length));
@@ -108,7 +136,8 @@ fn check(
     if base64::crc32(key).to_le_bytes() != sum {
         return Err(InvalidKey::CheckSum);
     }
-    Ok(())
+    bytes.truncate(length);
+    Ok((hash, bytes))
 }
 
 impl fmt::Debug for DhChapKey {
@@ -127,25 +156,13 @@ impl fmt::Debug for TlsPsk {
 pub(crate) mod tests {
     use super::*;
 
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-    fn encode(bytes: &[u8]) -> String {
-        let mut text = String::new();
-        for group in bytes.chunks(3) {
-            let mut word = [0; 4];
-            word[1..=group.len()].copy_from_slice(group);
-            let word = u32::from_be_bytes(word);
-            for digit in 0..4 {
-                let index = word >> (18 - 6 * digit) & 63;
-                text.push(if digit <= group.len() { char::from(DIGITS[index as usize]) } else { '=' });
-            }
-        }
-        text
-    }
-
     pub(crate) fn dhchap(hash: &str, bytes: &[u8]) -> String {
         let sum = base64::crc32(bytes).to_le_bytes();
-        format!("DHHC-1:{hash}:{}:", encode(&[bytes, &sum].concat()))
+        format!("DHHC-1:{hash}:{}:", base64::encode(&[bytes, &sum].concat()).as_str())
+    }
+
+    pub(crate) fn psk(hash: &str, bytes: &[u8]) -> String {
+        dhchap(hash, bytes).replace("DHHC-1", "NVMeTLSkey-1")
     }
 
     #[test]
@@ -176,13 +193,15 @@ pub(crate) mod tests {
 
     #[test]
     fn a_psk_has_a_frame_of_its_own() {
-        let psk = |hash: &str, length: usize| {
-            TlsPsk::parse(&dhchap(hash, &vec![9; length]).replace("DHHC-1", "NVMeTLSkey-1")).map(|_| ())
-        };
-        assert_eq!(psk("01", 32), Ok(()));
-        assert_eq!(psk("02", 48), Ok(()));
-        assert_eq!(psk("02", 32), Err(InvalidKey::Length(32)));
-        assert_eq!(psk("00", 32), Err(InvalidKey::Hash));
+        let parsed = |hash: &str, length: usize| TlsPsk::parse(&psk(hash, &vec![9; length])).map(|_| ());
+        assert_eq!(parsed("00", 32), Ok(()));
+        assert_eq!(parsed("00", 48), Ok(()));
+        assert_eq!(parsed("01", 32), Ok(()));
+        assert_eq!(parsed("02", 48), Ok(()));
+        assert_eq!(parsed("02", 32), Err(InvalidKey::Length(32)));
+        assert_eq!(parsed("00", 64), Err(InvalidKey::Length(64)));
+        assert_eq!(parsed("03", 64), Err(InvalidKey::Hash));
         assert_eq!(TlsPsk::parse(&dhchap("01", &[9; 32])).map(|_| ()), Err(InvalidKey::Form(PSK_FORM)));
+        assert_eq!(format!("{:?}", TlsPsk::parse(&psk("01", &[9; 32]))), "Ok(TlsPsk(redacted))");
     }
 }

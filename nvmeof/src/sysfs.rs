@@ -10,6 +10,7 @@ use std::str::FromStr;
 use uuid::Uuid;
 
 use crate::attributes::{entries, parsed, text};
+use crate::keyring::KeySerial;
 use crate::nqn::Nqn;
 use crate::options::FabricPath;
 
@@ -57,6 +58,15 @@ pub struct Controller {
     pub host_nqn: Option<String>,
     /// Its way to each namespace; empty without native multipath.
     pub paths: Vec<NamespacePath>,
+    /// TLS; none where everything goes in the clear.
+    pub tls: Option<ControllerTls>,
+}
+
+/// TLS of a controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControllerTls {
+    /// The key of its last handshake; none where there was none yet.
+    pub key: Option<KeySerial>,
 }
 
 /// Where a controller is, as the kernel's `address` says.
@@ -333,6 +343,16 @@ impl Controller {
             && (self.paths.is_empty() || self.paths.iter().any(|p| p.nsid == nsid && p.ana_state.takes_io()))
     }
 
+    /// Whether it has TLS with this key, or none where none is wanted.
+    #[must_use]
+    pub fn has_tls(&self, wanted: Option<KeySerial>) -> bool {
+        match (wanted, self.tls) {
+            (None, None) => true,
+            (Some(key), Some(tls)) => tls.key.is_none_or(|has| has == key),
+            _ => false,
+        }
+    }
+
     /// Whether this is the path.
     #[must_use]
     pub fn goes(&self, path: &FabricPath) -> bool {
@@ -413,7 +433,20 @@ fn controller(name: &str, at: &Path) -> Option<Controller> {
         state: ControllerState::from_text(&text(&at.join("state"))?),
         host_nqn: text(&at.join("hostnqn")),
         paths: paths.collect(),
+        tls: tls(at),
     })
+}
+
+/// `tls_key` is there on controllers with TLS only, and empty until there was a handshake. Some kernels have
+/// `tls_configured_key`, too, which is there from the beginning.
+fn tls(at: &Path) -> Option<ControllerTls> {
+    let serial = |attribute: &str| {
+        let number = u32::from_str_radix(&text(&at.join(attribute))?, 16).ok()?;
+        Some(KeySerial(number.cast_signed())).filter(|serial| serial.0 != 0)
+    };
+    at.join("tls_key")
+        .exists()
+        .then(|| ControllerTls { key: serial("tls_configured_key").or_else(|| serial("tls_key")) })
 }
 
 /// `traddr=192.168.77.1,trsvcid=4420,src_addr=192.168.77.2`.

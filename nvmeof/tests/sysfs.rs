@@ -4,8 +4,8 @@
 mod tree;
 
 use forebay_nvmeof::{
-    AnaState, Change, ControllerState, FindError, HostIdentity, NamespaceId, NotPlanned, Sysfs, Transport,
-    Watch, plan,
+    AnaState, Change, ControllerState, EnsureError, FindError, HostIdentity, KeySerial, NamespaceId,
+    NotPlanned, Sysfs, Tls, TlsPsk, Transport, Watch, plan,
 };
 use forebay_nvmeof::{FabricPath, Fabrics, Subsystem};
 use tree::{LOCAL, NO_MULTIPATH, TWO_PATHS, Tree, nqn, wanted};
@@ -149,15 +149,15 @@ fn changes_are_told_once_and_the_last_path_is_told_as_such() {
 #[test]
 fn what_is_connected_as_wanted_is_left_alone() {
     let found = Tree::of(&[TWO_PATHS]).read();
-    let planned = plan(&wanted(), &paths(), &found).unwrap();
+    let planned = plan(&wanted(), None, &paths(), &found).unwrap();
     assert_eq!((planned.keep.len(), planned.connect.len(), planned.disconnect.len()), (2, 0, 0));
     // A lost one that the kernel reconnects is there.
     let tree = Tree::of(&[TWO_PATHS]);
     tree.set("nvme3/state", "connecting");
-    assert_eq!(plan(&wanted(), &paths(), &tree.read()).unwrap(), planned);
+    assert_eq!(plan(&wanted(), None, &paths(), &tree.read()).unwrap(), planned);
     // One that was given up is not.
     tree.set("nvme3/state", "deleting (no IO)");
-    let planned = plan(&wanted(), &paths(), &tree.read()).unwrap();
+    let planned = plan(&wanted(), None, &paths(), &tree.read()).unwrap();
     assert_eq!((planned.keep, planned.connect), (vec!["nvme4".to_owned()], vec![paths()[0].clone()]));
     assert!(planned.disconnect.is_empty());
 }
@@ -167,20 +167,20 @@ fn what_is_missing_is_connected_and_what_is_not_wanted_goes() {
     let found = Tree::of(&[TWO_PATHS]).read();
     let rdma = FabricPath::new(Transport::Rdma, "192.168.77.1:4420".parse().unwrap());
     let twice = [paths()[0].clone(), rdma.clone(), paths()[0].clone()];
-    let planned = plan(&wanted(), &twice, &found).unwrap();
+    let planned = plan(&wanted(), None, &twice, &found).unwrap();
     assert_eq!(planned.keep, ["nvme3"]);
     assert_eq!(planned.connect, [rdma]);
     assert_eq!(planned.disconnect, ["nvme4"]);
     // Another port, another address to go out from: another path.
     let port = FabricPath::new(Transport::Tcp, "192.168.77.1:4421".parse().unwrap());
     let from = FabricPath { host_address: None, ..paths()[1].clone() };
-    assert_eq!(plan(&wanted(), &[port, from], &found).unwrap().connect.len(), 2);
+    assert_eq!(plan(&wanted(), None, &[port, from], &found).unwrap().connect.len(), 2);
 }
 
 #[test]
 fn nothing_is_done_where_it_must_not_be() {
     let refused = |wanted: &Subsystem, paths: &[FabricPath], trees: &[&str]| {
-        plan(wanted, paths, &Tree::of(trees).read()).unwrap_err()
+        plan(wanted, None, paths, &Tree::of(trees).read()).unwrap_err()
     };
     assert!(matches!(refused(&wanted(), &[], &[TWO_PATHS]), NotPlanned::NoPath(_)));
     assert_eq!(refused(&wanted(), &paths(), &[NO_MULTIPATH]), NotPlanned::MultipathOff);
@@ -190,6 +190,50 @@ fn nothing_is_done_where_it_must_not_be() {
     let many: Vec<FabricPath> =
         (1..=40).map(|port| FabricPath::new(Transport::Tcp, ([10, 0, 0, 1], port).into())).collect();
     assert_eq!(refused(&wanted(), &many, &[TWO_PATHS]), NotPlanned::TooManyPaths(40));
+}
+
+#[test]
+fn what_goes_in_the_clear_or_with_an_older_key_is_replaced_where_tls_is_wanted() {
+    let key = KeySerial(0x1234_5678);
+    let of = |tree: &Tree| plan(&wanted(), Some(key), &paths(), &tree.read()).unwrap();
+    let tree = Tree::of(&[TWO_PATHS]);
+    let planned = of(&tree);
+    assert_eq!(
+        (planned.keep.len(), planned.connect.len(), planned.replace.as_slice()),
+        (0, 0, paths().as_slice())
+    );
+    assert_eq!(planned.disconnect, ["nvme3", "nvme4"]);
+    // The one has the key, the other has another one.
+    for (controller, has) in [("nvme3", "12345678"), ("nvme4", "00000009")] {
+        tree.unpack(&format!("sys/devices/virtual/nvme-fabrics/ctl/{controller}/tls_key\t\n"));
+        tree.unpack(&format!(
+            "sys/devices/virtual/nvme-fabrics/ctl/{controller}/tls_configured_key\t{has}\n"
+        ));
+    }
+    let planned = of(&tree);
+    assert_eq!(
+        (planned.keep.as_slice(), planned.replace.as_slice()),
+        (["nvme3".to_owned()].as_slice(), &paths()[1..])
+    );
+    assert_eq!(planned.disconnect, ["nvme4"]);
+    // TLS that is not wanted goes as well.
+    assert_eq!(plan(&wanted(), None, &paths(), &tree.read()).unwrap().replace, paths());
+}
+
+#[test]
+fn nothing_is_left_in_the_clear_without_an_error() {
+    let psk = TlsPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:").unwrap();
+    let wanted = Subsystem { tls: Some(Tls { psk, identity: Default::default() }), ..wanted() };
+    let rdma = FabricPath::new(Transport::Rdma, "192.168.77.1:4420".parse().unwrap());
+    let tree = Tree::of(&[TWO_PATHS]);
+    let fabrics = Fabrics::at(tree.path("dev"), tree.sysfs()).with_proc(tree.path("proc"));
+    let mixed = fabrics.ensure_connected(&wanted, &[paths()[0].clone(), rdma.clone()]).unwrap_err();
+    assert!(matches!(mixed, EnsureError::NotPlanned(NotPlanned::InClear(path)) if *path == rdma));
+    assert!(fabrics.connect(&wanted, &rdma).unwrap_err().to_string().contains("has none"));
+    // What is there is not taken for what is wanted, nor is it touched.
+    let error = fabrics.ensure_connected(&wanted, &paths()).unwrap_err();
+    assert!(matches!(error, EnsureError::Key(_)), "{error}");
+    assert_eq!(tree.attribute("nvme3/delete_controller"), "");
 }
 
 #[test]

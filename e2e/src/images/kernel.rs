@@ -46,6 +46,7 @@ const MODULES: &[&str] = &[
     "net/llc",
     "net/netfilter",
     "net/sched",
+    "net/tls",
 ];
 
 /// What the initrd must load before it can mount the root.

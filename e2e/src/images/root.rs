@@ -30,6 +30,7 @@ const PACKAGES: &[&str] = &[
     "jq",
     "keyutils",
     "kmod",
+    "ktls-utils",
     "libglib2.0-0t64",
     "libnl-genl-3-200",
     "mount",

@@ -204,7 +204,7 @@ impl Drop for Fabric<'_> {
 }
 
 pub(super) fn port(id: u16, transport: &str, address: &str, service: u16) -> Port {
-    Port { id, transport: transport.into(), address: address.into(), service }
+    Port { id, transport: transport.into(), address: address.into(), service, tls: false }
 }
 
 /// What a write that the reservation keeps out ends with.

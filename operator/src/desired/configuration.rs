@@ -15,6 +15,8 @@ pub const CERTIFICATES: &str = "/etc/forebay/tls";
 pub const CONFIGURATION: &str = "/etc/forebay/config";
 /// Where the keys of NVMe-oF backends are mounted, a folder for each.
 pub const KEYS: &str = "/etc/forebay/nvmeof";
+/// Where their keys of TLS are mounted, a folder for each.
+pub const KEYS_TLS: &str = "/etc/forebay/nvmeof-tls";
 /// Where the backends' directories are mounted.
 pub const POOLS: &str = "/var/lib/forebay/pools";
 
@@ -97,6 +99,10 @@ struct Nvmeof {
     dhchap_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_controller_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls_identity: Option<u8>,
     connect_time_s: u32,
     keep_alive_s: u32,
     loss_time_s: u32,
@@ -114,6 +120,8 @@ fn nvmeof(view: &View<'_>, instance: &str, backend: &Backend) -> Option<Nvmeof> 
         format: found.format,
         dhchap_key: found.keys.map(|_| key("host")),
         dhchap_controller_key: mutual.then(|| key("controller")),
+        tls_key: found.tls_identity.map(|_| format!("{KEYS_TLS}/{}/psk", backend.name)),
+        tls_identity: found.tls_identity,
         connect_time_s: found.connect_time_s,
         keep_alive_s: found.keep_alive_s,
         loss_time_s: found.loss_time_s,

@@ -66,6 +66,8 @@ pub struct Fabric {
     pub keep_alive_s: u32,
     /// Secret with keys, and whether the target proves itself, too.
     pub keys: Option<(String, bool)>,
+    /// Version of the identity of the key of TLS, where there is one.
+    pub tls_identity: Option<u8>,
     /// Where the bundled target has it.
     pub place: Option<Place>,
 }
@@ -102,6 +104,7 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
                 loss_time_s: nvmeof.loss_timeout_seconds,
                 keep_alive_s: nvmeof.keep_alive_seconds,
                 keys: nvmeof.dhchap_secret.as_ref().map(|s| (s.name.clone(), s.mutual)),
+                tls_identity: nvmeof.tls_secret.as_ref().map(|s| s.identity),
                 place: None,
             })
         }
@@ -128,6 +131,7 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
                 loss_time_s: target.loss_timeout_seconds,
                 keep_alive_s: target.keep_alive_seconds,
                 keys: None,
+                tls_identity: None,
                 place: Some(place),
             })
         }

@@ -160,6 +160,27 @@ fn keys_go_into_the_servers_only() {
     assert_eq!(pool["dhchap_controller_key"].as_str(), Some("/etc/forebay/nvmeof/main/controller"));
     let text = json!(found.objects).to_string();
     assert_eq!(text.matches(r#""secretName":"keys""#).count(), 2, "one for each server");
+    assert!(pool.get("tls_key").is_none() && pool.get("tls_identity").is_none(), "{pool:?}");
+}
+
+#[test]
+fn a_key_of_tls_goes_into_the_servers_only() {
+    let mut backends = nvmeof(2);
+    backends[0]["nvmeof"]["tlsSecret"] = json!({ "name": "keys" });
+    for (identity, told) in [(json!(null), 1), (json!(0), 0)] {
+        if !identity.is_null() {
+            backends[0]["nvmeof"]["tlsSecret"]["identity"] = identity;
+        }
+        let (cluster, observed) = fabric_running(json!({ "backends": backends }));
+        let found = desired(&cluster, &settings(), &observed);
+        let pool = &config(&found, "a-0-config-1")["pool"][0]["nvmeof"];
+        assert_eq!(pool["tls_key"].as_str(), Some("/etc/forebay/nvmeof-tls/main/psk"));
+        assert_eq!(pool["tls_identity"].as_integer(), Some(told));
+        assert!(pool.get("dhchap_key").is_none(), "{pool:?}");
+        let text = json!(found.objects).to_string();
+        assert_eq!(text.matches(r#""secretName":"keys""#).count(), 2, "one for each server");
+        assert!(text.contains(r#""mountPath":"/etc/forebay/nvmeof-tls/main""#), "{text}");
+    }
 }
 
 #[test]

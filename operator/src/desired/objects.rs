@@ -11,7 +11,7 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::configuration::{self, CERTIFICATES, CONFIGURATION, KEYS, POOLS};
+use super::configuration::{self, CERTIFICATES, CONFIGURATION, KEYS, KEYS_TLS, POOLS};
 use super::{Desired, Report, Target, View, fabric, rdma, record, target};
 
 /// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
@@ -316,11 +316,16 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
                 let name = format!("pool-{}", hash(&json!(backend.name)));
                 mounts.push(json!({ "name": name, "mountPath": format!("{POOLS}/{}", backend.name) }));
                 volumes.push(json!({ "name": name, "emptyDir": { "sizeLimit": "1Mi" } }));
-                if let Some(secret) = backend.nvmeof.as_ref().and_then(|b| b.dhchap_secret.as_ref()) {
-                    let name = format!("keys-{}", hash(&json!(backend.name)));
-                    let at = format!("{KEYS}/{}", backend.name);
+                let nvmeof = backend.nvmeof.as_ref();
+                let keys = nvmeof.and_then(|b| b.dhchap_secret.as_ref()).map(|s| ("keys", KEYS, &s.name));
+                let psk = nvmeof.and_then(|b| b.tls_secret.as_ref()).map(|s| ("psk", KEYS_TLS, &s.name));
+                for (prefix, folder, secret) in keys.into_iter().chain(psk) {
+                    let name = format!("{prefix}-{}", hash(&json!(backend.name)));
+                    let at = format!("{folder}/{}", backend.name);
                     mounts.push(json!({ "name": name, "mountPath": at, "readOnly": true }));
-                    volumes.push(json!({ "name": name, "secret": { "secretName": secret.name, "defaultMode": 0o400 } }));
+                    volumes.push(
+                        json!({ "name": name, "secret": { "secretName": secret, "defaultMode": 0o400 } }),
+                    );
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use forebay_nvmeof::{FabricPath, NamespaceId, Nqn};
+use forebay_nvmeof::{FabricPath, IdentityVersion, NamespaceId, Nqn, Transport};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
@@ -39,6 +39,12 @@ pub struct NvmeofSection {
     /// File with the key that the target has to prove to have; empty for none.
     #[serde(default)]
     pub dhchap_controller_key: PathBuf,
+    /// File with the pre-shared key of TLS; empty for none, and everything in the clear.
+    #[serde(default)]
+    pub tls_key: PathBuf,
+    /// Version of the identity that the key has for the target, 0 or 1.
+    #[serde(default = "one")]
+    pub tls_identity: u8,
     /// How long the target and the namespace are waited for at start.
     #[serde(default = "connect_time_s")]
     pub connect_time_s: u32,
@@ -52,6 +58,10 @@ pub struct NvmeofSection {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> u8 {
+    1
 }
 
 fn connect_time_s() -> u32 {
@@ -86,6 +96,16 @@ impl NvmeofSection {
         Duration::from_secs(2 * u64::from(self.keep_alive_s) + 1)
     }
 
+    /// [`Self::tls_identity`], where it is one.
+    #[must_use]
+    pub fn identity_version(&self) -> Option<IdentityVersion> {
+        match self.tls_identity {
+            0 => Some(IdentityVersion::Zero),
+            1 => Some(IdentityVersion::One),
+            _ => None,
+        }
+    }
+
     pub(super) fn check(&self, instance: &InstanceSection) -> Result<(), (&'static str, String)> {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
         // Who may take the namespace over is told by these two.
@@ -101,15 +121,25 @@ impl NvmeofSection {
         if self.paths.is_empty() {
             return wrong("paths", "no path: give at least one, like \"tcp://192.168.1.1:4420\"");
         }
-        for (key, path) in
-            [("dhchap_key", &self.dhchap_key), ("dhchap_controller_key", &self.dhchap_controller_key)]
-        {
+        for (key, path) in [
+            ("dhchap_key", &self.dhchap_key),
+            ("dhchap_controller_key", &self.dhchap_controller_key),
+            ("tls_key", &self.tls_key),
+        ] {
             if !path.as_os_str().is_empty() && !path.is_absolute() {
                 return wrong(key, "must be an absolute path");
             }
         }
         if self.dhchap_key.as_os_str().is_empty() && !self.dhchap_controller_key.as_os_str().is_empty() {
             return wrong("dhchap_controller_key", "goes with dhchap_key only");
+        }
+        let clear = self.paths.iter().find(|path| path.transport != Transport::Tcp);
+        if let Some(path) = clear.filter(|_| !self.tls_key.as_os_str().is_empty()) {
+            let what = format!("TLS is for NVMe/TCP only, and what goes by {path} would be in the clear");
+            return Err(("tls_key", format!("{what}: leave that path out, or the key")));
+        }
+        if self.identity_version().is_none() {
+            return wrong("tls_identity", "must be 0 or 1");
         }
         if !(1..=3600).contains(&self.connect_time_s) {
             return wrong("connect_time_s", "must be from 1 to 3600");
@@ -170,11 +200,25 @@ mod tests {
         assert!(with("keep_alive_s = 0\n").contains("pool.nvmeof.keep_alive_s"));
         assert!(with("dhchap_key = \"key\"\n").contains("pool.nvmeof.dhchap_key: must be an absolute path"));
         assert!(with("dhchap_controller_key = \"/key\"\n").contains("goes with dhchap_key only"));
+        assert!(with("tls_key = \"key\"\n").contains("pool.nvmeof.tls_key: must be an absolute path"));
+        assert!(with("tls_identity = 2\n").contains("pool.nvmeof.tls_identity: must be 0 or 1"));
         assert!(with("formatt = true\n").starts_with("server.toml:11: "));
         let device = NVMEOF.replace("uuid:8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11", "/dev/nvme0n1");
         assert!(error(&format!("{INSTANCE}{POOL}{device}")).contains("is not a namespace"));
         let path = NVMEOF.replace("tcp://192.168.77.1:4420", "192.168.77.1");
         assert!(error(&format!("{INSTANCE}{POOL}{path}")).contains("is not a path"));
+        // What would go by RDMA would be in the clear, also where other paths have TLS.
+        for paths in ["rdma://192.168.77.1:4420", "tcp://192.168.77.1:4420\", \"rdma://192.168.77.1:4421"] {
+            let rdma = NVMEOF.replace("tcp://192.168.77.1:4420", paths);
+            let told = error(&format!("{INSTANCE}{POOL}{rdma}tls_key = \"/key\"\n"));
+            assert!(
+                told.starts_with("server.toml:11: pool.nvmeof.tls_key: TLS is for NVMe/TCP only"),
+                "{told}"
+            );
+            assert!(told.contains("rdma://"), "{told}");
+            Config::parse("server.toml", &format!("{INSTANCE}{POOL}{rdma}"))
+                .expect("without TLS it is right");
+        }
         // The second pool's section is the one that is wrong.
         let second = POOL.replace("\"p\"", "\"q\"").replace("\"/p\"", "\"/q\"");
         let text = format!("{INSTANCE}{POOL}{NVMEOF}{second}{NVMEOF}loss_time_s = 1\n");

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use forebay_nvmeof::{
     Authentication, Check, DhChapKey, EnsureError, Epoch, Fabrics, FindError, HostIdentity, InstanceHash,
     InvalidKey, InvalidName, Loss, Me, Namespace, NamespaceDevice, NotAcquired, OpenError, ReservationError,
-    Subsystem, acquire, check, release,
+    Subsystem, Tls, TlsPsk, acquire, check, release,
 };
 use rustix::mount::MountFlags;
 use tracing::{info, warn};
@@ -152,7 +152,8 @@ fn attach(
     let epoch = epoch.expect("the configuration was checked");
     let me = Me { instance: InstanceHash::of(&instance.name), epoch, host: wanted.host.id() };
     let fabrics = Fabrics::default();
-    info!(pool = pool.name, host = %wanted.host.nqn(), nqn = %wanted.nqn, "connecting the namespace");
+    let tls = wanted.tls.is_some();
+    info!(pool = pool.name, host = %wanted.host.nqn(), nqn = %wanted.nqn, tls, "connecting the namespace");
     let namespace = connected(&fabrics, &wanted, section)?;
     info!(pool = pool.name, device = namespace.name, key = %me.key(), "namespace found");
     // Before the reservation: a target may refuse every command on what is write-protected, reports among them.
@@ -269,18 +270,19 @@ fn subsystem(instance: &InstanceSection, section: &NvmeofSection) -> Result<Subs
     let host = HostIdentity::of(&instance.name, &node)?;
     let mut wanted = Subsystem::new(section.nqn.clone(), host);
     wanted.timing.keep_alive_s = section.keep_alive_s;
-    if let Some(key) = key(&section.dhchap_key)? {
-        let controller = key_of_target(section)?;
-        wanted.authentication = Some(Authentication { host: key, controller });
+    if let Some(host) = key(&section.dhchap_key, DhChapKey::parse)? {
+        let controller = key(&section.dhchap_controller_key, DhChapKey::parse)?;
+        wanted.authentication = Some(Authentication { host, controller });
+    }
+    if let Some(psk) = key(&section.tls_key, TlsPsk::parse)? {
+        let identity = section.identity_version().expect("the configuration was checked");
+        wanted.tls = Some(Tls { psk, identity });
     }
     Ok(wanted)
 }
 
-fn key_of_target(section: &NvmeofSection) -> Result<Option<DhChapKey>, Reason> {
-    key(&section.dhchap_controller_key)
-}
-
-fn key(path: &Path) -> Result<Option<DhChapKey>, Reason> {
+/// The key in a file; none where no file is named.
+fn key<T>(path: &Path, parse: impl Fn(&str) -> Result<T, InvalidKey>) -> Result<Option<T>, Reason> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
@@ -290,8 +292,7 @@ fn key(path: &Path) -> Result<Option<DhChapKey>, Reason> {
         Ok(text)
     };
     let text = read().map_err(|error| Reason::KeyFile { path: path.to_owned(), error })?;
-    let parsed = DhChapKey::parse(text.trim());
-    parsed.map(Some).map_err(|error| Reason::Key { path: path.to_owned(), error })
+    parse(text.trim()).map(Some).map_err(|error| Reason::Key { path: path.to_owned(), error })
 }
 
 /// Connects until there is a path that takes I/O, or the time is over. The target may come up after us.
@@ -306,7 +307,7 @@ fn connected(fabrics: &Fabrics, wanted: &Subsystem, section: &NvmeofSection) -> 
                 wait_for(fabrics, section, until)
             }
             // Waiting does not help.
-            Err(error @ EnsureError::NotPlanned(_)) => return Err(error.into()),
+            Err(error @ (EnsureError::NotPlanned(_) | EnsureError::Key(_))) => return Err(error.into()),
             Err(error) => Err(error.into()),
         };
         match found {
@@ -550,9 +551,15 @@ mod tests {
     fn a_key_that_cannot_be_read_is_told_by_its_file_alone() {
         let file = tempfile::NamedTempFile::new().expect("tmp");
         std::fs::write(file.path(), "DHHC-1:00:c2VjcmV0:\n").expect("written");
-        let error = key(file.path()).expect_err("it is none").to_string();
-        assert!(error.contains(&file.path().display().to_string()) && !error.contains("c2VjcmV0"), "{error}");
-        assert!(matches!(key(Path::new("/nonexistent/key")), Err(Reason::KeyFile { .. })));
-        assert!(matches!(key(Path::new("")), Ok(None)));
+        let told = [
+            key(file.path(), DhChapKey::parse).expect_err("it is none"),
+            key(file.path(), TlsPsk::parse).expect_err("it is none"),
+        ];
+        for error in told.map(|error| error.to_string()) {
+            let named = error.contains(&file.path().display().to_string());
+            assert!(named && !error.contains("c2VjcmV0"), "{error}");
+        }
+        assert!(matches!(key(Path::new("/nonexistent/key"), TlsPsk::parse), Err(Reason::KeyFile { .. })));
+        assert!(matches!(key(Path::new(""), DhChapKey::parse), Ok(None)));
     }
 }

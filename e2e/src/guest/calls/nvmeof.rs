@@ -165,6 +165,8 @@ pub fn connect(seen: Seen) -> Result<Outcome> {
                 EnsureError::NotPlanned(reason) => {
                     vec![format!("{reason:?}").split(['(', ' ']).next().unwrap_or_default().to_owned()]
                 }
+                EnsureError::Key(error) => vec![name(error)],
+                EnsureError::InClear { .. } => vec!["InClear".into()],
             },
             ..Outcome::default()
         },

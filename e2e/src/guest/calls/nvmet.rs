@@ -46,6 +46,9 @@ pub struct Port {
     pub address: String,
     /// TCP port, or RDMA service.
     pub service: u16,
+    /// Takes TLS only.
+    #[serde(default)]
+    pub tls: bool,
 }
 
 /// What the kernel's target can do.
@@ -90,6 +93,10 @@ pub fn offer(offer: Offer) -> Result<Offered> {
             ("addr_trsvcid", &port.service.to_string()),
         ] {
             set(&at.join(attribute), value)?;
+        }
+        if port.tls {
+            set(&at.join("addr_tsas"), "tls1.3")?;
+            set(&at.join("addr_treq"), "required")?;
         }
         link(&subsystem, &at.join("subsystems").join(&offer.nqn))?;
     }

@@ -4,6 +4,7 @@ mod refused;
 mod served;
 pub(super) mod server;
 mod takeover;
+mod tls;
 
 use super::{Scenario, on_fabric};
 use refused::refusals;
@@ -18,6 +19,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric("pool on a namespace: made, served, left and taken again, over RDMA", |lab| {
             served(lab, "rdma")
         }),
+        on_fabric("pool on a namespace: over TLS 1.3, and what is refused", tls::encrypted),
         on_fabric("pool on a namespace: what is refused, and nothing written", refusals),
         on_fabric("pool on a namespace: its server's node dies, another takes it over", killed),
         on_fabric("pool on a namespace: its server is cut off, ends itself, another has it", cut_off),

@@ -37,6 +37,8 @@ pub(in crate::scenario) struct Told {
     pub(in crate::scenario) transport: &'static str,
     pub(in crate::scenario) format: bool,
     pub(in crate::scenario) key: Option<&'static str>,
+    /// Key of TLS, and the version of its identity.
+    pub(in crate::scenario) tls: Option<(&'static str, u8)>,
     pub(in crate::scenario) connect_time_s: u32,
     /// A second path, where nothing listens.
     pub(in crate::scenario) dead_path: bool,
@@ -51,6 +53,7 @@ impl Told {
             transport: "tcp",
             format: false,
             key: None,
+            tls: None,
             connect_time_s: 200,
             dead_path: false,
         }
@@ -63,6 +66,9 @@ impl Told {
         let dead = if self.dead_path { format!(", \"{transport}://{at}:{NOBODY}\"") } else { String::new() };
         let smb_direct = if *transport == "rdma" { "auto" } else { "off" };
         let key = self.key.map(|_| format!("dhchap_key = \"{KEY_FILE}\"\n")).unwrap_or_default();
+        let tls =
+            self.tls.map(|(_, identity)| format!("tls_key = \"{PSK_FILE}\"\ntls_identity = {identity}\n"));
+        let tls = tls.unwrap_or_default();
         format!(
             "[instance]\nname = \"{instance}\"\nepoch = {epoch}\n\
              [server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\nrdma = \"{smb_direct}\"\n\
@@ -70,7 +76,7 @@ impl Told {
              [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\n\
              [pool.nvmeof]\nnqn = \"{nqn}\"\nnamespace = \"uuid:{UUID}\"\n\
              paths = [\"{transport}://{at}:{service}\"{dead}]\nformat = {format}\n\
-             connect_time_s = {connect_time_s}\nkeep_alive_s = {KEEP_ALIVE_S}\nloss_time_s = {LOSS_TIME_S}\n{key}",
+             connect_time_s = {connect_time_s}\nkeep_alive_s = {KEEP_ALIVE_S}\nloss_time_s = {LOSS_TIME_S}\n{key}{tls}",
             address = host.address(),
         )
     }
@@ -79,6 +85,7 @@ impl Told {
 /// Port where nothing listens.
 pub(in crate::scenario) const NOBODY: u16 = 4499;
 pub(in crate::scenario) const KEY_FILE: &str = "/etc/forebay/dhchap.key";
+pub(in crate::scenario) const PSK_FILE: &str = "/etc/forebay/tls.psk";
 
 /// Starts the server and notes its process number and what it ends with.
 pub(in crate::scenario) const RUNNER: &str = "rm -f /run/pool-server.exit /run/pool-server.pid; \
@@ -106,6 +113,9 @@ impl<'a> Server<'a> {
         node.put(SERVER_CONFIG, server.told.config(node, fabric.target()).as_bytes(), 0o600)?;
         if let Some(key) = server.told.key {
             node.put(KEY_FILE, key.as_bytes(), 0o600)?;
+        }
+        if let Some((psk, _)) = server.told.tls {
+            node.put(PSK_FILE, psk.as_bytes(), 0o600)?;
         }
         node.run(&format!(
             "mkdir -p /run/forebay; rm -f /run/{SERVICE}.exit; : > /var/log/{SERVICE}-runner.log"

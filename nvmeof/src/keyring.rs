@@ -1,0 +1,264 @@
+//! The kernel's keyring of NVMe, `.nvme`, in which `tlshd` and the kernel look for keys of TLS.
+
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use crate::keyctl;
+use crate::limits::{KEY_BYTES_MAX, KEY_LINE_BYTES_MAX, KEY_LINES_MAX, KEYS_MAX};
+use crate::nqn::Nqn;
+use crate::tls::{PairPsk, TooLong, is_of};
+
+/// The kernel's number of a key or a keyring. Another one after each boot, and for each new key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeySerial(pub i32);
+
+/// As sysfs has it.
+impl fmt::Display for KeySerial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+impl fmt::Debug for KeySerial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a key is not in the keyring.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyringError {
+    /// The module is not there, or the kernel was built without.
+    #[error(
+        "the kernel has no keyring {NAME}: load the module nvme-keyring, which nvme-tcp brings along where it can do TLS (Linux 6.7 \
+         or later, CONFIG_NVME_TCP_TLS)"
+    )]
+    NoKeyring,
+    /// Keyrings cannot be listed.
+    #[error(
+        "cannot look for the keyring {NAME} in {path}: {source} (a container must not have it masked, which a privileged one has \
+         not)"
+    )]
+    NotListed {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// EPERM, EACCES or ENOSYS.
+    #[error(
+        "this process may not {what} the keyring {NAME}: {source} (it must be root of the node itself, and no seccomp profile may \
+         keep add_key and keyctl from it)"
+    )]
+    NotPermitted {
+        /// What it may not.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Any other error.
+    #[error("cannot {what} the keyring {NAME}: {source}")]
+    Failed {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// No key can be made for these names.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+}
+
+/// The keyring's name.
+const NAME: &str = ".nvme";
+/// The type of its keys.
+const PSK: &CStr = c"psk";
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> KeyringError {
+    move |source| match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => KeyringError::NotPermitted { what, source },
+        _ => KeyringError::Failed { what, source },
+    }
+}
+
+/// A keyring with keys of one type.
+#[derive(Debug)]
+pub(crate) struct Keyring {
+    serial: KeySerial,
+    kind: &'static CStr,
+}
+
+impl Keyring {
+    /// The kernel's own for NVMe.
+    pub(crate) fn of_nvme(proc: &Path) -> Result<Self, KeyringError> {
+        let path = proc.join("keys");
+        let listed = File::open(&path).and_then(|file| find(BufReader::new(file)));
+        let serial = listed.map_err(|source| KeyringError::NotListed { path, source })?;
+        Ok(Self { serial: serial.ok_or(KeyringError::NoKeyring)?, kind: PSK })
+    }
+
+    /// The key of this pair, put there where it is not. One of the same identity with another payload goes.
+    pub(crate) fn put(&self, pair: &PairPsk) -> Result<KeySerial, KeyringError> {
+        // Only who has the keyring in one of its own may read the keys in it.
+        keyctl::link(self.serial, keyctl::THREAD_KEYRING).map_err(failed("have"))?;
+        let found = self.keys()?.into_iter().find(|(_, identity)| *identity == pair.identity);
+        let mut there = Zeroizing::new([0; KEY_BYTES_MAX]);
+        if let Some((serial, _)) = found
+            && let Ok(count) = keyctl::read(serial, there.as_mut_slice())
+            && there.get(..count) == Some(pair.key.as_slice())
+        {
+            return Ok(serial);
+        }
+        let identity = CString::new(pair.identity.as_str()).expect("names have no zero byte");
+        keyctl::add(self.kind, &identity, &pair.key, self.serial).map_err(failed("add a key to"))
+    }
+
+    /// Takes out the keys of this host and this subsystem that are neither the one to keep nor used; which they were.
+    pub(crate) fn retire(
+        &self,
+        host: &Nqn,
+        subsystem: &Nqn,
+        keep: KeySerial,
+        used: &[KeySerial],
+    ) -> Result<Vec<KeySerial>, KeyringError> {
+        let old = self.keys()?.into_iter().filter(|(serial, identity)| {
+            *serial != keep && !used.contains(serial) && is_of(identity, host, subsystem)
+        });
+        let mut retired = Vec::new();
+        for (serial, _) in old {
+            keyctl::unlink(serial, self.serial).map_err(failed("take a key out of"))?;
+            retired.push(serial);
+        }
+        Ok(retired)
+    }
+
+    /// Its keys that can be seen, with their identities.
+    fn keys(&self) -> Result<Vec<(KeySerial, String)>, KeyringError> {
+        let mut numbers = vec![0; KEYS_MAX * size_of::<i32>()];
+        let count = keyctl::read(self.serial, &mut numbers).map_err(failed("list"))?;
+        let numbers = numbers.get(..count).ok_or_else(|| {
+            let many = io::Error::other(format!("it has more than {KEYS_MAX} keys"));
+            KeyringError::Failed { what: "list", source: many }
+        })?;
+        let serials = numbers.chunks_exact(size_of::<i32>()).map(|bytes| {
+            let bytes = bytes.try_into().expect("chunks are of that size");
+            KeySerial(i32::from_ne_bytes(bytes))
+        });
+        // One that has gone meanwhile, or that we may not see, is as if it were not there.
+        Ok(serials.filter_map(|serial| Some((serial, self.identity(serial)?))).collect())
+    }
+
+    fn identity(&self, key: KeySerial) -> Option<String> {
+        let mut text = vec![0; KEY_LINE_BYTES_MAX];
+        let count = keyctl::describe(key, &mut text).ok()?;
+        let text = CStr::from_bytes_until_nul(text.get(..count)?).ok()?.to_str().ok()?;
+        let mut fields = text.splitn(5, ';');
+        (fields.next()?.as_bytes() == self.kind.to_bytes()).then_some(())?;
+        fields.nth(3).map(str::to_owned)
+    }
+}
+
+/// The keyring among the lines of `/proc/keys`: `21cc057b I------     1 perm 1f0b0000     0     0 keyring   .nvme: 2`.
+fn find(mut lines: impl BufRead) -> io::Result<Option<KeySerial>> {
+    for _ in 0..KEY_LINES_MAX {
+        let mut line = Vec::new();
+        if lines.by_ref().take(KEY_LINE_BYTES_MAX as u64).read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        if let Some(serial) = is_ours(&String::from_utf8_lossy(&line)) {
+            return Ok(Some(serial));
+        }
+    }
+    Ok(None)
+}
+
+fn is_ours(line: &str) -> Option<KeySerial> {
+    let mut words = line.split_whitespace();
+    let serial = u32::from_str_radix(words.next()?, 16).ok()?;
+    // Of a module that was removed it stays, revoked.
+    let usable = words.next()?.starts_with("I-");
+    // Nobody but the kernel makes a keyring whose name begins with a dot.
+    let owner = words.nth(3)?;
+    let (kind, name) = (words.nth(1)?, words.next()?);
+    let ours = usable && owner == "0" && kind == "keyring" && name.strip_suffix(':') == Some(NAME);
+    ours.then_some(KeySerial(serial.cast_signed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINES: &str = "\
+0a981b3a I--Q---     1 perm 3f010000     0     0 keyring   fb-test: empty
+0b981b3a I--Q---     1 perm 3f010000     0     0 user      .nvme: 3
+0c981b3a IR-Q---     1 perm 3f010000     0     0 keyring   .nvme: empty
+0d981b3a I--Q---     1 perm 3f010000  1000     0 keyring   .nvme: empty
+0e981b3a I--Q---     1 perm 3f010000     0     0 keyring   .nvme.more: empty
+21cc057b I------     2 perm 1f3f0000     0     0 keyring   .nvme: 1
+";
+
+    #[test]
+    fn the_kernels_keyring_is_told_from_what_is_like_it() {
+        assert_eq!(find(LINES.as_bytes()).expect("read"), Some(KeySerial(0x21cc_057b)));
+        let others = LINES.rsplit_once("21cc").expect("it is there").0;
+        for text in [others, "", "\n\n", "21cc057b", "x I- 1 perm 0 0 0 keyring .nvme: 1"] {
+            assert_eq!(find(text.as_bytes()).expect("read"), None, "{text}");
+        }
+        let long = format!("{}\n{LINES}", "x".repeat(3 * KEY_LINE_BYTES_MAX));
+        assert_eq!(find(long.as_bytes()).expect("read"), Some(KeySerial(0x21cc_057b)));
+        assert_eq!(KeySerial(0x1cc_057b).to_string(), "01cc057b");
+    }
+
+    #[test]
+    fn a_kernel_without_the_keyring_is_told_from_one_that_does_not_tell() {
+        let proc = tempfile::tempdir().expect("tmp");
+        let error = Keyring::of_nvme(proc.path()).expect_err("no file");
+        assert!(matches!(error, KeyringError::NotListed { .. }), "{error}");
+        std::fs::write(proc.path().join("keys"), "").expect("written");
+        let error = Keyring::of_nvme(proc.path()).expect_err("no keyring").to_string();
+        assert!(error.contains("load the module nvme-keyring"), "{error}");
+    }
+
+    fn pair(identity: &str, key: &[u8]) -> PairPsk {
+        PairPsk { identity: identity.into(), key: Zeroizing::new(key.to_vec()) }
+    }
+
+    /// On a keyring of this thread, with keys of a type that every kernel has.
+    #[test]
+    fn a_key_is_put_once_replaced_when_it_changes_and_taken_out_when_nobody_uses_it() {
+        let serial = match keyctl::add(c"keyring", c"forebay-test", &[], keyctl::THREAD_KEYRING) {
+            // Where tests run in a container whose seccomp profile keeps keys from it.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
+                eprintln!("not tried: no keyrings here: {error}");
+                return;
+            }
+            result => result.expect("a keyring"),
+        };
+        let ring = Keyring { serial, kind: c"user" };
+        let payload = |key: KeySerial| {
+            let mut bytes = [0; KEY_BYTES_MAX];
+            let count = keyctl::read(key, &mut bytes).expect("readable");
+            bytes[..count].to_vec()
+        };
+        let first = ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("put");
+        assert_eq!(ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("it is there"), first);
+        assert_eq!(payload(first), b"secret");
+        let replaced = ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"other")).expect("replaced");
+        assert_eq!((payload(replaced), ring.keys().expect("listed").len()), (b"other".to_vec(), 1));
+
+        let second = ring.put(&pair("NVMe1R01 nqn.h nqn.s bbb=", b"new")).expect("put");
+        let stranger = ring.put(&pair("NVMe1R01 nqn.h nqn.other ccc=", b"x")).expect("put");
+        let (host, subsystem) = ("nqn.h".parse().expect("an NQN"), "nqn.s".parse().expect("an NQN"));
+        let retired = |used: &[KeySerial]| ring.retire(&host, &subsystem, second, used).expect("retired");
+        assert_eq!(retired(&[replaced]), [], "a controller uses it");
+        assert_eq!(retired(&[]), [replaced]);
+        let left: Vec<KeySerial> =
+            ring.keys().expect("listed").into_iter().map(|(serial, _)| serial).collect();
+        assert_eq!((left.len(), left.contains(&second), left.contains(&stranger)), (2, true, true));
+    }
+}
