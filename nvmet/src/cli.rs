@@ -12,7 +12,7 @@ use crate::config::{self, Config, DEFAULT_PATH, Log, LogFormat, SAMPLE};
 use crate::daemon;
 use crate::machine;
 use crate::observed::Observed;
-use crate::plan::{Tells, Wanted};
+use crate::plan::{Tells, Wanted, forgets};
 use crate::round::{self, Report, lock};
 use crate::source::{Surveyor, There};
 use crate::step::Kernel;
@@ -141,17 +141,21 @@ fn check(config: &Config) -> anyhow::Result<bool> {
         };
     }
     let grounds = Surveyor::default().survey(config, &observed, std::time::Instant::now());
-    for ((nqn, id), ground) in &grounds.by_key {
-        let shown = match &ground.there {
-            There::ToMake => "the file will be made".into(),
-            There::Offered { bytes } => format!("offered, {bytes} bytes"),
-            There::Fit { bytes, .. } => format!("can be offered, {bytes} bytes"),
-            There::Unfit(why) => {
-                right = false;
-                why.clone()
-            }
-        };
-        lines += &format!("namespace {id} of {nqn}: {shown}\n");
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            let (nqn, id) = (&subsystem.nqn, namespace.id);
+            let Some(ground) = grounds.by_key.get(&(nqn.to_string(), id)) else { continue };
+            let shown = match (&ground.there, forgets(namespace, ground)) {
+                (There::Unfit(why), _) => Err(why.clone()),
+                (_, Some(why)) => Err(why),
+                (There::ToMake, _) => Ok("the file will be made".into()),
+                (There::Offered { bytes }, _) => Ok(format!("offered, {bytes} bytes")),
+                (There::Fit { bytes, .. }, _) => Ok(format!("can be offered, {bytes} bytes")),
+            };
+            right &= shown.is_ok();
+            let (Ok(shown) | Err(shown)) = shown;
+            lines += &format!("namespace {id} of {nqn}: {shown}\n");
+        }
     }
     print(&format!("{lines}{}\n", if right { "right" } else { "not all can be offered" }))?;
     Ok(right)

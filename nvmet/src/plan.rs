@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::Path;
 
 use crate::config::{self, Config, Source, Transport};
 use crate::limits::FILE_BYTES_MIN;
@@ -413,15 +412,16 @@ fn make_namespace(
         .map(|bytes| Step::GrowFile { path: wanted.source.path().into(), bytes })
         .into_iter()
         .collect();
-    let path = wanted.source.path();
-    let here = matches!(ground.there, There::Offered { .. } | There::Fit { .. });
-    match &ground.cache {
-        _ if wanted.volatile_cache || !here => {}
-        Cache::Durable => {}
-        Cache::CanBeDurable => steps.push(Step::WriteThrough(path.into())),
+    match (forgets(wanted, ground), &ground.there) {
         // Hosts that have it are not cut for it.
-        Cache::Volatile(why) if enabled.is_some() => plan.problem(subject.clone(), volatile(path, why)),
-        Cache::Volatile(why) => return plan.problem(subject, volatile(path, why)),
+        (Some(why), _) if enabled.is_some() => plan.problem(subject.clone(), why),
+        (Some(why), _) => return plan.problem(subject, why),
+        (None, There::Offered { .. } | There::Fit { .. })
+            if ground.cache == Cache::CanBeDurable && !wanted.volatile_cache =>
+        {
+            steps.push(Step::WriteThrough(wanted.source.path().into()));
+        }
+        _ => {}
     }
     let (what, tells) = match (enabled, &ground.there) {
         (Some(found), _) if found.uuid != Some(wanted.uuid) => {
@@ -498,11 +498,17 @@ fn make_namespace(
     plan.tasks.push(Task { subject, needs, what, steps, tells });
 }
 
-fn volatile(path: &Path, why: &str) -> String {
-    format!(
-        "{}: {why}, and so could what hosts have flushed be lost: turn the cache off, use a drive that keeps its cache, or accept it by allow_volatile_cache (docs/target.md)",
-        path.display()
-    )
+/// Why what hosts have flushed could be lost with the power, where that is not accepted.
+pub(crate) fn forgets(wanted: &config::Namespace, ground: &Ground) -> Option<String> {
+    match (&ground.cache, &ground.there) {
+        (Cache::Volatile(why), There::Offered { .. } | There::Fit { .. }) if !wanted.volatile_cache => {
+            Some(format!(
+                "{}: {why}, and so could what hosts have flushed be lost: turn the cache off, use a drive that keeps its cache, or accept it by allow_volatile_cache (docs/target.md)",
+                wanted.source.path().display()
+            ))
+        }
+        _ => None,
+    }
 }
 
 fn make_port(port: &Port, id: u16, offered: &[&str], wanted: &Wanted, observed: &Observed, plan: &mut Plan) {

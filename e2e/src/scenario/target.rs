@@ -312,21 +312,28 @@ fn foreign(lab: &Lab) -> Result<String> {
     refused(file(OTHER_FILE, 16), "namespace 1 of nqn.2026-01.org.example:theirs lies on it")?;
     refused(device("/dev/disk/by-id/nvme-absent"), "No such file")?;
 
-    // And one that is nobody's is offered, a pool of ours as well.
+    // And one that is nobody's is offered, a pool of ours as well, unless its cache would forget what was flushed.
+    let accepted = format!("{}\nallow_volatile_cache = true", device(drive));
     for script in ["true", "mkfs.xfs -q -f -L forebay $l"] {
         let make =
             format!("l={drive}; rm -f {image}; truncate -s 300M {image}; losetup $l {image}; {script}; sync");
+        let cache = |kind: &str| node.run(&format!("echo '{kind}' > /sys/block/loop7/queue/write_cache"));
         node.run_within(&make, Duration::from_secs(60))?;
-        target.says(&with(device(drive)))?;
-        target.start()?;
-        target.wait()?;
-        target.stop()?;
-        target.remove()?;
-        ensure!(target.tree()? == before, "what others made: {before}\nthen: {}", target.tree()?);
+        cache("write back")?;
+        refused(device(drive), "a write cache that loses what is in it")?;
+        for (kind, backing) in [("write back", &accepted), ("write through", &device(drive))] {
+            cache(kind)?;
+            target.says(&with(backing.clone()))?;
+            target.start()?;
+            target.wait()?;
+            target.stop()?;
+            target.remove()?;
+            ensure!(target.tree()? == before, "what others made: {before}\nthen: {}", target.tree()?);
+        }
         node.run(&free)?;
     }
     node.run(&format!("rm -f {image}"))?;
-    Ok(format!("{} refused", FOREIGN.len() + 4))
+    Ok(format!("{} refused", FOREIGN.len() + 5))
 }
 
 /// A drive (in memory) that can be pulled and put back.
