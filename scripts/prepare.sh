@@ -131,6 +131,19 @@ prepare_binaries() {
     } 9>"$cache/lock"
 }
 
+# Builds the tests and, with the same features, all programs; sets TEST_BINARIES to their folder, so that no test has to run cargo.
+prepare_tests() {
+    local built name
+    cargo test --workspace --no-run
+    # A test is named so that cargo chooses features as above; without it, the workspace would be built a second time.
+    built=$(cargo build --workspace --bins --test arrows --message-format=json-render-diagnostics |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+    TEST_BINARIES=$(dirname "$(grep /forebay-server$ <<<"$built")")
+    for name in $(program_names); do
+        [ -x "$TEST_BINARIES/$name" ] || { echo "scripts/prepare.sh: cargo has not built $name" >&2; return 1; }
+    done
+}
+
 # An error where a program was compiled from a file of this tree that the key does not know: cargo lists them beside it.
 built_from_known() { # PROGRAM SOURCES
     local file source known

@@ -47,7 +47,13 @@ use crate::node::LinkLayer;
     validation = Rule::new("!has(self.storageClasses) || self.storageClasses.filter(c, c.default).size() <= 1")
         .message("at most one of storageClasses may be the default"),
     validation = Rule::new("!self.backends.exists(b, b.kind != 'Directory') || !self.network.hostNetwork || (has(self.network.addresses) && self.network.addresses.size() >= self.instances)")
-        .message("backends of kind NVMeoF and Target need network.addresses, one for each instance: a node's own address stays behind when another node takes the instance over, and its clients would be lost")
+        .message("backends of kind NVMeoF and Target need network.addresses, one for each instance: a node's own address stays behind when another node takes the instance over, and its clients would be lost"),
+    validation = Rule::new("self.backends.exists(b, b.kind == 'Directory') || (has(self.takeover) && !self.takeover.enabled) || self.backends.all(b, (!has(b.nvmeof) || b.nvmeof.lossTimeoutSeconds + 10 <= (has(self.takeover) ? self.takeover.afterSeconds : 30)) && (!has(b.target) || b.target.lossTimeoutSeconds + 10 <= (has(self.takeover) ? self.takeover.afterSeconds : 30)))")
+        .message("lossTimeoutSeconds of a backend must be at least 10 less than takeover.afterSeconds: a server that is cut off has to stop before another one serves, and the node's last sign of life can be one renewal (10 s) older than the cut"),
+    validation = Rule::new("oldSelf.instances == 0 || !has(oldSelf.network.addresses) || (has(self.network.addresses) && oldSelf.network.addresses.all(a, self.network.addresses.indexOf(a) == oldSelf.network.addresses.indexOf(a)))")
+        .message("network.addresses that are there cannot be changed, removed or put in another order: clients have mounted them. Others can be added at the end. To change them, unmount all volumes and set instances to 0 first"),
+    validation = Rule::new("oldSelf.instances == 0 || (self.network.ports.smb == oldSelf.network.ports.smb && self.network.ports.smbDirect == oldSelf.network.ports.smbDirect)")
+        .message("network.ports.smb and smbDirect cannot be changed: clients have mounted them. To change them, unmount all volumes and set instances to 0 first")
 )]
 pub struct StorageClusterSpec {
     /// Image of the servers. Default: the one the operator runs from.
@@ -74,7 +80,11 @@ pub struct StorageClusterSpec {
     pub network: Network,
     /// Where the instances keep volumes. Every instance has one pool per entry. Entries can be added; name, kind and path of
     /// those that are there cannot be changed.
-    #[schemars(length(min = 1, max = 8))]
+    // By name: only so can a rule compare a backend with what it was before.
+    #[schemars(
+        length(min = 1, max = 8),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     #[x_kube(
         validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))").message("two backends have the same name"),
         validation = Rule::new("oldSelf.all(o, self.exists(b, b.name == o.name && b.kind == o.kind && has(b.directory) == has(o.directory) && (!has(o.directory) || b.directory.path == o.directory.path)))").message("a backend cannot be removed or renamed, and its kind and path cannot be changed: its volumes would be lost from sight. Add another backend, or make another StorageCluster, and move the volumes there")
@@ -86,6 +96,9 @@ pub struct StorageClusterSpec {
     /// What a server may use.
     #[serde(default)]
     pub limits: Limits,
+    /// How servers read files, and what clients may cache.
+    #[serde(default, skip_serializing_if = "Io::is_default")]
+    pub io: Io,
     /// StorageClasses to make and keep. They are removed with the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
@@ -521,11 +534,35 @@ impl Default for Certificates {
     }
 }
 
+/// How servers read files, and what clients may cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Io {
+    /// Clients may cache files (leases and oplocks). Without, every request goes to the server.
+    pub caching: bool,
+    /// Large READs go past the page cache: for data sets that are larger than memory and read once.
+    pub direct_reads: bool,
+}
+
+impl Default for Io {
+    fn default() -> Self {
+        Self { caching: true, direct_reads: false }
+    }
+}
+
+impl Io {
+    /// Whether nothing was said.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// What a server may use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
-    /// CPU and memory of each server's container.
+    /// CPU and memory of each server's container. Default: requests of 100m and 256Mi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
     /// Threads that serve connections. Default: one per core.
@@ -629,8 +666,8 @@ pub struct StorageClusterStatus {
     /// The generation of the spec that the rest speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, `TakeoverReady` where instances
-    /// can move, and while it is being deleted `Deletable`.
+    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, `TakeoverReady` and `TakeoverPaused` where
+    /// instances can move, and while it is being deleted `Deletable`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

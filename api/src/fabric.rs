@@ -1,5 +1,8 @@
 //! Backends on fabrics, and what goes with them: addresses that move, takeovers, the state of pools.
 
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -18,8 +21,18 @@ fn connect_timeout() -> u32 {
 }
 
 fn loss_timeout() -> u32 {
-    30
+    15
 }
+
+/// Seconds of silence that count as the loss of a node, at least. Kubelets renew their Leases every 10 s, so that anything up to
+/// twice that may be one request that hung. Nodes that were cut off together fall silent within one renewal of each other, and the
+/// operator, which looks every 3 s, must see all of them silent before it takes the first over.
+pub const TAKEOVER_AFTER_MIN: u32 = 25;
+/// Seconds that a server which cannot confirm its reservation ends before another one takes over: the kubelet's last sign of life
+/// can be one renewal older than the loss of the network.
+pub const LOSS_MARGIN: u32 = 10;
+/// Seconds that a reservation may go unconfirmed, at least.
+const LOSS_TIMEOUT_MIN: u32 = 5;
 
 fn keep_alive() -> u32 {
     5
@@ -44,11 +57,18 @@ pub struct NvmeofBackend {
     )]
     pub paths: Vec<String>,
     /// The namespace of each instance. An instance without one is not placed.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(
+        length(min = 1, max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["instance"])
+    )]
     pub namespaces: Vec<InstanceNamespace>,
     /// Make a file system where a namespace is blank. Never is anything overwritten.
     #[serde(default)]
     pub format: bool,
+    /// Every change is on the namespace before it is acknowledged, so that what a program has synced survives a takeover. Without, what
+    /// was written and not flushed is lost with the server, and Linux's client may not notice.
+    #[serde(default = "yes")]
+    pub write_through: bool,
     /// Secret with keys of DH-HMAC-CHAP, in the cluster's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhchap_secret: Option<SecretName>,
@@ -60,7 +80,8 @@ pub struct NvmeofBackend {
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
     pub connect_timeout_seconds: u32,
-    /// How long the reservation may go unconfirmed before a server ends itself, seconds.
+    /// How long the reservation may go unconfirmed before a server stops, seconds. At least 10 less than `takeover.afterSeconds`, so
+    /// that a server that is cut off has stopped before another one serves.
     #[serde(default = "loss_timeout")]
     #[schemars(range(min = 5, max = 600))]
     pub loss_timeout_seconds: u32,
@@ -79,6 +100,7 @@ pub struct NvmeofBackend {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.uuid) != has(self.nguid)").message("a namespace is named by uuid or by nguid, one of them"))]
 #[x_kube(validation = Rule::new("(!has(self.uuid) || !self.uuid.matches('^[0-]*$')) && (!has(self.nguid) || !self.nguid.matches('^0*$'))").message("a uuid or nguid of zeros names no namespace"))]
+#[x_kube(validation = Rule::new("self.nqn == oldSelf.nqn && has(self.uuid) == has(oldSelf.uuid) && (!has(self.uuid) || self.uuid == oldSelf.uuid) && has(self.nguid) == has(oldSelf.nguid) && (!has(self.nguid) || self.nguid == oldSelf.nguid)").message("an instance's namespace cannot be replaced by another: its volumes would be lost from sight. Make another StorageCluster, and move the volumes there"))]
 pub struct InstanceNamespace {
     /// Ordinal of the instance, from 0.
     #[schemars(range(min = 0, max = 63))]
@@ -148,7 +170,10 @@ pub struct TargetBackend {
     #[schemars(length(min = 4, max = 64), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"))]
     pub network: Option<String>,
     /// The nodes that offer something.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(
+        length(min = 1, max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub nodes: Vec<TargetNode>,
     /// Size of a file, for nodes with a directory, GiB. It can be raised; a file never shrinks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,6 +186,13 @@ pub struct TargetBackend {
     /// Make a file system where a namespace is blank. Never is anything overwritten.
     #[serde(default = "yes")]
     pub format: bool,
+    /// Every change is on the namespace before it is acknowledged, so that what a program has synced survives a takeover. Without, what
+    /// was written and not flushed is lost with the server, and Linux's client may not notice.
+    #[serde(default = "yes")]
+    pub write_through: bool,
+    /// CPU and memory of each target's container. Default: requests of 50m and 64Mi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourceRequirements>,
     /// Port of the target's metrics and health.
     #[serde(default = "metrics_port")]
     #[schemars(range(min = 1, max = 65535))]
@@ -169,7 +201,8 @@ pub struct TargetBackend {
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
     pub connect_timeout_seconds: u32,
-    /// How long the reservation may go unconfirmed before a server ends itself, seconds.
+    /// How long the reservation may go unconfirmed before a server stops, seconds. At least 10 less than `takeover.afterSeconds`, so
+    /// that a server that is cut off has stopped before another one serves.
     #[serde(default = "loss_timeout")]
     #[schemars(range(min = 5, max = 600))]
     pub loss_timeout_seconds: u32,
@@ -194,6 +227,7 @@ fn metrics_port() -> u16 {
 /// A node that offers namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(oldSelf.directory) || (has(self.directory) && self.directory == oldSelf.directory)").message("the directory of a target's node cannot be changed: the namespaces in it would be lost from sight"))]
 pub struct TargetNode {
     /// Name of the node.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
@@ -250,14 +284,34 @@ impl FabricTransport {
 pub struct Takeover {
     /// Whether the operator does it by itself. Planned moves are done in any case.
     pub enabled: bool,
-    /// Seconds without a sign of life of the node, after which it counts as lost. A kubelet gives one every 10 s.
-    #[schemars(range(min = 5, max = 600))]
+    /// Seconds without a sign of life of the node, after which it counts as lost. A kubelet gives one every 10 s; 25 at least, so that
+    /// one request that hung is no loss, and so that all nodes of a partition are seen to be silent before the first is taken over.
+    #[schemars(range(min = 25, max = 600))]
     pub after_seconds: u32,
 }
 
 impl Default for Takeover {
     fn default() -> Self {
-        Self { enabled: true, after_seconds: 20 }
+        Self { enabled: true, after_seconds: 30 }
+    }
+}
+
+impl Takeover {
+    /// `after_seconds`; the least that is allowed where an object of an earlier version has less.
+    #[must_use]
+    pub fn after(&self) -> Duration {
+        Duration::from_secs(self.after_seconds.max(TAKEOVER_AFTER_MIN).into())
+    }
+
+    /// Seconds that a server may go without a confirmed reservation, where so many are configured: less than the margin that
+    /// remains until another server takes over.
+    #[must_use]
+    pub fn loss_seconds(&self, configured: u32) -> u32 {
+        if !self.enabled {
+            return configured;
+        }
+        let most = self.after_seconds.max(TAKEOVER_AFTER_MIN) - LOSS_MARGIN;
+        configured.clamp(LOSS_TIMEOUT_MIN, most.max(LOSS_TIMEOUT_MIN))
     }
 }
 

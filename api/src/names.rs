@@ -19,6 +19,9 @@ pub const ANNOTATION_NODE: &str = "storage.forebay.io/node";
 /// Keeps a StorageCluster until its instances are gone and its volumes are seen to.
 pub const FINALIZER_CLUSTER: &str = "storage.forebay.io/cluster";
 
+/// Keeps a volume's Secret until the driver has deleted the volume: without its password nobody can mount it.
+pub const FINALIZER_VOLUME: &str = "storage.forebay.io/volume";
+
 /// Common name and DNS name of the operator's client certificate.
 pub const CLIENT_OPERATOR: &str = "forebay-operator";
 /// Common name and DNS name of the driver's client certificate.
@@ -37,6 +40,8 @@ pub const RESOURCE_RDMA: &str = "storage.forebay.io/rdma";
 
 /// Annotation on an instance's pod: the instance is to go to another node, in an orderly way. Its value may name the node.
 pub const ANNOTATION_MOVE: &str = "storage.forebay.io/move";
+/// Annotation on a StorageCluster: with the value `true`, takeovers do not pause, however many nodes are silent.
+pub const ANNOTATION_TAKE_OVER_ANYWAY: &str = "storage.forebay.io/take-over-anyway";
 /// Label of the pods of the bundled target: the value of `app.kubernetes.io/component`.
 pub const COMPONENT_TARGET: &str = "target";
 
@@ -55,6 +60,25 @@ pub mod tls {
 #[must_use]
 pub fn instance(cluster: &str, ordinal: u32) -> String {
     format!("{cluster}-{ordinal}")
+}
+
+/// Name of the ConfigMap that records which node the instances are on, and in which epoch. It outlives the cluster where its
+/// volumes are retained, and where instances have epochs.
+#[must_use]
+pub fn placement_record(cluster: &str) -> String {
+    format!("{cluster}-placement")
+}
+
+/// Key of the placement record: an instance's epoch.
+#[must_use]
+pub fn epoch_key(instance: &str) -> String {
+    format!("{instance}.epoch")
+}
+
+/// Key of the placement record: the reservation key of the former owner that an instance may take a pool from.
+#[must_use]
+pub fn adopted_key(instance: &str, pool: &str) -> String {
+    format!("{instance}.adopt.{pool}")
 }
 
 /// Name of the Secret with the cluster's certificate authority (its key never leaves the operator).

@@ -205,7 +205,7 @@ pub struct KernelFacts {
 }
 
 /// What is known of a feature.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Fact {
     /// It is there.
     Yes,

@@ -16,3 +16,9 @@ pub(crate) const PAGES_MAX: usize = 200;
 
 /// Volumes that the plain table shows.
 pub(crate) const VOLUMES_SHOWN: usize = 20;
+
+/// For each part of an adoption.
+pub(crate) const ADOPT_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The last epoch: a reservation's key has 32 bits for it.
+pub(crate) const EPOCH_MAX: u64 = u32::MAX as u64;

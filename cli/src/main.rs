@@ -1,8 +1,10 @@
-//! `kubectl forebay`: what there is and how it is (`status`), and what stands in the way (`doctor`).
+//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), and how instances go on whose record was
+//! lost (`adopt`).
 //!
-//! It reads the Kubernetes API with its user's rights and changes nothing. Everything is read first; what is shown and
-//! found is then worked out by pure functions.
+//! It works with its user's rights; only `adopt` changes something. Everything is read first; what is shown, found and done
+//! is then worked out by pure functions.
 
+mod adopt;
 mod doctor;
 #[cfg(test)]
 mod fixture;
@@ -77,6 +79,7 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
             };
             (text, !doctor::has_errors(&findings))
         }
+        Command::Adopt(options) => adopt::run(&options)?,
     };
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::doctor;
+use crate::limits::EPOCH_MAX;
 
 /// Forebay's namespace where nobody says another one.
 pub(crate) const NAMESPACE: &str = "forebay-system";
@@ -15,7 +16,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
 /// What Forebay is doing in a Kubernetes cluster, and what stands in its way.
 ///
-/// In your PATH it is `kubectl forebay`. It reads with your rights and changes nothing.
+/// In your PATH it is `kubectl forebay`. It works with your rights; `status` and `doctor` change nothing.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-forebay", bin_name = "kubectl forebay", version, max_term_width = 100)]
 #[command(after_help = "Examples:
@@ -24,6 +25,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay status -o json | jq .instances
   kubectl forebay doctor                       # what is wrong, and how to mend it
   kubectl forebay doctor --all                 # and what was found right
+  kubectl forebay adopt main --dry-run         # pools that know more than Kubernetes, whose state was lost
 
 Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 it cannot be told.")]
 pub(crate) struct Cli {
@@ -60,11 +62,42 @@ pub(crate) enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Let instances go on with pools that know a later epoch than Kubernetes does, because its record was lost.
+    ///
+    /// A pool and its reservation keep the epoch in which they were used last. A server that is told an earlier one steps back (exit code
+    /// 4). This reads what such servers found, and records the next epoch. It only ever goes up.
+    Adopt(Adopt),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
         shell: Shell,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Adopt {
+    /// Name of the StorageCluster.
+    #[arg(value_name = "STORAGECLUSTER")]
+    pub(crate) cluster: String,
+
+    /// This instance only, such as main-0.
+    #[arg(long, value_name = "INSTANCE")]
+    pub(crate) instance: Option<String>,
+
+    /// Go on in this epoch, instead of the one after what the server found. Lower ones than Kubernetes knows are not taken.
+    #[arg(long, value_name = "NUMBER", requires = "instance", value_parser = clap::value_parser!(u64).range(1..=EPOCH_MAX))]
+    pub(crate) epoch: Option<u64>,
+
+    /// Say what would be recorded, and record nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
 }
 
 #[derive(Debug, Args)]

@@ -44,10 +44,7 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// Reads it. An error means that there is no API server to ask; what it refuses is in the parts.
     pub(crate) async fn take(connection: &Connection) -> anyhow::Result<Self> {
-        let mut config = configuration(connection).await?;
-        config.connect_timeout = Some(CONNECT_DEADLINE);
-        let variable = std::env::var(NAMESPACE_VARIABLE).ok();
-        let namespace = connection.scope(variable, || own_namespace(connection, &config));
+        let (config, namespace) = prepare(connection).await?;
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config).context("set up the connection to the API server")?;
         // Asked for first: without an answer every other question would wait for its own time-out.
@@ -110,6 +107,21 @@ impl Snapshot {
                 .map(|all| all.into_iter().filter(|c| c.provisioner == DRIVER).collect()),
         }
     }
+}
+
+/// The connection, and the namespace to look at; none for all of them.
+async fn prepare(connection: &Connection) -> anyhow::Result<(Config, Option<String>)> {
+    let mut config = configuration(connection).await?;
+    config.connect_timeout = Some(CONNECT_DEADLINE);
+    let variable = std::env::var(NAMESPACE_VARIABLE).ok();
+    let namespace = connection.scope(variable, || own_namespace(connection, &config));
+    Ok((config, namespace))
+}
+
+/// A client, and the namespace to look at; none for all of them.
+pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<(Client, Option<String>)> {
+    let (config, namespace) = prepare(connection).await?;
+    Ok((Client::try_from(config).context("set up the connection to the API server")?, namespace))
 }
 
 async fn configuration(connection: &Connection) -> anyhow::Result<Config> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{
     CreateVolumeRequest, DeleteVolumeRequest, ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest,
-    ListVolumesRequest, ListVolumesResponse, Pool, StatVolumeRequest, Volume,
+    ListVolumesRequest, ListVolumesResponse, Pool, SetCredentialsRequest, StatVolumeRequest, Volume,
 };
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, TimeoutExpired};
@@ -18,6 +18,7 @@ use crate::address::ServerAddress;
 use crate::error::{Error, describe_status};
 use crate::limits::{ADMIN_DEADLINE, PROBE_DEADLINE};
 use crate::names::VolumeId;
+use crate::secrets::Credentials;
 
 /// A client that connects when it is first used, and again after the server restarted.
 #[derive(Clone, Debug)]
@@ -151,6 +152,21 @@ impl Admin {
                 .into_inner()
                 .volume,
         )
+    }
+
+    /// Replaces the volume's credentials; those before stay good, too.
+    pub(crate) async fn add_credentials(
+        &self,
+        volume_id: &VolumeId,
+        credentials: &Credentials,
+    ) -> Result<(), Error> {
+        let request = SetCredentialsRequest {
+            volume_id: volume_id.to_string(),
+            credentials: Some(credentials.to_admin()),
+            keep_previous: true,
+        };
+        let request = Self::request(request, ADMIN_DEADLINE);
+        self.client.clone().set_credentials(request).await.map(drop).map_err(|status| self.error(status))
     }
 
     pub(crate) async fn list(

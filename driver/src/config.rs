@@ -21,6 +21,7 @@ const NODE_ID_BYTES_MAX: usize = 256;
   forebay-csi --mode node --endpoint unix:///csi/csi.sock --node-id worker-1
   forebay-csi --mode controller --kubernetes --namespace forebay-system
   forebay-csi --mode node --kubernetes --node-id worker-1 --endpoint /var/lib/kubelet/plugins/csi.forebay.io/csi.sock
+  forebay-csi rotate-credentials main-0/pvc-8b2c4f1e-0d0e-4ac3-9f3f-0f6f1f9e5a11
   forebay-csi completions bash > /etc/bash_completion.d/forebay-csi
 
 Signals: SIGTERM and SIGINT end the driver when the calls under way have ended.")]
@@ -39,6 +40,21 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
+    /// Give a volume another password, in Kubernetes: on its server, and in its Secret.
+    ///
+    /// The old password stays good for what is mounted with it, until the next rotation. Where the Secret is lost, it is
+    /// made again. Runs where the controller does, with its rights.
+    RotateCredentials(RotateCredentials),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RotateCredentials {
+    /// The volume's id: the PersistentVolume's spec.csi.volumeHandle.
+    pub(crate) volume_id: String,
+
+    /// The namespace that Forebay runs in.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
+    pub(crate) namespace: String,
 }
 
 #[derive(Debug, Args)]

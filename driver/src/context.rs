@@ -6,8 +6,8 @@ use forebay_api::names;
 use forebay_proto::admin::Protection;
 
 use crate::address::{self, ServerAddress};
-use crate::cluster::handle::InstanceName;
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::names::VolumeId;
 use crate::options::DIALECT_DEFAULT;
 use crate::parameters::{check_size, protection_from, protection_word};

@@ -102,7 +102,9 @@ impl Error {
             Self::NoVolume(_) | Self::NotMounted(_) => Code::NotFound,
             // CSI "Error Scheme": an operation is pending for the volume; ListVolumes: the token is invalid.
             Self::InFlight(_) | Self::UnknownToken | Self::Overtaken(_) => Code::Aborted,
-            Self::TooManyInFlight => Code::ResourceExhausted,
+            // gRPC status codes: transient, the caller tries again later. RESOURCE_EXHAUSTED would say to csi-provisioner
+            // that the storage is full, and to CreateVolume that its volume's place is to be given up.
+            Self::TooManyInFlight => Code::Unavailable,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Thread(_) | Self::Io { .. } | Self::NoRandomness => Code::Internal,
             Self::NotStaged { .. }

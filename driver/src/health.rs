@@ -1,53 +1,99 @@
-//! HTTP: `/healthz` says that the process runs, `/readyz` that it can work (CSI Probe) and is registered with the
-//! kubelet where it must be.
+//! HTTP: `/healthz` says that the driver's socket answers, `/readyz` that the driver can work (CSI Probe) and is registered
+//! with the kubelet where it must be. Both dial the socket, as the orchestrator does: a process that runs and cannot be
+//! reached is of no use.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
+use forebay_proto::csi::identity_client::IdentityClient;
+use forebay_proto::csi::{GetPluginInfoRequest, ProbeRequest};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tracing::warn;
 
-use crate::identity::IdentityService;
+use crate::error::{describe_status, with_sources};
+use crate::limits::{HEALTH_DEADLINE, PROBE_DEADLINE};
 use crate::registration::Outcome;
 
 #[derive(Clone)]
 struct Watched {
-    identity: IdentityService,
+    socket: Arc<PathBuf>,
     /// Where this is a node of a Kubernetes cluster.
     registration: Option<watch::Receiver<Outcome>>,
 }
 
-/// Serves until the process ends.
-pub(crate) async fn serve(
+/// What it serves, once it listens.
+pub(crate) async fn listen_at(
     address: SocketAddr,
-    identity: IdentityService,
+    socket: PathBuf,
     registration: Option<watch::Receiver<Outcome>>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + Send + 'static> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
     tracing::info!(address = %listener.local_addr()?, "health endpoint listens");
     let app = Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(alive))
         .route("/readyz", get(ready))
-        .with_state(Watched { identity, registration });
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            tracing::error!(error = error.to_string(), "the health endpoint ended");
-        }
-    });
-    Ok(())
+        .with_state(Watched { socket: Arc::new(socket), registration });
+    Ok(async move { axum::serve(listener, app).await.context("serve /healthz and /readyz") })
 }
 
-async fn ready(State(watched): State<Watched>) -> (StatusCode, &'static str) {
-    if watched.registration.is_some_and(|outcome| *outcome.borrow() != Outcome::Registered) {
+impl Watched {
+    /// A connection of its own each time: an old one would not show that the path leads elsewhere by now.
+    async fn dial(&self) -> Result<IdentityClient<Channel>, Status> {
+        let unreachable = |error: tonic::transport::Error| Status::unavailable(with_sources(&error));
+        let endpoint =
+            Endpoint::from_shared(format!("unix://{}", self.socket.display())).map_err(unreachable)?;
+        let endpoint = endpoint.connect_timeout(HEALTH_DEADLINE);
+        Ok(IdentityClient::new(endpoint.connect().await.map_err(unreachable)?))
+    }
+
+    async fn call<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        let result = match timeout(PROBE_DEADLINE, call).await {
+            Ok(result) => result,
+            Err(_) => Err(Status::deadline_exceeded("it does not answer")),
+        };
+        if let Err(status) = &result {
+            let (socket, error) = (self.socket.display(), describe_status(status));
+            warn!(%socket, code = ?status.code(), error, "the driver's own socket");
+        }
+        result
+    }
+}
+
+type Answer = (StatusCode, &'static str);
+
+/// Not Probe: whether a server or an API server answers is nothing that a restart of this process would change.
+async fn alive(State(watched): State<Watched>) -> Answer {
+    let asked =
+        watched.call(async { watched.dial().await?.get_plugin_info(GetPluginInfoRequest {}).await }).await;
+    match asked {
+        Ok(_) => (StatusCode::OK, "ok\n"),
+        Err(_) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "the driver's socket does not answer; the log says why\n")
+        }
+    }
+}
+
+async fn ready(State(watched): State<Watched>) -> Answer {
+    if watched.registration.as_ref().is_some_and(|outcome| *outcome.borrow() != Outcome::Registered) {
         return (StatusCode::SERVICE_UNAVAILABLE, "not ready: the kubelet has not registered the driver\n");
     }
-    if watched.identity.is_ready().await {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready; the log says why\n")
+    match watched.call(async { watched.dial().await?.probe(ProbeRequest {}).await }).await {
+        Ok(probe) if probe.get_ref().ready == Some(true) => (StatusCode::OK, "ready\n"),
+        // CSI Probe: a dependency is missing. Nothing that the driver does will change that, and a node without the SMB
+        // client must not hold up the replacement of the driver on all others.
+        Err(status) if status.code() == Code::FailedPrecondition => {
+            (StatusCode::OK, "ready; no volume can be mounted here, the log says why\n")
+        }
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "not ready; the log says why\n"),
     }
 }

@@ -1,6 +1,6 @@
 //! The CSI Identity service.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use forebay_proto::csi::identity_server::Identity;
 use forebay_proto::csi::plugin_capability::{self, service, volume_expansion};
@@ -8,6 +8,7 @@ use forebay_proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     PluginCapability, ProbeRequest, ProbeResponse,
 };
+use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
@@ -21,42 +22,47 @@ use crate::mount;
 /// The driver's name.
 pub(crate) const DRIVER_NAME: &str = "csi.forebay.io";
 
+/// The kernel's SMB client.
+const CLIENT: &str = "cifs";
+
 /// Who this is, what it offers, and whether it can work at this moment.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityService {
     /// Where this is a controller.
     pub(crate) servers: Option<Servers>,
     pub(crate) is_node: bool,
-    pub(crate) probes: InFlight,
+    pub(crate) look: Look,
+}
+
+/// Looking whether the kernel has the SMB client, one at a time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    turn: Arc<Mutex<()>>,
+    running: InFlight,
+}
+
+impl Look {
+    async fn for_client(&self) -> Result<(), Error> {
+        let _turn = self.turn.lock().await;
+        // Taken as long as a look hangs.
+        let claim = self.running.claim(CLIENT)?;
+        // Loads the module where it is not loaded, which takes its time.
+        run_until("cifs probe", PROBE_DEADLINE, move || {
+            let _claim = claim;
+            mount::is_available(CLIENT)
+        })
+        .await?
+        .map_err(Error::from)
+    }
 }
 
 impl IdentityService {
     /// A controller can work when its server or the Kubernetes API answers, a node when its kernel has the SMB client.
-    pub(crate) async fn is_ready(&self) -> bool {
-        match self.check().await {
-            Ok(()) => true,
-            Err(error) => {
-                warn!(error = error.to_string(), "not ready");
-                false
-            }
-        }
-    }
-
     async fn check(&self) -> Result<(), Error> {
         if let Some(servers) = &self.servers {
             servers.probe().await?;
         }
-        if self.is_node {
-            let claim = self.probes.claim("cifs")?;
-            let deadline: Duration = PROBE_DEADLINE;
-            // Loads the module where it is not loaded, which takes its time.
-            run_until("cifs probe", deadline, move || {
-                let _claim = claim;
-                mount::is_available("cifs")
-            })
-            .await??;
-        }
-        Ok(())
+        if self.is_node { self.look.for_client().await } else { Ok(()) }
     }
 }
 
@@ -90,6 +96,15 @@ impl Identity for IdentityService {
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        Ok(Response::new(ProbeResponse { ready: Some(self.is_ready().await) }))
+        let ready = match self.check().await {
+            Ok(()) => true,
+            // CSI Probe: a required dependency is missing.
+            Err(error @ Error::Mount(_)) => return Err(error.into()),
+            Err(error) => {
+                warn!(error = error.to_string(), "not ready");
+                false
+            }
+        };
+        Ok(Response::new(ProbeResponse { ready: Some(ready) }))
     }
 }

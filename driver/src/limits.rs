@@ -42,7 +42,7 @@ pub(crate) const CAPACITY_UNIT_BYTES: u64 = 1 << 20;
 /// What a volume gets when the caller does not say.
 pub(crate) const CAPACITY_DEFAULT_BYTES: u64 = 1 << 30;
 
-/// Volumes with a call under way; one thread at most belongs to each.
+/// Volumes or target paths with a call under way, and paths that are measured; one thread at most belongs to each.
 pub(crate) const IN_FLIGHT_MAX: usize = 1024;
 
 /// Calls in work on one connection; the others wait in the transport.
@@ -53,6 +53,12 @@ pub(crate) const ADMIN_DEADLINE: Duration = Duration::from_secs(30);
 
 /// One call to the admin API where only reachability is asked.
 pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often is looked whether the CSI socket is still this process's.
+pub(crate) const SOCKET_WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Connecting to the driver's own socket.
+pub(crate) const HEALTH_DEADLINE: Duration = Duration::from_secs(2);
 
 /// One call to the Kubernetes API.
 pub(crate) const KUBERNETES_DEADLINE: Duration = Duration::from_secs(10);
@@ -107,8 +113,8 @@ pub(crate) const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 /// Reading a node's sysfs before a mount that may go by RDMA; after it the mount goes by TCP or fails.
 pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Volumes of a node of which is remembered why they are not mounted over RDMA.
-pub(crate) const TRANSPORT_NOTES_MAX: usize = 4096;
+/// Volumes of a node of which is remembered what the table of mounts does not show.
+pub(crate) const MOUNT_NOTES_MAX: usize = 4096;
 
 /// Reading a node's sysfs; after it a driver is said to hang.
 pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);

@@ -13,6 +13,7 @@ mod controller;
 mod deadline;
 mod device_plugin;
 mod error;
+mod handle;
 mod health;
 mod identity;
 mod in_flight;
@@ -27,14 +28,16 @@ mod options;
 mod parameters;
 mod placement;
 mod registration;
+mod rotation;
 mod secrets;
 mod socket;
+mod supervise;
 mod transport;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{CommandFactory, Parser};
 use forebay_proto::csi::controller_server::ControllerServer;
 use forebay_proto::csi::identity_server::IdentityServer;
@@ -44,7 +47,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::admin::Admin;
@@ -53,11 +56,11 @@ use crate::cluster::{Clusters, Kubernetes};
 use crate::config::{Cli, Command, Config, LogFormat};
 use crate::controller::{ControllerService, Servers};
 use crate::device_plugin::Offer;
-use crate::identity::IdentityService;
-use crate::in_flight::InFlight;
-use crate::limits::CONCURRENT_CALLS_MAX;
+use crate::identity::{IdentityService, Look};
+use crate::limits::{CONCURRENT_CALLS_MAX, SOCKET_WATCH_INTERVAL};
 use crate::node::{Deadlines, NodeService};
 use crate::registration::Outcome;
+use crate::supervise::Tasks;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -65,7 +68,11 @@ fn main() -> ExitCode {
         clap_complete::generate(shell, &mut Cli::command(), "forebay-csi", &mut io::stdout());
         return ExitCode::SUCCESS;
     }
-    match run(cli.config) {
+    let result = match cli.command {
+        Some(Command::RotateCredentials(rotate)) => rotation::run(&rotate),
+        _ => run(cli.config),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("forebay-csi: {error:#}");
@@ -84,12 +91,12 @@ fn run(config: Config) -> anyhow::Result<()> {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
     }
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the runtime")?
-        .block_on(serve(config))
+    runtime()?.block_on(serve(config))
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().context("start the runtime")
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
@@ -120,82 +127,95 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         (_, false) => None,
     };
     let identity =
-        IdentityService { servers: servers.clone(), is_node: node.is_some(), probes: InFlight::default() };
+        IdentityService { servers: servers.clone(), is_node: node.is_some(), look: Look::default() };
 
     let (registration, _) = watch::channel(Outcome::default());
-    let listener = socket::listen_at(&config.endpoint)?;
+    let (listener, own) = socket::listen_at(&config.endpoint)?;
+    let (stop, stopping) = watch::channel(false);
+    let mut tasks = Tasks::default();
     if let Some(address) = config.health_address {
         let registration = config.is_kubernetes_node().then(|| registration.subscribe());
-        health::serve(address, identity.clone(), registration).await.context("--health-address")?;
+        let serving = health::listen_at(address, config.endpoint.clone(), registration).await;
+        let serving = serving.context("--health-address")?;
+        let stopped = stopped(stopping.clone());
+        tasks.spawn("the health endpoint", async {
+            tokio::select! {
+                result = serving => result,
+                () = stopped => Ok(()),
+            }
+        });
     }
     let router = Server::builder()
         .concurrency_limit_per_connection(CONCURRENT_CALLS_MAX)
         .add_service(IdentityServer::new(identity))
         .add_optional_service(servers.map(|servers| ControllerServer::new(ControllerService::new(servers))))
         .add_optional_service(node.map(NodeServer::new));
-
-    let (stop, stopping) = watch::channel(false);
-    let stopped = |mut stopping: watch::Receiver<bool>| async move {
-        // An error means that the sender is gone, which ends the server as well.
-        let _ = stopping.wait_for(|stop| *stop).await;
-    };
-    let joining = join_cluster(&config, registration, stopping.clone());
-    tokio::pin!(joining);
-    let shutdown = stopped(stopping.clone());
-    let serving = router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown);
-    tokio::pin!(serving);
+    let serving =
+        router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped(stopping.clone()));
+    tasks.spawn("serving CSI", async { serving.await.context("serve CSI") });
+    join_cluster(&config, registration, &stopping, &mut tasks).await?;
     info!(
         version = env!("CARGO_PKG_VERSION"),
         mode = ?config.mode,
         endpoint = %config.endpoint.display(),
         "the CSI driver listens"
     );
-    let name = tokio::select! {
-        result = &mut serving => {
-            result.context("serve CSI")?;
-            bail!("the CSI socket was closed");
+    let cause = tokio::select! {
+        error = tasks.failure() => Err(error),
+        () = own.vanished(SOCKET_WATCH_INTERVAL) => {
+            Err(anyhow!("{} was removed, or is another process's now", config.endpoint.display()))
         }
-        result = &mut joining => {
-            result?;
-            bail!("the registration with the kubelet was closed");
-        }
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => Ok("SIGTERM"),
+        _ = interrupt.recv() => Ok("SIGINT"),
     };
-    info!(signal = name, "ending when the calls under way have ended");
-    stop.send_replace(true);
-    match timeout(config.drain_deadline, async { tokio::join!(serving, joining) }).await {
-        Ok((served, left)) => {
-            left?;
-            served.context("serve CSI")?;
-        }
-        Err(_) => {
-            warn!(seconds = config.drain_deadline.as_secs(), "calls are still under way, ending anyway")
-        }
+    match &cause {
+        Ok(signal) => info!(signal, "ending when the calls under way have ended"),
+        Err(error) => error!(error = format!("{error:#}"), "ending when the calls under way have ended"),
     }
+    stop.send_replace(true);
+    let left = match timeout(config.drain_deadline, tasks.finish()).await {
+        Ok(left) => left,
+        Err(_) => {
+            warn!(seconds = config.drain_deadline.as_secs(), "calls are still under way, ending anyway");
+            Ok(())
+        }
+    };
     // The next one would replace it; a caller learns sooner this way.
-    let _ = std::fs::remove_file(&config.endpoint);
+    drop(own);
+    cause?;
+    left?;
     info!("ended");
     Ok(())
 }
 
-/// What a node of a Kubernetes cluster does beside serving CSI, until `stop`: it has itself registered by the kubelet and
-/// publishes what it has. An error means that no kubelet would call the driver.
+async fn stopped(mut stopping: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which ends the process as well.
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+/// What a node of a Kubernetes cluster does beside serving CSI: it has itself registered by the kubelet, publishes what it
+/// has, and offers its RDMA devices.
 async fn join_cluster(
     config: &Config,
     registration: watch::Sender<Outcome>,
-    mut stop: watch::Receiver<bool>,
+    stop: &watch::Receiver<bool>,
+    tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let (true, Some(node)) = (config.is_kubernetes_node(), &config.node_id) else {
-        let _ = stop.wait_for(|stop| *stop).await;
-        return Ok(());
-    };
+    let (true, Some(node)) = (config.is_kubernetes_node(), &config.node_id) else { return Ok(()) };
     let client = kube::Client::try_default().await.context("find the Kubernetes API server")?;
     let (offer, offers) = watch::channel(Offer::default());
-    let agent = Agent::new(client, node, &config.host_root, offer);
-    let agent = tokio::spawn(agent.run(stop.clone()));
-    let devices = tokio::spawn(device_plugin::run(config.device_plugins.clone(), offers, stop.clone()));
-    registration::run(config.plugins_registry.clone(), config.endpoint.clone(), registration, stop).await?;
-    devices.await.context("the device plugin")?;
-    agent.await.context("the node agent")
+    let agent = Agent::new(client, node, &config.host_root, offer).run(stop.clone());
+    tasks.spawn("the node agent", async {
+        agent.await;
+        Ok(())
+    });
+    let devices = device_plugin::run(config.device_plugins.clone(), offers, stop.clone());
+    tasks.spawn("the device plugin", async {
+        devices.await;
+        Ok(())
+    });
+    let (registry, endpoint) = (config.plugins_registry.clone(), config.endpoint.clone());
+    let registering = registration::run(registry, endpoint, registration, stop.clone());
+    tasks.spawn("the registration with the kubelet", registering);
+    Ok(())
 }

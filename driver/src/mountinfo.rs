@@ -1,6 +1,7 @@
 //! /proc/self/mountinfo: what is mounted where, without touching a mount that may hang.
 
 use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -8,6 +9,8 @@ use std::{fs, io};
 /// One line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountEntry {
+    /// The mount's number, which is no other's as long as somebody is in it.
+    pub(crate) id: u64,
     /// `major:minor` of the superblock's device: the same for all mounts of one superblock.
     pub(crate) device: String,
     /// The directory of the file system that is the mount's root.
@@ -40,6 +43,24 @@ impl MountEntry {
         self.super_options.split(',').any(|o| o == name)
     }
 
+    /// The share of an SMB mount: what follows the host in `//host/share`.
+    pub(crate) fn share(&self) -> Option<&str> {
+        let source = self.source.to_str().filter(|_| self.is_smb())?;
+        source.strip_prefix("//")?.split_once('/').map(|(_, share)| share)
+    }
+
+    /// The address that an SMB client is connected to, or tries to be.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        let address = self.super_option("addr")?;
+        // An IPv6 address of a link has its scope after a percent sign.
+        address.split('%').next()?.parse().ok()
+    }
+
+    /// The group that all files show, where the file system says one.
+    pub(crate) fn gid(&self) -> Option<u32> {
+        self.super_option("gid")?.parse().ok()
+    }
+
     /// For a message: what it is, without its options.
     pub(crate) fn describe(&self) -> String {
         format!("{} {} is mounted there", self.fs_type, self.source.to_string_lossy())
@@ -52,7 +73,10 @@ pub(crate) struct MountTable(Vec<MountEntry>);
 
 impl MountTable {
     pub(crate) fn read() -> io::Result<Self> {
-        fs::read("/proc/self/mountinfo").map(|text| Self::parse(&text))
+        let table = fs::read("/proc/self/mountinfo").map(|text| Self::parse(&text))?;
+        #[cfg(test)]
+        let table = tests::disguised(table);
+        Ok(table)
     }
 
     fn parse(text: &[u8]) -> Self {
@@ -88,7 +112,8 @@ pub(crate) fn resolve(path: &Path) -> io::Result<Option<PathBuf>> {
 /// before the hyphen are any number.
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
-    let device = fields.nth(2)?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = fields.nth(1)?;
     let root = fields.next()?;
     let mount_point = fields.next()?;
     let options = fields.next()?;
@@ -98,6 +123,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let super_options = fields.next().unwrap_or_default();
     let text = |bytes: &[u8]| String::from_utf8_lossy(&unescape(bytes)).into_owned();
     Some(MountEntry {
+        id,
         device: text(device),
         root: PathBuf::from(OsString::from_vec(unescape(root))),
         mount_point: PathBuf::from(OsString::from_vec(unescape(mount_point))),
@@ -129,8 +155,33 @@ fn unescape(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::collections::HashMap;
+    use std::sync::{Mutex, PoisonError};
+
     use super::*;
+
+    /// What mounts of a source are made to look like: kind and options of the file system.
+    static DISGUISES: Mutex<Option<HashMap<OsString, (String, String)>>> = Mutex::new(None);
+
+    /// Shows every mount of this source, whatever it is, as one of the kernel's SMB client with these options. Test
+    /// machines seldom have that client; what is mounted, silent or busy is real. A source belongs to one test.
+    pub(crate) fn disguise_as_smb(source: &str, super_options: &str) {
+        let mut disguises = DISGUISES.lock().unwrap_or_else(PoisonError::into_inner);
+        let look = ("cifs".to_owned(), super_options.to_owned());
+        disguises.get_or_insert_default().insert(source.into(), look);
+    }
+
+    pub(super) fn disguised(mut table: MountTable) -> MountTable {
+        let disguises = DISGUISES.lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in &mut table.0 {
+            if let Some((fs_type, options)) = disguises.as_ref().and_then(|d| d.get(&entry.source)) {
+                entry.fs_type.clone_from(fs_type);
+                entry.super_options.clone_from(options);
+            }
+        }
+        table
+    }
 
     /// Lines as kernel 6.18 wrote them; the cifs ones, which this driver mounted, as kernel 7.2 did.
     const CAPTURED: &[u8] = include_bytes!("testdata/mountinfo");
@@ -154,6 +205,8 @@ mod tests {
         assert_eq!(staged.super_option("username"), Some("u1"));
         assert_eq!(staged.super_option("user"), None);
         assert!(!staged.has_super_flag("seal"));
+        assert_eq!((staged.share(), staged.gid()), (Some("pvc-1"), Some(0)));
+        assert_eq!(staged.address(), "192.168.77.1".parse().ok());
         for (path, is_read_only) in [("/var/kub/pod/m", false), ("/var/kub/pod2/m", true)] {
             let published = table.at(Path::new(path)).expect("published");
             assert_eq!(published.is_read_only(), is_read_only);
@@ -176,6 +229,22 @@ mod tests {
         assert_eq!(table.0.len(), 3);
         assert_eq!(table.0[0].root, Path::new("/a b"));
         assert_eq!(table.at(Path::new("/m\\n")).expect("two are").source, "top");
+        assert_eq!(table.at(Path::new("/x")).expect("there").share(), None);
+    }
+
+    #[test]
+    fn addresses_of_mounts_are_read_with_and_without_a_scope() {
+        for (options, expected) in [
+            ("rw,addr=10.0.0.1,x", Some("10.0.0.1")),
+            ("rw,addr=fd00::1", Some("fd00::1")),
+            ("rw,addr=fe80::1%2", Some("fe80::1")),
+            ("rw", None),
+        ] {
+            let line = format!("1 0 0:5 / /v rw - cifs //h/s {options}\n");
+            let table = MountTable::parse(line.as_bytes());
+            let address = table.at(Path::new("/v")).expect("a line").address();
+            assert_eq!(address, expected.map(|text| text.parse().expect("an address")), "{options}");
+        }
     }
 
     #[test]

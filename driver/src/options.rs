@@ -54,6 +54,9 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("vers", &DIALECTS),
 ];
 
+/// Words with a security context of SELinux, which the kernel takes for every file system (security/selinux/hooks.c).
+const CONTEXTS: &[&str] = &["context", "defcontext", "fscontext", "rootcontext"];
+
 /// Words that say who one is or where the server is. The volume and its Secret say that.
 #[rustfmt::skip]
 const IDENTITY: &[&str] = &[
@@ -138,7 +141,7 @@ impl MountOptions {
         if bytes > MOUNT_FLAGS_BYTES_MAX {
             return Err(refused(format!("{bytes} bytes are more than {MOUNT_FLAGS_BYTES_MAX}")));
         }
-        for word in mount_flags.iter().flat_map(|f| f.split(',')).map(str::trim).filter(|w| !w.is_empty()) {
+        for word in mount_flags.iter().flat_map(|flag| words_of(flag)) {
             built.add(word)?;
         }
         // Last, so that nothing above takes a volume's protection away.
@@ -177,9 +180,17 @@ impl MountOptions {
             None if FLAGS.contains(&word) => {}
             None => return Err(unknown(word, "or needs a value")),
             Some(value) if NUMBERS.contains(&word) => {
-                if value.is_empty() || value.len() > MOUNT_VALUE_BYTES_MAX || !is_number(value) {
+                if value.is_empty() || value.len() > MOUNT_VALUE_BYTES_MAX || number(value).is_none() {
                     return Err(refused(format!("{word} wants a number")));
                 }
+            }
+            Some(value) if CONTEXTS.contains(&word) => {
+                let value = value.strip_prefix('"').and_then(|v| v.strip_suffix('"')).unwrap_or(value);
+                if !is_security_context(value) {
+                    return Err(refused(format!("{word} wants a security context")));
+                }
+                self.set(word, Some(value));
+                return Ok(());
             }
             Some(value) => match CHOICES.iter().find(|(name, _)| *name == word) {
                 Some((_, choices)) if choices.contains(&value) => {}
@@ -206,6 +217,16 @@ impl MountOptions {
 
     fn value(&self, name: &str) -> Option<&str> {
         self.options.get(name)?.value.as_deref()
+    }
+
+    /// The group that files show.
+    pub(crate) fn gid(&self) -> u32 {
+        self.value("gid").and_then(number).unwrap_or_default()
+    }
+
+    /// Whether I/O waits for a server that is away.
+    pub(crate) fn is_hard(&self) -> bool {
+        self.options.get("hard").is_some_and(|option| matches!(&*option.word, "hard" | "nosoft"))
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
@@ -256,12 +277,32 @@ fn attribute(word: &str) -> Option<Attribute> {
 }
 
 /// Decimal, or octal with a leading 0, as the kernel reads it.
-fn is_number(text: &str) -> bool {
-    match text.strip_prefix('0') {
-        Some("") => true,
-        Some(octal) => u32::from_str_radix(octal, 8).is_ok() && !octal.starts_with('+'),
-        None => text.parse::<u32>().is_ok() && !text.starts_with('+'),
+fn number(text: &str) -> Option<u32> {
+    if text.starts_with('+') || text.starts_with("0+") {
+        return None;
     }
+    match text.strip_prefix('0') {
+        Some("") => Some(0),
+        Some(octal) => u32::from_str_radix(octal, 8).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// A security context as SELinux has it: user, role, type and level, the level with categories between commas.
+fn is_security_context(text: &str) -> bool {
+    let usable = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-' | b':' | b',');
+    !text.is_empty() && text.len() <= MOUNT_VALUE_BYTES_MAX && text.bytes().all(usable)
+}
+
+/// The words of a flag: commas part them, but not between quotation marks, as in the kubelet's `context="…:c1,c2"`.
+fn words_of(flag: &str) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    flag.split(move |c: char| {
+        is_quoted ^= c == '"';
+        c == ',' && !is_quoted
+    })
+    .map(str::trim)
+    .filter(|word| !word.is_empty())
 }
 
 fn refused(reason: String) -> Error {
@@ -341,6 +382,27 @@ mod tests {
         assert!(words(&built(Protection::Sign, &[]).expect("usable")).contains(&"sign".to_owned()));
         assert!(built(Protection::Seal, &["vers=2.1"]).is_err());
         assert!(built(Protection::Sign, &["vers=2.1"]).is_ok());
+    }
+
+    #[test]
+    fn a_security_context_is_handed_on_as_one_word() {
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        let quoted = format!("context=\"{label}\"");
+        let given = words(&build(&[&format!("{quoted},soft"), "fscontext=a:b:c"]).expect("usable"));
+        for word in [&*format!("context={label}"), "fscontext=a:b:c", "soft"] {
+            assert!(given.iter().any(|w| w == word), "{word} in {given:?}");
+        }
+        for flag in
+            ["context", "context=", "context=\"\"", "context=\"a b\"", "context=\"a:b", "context=a:b,c2"]
+        {
+            assert!(build(&[flag]).is_err(), "{flag}");
+        }
+    }
+
+    #[test]
+    fn the_group_is_read_as_the_kernel_reads_it() {
+        let gid = |flags: &[&str]| build(flags).expect("usable").gid();
+        assert_eq!((gid(&[]), gid(&["gid=1000"]), gid(&["gid=010"])), (0, 1000, 8));
     }
 
     #[test]

@@ -18,11 +18,14 @@ const _: () = assert!(VOLUME_ID_BYTES_MAX <= USERNAME_BYTES_MAX);
 pub(crate) const USERNAME: &str = "username";
 /// The key of the password in a Secret.
 pub(crate) const PASSWORD: &str = "password";
+/// The key of a second password that is good, too, while one replaces the other.
+pub(crate) const PASSWORD2: &str = "password2";
 
 /// What a call's secrets held: a password, and a user name where one is given.
 pub(crate) struct Given {
     username: Option<String>,
     password: Zeroizing<String>,
+    second: Option<Zeroizing<String>>,
 }
 
 impl Given {
@@ -30,6 +33,7 @@ impl Given {
     pub(crate) fn take(secrets: &mut HashMap<String, String>) -> Result<Self, Error> {
         let username = secrets.remove(USERNAME);
         let password = secrets.remove(PASSWORD).map(Zeroizing::new);
+        let second = secrets.remove(PASSWORD2).map(Zeroizing::new);
         secrets.values_mut().for_each(Zeroize::zeroize);
         secrets.clear();
         let password = password.ok_or(Error::MissingSecret)?;
@@ -42,31 +46,38 @@ impl Given {
                 format!("1 to {USERNAME_BYTES_MAX} of A-Z a-z 0-9 . _ - are possible"),
             ));
         }
-        if password.chars().count() < PASSWORD_CHARS_MIN || password.len() > PASSWORD_BYTES_MAX {
-            return Err(Error::invalid(
-                "secrets.password",
-                format!("{PASSWORD_CHARS_MIN} characters to {PASSWORD_BYTES_MAX} bytes are possible"),
-            ));
+        check_password("secrets.password", &password)?;
+        if let Some(second) = &second {
+            check_password("secrets.password2", second)?;
         }
-        if password.contains('\0') {
-            return Err(Error::invalid("secrets.password", "a zero byte is not possible"));
-        }
-        Ok(Self { username, password })
+        Ok(Self { username, password, second })
     }
 
     /// The credentials of this volume. A user opens one volume and no other, so a Secret that serves a whole
     /// StorageClass names none: the volume's id is the user name then.
     pub(crate) fn for_volume(self, volume_id: &VolumeId) -> Credentials {
         let username = self.username.unwrap_or_else(|| volume_id.to_string());
-        Credentials { username, password: self.password }
+        Credentials { username, password: self.password, second: self.second }
     }
 }
 
-/// User name and password; the password is wiped when dropped and never printed.
+fn check_password(field: &'static str, password: &str) -> Result<(), Error> {
+    if password.chars().count() < PASSWORD_CHARS_MIN || password.len() > PASSWORD_BYTES_MAX {
+        let reason = format!("{PASSWORD_CHARS_MIN} characters to {PASSWORD_BYTES_MAX} bytes are possible");
+        return Err(Error::invalid(field, reason));
+    }
+    match password.contains('\0') {
+        true => Err(Error::invalid(field, "a zero byte is not possible")),
+        false => Ok(()),
+    }
+}
+
+/// User name and password; the passwords are wiped when dropped and never printed.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     pub(crate) username: String,
     password: Zeroizing<String>,
+    second: Option<Zeroizing<String>>,
 }
 
 impl Credentials {
@@ -81,12 +92,17 @@ impl Credentials {
                 password.push(char::from_digit(digit.into(), 16).expect("four bits"));
             }
         }
-        Ok(Self { username: volume_id.to_string(), password })
+        Ok(Self { username: volume_id.to_string(), password, second: None })
     }
 
     /// For the one place that needs it.
     pub(crate) fn expose_password(&self) -> &str {
         &self.password
+    }
+
+    /// The password and the one that is good beside it, for a mount.
+    pub(crate) fn expose_passwords(&self) -> (&str, Option<&str>) {
+        (&self.password, self.second.as_ref().map(|second| second.as_str()))
     }
 
     pub(crate) fn to_admin(&self) -> admin::Credentials {
@@ -121,6 +137,8 @@ mod tests {
         assert_eq!(credentials.expose_password(), "correct horse");
         assert_eq!(format!("{credentials:?}"), r#"Credentials { username: "vol-1", password: *** }"#);
         assert_eq!(take(&[("password", "correct horse")]).expect("usable").username, "pvc-1");
+        let two = take(&[("password", "correct horse"), ("password2", "battery staple")]).expect("usable");
+        assert_eq!(two.expose_passwords(), ("correct horse", Some("battery staple")));
     }
 
     #[test]
@@ -143,6 +161,10 @@ mod tests {
             (&[("username", "u"), ("password", &long)], "255 bytes"),
             (&[("username", "a b"), ("password", "12345678")], "secrets.username"),
             (&[("username", "u"), ("password", "1234\x005678")], "zero byte"),
+            (
+                &[("username", "u"), ("password", "correct horse"), ("password2", "1234567")],
+                "secrets.password2",
+            ),
         ] {
             let error = take(pairs).expect_err(part).to_string();
             assert!(error.contains(part), "{error}");

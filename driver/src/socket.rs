@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::fs::{Mode, chmod};
+use rustix::fs::{FlockOperation, Mode, OFlags, chmod, flock, fstat, lstat, open};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::UnixListener;
 use tokio::time::{MissedTickBehavior, interval};
@@ -17,9 +19,97 @@ use tracing::warn;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
+/// A socket's file as it was found: another one at the same path is not this one.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Keeps the inode, so that no other file gets its number.
+    pin: OwnedFd,
+}
+
+impl SocketFile {
+    /// The one that is at `path` now.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Self { path: path.to_owned(), pin: open(path, flags, Mode::empty())? })
+    }
+
+    fn is_there(&self) -> io::Result<bool> {
+        let own = fstat(&self.pin)?;
+        match lstat(&self.path) {
+            Ok(found) => Ok((found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)),
+            Err(rustix::io::Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends when the file at the path is not this one any more; looks this often.
+    pub(crate) async fn vanished(&self, every: Duration) {
+        let mut ticks = interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            match self.is_there() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    let error = error.to_string();
+                    warn!(path = %self.path.display(), error, "cannot look at the socket");
+                }
+            }
+        }
+    }
+}
+
+/// The file of a socket that this process listens on. It is removed with this value, unless another process has put its
+/// own in its place.
+#[derive(Debug)]
+pub(crate) struct OwnSocket(SocketFile);
+
+impl Deref for OwnSocket {
+    type Target = SocketFile;
+
+    fn deref(&self) -> &SocketFile {
+        &self.0
+    }
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        let remove = || -> io::Result<()> {
+            let _folder = lock_folder(&self.path)?;
+            if self.is_there()? { fs::remove_file(&self.path) } else { Ok(()) }
+        };
+        match remove() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                warn!(path = %self.path.display(), error = error.to_string(), "cannot remove the socket");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Who puts a socket into a folder, or takes one out, holds this meanwhile: what was looked at is then what is removed.
+fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = open(folder, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    flock(&folder, FlockOperation::LockExclusive)?;
+    Ok(folder)
+}
+
 /// Listens at `path`, for this user alone. A socket that nobody listens on is replaced, one in use is not.
-pub(crate) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
+pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)> {
     let shown = path.display();
+    // The kubelet's folder for the sockets of plugins is there, ours in it is for us to make. Only that one: a folder
+    // above that is missing was not mounted into the container.
+    if let Some(folder) = path.parent()
+        && let Err(e) = fs::DirBuilder::new().mode(0o750).create(folder)
+        && e.kind() != io::ErrorKind::AlreadyExists
+        && !folder.as_os_str().is_empty()
+    {
+        return Err(e).with_context(|| format!("make {} for the socket", folder.display()));
+    }
+    let _folder = lock_folder(path).with_context(|| format!("lock the folder of {shown}"))?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => bail!("{shown} exists and is no socket"),
         Ok(_) => match UnixStream::connect(path) {
@@ -32,47 +122,17 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(e).with_context(|| format!("look at {shown}")),
     }
-    // The kubelet's folder for the sockets of plugins is there, ours in it is for us to make. Only that one: a folder
-    // above that is missing was not mounted into the container.
-    if let Some(folder) = path.parent()
-        && let Err(e) = fs::DirBuilder::new().mode(0o750).create(folder)
-        && e.kind() != io::ErrorKind::AlreadyExists
-        && !folder.as_os_str().is_empty()
-    {
-        return Err(e).with_context(|| format!("make {} for the socket", folder.display()));
-    }
-    let listen_private = || -> io::Result<UnixListener> {
+    let listen_private = || -> io::Result<(UnixListener, OwnSocket)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
+        let own = OwnSocket(SocketFile::at(path)?);
         // Nobody can connect before listen, so nobody ever sees other permissions.
         chmod(path, Mode::RUSR | Mode::WUSR)?;
         listen(&socket, BACKLOG)?;
-        UnixListener::from_std(StdListener::from(socket))
+        Ok((UnixListener::from_std(StdListener::from(socket))?, own))
     };
     listen_private().with_context(|| format!("listen on {shown}"))
-}
-
-/// Which file it is that lies at `path`.
-pub(crate) fn inode(path: &Path) -> io::Result<u64> {
-    fs::symlink_metadata(path).map(|found| found.ino())
-}
-
-/// Ends when the file at `path` is not `own` any more; looks this often.
-pub(crate) async fn vanished(path: &Path, own: u64, every: Duration) {
-    let mut ticks = interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        match inode(path) {
-            Ok(found) if found == own => {}
-            Ok(_) => return,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-            Err(error) => {
-                warn!(path = %path.display(), error = error.to_string(), "cannot look at the socket")
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -85,17 +145,38 @@ mod tests {
     async fn a_stale_socket_is_replaced_and_one_in_use_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
-        let first = listen_at(&path).expect("free");
+        let (first, own) = listen_at(&path).expect("free");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = listen_at(&path).expect_err("in use").to_string();
         assert!(error.contains("in use"), "{error}");
+        // As a process leaves it that is killed.
         drop(first);
-        listen_at(&path).expect("stale");
-        fs::remove_file(&path).expect("there");
+        std::mem::forget(own);
+        assert!(path.exists());
+        let second = listen_at(&path).expect("stale");
+        drop(second);
+        assert!(!path.exists(), "the socket goes with whoever listens");
         fs::write(&path, "data").expect("writable");
         assert!(listen_at(&path).is_err());
         assert_eq!(fs::read(&path).expect("kept"), b"data");
+    }
+
+    #[tokio::test]
+    async fn an_old_process_leaves_its_successors_socket_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("csi.sock");
+        let (old, old_file) = listen_at(&path).expect("free");
+        // The old one has stopped listening and still waits for calls to end.
+        drop(old);
+        let (_new, new_file) = listen_at(&path).expect("stale");
+        let deadline = Duration::from_secs(60);
+        let vanished = old_file.vanished(Duration::from_millis(1));
+        tokio::time::timeout(deadline, vanished).await.expect("the old one is told");
+        drop(old_file);
+        UnixStream::connect(&path).expect("the new one listens");
+        drop(new_file);
+        assert!(!path.exists());
     }
 
     #[tokio::test]

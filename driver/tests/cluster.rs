@@ -369,8 +369,90 @@ async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     let status = town.controller.delete_volume(delete).await.expect_err("data are left");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(status.message().contains("forebay-pvc-1"), "{status}");
+    assert!(status.message().contains(names::FINALIZER_VOLUME), "{status}");
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
+    let given_up = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &given_up).await.unwrap();
     assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "given up");
+}
+
+#[tokio::test]
+async fn a_secret_lives_as_long_as_its_volume() {
+    let mut town = Town::new(1).await;
+    let volume = town.create(create("pvc-1", MIB)).await.unwrap();
+    let before = town.record("pvc-1").await.unwrap();
+    // Somebody deletes it: it stays, and so does what it holds.
+    town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
+    let marked = town.record("pvc-1").await.expect("the volume is there");
+    assert!(marked.metadata.deletion_timestamp.is_some());
+    assert_eq!(marked.data, before.data);
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "the volume is still this one");
+    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);
+    assert!(town.record("pvc-1").await.is_none());
+
+    // What is in it is of no use: the volume can be deleted all the same.
+    let volume = town.create(create("pvc-2", MIB)).await.unwrap();
+    let spoiled = Patch::Merge(json!({ "data": { "password": null } }));
+    town.secrets().patch("forebay-pvc-2", &PatchParams::default(), &spoiled).await.unwrap();
+    let status = town.create(create("pvc-2", MIB)).await.expect_err("no password");
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);
+    assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+}
+
+#[tokio::test]
+async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
+    let mut town = Town::new(1).await;
+    let volume = town.create(create("pvc-1", MIB)).await.unwrap();
+    let passwords = |secret: k8s_openapi::api::core::v1::Secret| {
+        let data = secret.data.unwrap();
+        ["password", "password2", "password-next"]
+            .map(|key| data.get(key).map(|value| String::from_utf8(value.0.clone()).unwrap()))
+    };
+    let rotate = |town: &Town, id: &str| {
+        let mut command = Command::new(driver_binary());
+        command.args(["rotate-credentials", id, "--namespace", &town.namespace]);
+        command.env("KUBECONFIG", town::kubeconfig_of(&town.namespace, "forebay-csi-controller"));
+        let output = command.output().unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    };
+    let [first, ..] = passwords(town.record("pvc-1").await.unwrap());
+
+    let (done, said) = rotate(&town, &volume.volume_id);
+    assert!(done, "{said}");
+    let [second, previous, next] = passwords(town.record("pvc-1").await.unwrap());
+    assert_ne!(second, first);
+    assert_eq!((&previous, &next), (&first, &None));
+    for password in [&first, &second].into_iter().flatten() {
+        assert!(!said.contains(password.as_str()));
+    }
+    // The server has it as the volume's, so the same request finds the same volume.
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume);
+
+    // A crash after the server was told: the Secret still has a password that the server takes, and the next run uses the
+    // one that was meant to be next.
+    let cut_off = Patch::Merge(json!({ "stringData": { "password-next": PASSWORD } }));
+    town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &cut_off).await.unwrap();
+    let (done, said) = rotate(&town, &volume.volume_id);
+    assert!(done && !said.contains(PASSWORD), "{said}");
+    let [third, previous, next] = passwords(town.record("pvc-1").await.unwrap());
+    assert_eq!((third.as_deref(), previous, next), (Some(PASSWORD), second, None));
+
+    // Lost, finalizer and all.
+    let forced = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &forced).await.unwrap();
+    town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
+    let (done, said) = rotate(&town, &volume.volume_id);
+    assert!(done && said.contains("made again"), "{said}");
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume);
+    for id in ["pvc-1", "c-0/none", "c-7/pvc-1", "d-0/pvc-1"] {
+        let (done, said) = rotate(&town, id);
+        assert!(!done, "{id}: {said}");
+    }
+    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);
 }
 
 #[tokio::test]

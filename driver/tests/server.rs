@@ -6,10 +6,11 @@ mod volumes;
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_testing::Xfs;
 use process::{Process, connect, eventually, server_binary, start_driver};
 use tonic::transport::Endpoint;
 use volumes::World;
@@ -59,45 +60,6 @@ async fn promises_hold(pool_path: &Path, quota: &str) {
 async fn a_controller_keeps_its_promises_without_quota() {
     let pool = tempfile::tempdir().unwrap();
     promises_hold(pool.path(), "none").await;
-}
-
-/// An XFS with project quota in a file; unmounted when dropped.
-struct Xfs {
-    dir: tempfile::TempDir,
-}
-
-impl Xfs {
-    /// `None`, and a line that says why, where it cannot be made.
-    fn new() -> Option<Self> {
-        let this = Self { dir: tempfile::tempdir().unwrap() };
-        let image = this.dir.path().join("image");
-        // The smallest that mkfs.xfs makes, and sparse.
-        fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
-        fs::create_dir(this.path()).unwrap();
-        let steps: [(&str, &[&str], &[&Path]); 2] =
-            [("mkfs.xfs", &["-q"], &[&image]), ("mount", &["-o", "loop,prjquota"], &[&image, &this.path()])];
-        for (program, options, paths) in steps {
-            let output = Command::new(program).args(options).args(paths).output();
-            let problem = match output {
-                Ok(output) if output.status.success() => continue,
-                Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-                Err(error) => error.to_string(),
-            };
-            eprintln!("skipped, no XFS can be made here: {program}: {problem}");
-            return None;
-        }
-        Some(this)
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("pool")
-    }
-}
-
-impl Drop for Xfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.path()).output();
-    }
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod process;
 mod volumes;
 
 use std::fs;
+use std::path::Path;
 
 use forebay_proto::csi::controller_client::ControllerClient;
 use forebay_proto::csi::identity_client::IdentityClient;
@@ -19,7 +20,8 @@ use forebay_proto::csi::{
     NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeStageVolumeRequest, ProbeRequest,
     ValidateVolumeCapabilitiesRequest, VolumeContentSource,
 };
-use process::{connect, driver_binary, eventually, start_driver};
+use process::{Process, connect, driver_binary, eventually, start_driver};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Code;
 use volumes::{PASSWORD, capability, map};
 
@@ -190,27 +192,96 @@ async fn a_driver_that_cannot_start_says_why() {
     first.assert_running();
 }
 
-#[tokio::test]
-async fn health_is_told_over_http() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    let dir = tempfile::tempdir().unwrap();
-    let mut driver =
-        start_driver(dir.path(), "controller", &["--health-address", "127.0.0.1:0", "--log-format", "json"]);
-    // The port is the kernel's choice; the log says which.
-    let log = dir.path().join("csi-controller.log");
-    let address = eventually(&mut driver, || async {
+/// The port is the kernel's choice; the log says which.
+async fn health_address(driver: &mut Process, dir: &Path, mode: &str) -> String {
+    let log = dir.join(format!("csi-{mode}.log"));
+    eventually(driver, || async {
         let log = fs::read_to_string(&log).unwrap();
         let found = log.split("\"address\":\"").nth(1).and_then(|rest| rest.split_once('"'));
         found.map(|(address, _)| address.to_owned()).ok_or("not logged yet")
     })
-    .await;
+    .await
+}
+
+async fn get(address: &str, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
+}
+
+const HEALTH: [&str; 4] = ["--health-address", "127.0.0.1:0", "--log-format", "json"];
+
+#[tokio::test]
+async fn health_is_told_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = start_driver(dir.path(), "controller", &HEALTH);
+    let address = health_address(&mut driver, dir.path(), "controller").await;
+    connect(&mut driver, &dir.path().join("csi.sock")).await;
     for (path, answer) in [("/healthz", "200 OK"), ("/readyz", "503 Service Unavailable")] {
-        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).await.unwrap();
+        let response = get(&address, path).await;
         assert!(response.starts_with(&format!("HTTP/1.1 {answer}")), "{path}: {response}");
     }
+}
+
+#[tokio::test]
+async fn a_node_without_the_smb_client_says_so_and_holds_up_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = start_driver(dir.path(), "node", &[&HEALTH[..], &["--node-id", "n"]].concat());
+    let address = health_address(&mut driver, dir.path(), "node").await;
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    // What this kernel has is its own affair; both answers must be of one mind.
+    let note = match IdentityClient::new(channel).probe(ProbeRequest {}).await {
+        Ok(probe) => {
+            assert_eq!(probe.into_inner().ready, Some(true));
+            "ready\n"
+        }
+        Err(status) => {
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+            assert!(status.message().contains("cifs"), "{status}");
+            "no volume can be mounted here"
+        }
+    };
+    let answers = futures::future::join_all([(); 4].map(|()| get(&address, "/readyz"))).await;
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains(note), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_driver_whose_socket_is_lost_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("csi.sock");
+    let mut driver = start_driver(dir.path(), "controller", &HEALTH);
+    connect(&mut driver, &socket).await;
+    // A process that took the path: the old one must neither serve on nor remove what is not its own.
+    fs::remove_file(&socket).unwrap();
+    let successor = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(!driver.ended().await.success());
+    assert!(driver.log().contains("another process"), "{}", driver.log());
+    std::os::unix::net::UnixStream::connect(&socket).expect("the successor's");
+    drop(successor);
+}
+
+#[tokio::test]
+async fn a_driver_that_cannot_be_reached_is_not_healthy() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("csi.sock");
+    let mut driver = start_driver(dir.path(), "controller", &HEALTH);
+    let address = health_address(&mut driver, dir.path(), "controller").await;
+    connect(&mut driver, &socket).await;
+    // The driver itself ends for this, in a moment: whichever is seen first.
+    fs::remove_file(&socket).unwrap();
+    match tokio::net::TcpStream::connect(&address).await {
+        Ok(mut stream) => {
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+            let mut response = String::new();
+            let _ = stream.read_to_string(&mut response).await;
+            assert!(response.is_empty() || response.starts_with("HTTP/1.1 503"), "{response}");
+        }
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused),
+    }
+    assert!(!driver.ended().await.success());
 }

@@ -1,10 +1,11 @@
 """Other people's clients against a server: the same checks for each client and each way to protect its traffic.
 
-Run as `clients.py TARGET.json [FILTER]`. Says one line per check, `ok NAME` or `not ok NAME: REASON`, and at the end
-`done`; whoever reads this must take a missing `done` for a failure.
+Run as `clients.py TARGET.json GROUP [FILTER]`; `clients.py --groups` names the groups, which may run beside each other. Says one
+line per check, `ok NAME` or `not ok NAME: REASON`, and at the end `done`: a missing `done` is a failure.
 """
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -18,10 +19,14 @@ import sys
 import tempfile
 from unittest import mock
 
-TARGET = json.load(open(sys.argv[1]))
-FILTER = sys.argv[2] if len(sys.argv) > 2 else ""
+if sys.argv[1] == "--groups":
+    TARGET = dict.fromkeys(["host", "port", "volume", "other"])
+else:
+    with open(sys.argv[1]) as target:
+        TARGET = json.load(target)
 HOST, PORT = TARGET["host"], TARGET["port"]
 VOLUME, OTHER = TARGET["volume"], TARGET["other"]
+FILTER = sys.argv[3] if len(sys.argv) > 3 else ""
 
 # Empty, short, not a multiple of anything, beyond 64 KiB (several credits), several I/Os of 1 MiB.
 SIZES = [0, 1, 4097, 200_001, 3 * 1024 * 1024 + 17]
@@ -333,69 +338,68 @@ def refused(body):
     raise AssertionError("let in")
 
 
-def checks(client_class):
-    for variant in client_class.variants:
-        prefix = f"{client_class.name}.{variant}"
-        folder = f"foreign {prefix}"
+def checks(client_class, variant):
+    prefix = f"{client_class.name}.{variant}"
+    folder = f"foreign {prefix}"
 
-        def connect(volume=VOLUME, user=VOLUME["user"], password=VOLUME["password"], variant=variant):
-            return client_class(variant, volume["share"], user, password)
+    def connect(volume=VOLUME, user=VOLUME["user"], password=VOLUME["password"]):
+        return client_class(variant, volume["share"], user, password)
 
-        def with_client(body, connect=connect):
-            def run():
-                client = connect()
-                try:
-                    body(client)
-                finally:
-                    client.close()
+    def with_client(body):
+        def run():
+            client = connect()
+            try:
+                body(client)
+            finally:
+                client.close()
 
-            return run
+        return run
 
-        def put_get(client, folder=folder):
-            client.mkdir(folder)
-            for size in SIZES:
-                client.put(f"{folder}\\{size}", contents(size, size))
-            for size in SIZES:
-                same(client.get(f"{folder}\\{size}"), contents(size, size))
+    def put_get(client):
+        client.mkdir(folder)
+        for size in SIZES:
+            client.put(f"{folder}\\{size}", contents(size, size))
+        for size in SIZES:
+            same(client.get(f"{folder}\\{size}"), contents(size, size))
 
-        def listing(client, folder=folder):
-            found = client.list(folder)
-            assert found == {str(size): size for size in SIZES}, f"listed {found}"
+    def listing(client):
+        found = client.list(folder)
+        assert found == {str(size): size for size in SIZES}, f"listed {found}"
 
-        def overwrite(client, folder=folder):
-            # Shorter than before: the old tail must go.
-            client.put(f"{folder}\\200001", b"short")
-            same(client.get(f"{folder}\\200001"), b"short")
+    def overwrite(client):
+        # Shorter than before: the old tail must go.
+        client.put(f"{folder}\\200001", b"short")
+        same(client.get(f"{folder}\\200001"), b"short")
 
-        def rename(client, folder=folder):
-            client.rename(f"{folder}\\4097", f"{folder}\\Übergrößen träger 日本")
-            same(client.get(f"{folder}\\Übergrößen träger 日本"), contents(4097, 4097))
-            names = set(client.list(folder))
-            assert names == {"0", "1", "200001", str(SIZES[-1]), "Übergrößen träger 日本"}, f"listed {names}"
+    def rename(client):
+        client.rename(f"{folder}\\4097", f"{folder}\\Übergrößen träger 日本")
+        same(client.get(f"{folder}\\Übergrößen träger 日本"), contents(4097, 4097))
+        names = set(client.list(folder))
+        assert names == {"0", "1", "200001", str(SIZES[-1]), "Übergrößen träger 日本"}, f"listed {names}"
 
-        def delete(client, folder=folder):
-            for name in client.list(folder):
-                client.delete(f"{folder}\\{name}")
-            assert client.list(folder) == {}, f"left over: {client.list(folder)}"
-            client.rmdir(folder)
+    def delete(client):
+        for name in client.list(folder):
+            client.delete(f"{folder}\\{name}")
+        assert client.list(folder) == {}, f"left over: {client.list(folder)}"
+        client.rmdir(folder)
 
-        check(f"{prefix}.put-get", with_client(put_get))
-        check(f"{prefix}.list", with_client(listing))
-        check(f"{prefix}.overwrite", with_client(overwrite))
-        check(f"{prefix}.rename", with_client(rename))
-        check(f"{prefix}.delete", with_client(delete))
-        check(f"{prefix}.refuses-wrong-password", lambda: refused(lambda: connect(password="not the password")))
-        check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="nobody-we-know")))
-        check(f"{prefix}.refuses-guest", lambda: refused(lambda: connect(user="guest", password="")))
-        check(f"{prefix}.refuses-anonymous", lambda: refused(lambda: connect(user="", password="")))
-        check(
-            f"{prefix}.refuses-other-volumes-credentials",
-            lambda: refused(lambda: connect(user=OTHER["user"], password=OTHER["password"])),
-        )
-        check(
-            f"{prefix}.other-volume-opens-with-its-own",
-            lambda: connect(OTHER, OTHER["user"], OTHER["password"]).close(),
-        )
+    check(f"{prefix}.put-get", with_client(put_get))
+    check(f"{prefix}.list", with_client(listing))
+    check(f"{prefix}.overwrite", with_client(overwrite))
+    check(f"{prefix}.rename", with_client(rename))
+    check(f"{prefix}.delete", with_client(delete))
+    check(f"{prefix}.refuses-wrong-password", lambda: refused(lambda: connect(password="not the password")))
+    check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="nobody-we-know")))
+    check(f"{prefix}.refuses-guest", lambda: refused(lambda: connect(user="guest", password="")))
+    check(f"{prefix}.refuses-anonymous", lambda: refused(lambda: connect(user="", password="")))
+    check(
+        f"{prefix}.refuses-other-volumes-credentials",
+        lambda: refused(lambda: connect(user=OTHER["user"], password=OTHER["password"])),
+    )
+    check(
+        f"{prefix}.other-volume-opens-with-its-own",
+        lambda: connect(OTHER, OTHER["user"], OTHER["password"]).close(),
+    )
 
 
 def smb1_negotiate(*dialects):
@@ -456,7 +460,14 @@ def smb1():
     check("smb1.smbclient-nt1-is-refused", smbclient_nt1)
 
 
+GROUPS = {}
 for client_class in (Smbclient, Impacket, Smbprotocol):
-    checks(client_class)
-smb1()
-print("done")
+    for variant in client_class.variants:
+        GROUPS[f"{client_class.name}.{variant}"] = functools.partial(checks, client_class, variant)
+GROUPS["smb1"] = smb1
+
+if sys.argv[1] == "--groups":
+    print("\n".join(GROUPS))
+else:
+    GROUPS[sys.argv[2]]()
+    print("done")

@@ -19,7 +19,7 @@ use crate::machine::{Acceleration, Machine, Specification};
 use crate::progress::{say, seconds};
 use crate::rundir::RunDir;
 use crate::wire::{Exec, Exit, Message};
-use crate::{supervise, switch};
+use crate::{supervise, switch, wait};
 
 /// A node to be.
 #[derive(Debug, Clone)]
@@ -423,25 +423,14 @@ impl Node {
         Ok(output.stdout)
     }
 
-    /// Asks until the condition holds; the deadline is as on hardware.
+    /// Asks until the condition holds; the deadline is as on hardware. An error is asked again, unless it is [`wait::Hopeless`].
     pub fn wait_until(
         &self,
         what: &str,
         deadline: Duration,
-        mut holds: impl FnMut() -> Result<bool>,
+        holds: impl FnMut() -> Result<bool>,
     ) -> Result<()> {
-        let until = Instant::now() + self.scale(deadline);
-        let mut last = None;
-        while Instant::now() < until {
-            match holds() {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => last = Some(error),
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let reason = last.map(|error| format!(": {error:#}")).unwrap_or_default();
-        bail!("{what}: not within {} s{reason}", self.scale(deadline).as_secs())
+        wait::until(what, self.scale(deadline), Duration::from_millis(50), holds)
     }
 }
 

@@ -26,4 +26,5 @@ pub mod story;
 pub mod supervise;
 pub mod switch;
 pub mod terminal;
+pub mod wait;
 pub mod wire;

@@ -13,25 +13,41 @@ pub fn server_binary(own: &Path) -> Result<PathBuf> {
     Ok(binaries(own, &["forebay-server"])?.join("forebay-server"))
 }
 
-/// The folder with these packages' binaries: `$FOREBAY_BINARIES`, where the tests run elsewhere than they were built, or
-/// that of the test's own binary (`CARGO_BIN_EXE_…`), into which they are built with the same profile. All at once, so that
-/// they share what they are made of.
+/// The folder with these binaries: `$FOREBAY_BINARIES`, where `./test` has built them before or the tests run elsewhere than
+/// they were built; or that of the test's own binary (`CARGO_BIN_EXE_…`), into which they are built with the same profile.
+/// All at once, so that they share what they are made of.
 ///
 /// # Errors
-/// They do not build.
-pub fn binaries(own: &Path, packages: &[&str]) -> Result<PathBuf> {
+/// They do not build, or are not there.
+pub fn binaries(own: &Path, names: &[&str]) -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("FOREBAY_BINARIES") {
-        return Ok(folder.into());
+        return prepared(folder.into(), names);
     }
     let (target, profile) = place(own)?;
     let mut build = Command::new(std::env::var_os("CARGO").context("run this by cargo")?);
-    build.args(["build", "--quiet", "--bins", "--profile", profile, "--target-dir"]).arg(target);
-    for package in packages {
-        build.args(["--package", package]);
+    build.args(["build", "--quiet", "--profile", profile, "--target-dir"]).arg(target).args(LIKE_THE_TESTS);
+    for name in names {
+        build.args(["--bin", name]);
     }
     build.current_dir(env!("CARGO_MANIFEST_DIR"));
-    ensure!(build.status().context("run cargo")?.success(), "{} do not build", packages.join(", "));
+    ensure!(build.status().context("run cargo")?.success(), "{} do not build", names.join(", "));
     Ok(own.parent().unwrap_or(target).to_owned())
+}
+
+/// Makes cargo choose features as `cargo test --workspace` does, so that what that has built is built once: those that all packages
+/// want, for their tests, too (one test is named for that).
+const LIKE_THE_TESTS: [&str; 3] = ["--workspace", "--test", "arrows"];
+
+/// Nothing is built where the caller has: cargo inside a test would make everything a second time, and take its time from the test.
+fn prepared(folder: PathBuf, names: &[&str]) -> Result<PathBuf> {
+    let absent: Vec<&str> = names.iter().copied().filter(|name| !folder.join(name).is_file()).collect();
+    ensure!(
+        absent.is_empty(),
+        "FOREBAY_BINARIES={} has no {}: build them there, or unset the variable",
+        folder.display(),
+        absent.join(", ")
+    );
+    Ok(folder)
 }
 
 /// Target folder and profile of a binary: `<target>/debug/<binary>` is of the profile `dev`.
@@ -53,5 +69,14 @@ mod tests {
         assert_eq!(place("/tree/target/debug/program"), (Path::new("/tree/target"), "dev"));
         assert_eq!(place("/elsewhere/release/program"), (Path::new("/elsewhere"), "release"));
         assert_eq!(place("/elsewhere/checked/program"), (Path::new("/elsewhere"), "checked"));
+    }
+
+    #[test]
+    fn nothing_is_built_where_binaries_were_prepared() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("one"), "").expect("written");
+        assert_eq!(prepared(folder.path().into(), &["one"]).expect("it is there"), folder.path());
+        let error = prepared(folder.path().into(), &["one", "two"]).expect_err("it is not there").to_string();
+        assert!(error.contains("has no two: build"), "{error}");
     }
 }

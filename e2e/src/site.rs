@@ -274,11 +274,20 @@ impl Site {
         Ok(())
     }
 
-    /// Removes a volume.
+    /// Removes a volume that no client has open.
     pub fn delete(&self, volume: &Volume) -> Result<()> {
+        self.delete_with(volume, false)
+    }
+
+    /// Removes a volume whatever is open. The server keeps the durable handles of connections that were lost for a minute.
+    pub fn delete_by_force(&self, volume: &Volume) -> Result<()> {
+        self.delete_with(volume, true)
+    }
+
+    fn delete_with(&self, volume: &Volume, force: bool) -> Result<()> {
         match self.kind {
             Kind::Forebay => {
-                self.admin(AdminRequest::DeleteVolume { id: volume.id.clone(), force: false })?.ok()?;
+                self.admin(AdminRequest::DeleteVolume { id: volume.id.clone(), force })?.ok()?;
             }
             Kind::Samba => {
                 self.storage().run(&format!("rm -rf {}", volume.folder))?;
@@ -395,7 +404,7 @@ impl Drop for Mounted<'_> {
 fn forebay_config(address: &str) -> String {
     // More is promised than there is: a failed scenario leaves its volume behind.
     format!(
-        "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\n\
+        "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\nmin_dialect = \"2.1\"\n\
          [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
          [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\novercommit = 4.0\n\
          [[pool]]\nname = \"ext4\"\npath = \"{POOL_EXT4}\"\nquota = \"project\"\novercommit = 4.0\n"

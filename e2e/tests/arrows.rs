@@ -9,7 +9,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-smb", &["forebay-smbdirect"]),
     ("forebay-smbdirect", &[]),
     ("forebay-rdma", &[]),
-    ("forebay-nvmeof", &[]),
+    ("forebay-testing", &[]),
+    ("forebay-nvmeof", &["forebay-testing"]),
     ("forebay-target", &["forebay-nvmeof"]),
     (
         "forebay-server",
@@ -20,11 +21,12 @@ const ARROWS: &[(&str, &[&str])] = &[
             "forebay-rdma",
             "forebay-nvmeof",
             "forebay-inventory",
+            "forebay-testing",
         ],
     ),
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
-    ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-e2e"]),
+    ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-testing", "forebay-e2e"]),
     ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-nvmeof", "forebay-e2e"]),
     ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
     (

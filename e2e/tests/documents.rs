@@ -77,3 +77,40 @@ fn every_link_within_the_tree_leads_somewhere() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
     assert!(seen > 20, "only {seen} links were found");
 }
+
+/// Rust sources below `folder`, relative to the tree's root.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|suffix| suffix == "rs") {
+            found.push(path.strip_prefix(root()).expect("below the root").to_owned());
+        }
+    }
+}
+
+#[test]
+fn architecture_lists_every_file_that_may_hold_unsafe_code() {
+    let mut all = Vec::new();
+    sources(&root(), &mut all);
+    // Not the text of this very test.
+    let attribute = ["allow(", "unsafe_code"].concat();
+    let allowed: BTreeSet<String> = all
+        .iter()
+        .filter(|path| fs::read_to_string(root().join(path)).expect("a source").contains(&attribute))
+        .map(|path| path.display().to_string())
+        .collect();
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("the document");
+    let (_, table) = text.split_once("| `unsafe` in | for |").expect("the table");
+    let listed: BTreeSet<String> = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(allowed, listed);
+    assert!(allowed.len() > 5, "{allowed:?}");
+}

@@ -282,6 +282,7 @@ pub fn acceptor() -> Acceptor {
         nb_computer: "STORE".to_owned(),
         dns_domain: "example.org".to_owned(),
         dns_computer: "store.example.org".to_owned(),
+        target_names: vec!["store.example.org".to_owned()],
     };
     Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef", NOW)
 }
@@ -295,6 +296,7 @@ pub fn initiator(spnego: bool) -> Initiator {
         nt_hash: NtHash::from_password(PASSWORD),
         spnego,
         challenge: [0x11; 8],
+        target_name: None,
         random_session_key: Some(SessionKey::new(&[0x22; 16])),
     })
 }

@@ -22,9 +22,45 @@ pub struct Me {
     pub epoch: Epoch,
     /// The host identifier that the subsystem is connected with.
     pub host: HostId,
+    /// The same instance before it was told of which cluster it is: its keys are those of earlier epochs, where their number
+    /// is lower.
+    pub former: Option<InstanceHash>,
+    /// A key that is no epoch of ours, and may be preempted all the same: a person has said that whoever has it is gone for
+    /// good.
+    pub adopts: Option<ReservationKey>,
+}
+
+/// What a key is to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Of an epoch of this instance.
+    Epoch(Epoch),
+    /// Of this instance, before it was told of which cluster it is.
+    Former(Epoch),
+    /// To be adopted.
+    Adopted,
+    /// Any other.
+    Stranger,
 }
 
 impl Me {
+    /// An instance that goes on with nothing but earlier epochs of its own.
+    #[must_use]
+    pub fn new(instance: InstanceHash, epoch: Epoch, host: HostId) -> Self {
+        Self { instance, epoch, host, former: None, adopts: None }
+    }
+
+    fn standing(&self, key: ReservationKey) -> Standing {
+        if let Some(epoch) = key.epoch_of(self.instance) {
+            return Standing::Epoch(epoch);
+        }
+        if self.adopts == Some(key) {
+            return Standing::Adopted;
+        }
+        let former = self.former.and_then(|former| key.epoch_of(former));
+        former.map_or(Standing::Stranger, Standing::Former)
+    }
+
     /// Our key.
     #[must_use]
     pub fn key(&self) -> ReservationKey {
@@ -60,7 +96,7 @@ pub enum NotAcquired {
     /// Somebody who is no epoch of this instance is registered.
     #[error(
         "host {host} is registered with the key {key}, which is not this instance's: another server or cluster uses the \
-         namespace; if none does, clear its reservations"
+         namespace; if that is gone for good, adopt the namespace from this key (pool.nvmeof.adopt_key), or clear its reservations"
     )]
     Stranger {
         /// Which host.
@@ -77,6 +113,13 @@ pub enum NotAcquired {
     /// A command failed.
     #[error(transparent)]
     Reservation(#[from] ReservationError),
+}
+
+/// How a namespace came to be ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acquired {
+    /// It was taken from an earlier epoch, whose machine may still have a file system of it in memory.
+    pub preempted: bool,
 }
 
 /// What a look at the reservation says.
@@ -128,11 +171,13 @@ enum Step {
 ///
 /// # Errors
 /// When it may not be taken, or the target refuses.
-pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<(), NotAcquired> {
+pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquired> {
+    let mut preempted = false;
     for _ in 0..ACQUIRE_STEPS_MAX {
         let step = next(&target.report()?, me)?;
+        preempted |= matches!(step, Step::Preempt(_) | Step::Replace(_));
         let done = match step {
-            Step::Done => return Ok(()),
+            Step::Done => return Ok(Acquired { preempted }),
             Step::Register => target.register(me.key()),
             Step::Replace(old) => target.replace(old, me.key()),
             Step::Preempt(old) => target.preempt_and_abort(old, me.key()),
@@ -145,6 +190,19 @@ pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<(), NotAcquired> {
         }
     }
     Err(NotAcquired::Restless)
+}
+
+/// Shows our key where this host has one of an earlier epoch, and takes nothing: a process of that epoch that still runs here
+/// ends itself when it sees it.
+///
+/// # Errors
+/// When the namespace may not be taken, or the target refuses.
+pub fn announce(target: &dyn Reservations, me: &Me) -> Result<(), NotAcquired> {
+    let Step::Replace(old) = next(&target.report()?, me)? else { return Ok(()) };
+    match target.replace(old, me.key()) {
+        Ok(()) | Err(ReservationError::Conflict) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether the namespace is still ours.
@@ -176,14 +234,22 @@ fn next(report: &Report, me: &Me) -> Result<Step, NotAcquired> {
     let mut earlier = None;
     for registrant in &report.registrants {
         let Registrant { host, key, .. } = *registrant;
-        let epoch = key.epoch_of(me.instance).ok_or(NotAcquired::Stranger { host, key })?;
-        if epoch > me.epoch {
-            return Err(NotAcquired::Superseded { ours: me.epoch, theirs: epoch, host });
+        let standing = me.standing(key);
+        match standing {
+            Standing::Stranger => return Err(NotAcquired::Stranger { host, key }),
+            Standing::Epoch(theirs) if theirs > me.epoch => {
+                return Err(NotAcquired::Superseded { ours: me.epoch, theirs, host });
+            }
+            // Another host by its identity, and perhaps the same machine: only a later number says who is the later one.
+            Standing::Former(theirs) if theirs >= me.epoch => {
+                return Err(NotAcquired::Superseded { ours: me.epoch, theirs, host });
+            }
+            Standing::Epoch(_) | Standing::Former(_) | Standing::Adopted => {}
         }
         if host == me.host {
             mine = Some(key);
-        } else if epoch == me.epoch {
-            return Err(NotAcquired::Twin { epoch, host });
+        } else if standing == Standing::Epoch(me.epoch) {
+            return Err(NotAcquired::Twin { epoch: me.epoch, host });
         } else {
             earlier = Some(key);
         }

@@ -144,7 +144,7 @@ impl Reservations for View<'_> {
 
 fn me(host: u8, epoch: u32) -> Me {
     let instance = InstanceHash::of("fast-0");
-    Me { instance, epoch: Epoch::new(epoch).expect("not 0"), host: HostId([host; 16]) }
+    Me::new(instance, Epoch::new(epoch).expect("not 0"), HostId([host; 16]))
 }
 
 #[test]
@@ -237,6 +237,45 @@ fn a_reservation_that_lets_others_write_is_not_taken_for_ours() {
     let kind = ReservationType::WriteExclusive;
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::OtherType(kind)));
     assert!(matches!(acquire(&one, &me(1, 1)), Err(NotAcquired::OtherType(_))));
+}
+
+/// An instance of the same name, of a cluster.
+fn of_cluster(cluster: &str, host: u8, epoch: u32) -> Me {
+    let former = Some(InstanceHash::of("fast-0"));
+    Me { instance: InstanceHash::in_cluster(cluster, "fast-0"), former, ..me(host, epoch) }
+}
+
+#[test]
+fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
+    let target = Target::default();
+    let (one, two) = (target.seen_by(1), target.seen_by(2));
+    acquire(&one, &of_cluster("c1", 1, 3)).expect("nobody has it");
+    for epoch in [2, 3, 9] {
+        let other = acquire(&two, &of_cluster("c2", 2, epoch));
+        assert!(matches!(other, Err(NotAcquired::Stranger { .. })), "{other:?}");
+    }
+    assert_eq!(check(&one, &of_cluster("c1", 1, 3)).expect("a report"), Check::Held);
+    // A person says that the first cluster is gone for good, as it was seen.
+    let earlier = Me { adopts: Some(of_cluster("c1", 1, 2).key()), ..of_cluster("c2", 2, 1) };
+    assert!(matches!(acquire(&two, &earlier), Err(NotAcquired::Stranger { .. })), "it was used since");
+    let adopting = Me { adopts: Some(of_cluster("c1", 1, 3).key()), ..of_cluster("c2", 2, 1) };
+    assert_eq!(acquire(&two, &adopting).expect("it may"), Acquired { preempted: true });
+    assert!(!target.takes_write(HostId([1; 16])));
+    let back = acquire(&one, &of_cluster("c1", 1, 4));
+    assert!(matches!(back, Err(NotAcquired::Stranger { .. })), "{back:?}");
+}
+
+#[test]
+fn an_instance_that_is_told_its_cluster_takes_over_from_its_former_self_in_a_later_epoch() {
+    let target = Target::default();
+    let (former, now) = (target.seen_by(1), target.seen_by(2));
+    acquire(&former, &me(1, 4)).expect("nobody has it");
+    let same = acquire(&now, &of_cluster("c1", 2, 4));
+    assert!(matches!(same, Err(NotAcquired::Superseded { .. })), "{same:?}");
+    acquire(&now, &of_cluster("c1", 2, 5)).expect("it is an earlier epoch");
+    assert_eq!(*target.aborted.borrow(), [HostId([1; 16])]);
+    // The old one, started again, does not know its later self.
+    assert!(matches!(acquire(&former, &me(1, 4)), Err(NotAcquired::Stranger { .. })));
 }
 
 #[test]

@@ -90,6 +90,24 @@ pub enum OpenError {
     },
 }
 
+/// Where RESCAP is in what Identify Namespace answers.
+const RESCAP_AT: usize = 31;
+
+/// What a target can do with reservations of a namespace (RESCAP).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservationCapabilities {
+    /// They outlast a loss of its power (PTPLS).
+    pub persist: bool,
+    /// Of exclusive access.
+    pub exclusive_access: bool,
+}
+
+impl ReservationCapabilities {
+    fn parse(rescap: u8) -> Self {
+        Self { persist: rescap & 1 != 0, exclusive_access: rescap & 4 != 0 }
+    }
+}
+
 /// A namespace's block device.
 #[derive(Debug)]
 pub struct NamespaceDevice {
@@ -117,6 +135,18 @@ impl NamespaceDevice {
             Ok((_, false)) => Err(OpenError::Another { path: shown() }),
             Err(source) => Err(OpenError::Open { path: shown(), source }),
         }
+    }
+
+    /// What the target says of its reservations: Identify Namespace (NVMe Base 5.17, RESCAP).
+    ///
+    /// # Errors
+    /// When the target refuses.
+    pub fn reservation_capabilities(&self) -> Result<ReservationCapabilities, ReservationError> {
+        const OPCODE_IDENTIFY: u8 = 0x06;
+        let mut data = vec![0; 4096];
+        let command = Command { opcode: OPCODE_IDENTIFY, nsid: self.nsid, ..Command::default() };
+        done(ioctl::passthrough(&self.file, Queue::Admin, command, &mut data))?;
+        Ok(ReservationCapabilities::parse(data[RESCAP_AT]))
     }
 
     /// Ends all registrations and the reservation, whosever they are. For repairs by a person.
@@ -247,6 +277,14 @@ mod tests {
         assert!(matches!(system(libc::ENODEV), ReservationError::Gone));
         assert!(matches!(system(libc::EPERM), ReservationError::NotPermitted));
         assert!(matches!(system(libc::ENOMEM), ReservationError::System(_)));
+    }
+
+    #[test]
+    fn what_reservations_can_do_is_read_bit_by_bit() {
+        let of = ReservationCapabilities::parse;
+        assert_eq!(of(0), ReservationCapabilities { persist: false, exclusive_access: false });
+        assert_eq!(of(0x7e), ReservationCapabilities { persist: false, exclusive_access: true });
+        assert_eq!(of(0x05), ReservationCapabilities { persist: true, exclusive_access: true });
     }
 
     #[test]

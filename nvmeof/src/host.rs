@@ -35,13 +35,30 @@ impl HostIdentity {
     /// # Errors
     /// When a name is empty, longer than 253 bytes or has control characters.
     pub fn of(instance: &str, node: &str) -> Result<Self, InvalidName> {
-        for name in [instance, node] {
-            if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
-                return Err(InvalidName::new(name, "the name of an instance or a node"));
+        Self::of_machine("", "", instance, node)
+    }
+
+    /// The identity of an instance of a cluster on a machine. Names are unique within a cluster at one time only: another
+    /// cluster may have the same, and a machine that took a lost one's place may have its name. Empty texts are none.
+    ///
+    /// # Errors
+    /// When a name is empty, or a text is longer than 253 bytes or has control characters.
+    pub fn of_machine(cluster: &str, machine: &str, instance: &str, node: &str) -> Result<Self, InvalidName> {
+        for (text, may_be_empty) in [(cluster, true), (machine, true), (instance, false), (node, false)] {
+            let empty = text.is_empty() && !may_be_empty;
+            if empty || text.len() > NAME_BYTES_MAX || text.chars().any(char::is_control) {
+                return Err(InvalidName::new(
+                    text,
+                    "the name of an instance, a node, a cluster or a machine",
+                ));
             }
         }
-        // No name has a zero byte, so no two pairs give the same text.
-        let uuid = Uuid::new_v5(&HOSTS, format!("{instance}\0{node}").as_bytes());
+        // No text has a zero byte, so no two sets of names give the same.
+        let text = match (cluster, machine) {
+            ("", "") => format!("{instance}\0{node}"),
+            (cluster, machine) => format!("{cluster}\0{machine}\0{instance}\0{node}"),
+        };
+        let uuid = Uuid::new_v5(&HOSTS, text.as_bytes());
         let nqn = format!("{UUID_NQN}{uuid}").parse().expect("this is an NQN");
         Ok(Self { nqn, id: HostId(uuid.into_bytes()) })
     }
@@ -84,6 +101,18 @@ mod tests {
         assert_eq!(one.nqn().as_str(), format!("{UUID_NQN}{}", one.id()));
         // Targets have it in their lists of hosts: it must not change with a version of ours.
         assert_eq!(one.id().to_string(), "3217c216-9228-581d-a80f-93c26bebe2af");
+    }
+
+    #[test]
+    fn clusters_and_machines_of_the_same_names_are_different_hosts() {
+        let of =
+            |cluster, machine| HostIdentity::of_machine(cluster, machine, "fast-0", "node-a").expect("names");
+        assert_eq!(of("", ""), HostIdentity::of("fast-0", "node-a").expect("names"));
+        let all = [of("", ""), of("c1", ""), of("c2", ""), of("", "m1"), of("c1", "m1"), of("m1", "c1")];
+        for (nth, one) in all.iter().enumerate() {
+            assert!(all[..nth].iter().all(|other| other.id() != one.id()), "{nth}");
+        }
+        assert!(HostIdentity::of_machine("a\0b", "", "i", "n").is_err());
     }
 
     #[test]

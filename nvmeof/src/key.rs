@@ -34,7 +34,18 @@ impl InstanceHash {
     /// That of an instance's name.
     #[must_use]
     pub fn of(instance: &str) -> Self {
-        let hash = Uuid::new_v5(&INSTANCES, instance.as_bytes()).into_bytes();
+        Self::of_text(instance)
+    }
+
+    /// That of an instance of a cluster: another cluster may have instances of the same names. An empty name is no cluster.
+    #[must_use]
+    pub fn in_cluster(cluster: &str, instance: &str) -> Self {
+        // No name has a zero byte, so no pair gives the text of another or of an instance alone.
+        if cluster.is_empty() { Self::of(instance) } else { Self::of_text(&format!("{cluster}\0{instance}")) }
+    }
+
+    fn of_text(text: &str) -> Self {
+        let hash = Uuid::new_v5(&INSTANCES, text.as_bytes()).into_bytes();
         Self(u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]))
     }
 }
@@ -60,6 +71,14 @@ impl ReservationKey {
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
+    }
+
+    /// A key as it is shown: `0x` and 16 hexadecimal digits.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 16)?;
+        let plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u64::from_str_radix(digits, 16).ok().filter(|number| plain && *number != 0).map(Self)
     }
 
     /// The epoch, where the key is this instance's.
@@ -116,8 +135,20 @@ mod tests {
     }
 
     #[test]
+    fn instances_of_two_clusters_are_two() {
+        let of = |cluster| InstanceHash::in_cluster(cluster, "fast-0");
+        assert_eq!(of(""), InstanceHash::of("fast-0"));
+        assert!(of("c1") != of("c2") && of("c1") != of(""));
+    }
+
+    #[test]
     fn keys_are_the_same_in_every_version_of_ours() {
         let key = ReservationKey::new(InstanceHash::of("fast-0"), Epoch::new(1).expect("not 0"));
         assert_eq!(key.to_string(), "0x035e884900000001");
+        assert_eq!(ReservationKey::parse(&key.to_string()), Some(key));
+        for text in ["", "035e884900000001", "0x35e884900000001", "0x+35e884900000001", "0x0000000000000000"]
+        {
+            assert_eq!(ReservationKey::parse(text), None, "{text}");
+        }
     }
 }

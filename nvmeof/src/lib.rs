@@ -33,8 +33,8 @@ mod sysfs;
 mod tls;
 mod watch;
 
-pub use acquire::{Check, Loss, Me, NotAcquired, acquire, check, release};
-pub use device::{NamespaceDevice, OpenError, ReservationError, Reservations};
+pub use acquire::{Acquired, Check, Loss, Me, NotAcquired, acquire, announce, check, release};
+pub use device::{NamespaceDevice, OpenError, ReservationCapabilities, ReservationError, Reservations};
 pub use discovery::{DiscoveryError, Record, RecordKind};
 pub use fabrics::{ConnectError, Connected, EnsureError, Ensured, Fabrics, Reply};
 pub use host::{HostId, HostIdentity};

@@ -382,6 +382,18 @@ impl Sysfs {
         self.root.join("class/nvme").join(name)
     }
 
+    /// Whether a namespace has a cache that goes with its target's power; none where the kernel does not tell.
+    #[must_use]
+    pub fn has_volatile_cache(&self, namespace: &Namespace) -> Option<bool> {
+        let (major, minor) = namespace.device;
+        let at = self.root.join(format!("dev/block/{major}:{minor}/queue/write_cache"));
+        match text(&at)?.as_str() {
+            "write back" => Some(true),
+            "write through" => Some(false),
+            _ => None,
+        }
+    }
+
     /// Reads it all. What vanishes meanwhile is as if it had not been there.
     #[must_use]
     pub fn read(&self) -> Found {

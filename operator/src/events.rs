@@ -105,6 +105,10 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
             }
             ("InstancesPlaced", "False") => Some((true, "NoNodeFits")),
             ("TakeoverReady", "False") => Some((true, "NoTakeover")),
+            ("TakeoverPaused", "True") => Some((true, "TakeoverPaused")),
+            ("TakeoverPaused", "False") if was.is_some_and(|w| w.status == "True") => {
+                Some((false, "TakeoverResumed"))
+            }
             ("CertificatesReady", "False") if was.is_some() => Some((true, "CertificatesNotReady")),
             ("Deletable", "False") => Some((true, "DeletionWaits")),
             ("Progressing", "True") if condition.reason == "RollingOut" => Some((false, "RollingOut")),
@@ -117,7 +121,11 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         };
         if let Some((warning, reason)) = told {
             let note = if condition.message.is_empty() {
-                "all instances serve".to_owned()
+                if condition.type_ == "TakeoverPaused" {
+                    "takeovers go on: the nodes' Leases are renewed".to_owned()
+                } else {
+                    "all instances serve".to_owned()
+                }
             } else {
                 condition.message.clone()
             };

@@ -3,12 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
 
 use crate::metrics::Metrics;
+use crate::progress::Progress;
 
 /// How the process is.
 #[derive(Debug, Default)]
@@ -17,6 +19,8 @@ pub struct Health {
     pub ready: AtomicBool,
     /// It ends.
     pub ending: AtomicBool,
+    /// Whether the loop goes on.
+    pub progress: Arc<Progress>,
 }
 
 /// Serves until the process ends.
@@ -29,14 +33,23 @@ pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, health: Arc<Healt
     axum::serve(listener, router(metrics, health)).await
 }
 
-fn router(metrics: Arc<Metrics>, health: Arc<Health>) -> Router {
+/// What /metrics, /healthz and /readyz say.
+pub fn router(metrics: Arc<Metrics>, health: Arc<Health>) -> Router {
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Router::new()
         .route(
             "/metrics",
             get(move || async move { ([(header::CONTENT_TYPE, openmetrics)], metrics.text()) }),
         )
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", {
+            let progress = Arc::clone(&health.progress);
+            get(move || async move {
+                match progress.stalled(Instant::now()) {
+                    None => (StatusCode::OK, "ok\n".to_owned()),
+                    Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+                }
+            })
+        })
         .route(
             "/readyz",
             get(move || async move {
@@ -49,4 +62,30 @@ fn router(metrics: Arc<Metrics>, health: Arc<Health>) -> Router {
                 }
             }),
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::LISTS_TIME_MAX;
+    use axum::body::Body;
+    use axum::http::Request;
+    use tower::ServiceExt as _;
+
+    async fn healthz(health: &Arc<Health>) -> StatusCode {
+        let request = Request::get("/healthz").body(Body::empty()).expect("a request");
+        let answer = router(Arc::default(), Arc::clone(health)).oneshot(request).await;
+        answer.expect("an answer").status()
+    }
+
+    #[tokio::test]
+    async fn a_loop_that_does_not_go_on_is_not_healthy() {
+        let health: Arc<Health> = Arc::default();
+        assert_eq!(healthz(&health).await, StatusCode::OK, "it waits for the Lease");
+        let long_ago = Instant::now().checked_sub(LISTS_TIME_MAX * 2).expect("the machine runs for longer");
+        health.progress.begin(&["StorageClusters"], long_ago);
+        assert_eq!(healthz(&health).await, StatusCode::SERVICE_UNAVAILABLE);
+        health.progress.listed("StorageClusters");
+        assert_eq!(healthz(&health).await, StatusCode::OK);
+    }
 }

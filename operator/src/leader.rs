@@ -12,6 +12,8 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, ResourceExt as _};
 use tokio::time::timeout;
 
+use crate::leases::Leases;
+
 /// Name of the Lease.
 pub const LEASE: &str = "forebay-operator";
 
@@ -40,6 +42,8 @@ pub struct Candidate {
     api: Api<Lease>,
     identity: String,
     timing: Timing,
+    /// Told of renewals that fail: those of kubelets may, too.
+    leases: Option<Leases>,
 }
 
 /// What was seen of a Lease: its version, and when that was first seen.
@@ -49,7 +53,19 @@ impl Candidate {
     /// Stands for election under a name that nobody else has.
     #[must_use]
     pub fn new(client: Client, namespace: &str, identity: String, timing: Timing) -> Self {
-        Self { api: Api::namespaced(client, namespace), identity, timing }
+        Self { api: Api::namespaced(client, namespace), identity, timing, leases: None }
+    }
+
+    /// Says where a renewal fails.
+    #[must_use]
+    pub fn telling(self, leases: Leases) -> Self {
+        Self { leases: Some(leases), ..self }
+    }
+
+    fn failed(&self) {
+        if let Some(leases) = &self.leases {
+            leases.api_server_failed();
+        }
     }
 
     /// Waits until the Lease is held, and says since when: from before it was asked for, as the answer may be late.
@@ -87,8 +103,17 @@ impl Candidate {
                     tracing::error!("another holds the Lease");
                     return;
                 }
-                Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be renewed"),
-                Err(_) => tracing::warn!("the API server is slow to renew the Lease"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the Lease cannot be renewed");
+                    // Somebody else's write to the Lease in the same moment says nothing of the API server.
+                    if !matches!(&error, kube::Error::Api(status) if status.code == 409) {
+                        self.failed();
+                    }
+                }
+                Err(_) => {
+                    tracing::warn!("the API server is slow to renew the Lease");
+                    self.failed();
+                }
             }
             if renewed.elapsed() >= self.timing.renew_deadline {
                 tracing::error!("the Lease could not be renewed in time");

@@ -2,21 +2,33 @@
 //!
 //! A Lease is judged by when it was last *seen* to change, not by the time in it, so that clocks may differ. And only time
 //! in which somebody looked counts: where the API server was away nobody could renew a Lease, and nobody is lost for that.
+//!
+//! Looked at are the nodes that instances are on which could move, those that could take them over, and some others: whether one
+//! node is silent or many are decides whether anything is taken over ([`crate::brake`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_api::StorageCluster;
+use forebay_api::cluster::NodeVerdict;
 use futures::StreamExt as _;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::Api;
+use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::Notify;
 
-use crate::limits::{LEASE_GAP_MAX, LEASE_INTERVAL, LEASE_LOOK_TIME_MAX, LEASES_AT_ONCE_MAX};
+use crate::brake::{Brake, Cause, Pause, Scope, Sight, storm};
+use crate::limits::{
+    ATTENTION, LEASE_GAP_MAX, LEASE_INTERVAL, LEASE_LOOK_TIME_MAX, LEASES_AT_ONCE_MAX, LONG_OFF,
+    SPARES_OBSERVED_MAX, WITNESSES_MAX,
+};
+use crate::placement::Reason;
 
 /// Where kubelets have theirs.
 pub const NAMESPACE: &str = "kube-node-lease";
@@ -27,45 +39,84 @@ struct Seen {
     version: String,
     changed: Instant,
     looked: Instant,
+    proven: bool,
+    /// The time in the Lease, by the kubelet's clock.
+    renewed: Option<Timestamp>,
 }
 
 impl Seen {
     fn first(version: String, at: Instant) -> Self {
-        Self { version, changed: at, looked: at }
+        Self { version, changed: at, looked: at, proven: false, renewed: None }
     }
 
     /// It was looked at.
     fn again(&mut self, version: String, at: Instant) {
-        if version != self.version || at.saturating_duration_since(self.looked) > LEASE_GAP_MAX {
-            self.changed = at;
+        if version != self.version {
+            (self.changed, self.proven) = (at, true);
+        } else if at.saturating_duration_since(self.looked) > LEASE_GAP_MAX {
+            (self.changed, self.proven) = (at, false);
         }
         self.version = version;
         self.looked = at;
     }
 
-    fn silent(&self) -> Duration {
-        self.looked.saturating_duration_since(self.changed)
+    fn sight(&self) -> Sight {
+        Sight { silent: self.looked.saturating_duration_since(self.changed), proven: self.proven }
     }
 }
 
 /// What a look at a Lease told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It has not changed for so long.
-    Silent(Duration),
+    /// What is known of the node by it.
+    Seen(Sight),
     /// There is none.
     None,
     /// The API server did not tell.
     Failed,
 }
 
-/// The Leases of the nodes that instances are on which could move.
+/// What was found out by looking, beside the Leases themselves.
+#[derive(Debug, Default)]
+struct Watched {
+    /// Of all nodes.
+    brake: Brake,
+    /// Of the nodes that can run instances of a cluster, by its name.
+    brakes: BTreeMap<String, Brake>,
+    looked: Option<Instant>,
+    /// What the last whole round told. Not what single looks tell meanwhile: one silence that is too long and the others, by which it
+    /// is judged, must be of the same moment.
+    sights: BTreeMap<String, Sight>,
+    /// Nodes that were chosen without having been looked at, and since when they are.
+    attended: BTreeMap<String, Instant>,
+}
+
+impl Watched {
+    fn pause(&self, cluster: &str) -> Option<Pause> {
+        let (looked, now) = (self.looked?, Instant::now());
+        let mine = self.brakes.get(cluster).and_then(|brake| brake.pause(looked, now));
+        mine.or_else(|| self.brake.pause(looked, now))
+    }
+}
+
+/// What a reconciliation depends on: whoever waits is told when something of it changes, and not as long as it lasts.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct News {
+    /// Nodes whose silence matters.
+    late: BTreeSet<String>,
+    /// Nodes that nothing goes to.
+    quiet: BTreeSet<String>,
+    pauses: BTreeMap<String, Option<Pause>>,
+}
+
+/// The Leases of the nodes that matter to takeovers.
 #[derive(Clone)]
 pub struct Leases {
     client: Client,
     api: Api<Lease>,
     seen: Arc<Mutex<HashMap<String, Seen>>>,
-    late: Arc<Notify>,
+    watched: Arc<Mutex<Watched>>,
+    news: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Leases {
@@ -79,17 +130,33 @@ impl Leases {
     #[must_use]
     pub fn new(client: Client) -> Self {
         let api = Api::namespaced(client.clone(), NAMESPACE);
-        Self { client, api, seen: Arc::default(), late: Arc::default() }
+        Self { client, api, seen: Arc::default(), watched: Arc::default(), news: Arc::default() }
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, HashMap<String, Seen>> {
+    fn seen(&self) -> MutexGuard<'_, HashMap<String, Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For how long each node was silent when it was last looked at.
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What each node's Lease told in the last round, and whether takeovers of a cluster pause by that.
     #[must_use]
-    pub fn silences(&self) -> BTreeMap<String, Duration> {
-        self.seen().iter().map(|(node, seen)| (node.clone(), seen.silent())).collect()
+    pub fn judged(&self, cluster: &str) -> (BTreeMap<String, Sight>, Option<Pause>) {
+        let watched = self.watched();
+        (watched.sights.clone(), watched.pause(cluster))
+    }
+
+    /// Whether takeovers of a cluster pause now.
+    #[must_use]
+    pub fn pause(&self, cluster: &str) -> Option<Pause> {
+        self.watched().pause(cluster)
+    }
+
+    /// The API server did not do what this process asked of it: what kubelets ask of it may fail, too.
+    pub fn api_server_failed(&self) {
+        self.watched().brake.saw(Some(Cause::ApiServerUnreachable), Instant::now());
     }
 
     /// Looks at one node's Lease now.
@@ -110,19 +177,25 @@ impl Leases {
         let mut all = self.seen();
         let seen = all.entry(node.to_owned()).or_insert_with(|| Seen::first(version.clone(), now));
         seen.again(version, now);
-        Look::Silent(seen.silent())
+        seen.renewed = lease.spec.and_then(|spec| spec.renew_time).map(|time| time.0);
+        Look::Seen(seen.sight())
     }
 
-    /// Waits until somebody has been silent for so long that it matters.
-    pub async fn late(&self) {
-        self.late.notified().await;
+    /// Looks at a node for a while though no cluster's status names it: it was chosen, and nothing is known of it.
+    pub fn attend(&self, node: &str) {
+        self.watched().attended.insert(node.to_owned(), Instant::now());
+    }
+
+    /// Waits until something has changed that takeovers depend on.
+    pub async fn changed(&self) {
+        self.news.notified().await;
     }
 
     /// Looks at intervals, for ever. Not only who works has to: who takes over from an operator whose own node was lost knows
     /// by then for how long it has been silent.
     pub async fn watch(&self, namespace: &str) {
         let (clusters, writer) = reflector::store();
-        let api = Api::<StorageCluster>::namespaced(self.client.clone(), namespace);
+        let api = Api::<DeserializeGuard<StorageCluster>>::namespaced(self.client.clone(), namespace);
         let clusters_come = watcher(api, watcher::Config::default())
             .default_backoff()
             .reflect(writer)
@@ -130,40 +203,129 @@ impl Leases {
         tokio::join!(clusters_come, self.poll(clusters));
     }
 
-    async fn poll(&self, clusters: Store<StorageCluster>) {
+    async fn poll(&self, clusters: Store<DeserializeGuard<StorageCluster>>) {
         let mut interval = tokio::time::interval(LEASE_INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut told = News::default();
         loop {
             interval.tick().await;
-            let (nodes, patience) = wanted(&clusters.state());
-            self.seen().retain(|node, _| nodes.contains(node));
-            let looks: Vec<Look> = futures::stream::iter(nodes)
-                .map(|node| async move { self.look(&node).await })
-                .buffer_unordered(LEASES_AT_ONCE_MAX)
-                .collect()
-                .await;
-            let matters =
-                |look: Look| matches!(look, Look::Silent(silent) if silent + LEASE_INTERVAL >= patience);
-            if looks.into_iter().any(matters) {
-                self.late.notify_one();
+            let clusters = clusters.state();
+            let wanted = Wanted::of(clusters.iter().filter_map(|c| c.0.as_ref().ok()));
+            let news = self.round(&wanted).await;
+            if news != told {
+                told = news;
+                self.news.notify_one();
             }
+        }
+    }
+
+    /// Looks at everything once.
+    async fn round(&self, wanted: &Wanted) -> News {
+        let mut nodes = wanted.nodes.clone();
+        {
+            let mut watched = self.watched();
+            watched.attended.retain(|_, since| since.elapsed() < ATTENTION);
+            nodes.extend(watched.attended.keys().cloned());
+        }
+        self.seen().retain(|node, _| nodes.contains(node));
+        let looks: Vec<(String, Look)> = futures::stream::iter(nodes)
+            .map(|node| async move {
+                let look = self.look(&node).await;
+                (node, look)
+            })
+            .buffer_unordered(LEASES_AT_ONCE_MAX)
+            .collect()
+            .await;
+        let now = Instant::now();
+        let all = self.seen().clone();
+        let sights: BTreeMap<String, Sight> =
+            all.iter().map(|(node, seen)| (node.clone(), seen.sight())).collect();
+        let newest = all.values().filter_map(|seen| seen.renewed).max();
+        let counts = |node: &String| all.get(node).is_some_and(|seen| !was_off(seen, newest));
+        let of = |nodes: &mut dyn Iterator<Item = &String>| -> Vec<Sight> {
+            nodes.filter(|node| counts(node)).filter_map(|node| sights.get(node).copied()).collect()
+        };
+        let failed = looks.iter().filter(|(_, look)| *look == Look::Failed).count();
+        let mut watched = self.watched();
+        watched.looked = Some(now);
+        watched.brakes.retain(|cluster, _| wanted.clusters.contains_key(cluster));
+        let trouble = (2 * failed > looks.len()).then_some(Cause::ApiServerUnreachable);
+        watched.brake.saw(trouble.or_else(|| storm(Scope::All, of(&mut sights.keys()))), now);
+        for (cluster, nodes) in &wanted.clusters {
+            let cause = storm(Scope::Cluster, of(&mut nodes.iter()));
+            watched.brakes.entry(cluster.clone()).or_default().saw(cause, now);
+        }
+        watched.sights.clone_from(&sights);
+        drop(watched);
+        let all = |is: &dyn Fn(&Sight) -> bool| {
+            sights.iter().filter(|(_, sight)| is(sight)).map(|(node, _)| node.clone()).collect()
+        };
+        News {
+            late: all(&|sight| sight.silent + LEASE_INTERVAL >= wanted.patience),
+            quiet: all(&Sight::is_quiet),
+            pauses: wanted.clusters.keys().map(|c| (c.clone(), self.pause(c))).collect(),
         }
     }
 }
 
-/// The nodes whose Leases matter, and the least silence that does.
-fn wanted(clusters: &[Arc<StorageCluster>]) -> (BTreeSet<String>, Duration) {
-    let mut nodes = BTreeSet::new();
-    let mut patience = Duration::MAX;
-    for cluster in clusters.iter().filter(|c| c.spec.can_move()) {
-        patience = patience.min(Duration::from_secs(cluster.spec.takeover.after_seconds.into()));
-        for instance in cluster.status.iter().flat_map(|s| &s.instances) {
-            // The node before, too, until its pod has gone: whether that can still be asked to end.
-            let before = instance.takeover.as_ref().filter(|t| t.serving.is_none()).map(|t| &t.from);
-            nodes.extend(before.into_iter().chain([&instance.node]).filter(|n| !n.is_empty()).cloned());
+/// Whether a node was off long before anybody looked. Only there the time in a Lease counts: clocks that differ by minutes do no harm.
+fn was_off(seen: &Seen, newest: Option<Timestamp>) -> bool {
+    let (Some(newest), Some(renewed)) = (newest, seen.renewed) else { return false };
+    let behind = Duration::try_from(newest.duration_since(renewed)).unwrap_or_default();
+    !seen.proven && behind > LONG_OFF
+}
+
+/// What is to be looked at.
+#[derive(Debug)]
+struct Wanted {
+    nodes: BTreeSet<String>,
+    /// Those of them that can run instances of a cluster.
+    clusters: BTreeMap<String, BTreeSet<String>>,
+    /// The least silence that matters.
+    patience: Duration,
+}
+
+impl Wanted {
+    fn of<'c>(clusters: impl Iterator<Item = &'c StorageCluster>) -> Self {
+        let mut wanted = Self { nodes: BTreeSet::new(), clusters: BTreeMap::new(), patience: Duration::MAX };
+        for cluster in clusters.filter(|c| c.spec.can_move()) {
+            if cluster.spec.takeover.enabled {
+                wanted.patience = wanted.patience.min(cluster.spec.takeover.after());
+            }
+            let mut mine: BTreeSet<String> = BTreeSet::new();
+            let Some(status) = &cluster.status else { continue };
+            for instance in &status.instances {
+                if !instance.node.is_empty() {
+                    mine.insert(instance.node.clone());
+                }
+                // The node before, too, until its pod has gone: whether that can still be asked to end.
+                let before = instance.takeover.as_ref().filter(|t| t.serving.is_none()).map(|t| &t.from);
+                wanted.nodes.extend(before.filter(|n| !n.is_empty()).cloned());
+            }
+            let spares = status.nodes.iter().filter(|n| could_serve(n) && !mine.contains(&n.name));
+            let spares: Vec<String> = spares.take(SPARES_OBSERVED_MAX).map(|n| n.name.clone()).collect();
+            mine.extend(spares);
+            let mut others: Vec<&str> =
+                status.nodes.iter().map(|n| n.name.as_str()).filter(|n| !mine.contains(*n)).collect();
+            // Names of one rack sort together: witnesses come from everywhere, and are always the same.
+            others.sort_by_cached_key(|name| scattered(name));
+            wanted.nodes.extend(others.into_iter().take(WITNESSES_MAX).map(str::to_owned));
+            wanted.nodes.extend(mine.iter().cloned());
+            wanted.clusters.insert(cluster.name_any(), mine);
         }
+        wanted
     }
-    (nodes, patience)
+}
+
+/// Whether a node can run instances, were it alive.
+fn could_serve(verdict: &NodeVerdict) -> bool {
+    verdict.fits || verdict.reason == Reason::NodeNotReady.as_str()
+}
+
+fn scattered(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -177,7 +339,7 @@ mod tests {
         for (seconds, version) in looks {
             seen.again((*version).to_owned(), at(seconds));
         }
-        seen.silent()
+        seen.sight().silent
     }
 
     #[test]
@@ -185,6 +347,53 @@ mod tests {
         assert_eq!(seen_at(&[(0, "1")]), Duration::ZERO);
         assert_eq!(seen_at(&[(0, "1"), (3, "1"), (6, "1")]), Duration::from_secs(6));
         assert_eq!(seen_at(&[(0, "1"), (3, "1"), (6, "2"), (9, "2")]), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn only_a_change_that_was_seen_proves_life() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut seen = Seen::first("1".to_owned(), at(0));
+        seen.again("1".to_owned(), at(3));
+        assert!(!seen.sight().is_fresh(), "it may have died before anybody looked");
+        seen.again("2".to_owned(), at(6));
+        assert!(seen.sight().is_fresh());
+        seen.again("2".to_owned(), at(6 + LEASE_GAP_MAX.as_secs() + 1));
+        assert!(!seen.sight().is_fresh(), "nor while nobody looked");
+    }
+
+    #[test]
+    fn what_was_off_long_before_is_no_part_of_a_storm() {
+        let newest = Timestamp::from_second(1_800_000_000).expect("a moment");
+        let seen = |behind: u64, proven: bool| Seen {
+            proven,
+            renewed: Some(newest - Duration::from_secs(behind)),
+            ..Seen::first("1".to_owned(), Instant::now())
+        };
+        assert!(was_off(&seen(3600, false), Some(newest)));
+        assert!(!was_off(&seen(60, false), Some(newest)), "clocks differ");
+        assert!(!was_off(&seen(3600, true), Some(newest)), "it was seen alive");
+        assert!(!was_off(&Seen::first("1".to_owned(), Instant::now()), Some(newest)));
+    }
+
+    #[test]
+    fn spares_and_witnesses_are_looked_at_as_well() {
+        let nodes: Vec<serde_json::Value> = (0..100)
+            .map(|n| serde_json::json!({ "name": format!("n{n:02}"), "fits": n < 30, "reason": if n < 30 { "Fits" } else { "SelectorMismatch" } }))
+            .collect();
+        let cluster: StorageCluster = serde_json::from_value(serde_json::json!({
+            "metadata": { "name": "a" },
+            "spec": { "backends": [{ "name": "m", "kind": "NVMeoF", "nvmeof": { "paths": [], "namespaces": [] } }],
+                "takeover": { "afterSeconds": 40 } },
+            "status": { "instances": [{ "name": "a-0", "node": "n05" }], "nodes": nodes },
+        }))
+        .expect("a StorageCluster");
+        let wanted = Wanted::of([&cluster].into_iter());
+        let mine = &wanted.clusters["a"];
+        assert!(mine.contains("n05") && mine.contains("n00") && !mine.contains("n30"), "{mine:?}");
+        assert_eq!(mine.len(), 1 + SPARES_OBSERVED_MAX);
+        assert_eq!(wanted.nodes.len(), 1 + SPARES_OBSERVED_MAX + WITNESSES_MAX);
+        assert_eq!(wanted.patience, Duration::from_secs(40));
     }
 
     #[test]

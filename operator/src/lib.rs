@@ -4,6 +4,7 @@
 //! and tells; [`run`] watches and does that whenever something has changed, in the one process that holds the Lease.
 
 pub mod admin;
+pub mod brake;
 pub mod certificates;
 pub mod crds;
 pub mod desired;
@@ -15,7 +16,9 @@ pub mod limits;
 pub mod metrics;
 pub mod observe;
 pub mod placement;
+pub mod progress;
 pub mod reconcile;
 pub mod reports;
 pub mod run;
 pub mod takeover;
+pub mod teller;

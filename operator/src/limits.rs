@@ -75,3 +75,49 @@ pub const UNREADY_MIN: Duration = Duration::from_secs(120);
 pub const MOVE_PAUSE: Duration = Duration::from_secs(600);
 
 const _: () = assert!(LEASE_INTERVAL.as_secs() + LEASE_LOOK_TIME_MAX.as_secs() < LEASE_GAP_MAX.as_secs());
+
+/// A kubelet renews its Lease after so long at most: a quarter of 40 s, and 4 % more by chance.
+pub const RENEWAL_MAX: Duration = Duration::from_millis(10_400);
+/// A Lease that was not seen to change for so long has missed a renewal: one that is renewed is seen silent for three looks, 9 s, at
+/// most. Whatever fell silent together with a node that has been silent for the shortest `afterSeconds` has been so for this long.
+pub const LEASE_QUIET: Duration = Duration::from_secs(11);
+/// Nodes that fell silent within so long of each other did so together.
+pub const STORM_WINDOW: Duration = Duration::from_secs(60);
+/// A node whose Lease is older than the newest one by so much when the operator begins to look was off before.
+pub const LONG_OFF: Duration = Duration::from_secs(600);
+/// Fewer silent nodes are no sign of trouble in the control plane.
+pub const STORM_NODES_MIN: usize = 2;
+/// Takeovers pause for so long after too many nodes were silent: kubelets that could not renew try again after up to 7 s, with
+/// connections that take 10 s to fail, and pods become ready again after that only.
+pub const STORM_SETTLE: Duration = Duration::from_secs(60);
+/// The same, after the API server was in trouble.
+pub const API_SERVER_SETTLE: Duration = Duration::from_secs(30);
+/// Nodes of a cluster that could take its instances over and whose Leases are looked at, beside those that have instances.
+pub const SPARES_OBSERVED_MAX: usize = 16;
+/// Other nodes whose Leases are looked at, for a cluster: witnesses of whether the control plane is heard.
+pub const WITNESSES_MAX: usize = 16;
+/// A node that was chosen and had not been looked at is looked at for so long.
+pub const ATTENTION: Duration = Duration::from_secs(60);
+
+/// Nodes, StorageNodes and StorageClusters are listed within so long after the work has begun, or the loop stalls.
+pub const LISTS_TIME_MAX: Duration = Duration::from_secs(120);
+/// A reconciliation waits for these lists for so long; then it fails, and is counted and tried again.
+pub const LISTS_WAIT: Duration = Duration::from_secs(20);
+/// Errors of a watch that are further apart are not the same trouble: a watch that fails is tried again every 30 s at least.
+pub const WATCH_ERRORS_GAP: Duration = Duration::from_secs(90);
+/// A watch that has failed again and again for so long stalls the loop.
+pub const WATCH_ERRORS_MAX: Duration = Duration::from_secs(300);
+/// A StorageCluster that was not looked at for so long has been forgotten by the loop.
+pub const PASS_AGE_MAX: Duration = Duration::from_secs(720);
+/// Between two looks at how the loop is.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// A StorageCluster that cannot be read is tried again after so long, should no watch tell of a change.
+pub const UNREADABLE_RESYNC: Duration = Duration::from_secs(300);
+
+const _: () = assert!(RESYNC.as_secs() * 2 + RECONCILE_TIME_MAX.as_secs() < PASS_AGE_MAX.as_secs());
+const _: () = assert!(UNREADABLE_RESYNC.as_secs() * 2 < PASS_AGE_MAX.as_secs());
+const _: () = assert!(BACKOFF_MAX.as_secs() * 2 < PASS_AGE_MAX.as_secs());
+
+/// A pod that the scheduler finds no room for waits for so long on the node that was chosen; then another one is tried, where the
+/// instance is bound to none.
+pub const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(120);

@@ -66,6 +66,9 @@ struct Run {
     /// Priority class of the servers; empty for none.
     #[arg(long, env = "FOREBAY_SERVER_PRIORITY_CLASS", default_value = "system-cluster-critical")]
     server_priority_class: String,
+    /// Whether every cluster's servers and targets get a PodDisruptionBudget.
+    #[arg(long, env = "FOREBAY_DISRUPTION_BUDGETS", default_value_t = true, action = clap::ArgAction::Set)]
+    disruption_budgets: bool,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "FOREBAY_HTTP_LISTEN", default_value = "[::]:8080")]
     http_listen: SocketAddr,
@@ -111,6 +114,14 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What tells this Kubernetes cluster from others: the UID of a namespace that every one has, for as long as it exists.
+async fn cluster_uid(client: &kube::Client) -> anyhow::Result<String> {
+    let namespaces: kube::Api<k8s_openapi::api::core::v1::Namespace> = kube::Api::all(client.clone());
+    let namespace =
+        namespaces.get("kube-system").await.context("the namespace kube-system cannot be read")?;
+    namespace.metadata.uid.context("the namespace kube-system has no UID")
+}
+
 #[tokio::main]
 async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::try_new(&options.log).context("--log makes no sense")?;
@@ -142,7 +153,8 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let timing = Timing::new(Duration::from_secs(options.lease_duration));
     // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin anew.
     let own = kube::Client::try_default().await?;
-    let candidate = Candidate::new(own, &options.namespace, options.identity.clone(), timing);
+    let candidate =
+        Candidate::new(own, &options.namespace, options.identity.clone(), timing).telling(leases.clone());
     let since = tokio::select! {
         since = candidate.acquire() => since,
         () = &mut ended => return Ok(ExitCode::SUCCESS),
@@ -154,6 +166,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     tracing::info!(identity = options.identity, "holds the Lease");
     metrics.leader.set(1.0);
     let settings = Settings {
+        cluster_uid: cluster_uid(&client).await?,
         namespace: options.namespace,
         image: options.image,
         seccomp_profile: if options.seccomp_profile.is_empty() {
@@ -163,10 +176,13 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
         },
         priority_class: options.server_priority_class,
         announcement: ANNOUNCEMENT,
+        disruption_budgets: options.disruption_budgets,
     };
     let (end, ending) = watch::channel(false);
-    let mut work =
-        tokio::spawn(forebay_operator::run::operate(client, settings, Arc::clone(&metrics), leases, ending));
+    let progress = Arc::clone(&health.progress);
+    let work =
+        forebay_operator::run::operate(client, settings, Arc::clone(&metrics), leases, progress, ending);
+    let mut work = tokio::spawn(work);
     let held = candidate.hold(since);
     tokio::pin!(held);
     tokio::select! {

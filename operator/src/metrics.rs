@@ -47,6 +47,20 @@ pub struct Moved {
     pub reason: String,
 }
 
+/// Labels of errors of watches.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct Watched {
+    /// What is watched: `nodes`, `storagenodes`, or `controller` for everything that belongs to StorageClusters.
+    pub watch: &'static str,
+}
+
+/// Labels of what is told of a cluster.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct OfCluster {
+    /// Name of the StorageCluster.
+    pub cluster: String,
+}
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -67,6 +81,16 @@ pub struct Metrics {
     pub takeover_duration: Histogram,
     /// Whether this process is the one that works.
     pub leader: Gauge<f64, AtomicU64>,
+    /// Errors of watches.
+    pub watch_errors: Family<Watched, Counter>,
+    /// When a reconciliation last ended well, seconds since 1970.
+    pub last_pass: Gauge<f64, AtomicU64>,
+    /// StorageClusters that cannot be read.
+    pub unreadable: Gauge,
+    /// Whether takeovers of a cluster pause.
+    pub takeover_paused: Family<OfCluster, Gauge>,
+    /// Whether the loop has stalled.
+    pub stalled: Gauge,
 }
 
 impl Default for Metrics {
@@ -80,6 +104,11 @@ impl Default for Metrics {
         let takeovers = Family::default();
         let takeover_duration = Histogram::new(exponential_buckets(1.0, 2.0, 10));
         let leader = Gauge::default();
+        let watch_errors = Family::default();
+        let last_pass = Gauge::default();
+        let unreadable = Gauge::default();
+        let takeover_paused = Family::default();
+        let stalled = Gauge::default();
         registry.register("reconciles", "Reconciliations of StorageClusters", reconciles.clone());
         registry.register_with_unit(
             "reconcile_duration",
@@ -98,6 +127,20 @@ impl Default for Metrics {
             takeover_duration.clone(),
         );
         registry.register("leader", "1 where this process holds the Lease", leader.clone());
+        registry.register(
+            "watch_errors",
+            "Errors of watches, and of what follows them",
+            watch_errors.clone(),
+        );
+        registry.register_with_unit(
+            "last_pass_timestamp",
+            "When a reconciliation last ended well",
+            Unit::Seconds,
+            last_pass.clone(),
+        );
+        registry.register("unreadable_clusters", "StorageClusters that cannot be read", unreadable.clone());
+        registry.register("takeover_paused", "1 where takeovers of a cluster pause", takeover_paused.clone());
+        registry.register("stalled", "1 where the loop does not go on, as /healthz says", stalled.clone());
         Self {
             registry,
             reconciles,
@@ -108,6 +151,11 @@ impl Default for Metrics {
             takeovers,
             takeover_duration,
             leader,
+            watch_errors,
+            last_pass,
+            unreadable,
+            takeover_paused,
+            stalled,
         }
     }
 }
@@ -154,6 +202,7 @@ impl Metrics {
         for phase in ["Pending", "Starting", "Ready", "Draining", "NotReady", "Removing"] {
             self.instances.remove(&Instances { cluster: cluster.to_owned(), phase });
         }
+        self.takeover_paused.remove(&OfCluster { cluster: cluster.to_owned() });
         for result in ["done", "failed"] {
             self.reconciles.remove(&Reconciled { cluster: cluster.to_owned(), result });
         }

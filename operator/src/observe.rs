@@ -11,6 +11,7 @@ use forebay_api::cluster::StorageCluster;
 use forebay_api::names;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
@@ -60,11 +61,12 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let ours_only = ListParams::default().labels(&ours);
     let theirs_only = ListParams::default().labels(&theirs);
-    let (sets, pods, services, maps, our_secrets, volumes) = tokio::try_join!(
+    let (sets, pods, services, maps, budgets, our_secrets, volumes) = tokio::try_join!(
         list::<StatefulSet>(client, namespace, &ours),
         list::<Pod>(client, namespace, &ours),
         list::<Service>(client, namespace, &ours),
         list::<ConfigMap>(client, namespace, &ours),
+        list::<PodDisruptionBudget>(client, namespace, &ours),
         // Metadata suffice to see which there are; credentials of volumes are never read.
         async { Ok(secrets.list_metadata(&ours_only).await?.items) },
         async { Ok(secrets.list_metadata(&theirs_only).await?.items) },
@@ -87,7 +89,10 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
     let (target_sets, sets): (Vec<StatefulSet>, Vec<StatefulSet>) =
         sets.into_iter().partition(|s| is_target(s.labels()));
     let pods = by_instance(&name, pods);
+    let sets = by_instance(&name, sets);
     let mount_failures = mount_failures(client, namespace, &pods).await;
+    let creation_failures = creation_failures(client, namespace, &sets, &pods).await;
+    let (sights, pause) = context.leases.judged(&name);
     Ok(Observed {
         now: Timestamp::now(),
         nodes: context.nodes.state(),
@@ -97,15 +102,18 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
             .iter()
             .filter_map(|s| Some(Arc::new(s.0.clone().ok()?)))
             .collect(),
-        stateful_sets: by_instance(&name, sets),
+        stateful_sets: sets,
         services: by_instance(&name, services),
         config_maps: maps.iter().map(kube::ResourceExt::name_any).collect(),
         secrets: our_secrets,
         mount_failures,
+        creation_failures,
+        budgets: budgets.iter().map(kube::ResourceExt::name_any).collect(),
         pools: objects::recorded_pools(&record),
         recorded: record.keys().cloned().collect(),
         record: crate::desired::record::read(version, &record),
-        silences: context.leases.silences(),
+        silences: sights.into_iter().map(|(node, sight)| (node, sight.silent)).collect(),
+        pause,
         target_sets: target_sets.into_iter().map(|s| (s.name_any(), s)).collect(),
         target_pods,
         bound: record.into_iter().filter(|(i, _)| ordinal(&name, i).is_some()).collect(),
@@ -170,17 +178,42 @@ async fn mount_failures(
     failures
 }
 
+/// What Events say of StatefulSets whose pod is refused by an admission plugin or a quota: their own status does not tell. Best effort.
+async fn creation_failures(
+    client: &Client,
+    namespace: &str,
+    sets: &BTreeMap<String, StatefulSet>,
+    pods: &BTreeMap<String, Pod>,
+) -> BTreeMap<String, String> {
+    let mut failures = BTreeMap::new();
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+    for (instance, set) in sets.iter().filter(|(instance, _)| !pods.contains_key(*instance)) {
+        let fields = format!("involvedObject.uid={},reason=FailedCreate", set.uid().unwrap_or_default());
+        match api.list(&ListParams::default().fields(&fields).limit(5)).await {
+            Ok(events) => {
+                if let Some(message) = events.items.into_iter().filter_map(|e| e.message).next_back() {
+                    failures.insert(instance.clone(), message);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "Events cannot be read"),
+        }
+    }
+    failures
+}
+
 /// Nodes on which other clusters' instances use the host's network.
 fn elsewhere(context: &Context, cluster: &StorageCluster) -> Vec<(String, String, Vec<u16>)> {
     let mut found = Vec::new();
-    for other in context.clusters.state() {
+    let clusters = context.clusters.state();
+    // One that cannot be read is nowhere, as far as can be told.
+    for other in clusters.iter().filter_map(|c| c.0.as_ref().ok()) {
         if other.metadata.uid == cluster.metadata.uid || !other.spec.network.host_network {
             continue;
         }
         let ports = objects::ports(&other.spec.network);
         // Two that have both taken a node and not served there would else both leave it, again and again.
         let age = |c: &StorageCluster| (c.creation_timestamp(), c.name_any());
-        let older = age(&other) < age(cluster);
+        let older = age(other) < age(cluster);
         for instance in other.status.iter().flat_map(|s| &s.instances) {
             if !instance.node.is_empty() && (older || instance.capacity_bytes > 0) {
                 found.push((instance.node.clone(), instance.name.clone(), ports.clone()));

@@ -1,12 +1,15 @@
 //! Which nodes can run instances, and which instance runs where. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_api::cluster::{
-    NodeVerdict, Placement, RdmaPlacement, RdmaRequirement, StorageClusterSpec, WhenUnsatisfiable,
+    Backend, NodeVerdict, Placement, RdmaPlacement, RdmaRequirement, StorageClusterSpec, WhenUnsatisfiable,
 };
-use forebay_api::node::{RdmaDevice, RdmaPort, StorageNode};
+use forebay_api::fabric::FabricTransport;
+use forebay_api::node::{Fact, RdmaDevice, RdmaPort, StorageNode};
 use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
+
+use crate::desired::rules::amount;
 
 /// Why a node does not fit, as the status tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +42,14 @@ pub enum Reason {
     Occupied,
     /// The node lacks a directory of `backends`.
     BackendMissing,
+    /// It has another operating system or architecture than the servers' image.
+    PlatformMismatch,
+    /// It has less than `limits.resources` requests.
+    TooSmall,
+    /// The scheduler finds no room for the pod there.
+    Unschedulable,
+    /// Its kernel has none of the modules that the paths to the backends' namespaces need.
+    FabricMissing,
 }
 
 impl Reason {
@@ -60,6 +71,10 @@ impl Reason {
             Self::RdmaTooSlow => "RdmaTooSlow",
             Self::Occupied => "Occupied",
             Self::BackendMissing => "BackendMissing",
+            Self::PlatformMismatch => "PlatformMismatch",
+            Self::TooSmall => "TooSmall",
+            Self::Unschedulable => "Unschedulable",
+            Self::FabricMissing => "FabricMissing",
         }
     }
 }
@@ -149,6 +164,8 @@ fn judge_node(
         domain: domain.clone(),
     };
     let refusal = refused_by_node(&spec.placement, name, node)
+        .or_else(|| too_small(spec, node))
+        .or_else(|| without_fabric(spec, name, storage))
         .or_else(|| {
             storage.filter(|s| s.spec.unschedulable).map(|_| {
                 (
@@ -183,10 +200,81 @@ pub fn is_ready(node: &Node) -> bool {
     conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
 }
 
-/// Whether the scheduler puts new pods there.
+/// Taints of what takes nodes away in an orderly way, without marking them unschedulable.
+const LEAVING: [&str; 3] =
+    ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"];
+
+/// Whether the scheduler puts no new pods there because the node is to be left.
 #[must_use]
 pub fn is_cordoned(node: &Node) -> bool {
-    node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or_default()
+    let Some(spec) = &node.spec else { return false };
+    let leaving = |taint: &Taint| LEAVING.contains(&taint.key.as_str()) && taint.effect != "PreferNoSchedule";
+    spec.unschedulable.unwrap_or_default() || spec.taints.iter().flatten().any(leaving)
+}
+
+/// Labels of nodes, and what they must say where they are there: the servers' image is for this.
+const PLATFORM: [(&str, &str); 2] = [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")];
+
+fn platform(node: &Node) -> Option<(Reason, String)> {
+    let (key, wanted, found) = PLATFORM.iter().find_map(|(key, wanted)| {
+        let found = label(node, key).filter(|found| found != wanted)?;
+        Some((key, wanted, found))
+    })?;
+    Some((Reason::PlatformMismatch, format!("the node has {key}={found}; servers run on {wanted} only")))
+}
+
+/// Whether the node has less altogether than a server asks for. What else runs there the scheduler knows.
+fn too_small(spec: &StorageClusterSpec, node: &Node) -> Option<(Reason, String)> {
+    let requests = spec.limits.resources.as_ref()?.requests.as_ref()?;
+    let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
+    requests.iter().find_map(|(resource, wanted)| {
+        let found = allocatable.get(resource);
+        let has = found.map_or(Some(0.0), amount)?;
+        (has < amount(wanted)?).then(|| {
+            let found = found.map_or("none", |f| f.0.as_str());
+            let message = format!(
+                "limits.resources.requests.{resource} is {}, the node has {found} altogether",
+                wanted.0
+            );
+            (Reason::TooSmall, message)
+        })
+    })
+}
+
+/// Whether none of the paths to some backend could be connected from there. What cannot be told speaks against nothing.
+fn without_fabric(
+    spec: &StorageClusterSpec,
+    name: &str,
+    storage: Option<&StorageNode>,
+) -> Option<(Reason, String)> {
+    let kernel = &storage?.status.as_ref()?.kernel;
+    let modules = |backend: &Backend| -> BTreeSet<(&'static str, Fact)> {
+        let (tcp, rdma) = (("nvme-tcp", kernel.nvme_tcp), ("nvme-rdma", kernel.nvme_rdma));
+        match (&backend.nvmeof, &backend.target) {
+            (Some(nvmeof), _) => {
+                nvmeof.paths.iter().map(|p| if p.starts_with("rdma:") { rdma } else { tcp }).collect()
+            }
+            (None, Some(target)) => match target.transport {
+                FabricTransport::TCP => [tcp].into(),
+                FabricTransport::RDMA => [rdma].into(),
+            },
+            (None, None) => BTreeSet::new(),
+        }
+    };
+    spec.backends.iter().find_map(|backend| {
+        let modules = modules(backend);
+        let missing = !modules.is_empty() && modules.iter().all(|(_, fact)| *fact == Fact::No);
+        missing.then(|| {
+            let names: Vec<&str> = modules.iter().map(|(module, _)| *module).collect();
+            let message = format!(
+                "the kernel lacks {} for backend {}: on node {name}, modprobe {}, and load it at boot",
+                names.join(" and "),
+                backend.name,
+                names[0]
+            );
+            (Reason::FabricMissing, message)
+        })
+    })
 }
 
 fn refused_by_node(placement: &Placement, name: &str, node: &Node) -> Option<(Reason, String)> {
@@ -201,6 +289,9 @@ fn refused_by_node(placement: &Placement, name: &str, node: &Node) -> Option<(Re
                 ),
             ));
         }
+    }
+    if let Some(refusal) = platform(node) {
+        return Some(refusal);
     }
     if node.metadata.deletion_timestamp.is_some() {
         return Some((Reason::NodeNotReady, "the node is being deleted".to_owned()));

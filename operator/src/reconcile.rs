@@ -18,7 +18,6 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DeserializeGuard, GroupVersionKind};
 use kube::runtime::controller::Action;
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
@@ -30,10 +29,12 @@ use crate::desired::rules;
 use crate::desired::{self, CertificatesState, Desired, Observed, PodDeletion, Settings, Target, status};
 use crate::events::{Notice, notices};
 use crate::leases::Leases;
-use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX, SOON};
-use crate::metrics::{Metrics, Reconciled, Written};
+use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX, SOON, UNREADABLE_RESYNC};
+use crate::metrics::{Metrics, OfCluster, Reconciled, Written};
 use crate::observe::{self, observe};
+use crate::progress::Progress;
 use crate::reports::Reports;
+use crate::teller::Teller;
 
 /// Why a reconciliation did not end well. It is tried again, later and later.
 #[derive(Debug, thiserror::Error)]
@@ -50,10 +51,18 @@ pub enum ReconcileError {
     /// It took too long.
     #[error("the reconciliation took longer than {} s", RECONCILE_TIME_MAX.as_secs())]
     Time,
+    /// What everything is decided by has not come.
+    #[error(
+        "nodes and StorageNodes have not been listed yet: the operator may lack rights, or a definition is missing"
+    )]
+    NotListed,
     /// What was read makes no sense.
     #[error("an object is not what it ought to be: {0}")]
     Object(#[from] serde_json::Error),
 }
+
+/// A StorageCluster, or why it cannot be read: one that an older definition let through must not keep the others from being seen to.
+pub type Guarded = DeserializeGuard<StorageCluster>;
 
 /// What all reconciliations share.
 pub struct Context {
@@ -66,7 +75,7 @@ pub struct Context {
     /// StorageNodes, as watched.
     pub storage_nodes: Store<DeserializeGuard<StorageNode>>,
     /// StorageClusters, as watched.
-    pub clusters: Store<StorageCluster>,
+    pub clusters: Store<Guarded>,
     /// What the instances told.
     pub reports: Reports,
     /// The kubelets' signs of life.
@@ -74,7 +83,9 @@ pub struct Context {
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Events.
-    pub recorder: Recorder,
+    pub teller: Teller,
+    /// Whether the loop goes on.
+    pub progress: Arc<Progress>,
     /// Failures in a row.
     pub failures: Mutex<HashMap<ObjectRef<StorageCluster>, u32>>,
 }
@@ -90,46 +101,81 @@ impl std::fmt::Debug for Context {
 /// # Errors
 ///
 /// Whatever went wrong; [`error_policy`] says when it is tried again.
-pub async fn reconcile(
-    cluster: Arc<StorageCluster>,
-    context: Arc<Context>,
-) -> Result<Action, ReconcileError> {
+pub async fn reconcile(guarded: Arc<Guarded>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let name = guarded.name_any();
+    let cluster = match &guarded.0 {
+        Ok(cluster) => cluster,
+        Err(error) => {
+            tracing::error!(cluster = name, error = error.error, "a StorageCluster cannot be read");
+            let note = format!(
+                "the operator cannot read this StorageCluster, so nothing of it is seen to: {}",
+                error.error
+            );
+            let notice = Notice { warning: true, reason: "Unreadable", note, instance: None };
+            context.teller.tell(&context.settings.namespace, &guarded.object_ref(&()), &notice).await;
+            context.progress.passed(&name, Instant::now());
+            return Ok(Action::requeue(UNREADABLE_RESYNC));
+        }
+    };
     let start = Instant::now();
-    let reference = ObjectRef::from_obj(&*cluster);
-    let name = cluster.name_any();
-    let result = match tokio::time::timeout(RECONCILE_TIME_MAX, Box::pin(one(&cluster, &context))).await {
+    let reference = ObjectRef::from_obj(cluster);
+    let result = match tokio::time::timeout(RECONCILE_TIME_MAX, Box::pin(one(cluster, &context))).await {
         Ok(result) => result,
         Err(_) => Err(ReconcileError::Time),
     };
     context.metrics.duration.observe(start.elapsed().as_secs_f64());
-    let outcome = if result.is_ok() { "done" } else { "failed" };
-    context.metrics.reconciles.get_or_create(&Reconciled { cluster: name.clone(), result: outcome }).inc();
-    let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
-    match &result {
-        Ok(None) => {
-            failures.remove(&reference);
-            drop(failures);
-            context.reports.forget(&reference);
-            context.metrics.forget(&name);
-        }
-        Ok(Some(_)) => {
-            failures.remove(&reference);
-        }
-        Err(error) => {
-            *failures.entry(reference).or_default() += 1;
-            tracing::warn!(cluster = name, %error, "reconciliation failed");
+    context.count(cluster, &reference, result.as_ref().map(Option::is_none));
+    context.progress.passed(&name, Instant::now());
+    result.map(|again| again.map_or_else(Action::await_change, Action::requeue))
+}
+
+impl Context {
+    /// Counts how a reconciliation ended.
+    fn count(
+        &self,
+        cluster: &StorageCluster,
+        reference: &ObjectRef<StorageCluster>,
+        gone: Result<bool, &ReconcileError>,
+    ) {
+        let name = cluster.name_any();
+        let outcome = if gone.is_ok() { "done" } else { "failed" };
+        self.metrics.reconciles.get_or_create(&Reconciled { cluster: name.clone(), result: outcome }).inc();
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        match gone {
+            Ok(gone) => {
+                failures.remove(reference);
+                drop(failures);
+                self.metrics.last_pass.set(Timestamp::now().as_second() as f64);
+                if gone {
+                    self.reports.forget(reference);
+                    self.metrics.forget(&name);
+                    self.teller.forget(&name);
+                }
+            }
+            Err(error) => {
+                *failures.entry(reference.clone()).or_default() += 1;
+                tracing::warn!(cluster = name, %error, "reconciliation failed");
+            }
         }
     }
-    result.map(|again| again.map_or_else(Action::await_change, Action::requeue))
+
+    /// Counts a reconciliation that could not even begin.
+    #[must_use]
+    pub fn not_begun(&self, guarded: &Guarded, error: ReconcileError) -> ReconcileError {
+        if let Ok(cluster) = &guarded.0 {
+            self.count(cluster, &ObjectRef::from_obj(cluster), Err(&error));
+        }
+        error
+    }
 }
 
 /// When to try again: later after every failure, spread a little by the cluster's name.
 #[must_use]
-pub fn error_policy(cluster: Arc<StorageCluster>, _: &ReconcileError, context: Arc<Context>) -> Action {
-    let reference = ObjectRef::from_obj(&*cluster);
+pub fn error_policy(guarded: Arc<Guarded>, _: &ReconcileError, context: Arc<Context>) -> Action {
     let failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = failures.get(&reference).copied().unwrap_or(1);
-    Action::requeue(backoff(count, &cluster.name_any()))
+    let reference = guarded.0.as_ref().ok().map(ObjectRef::from_obj);
+    let count = reference.and_then(|reference| failures.get(&reference).copied()).unwrap_or(1);
+    Action::requeue(backoff(count, &guarded.name_any()))
 }
 
 /// The delay after so many failures in a row.
@@ -253,6 +299,7 @@ fn resource(kind: &str) -> Option<(ApiResource, bool)> {
         "ConfigMap" => ("", "v1", "configmaps", true),
         "Secret" => ("", "v1", "secrets", true),
         "Service" => ("", "v1", "services", true),
+        "PodDisruptionBudget" => ("policy", "v1", "poddisruptionbudgets", true),
         "StatefulSet" => ("apps", "v1", "statefulsets", true),
         "StorageClass" => ("storage.k8s.io", "v1", "storageclasses", false),
         _ => return None,
@@ -446,6 +493,11 @@ async fn publish(
     let name = cluster.name_any();
     let before = cluster.status.clone().unwrap_or_default();
     context.metrics.set_instances(&name, &desired.status.instances);
+    let paused = desired.status.conditions.iter().find(|c| c.type_ == "TakeoverPaused");
+    if let Some(paused) = paused {
+        let labels = OfCluster { cluster: name.clone() };
+        context.metrics.takeover_paused.get_or_create(&labels).set(i64::from(paused.status == "True"));
+    }
     if cluster.status.is_none() || before != desired.status {
         let mut patch = json!({
             "apiVersion": format!("{GROUP}/{VERSION}"),
@@ -487,11 +539,7 @@ async fn publish(
 }
 
 async fn tell(context: &Context, cluster: &StorageCluster, notice: &Notice) {
-    let event = notice.event(&context.settings.namespace);
-    // An Event that is lost harms nothing: the status says the same.
-    if let Err(error) = context.recorder.publish(&event, &cluster.object_ref(&())).await {
-        tracing::debug!(%error, "an Event could not be written");
-    }
+    context.teller.tell(&context.settings.namespace, &cluster.object_ref(&()), notice).await;
 }
 
 async fn delete_pod(
@@ -515,7 +563,8 @@ async fn delete_pod(
         context.metrics.restarts.inc();
     }
     tracing::info!(pod = restart.name, why = restart.why, force = restart.force, "pod deleted");
-    let notice = Notice { warning: false, reason, note: restart.why.clone(), instance: None };
+    let instance = Some(restart.instance.clone());
+    let notice = Notice { warning: false, reason, note: restart.why.clone(), instance };
     tell(context, cluster, &notice).await;
     Ok(())
 }
@@ -531,6 +580,18 @@ async fn forget_credentials(context: &Context, cluster: &StorageCluster) -> Resu
         cluster.name_any()
     );
     for secret in api.list_metadata(&kube::api::ListParams::default().labels(&selector)).await?.items {
+        // The driver's finalizer keeps the Secret as long as its volume is there.
+        let finalizers = secret.finalizers();
+        let kept: Vec<&String> = finalizers.iter().filter(|f| *f != names::FINALIZER_VOLUME).collect();
+        if kept.len() < finalizers.len() {
+            let patch = json!({ "metadata": { "uid": secret.uid(), "finalizers": kept } });
+            let patched =
+                api.patch_metadata(&secret.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+            match patched {
+                Err(kube::Error::Api(status)) if status.code == 404 => continue,
+                other => other?,
+            };
+        }
         match api.delete(&secret.name_any(), &DeleteParams::default()).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             other => {

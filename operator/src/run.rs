@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::time::Instant;
 
-use forebay_api::cluster::StorageCluster;
 use forebay_api::names;
 use forebay_api::node::StorageNode;
 use futures::StreamExt as _;
@@ -13,23 +13,25 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, PartialObjectMeta};
 use kube::core::DeserializeGuard;
-use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector::{self, ObjectRef};
-use kube::runtime::{Config, Controller, WatchStreamExt as _, watcher};
+use kube::runtime::events::Reporter;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{Config, Controller, WatchStreamExt as _, controller, watcher};
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
 use crate::desired::Settings;
 use crate::leases::Leases;
-use crate::limits::{DEBOUNCE, RECONCILES_AT_ONCE_MAX};
-use crate::metrics::Metrics;
+use crate::limits::{DEBOUNCE, LISTS_WAIT, PROGRESS_INTERVAL, RECONCILES_AT_ONCE_MAX};
+use crate::metrics::{Metrics, Watched};
 use crate::placement;
-use crate::reconcile::{Context, error_policy, reconcile};
+use crate::progress::Progress;
+use crate::reconcile::{Context, Guarded, ReconcileError, error_policy, reconcile};
 use crate::reports::Reports;
+use crate::teller::Teller;
 
 /// The cluster that an object was made for, by its label.
-fn cluster_of<K: Resource>(namespace: String) -> impl Fn(K) -> Option<ObjectRef<StorageCluster>> {
+fn cluster_of<K: Resource>(namespace: String) -> impl Fn(K) -> Option<ObjectRef<Guarded>> {
     move |object| {
         let labels = object.labels();
         let name = labels.get(names::LABEL_CLUSTER)?;
@@ -72,12 +74,90 @@ fn storage_node_facts(node: &DeserializeGuard<StorageNode>) -> u64 {
     hasher.finish()
 }
 
+/// Where errors of a watch go: the log, the metrics and /healthz.
+#[derive(Clone)]
+struct Trouble {
+    watch: &'static str,
+    metrics: Arc<Metrics>,
+    progress: Arc<Progress>,
+}
+
+impl Trouble {
+    fn tell(&self, error: &watcher::Error) {
+        self.metrics.watch_errors.get_or_create(&Watched { watch: self.watch }).inc();
+        let why = words(error);
+        // A watch that ends is ordinary; one that cannot begin is not.
+        let expected = matches!(error, watcher::Error::WatchError(status) if status.code == 410);
+        if expected {
+            tracing::debug!(watch = self.watch, why, "a watch has ended, and begins again");
+        } else {
+            tracing::warn!(watch = self.watch, why, "a watch has failed, and is tried again");
+            self.progress.watch_failed(self.watch, why, Instant::now());
+        }
+    }
+}
+
+/// What a watch failed for, and what to do where that is known.
+fn words(error: &watcher::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        let more = next.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = next.source();
+    }
+    let missing = matches!(
+        error,
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 404
+    );
+    if missing {
+        text.push_str(
+            "; a CustomResourceDefinition is missing: kubectl apply --server-side -f charts/forebay/crds/ of this version",
+        );
+    }
+    text
+}
+
+/// Says that a list has come.
+async fn await_list<K>(store: Store<K>, list: &'static str, progress: Arc<Progress>)
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    if store.wait_until_ready().await.is_ok() {
+        progress.listed(list);
+    }
+}
+
+/// Tells the metrics, for ever, how the loop is.
+async fn look_after(clusters: Store<Guarded>, metrics: Arc<Metrics>, progress: Arc<Progress>) {
+    let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut said = None;
+    loop {
+        interval.tick().await;
+        let all = clusters.state();
+        progress.known(all.iter().map(|c| c.name_any()), Instant::now());
+        let unreadable = all.iter().filter(|c| c.0.is_err()).count();
+        metrics.unreadable.set(i64::try_from(unreadable).unwrap_or(i64::MAX));
+        let stalled = progress.stalled(Instant::now());
+        metrics.stalled.set(i64::from(stalled.is_some()));
+        if stalled.is_some() && said.is_none() {
+            tracing::error!(why = stalled, "the loop does not go on");
+        }
+        said = stalled;
+    }
+}
+
 /// Keeps a store up to date, for ever, and says so where something that matters has changed.
 async fn follow<K>(
     api: Api<K>,
     writer: reflector::store::Writer<K>,
     facts: fn(&K) -> u64,
     changed: mpsc::Sender<()>,
+    trouble: Trouble,
 ) where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -98,7 +178,7 @@ async fn follow<K>(
             Ok(watcher::Event::InitDone) => true,
             Ok(watcher::Event::Init) => false,
             Err(error) => {
-                tracing::debug!(%error, "a watch was lost, and begins anew");
+                trouble.tell(error);
                 false
             }
         };
@@ -114,22 +194,22 @@ pub async fn operate(
     settings: Settings,
     metrics: Arc<Metrics>,
     leases: Leases,
+    progress: Arc<Progress>,
     mut end: watch::Receiver<bool>,
 ) {
+    progress.begin(&["StorageClusters", "nodes", "StorageNodes"], Instant::now());
     let namespace = settings.namespace.clone();
     let (nodes, nodes_writer) = reflector::store();
     let (storage_nodes, storage_nodes_writer) = reflector::store();
     let ours = watcher::Config::default().labels(names::LABEL_CLUSTER);
-    let controller = Controller::new(
-        Api::<StorageCluster>::namespaced(client.clone(), &namespace),
-        watcher::Config::default(),
-    );
+    let controller =
+        Controller::new(Api::<Guarded>::namespaced(client.clone(), &namespace), watcher::Config::default());
     let reports = Reports::default();
     let (changed, changes) = mpsc::channel(1);
     let changes = futures::stream::unfold(changes, |mut changes: mpsc::Receiver<()>| async {
         changes.recv().await.map(|change| (change, changes))
     });
-    let recorder = Recorder::new(
+    let teller = Teller::new(
         client.clone(),
         Reporter {
             controller: "forebay-operator".to_owned(),
@@ -144,18 +224,34 @@ pub async fn operate(
         clusters: controller.store(),
         reports: reports.clone(),
         leases: leases.clone(),
-        metrics,
-        recorder,
+        metrics: Arc::clone(&metrics),
+        teller,
+        progress: Arc::clone(&progress),
         failures: std::sync::Mutex::default(),
     });
+    let trouble = |watch| Trouble { watch, metrics: Arc::clone(&metrics), progress: Arc::clone(&progress) };
     let mut followers = tokio::task::JoinSet::new();
-    followers.spawn(follow(Api::<Node>::all(client.clone()), nodes_writer, node_facts, changed.clone()));
+    let node_api = Api::<Node>::all(client.clone());
+    followers.spawn(follow(node_api, nodes_writer, node_facts, changed.clone(), trouble("nodes")));
     let storage_node_api = Api::<DeserializeGuard<StorageNode>>::all(client.clone());
-    followers.spawn(follow(storage_node_api, storage_nodes_writer, storage_node_facts, changed.clone()));
+    let of_storage_nodes = trouble("storagenodes");
+    followers.spawn(follow(
+        storage_node_api,
+        storage_nodes_writer,
+        storage_node_facts,
+        changed.clone(),
+        of_storage_nodes,
+    ));
+    let clusters = controller.store();
+    followers.spawn(await_list(clusters.clone(), "StorageClusters", Arc::clone(&progress)));
+    followers.spawn(await_list(nodes.clone(), "nodes", Arc::clone(&progress)));
+    followers.spawn(await_list(storage_nodes.clone(), "StorageNodes", Arc::clone(&progress)));
+    followers.spawn(look_after(clusters, Arc::clone(&metrics), Arc::clone(&progress)));
+    let of_controller = trouble("controller");
     let late = changed.clone();
     followers.spawn(async move {
         loop {
-            leases.late().await;
+            leases.changed().await;
             if late.send(()).await.is_err() {
                 return;
             }
@@ -183,19 +279,44 @@ pub async fn operate(
                 let (nodes, storage_nodes) = (nodes.clone(), storage_nodes.clone());
                 async move {
                     // Judging by a list of nodes that has not come yet would move what need not move.
-                    let _ = nodes.wait_until_ready().await;
-                    let _ = storage_nodes.wait_until_ready().await;
-                    reconcile(cluster, context).await
+                    let lists =
+                        async { tokio::join!(nodes.wait_until_ready(), storage_nodes.wait_until_ready()) };
+                    match tokio::time::timeout(LISTS_WAIT, lists).await {
+                        Ok((Ok(()), Ok(()))) => reconcile(cluster, context).await,
+                        _ => Err(context.not_begun(&cluster, ReconcileError::NotListed)),
+                    }
                 }
             },
             error_policy,
             context,
         )
-        .for_each(|result| async move {
-            if let Err(error) = result {
-                tracing::debug!(%error, "controller");
+        .for_each(|result| {
+            match result {
+                Err(controller::Error::QueueError(error)) => of_controller.tell(&error),
+                // What fails in a reconciliation is told there.
+                Err(error @ controller::Error::ReconcilerFailed(..)) => tracing::debug!(%error, "controller"),
+                Err(error) => tracing::debug!(%error, "controller"),
+                Ok(_) => {}
             }
+            std::future::ready(())
         })
         .await;
     followers.abort_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_definition_that_is_missing_is_named() {
+        let status = |code: u16| {
+            let value =
+                serde_json::json!({ "message": "404 page not found", "reason": "NotFound", "code": code });
+            serde_json::from_value(value).expect("a Status")
+        };
+        let error = |code: u16| watcher::Error::InitialListFailed(kube::Error::Api(status(code)));
+        assert!(words(&error(404)).contains("CustomResourceDefinition is missing"), "{}", words(&error(404)));
+        assert!(!words(&error(403)).contains("CustomResourceDefinition"));
+    }
 }

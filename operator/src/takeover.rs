@@ -118,6 +118,10 @@ pub struct Signs {
     pub moved: Option<Timestamp>,
     /// Another node may do better: the instance has served before, and what it serves is there.
     pub promising: bool,
+    /// The scheduler has found no room for the pod on this node for a while.
+    pub no_room: bool,
+    /// Takeovers pause: see [`crate::brake`].
+    pub paused: bool,
 }
 
 impl Signs {
@@ -187,6 +191,8 @@ pub enum Decision {
     Stay,
     /// Nothing yet; to be asked again after so long.
     Wait(Duration),
+    /// It would go to another node for this reason, but takeovers pause.
+    Paused(Why),
     /// It goes to another node.
     Move {
         /// Why.
@@ -224,6 +230,11 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
             return Decision::Stay;
         }
         return match (signs.kubelet, signs.silent) {
+            // What a person says of this one node counts in any case.
+            (Kubelet::Gone, _) if signs.paused => Decision::Paused(Why::NodeGone),
+            (kubelet, _) if signs.paused && kubelet != Kubelet::OutOfService => {
+                Decision::Paused(Why::NodeLost)
+            }
             (Kubelet::Gone, _) => Decision::Move { why: Why::NodeGone, since: now },
             (Kubelet::OutOfService, _) => Decision::Move { why: Why::NodeLost, since: now },
             (Kubelet::Unknown { since }, None) => Decision::Move { why: Why::NodeLost, since },
@@ -244,7 +255,7 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
     if signs.cordoned {
         return Decision::Move { why: Why::NodeCordoned, since: now };
     }
-    if signs.answers || !signs.promising || !rule.enabled {
+    if signs.answers || !(signs.promising || signs.no_room) || !rule.enabled {
         return wait(None);
     }
     match signs.pod {
@@ -252,7 +263,12 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
             let unready = ago(now, since);
             let rested = signs.moved.map(|moved| MOVE_PAUSE.saturating_sub(ago(now, moved)));
             let left = rule.unready().saturating_sub(unready).max(rested.unwrap_or_default());
-            if left.is_zero() { Decision::Move { why: Why::ServerDown, since } } else { wait(Some(left)) }
+            match left.is_zero() {
+                // A pod becomes ready again some time after its kubelet has found its way back.
+                true if signs.paused => Decision::Paused(Why::ServerDown),
+                true => Decision::Move { why: Why::ServerDown, since },
+                false => wait(Some(left)),
+            }
         }
         PodSign::None | PodSign::Ready | PodSign::Ending => wait(None),
     }
@@ -284,6 +300,8 @@ mod tests {
             asked: false,
             moved: None,
             promising: true,
+            no_room: false,
+            paused: false,
         }
     }
 
@@ -359,6 +377,11 @@ mod tests {
                 Stay,
             ),
             (
+                "or its node has no room for it: another one may",
+                Signs { pod: unready(120), answers: false, promising: false, no_room: true, ..well() },
+                moves(Why::ServerDown, 120),
+            ),
+            (
                 "nor to and fro",
                 Signs { pod: unready(200), answers: false, moved: Some(before(300)), ..well() },
                 wait(300),
@@ -386,6 +409,32 @@ mod tests {
                 Signs { asked: true, cordoned: true, silent: silent(40), ..well() },
                 moves(Why::NodeLost, 40),
             ),
+            (
+                "one of many silent nodes is not left",
+                Signs { silent: silent(60), paused: true, ..well() },
+                Decision::Paused(Why::NodeLost),
+            ),
+            (
+                "nor one that Kubernetes has given up with all the others",
+                Signs { kubelet: unknown(60), silent: None, paused: true, ..well() },
+                Decision::Paused(Why::NodeLost),
+            ),
+            (
+                "nor one that was deleted then: clouds delete what they do not see",
+                Signs { kubelet: Kubelet::Gone, silent: None, paused: true, ..well() },
+                Decision::Paused(Why::NodeGone),
+            ),
+            (
+                "but for a person's word",
+                Signs { kubelet: Kubelet::OutOfService, silent: silent(60), paused: true, ..well() },
+                moves(Why::NodeLost, 0),
+            ),
+            (
+                "pods that are not ready yet when the partition has healed are waited for",
+                Signs { pod: unready(600), answers: false, paused: true, ..well() },
+                Decision::Paused(Why::ServerDown),
+            ),
+            ("planned moves go on", Signs { asked: true, paused: true, ..well() }, moves(Why::Asked, 0)),
             ("a pod that ends comes again", Signs { pod: PodSign::Ending, answers: false, ..well() }, Stay),
         ];
         for (what, signs, expected) in table {

@@ -89,7 +89,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     let record = json!({ "metadata": { "name": "forebay-precious", "labels": {
         (names::LABEL_MANAGED_BY): names::MANAGED_BY_DRIVER, (names::LABEL_CLUSTER): "life",
         (names::LABEL_INSTANCE): "life-1",
-    } } });
+    }, "finalizers": [names::FINALIZER_VOLUME] } });
     let record: Secret = serde_json::from_value(record).unwrap();
     stage.api::<Secret>().create(&PostParams::default(), &record).await.unwrap();
     stage.cluster("life", "the volume is counted", |c| c.status.as_ref().unwrap().summary.volumes == 1).await;
@@ -120,6 +120,14 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
     for reason in ["InstancePlaced", "InstanceReady", "Restarting", "ScaleDownRefused", "DeletionWaits"] {
         assert!(events.iter().any(|e| e.reason.as_deref() == Some(reason)), "no Event {reason}");
+    }
+    // Each says what it is about, though they have one reason and came within a moment.
+    for instance in ["life-0", "life-1"] {
+        let told = |e: &Event| {
+            e.reason.as_deref() == Some("Restarting")
+                && e.note.as_deref().is_some_and(|n| n.starts_with(instance))
+        };
+        assert!(events.iter().any(told), "the restart of {instance} is not told");
     }
     operator.stop().await;
 }
@@ -298,6 +306,43 @@ async fn lost_watches_lose_nothing() {
         .unwrap();
     stage.condition("w", "InstancesPlaced", "False", "NoNodeFits").await;
     operator.assert_working();
+    operator.stop().await;
+}
+
+/// A StorageCluster that the definition takes and the operator cannot read keeps no other one from being seen to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_cannot_be_read_stops_no_other() {
+    let stage = Stage::new(shared(), "guard", 1).await;
+    stage.create("odd", &json!({ "paused": true })).await;
+    // A time that the API server takes, and that is beyond what our own can hold.
+    let odd = json!({ "status": { "conditions": [{
+        "type": "Odd", "status": "True", "reason": "Odd", "message": "", "lastTransitionTime": "9999-12-31T23:59:59Z",
+    }] } });
+    let resource = kube::core::ApiResource::erase::<forebay_api::StorageCluster>(&());
+    let odds: Api<kube::api::DynamicObject> =
+        Api::namespaced_with(stage.client.clone(), &stage.namespace, &resource);
+    odds.patch_status("odd", &PatchParams::default(), &Patch::Merge(&odd))
+        .await
+        .expect("the status is taken");
+    assert!(stage.clusters().get("odd").await.is_err(), "it cannot be read");
+    let operator = stage.operate().await;
+    stage.create("even", &json!({})).await;
+    eventually("the other one is seen to", || async {
+        let sets = stage.api::<StatefulSet>().get_opt("even-0").await.map_err(|e| e.to_string())?;
+        sets.map(drop).ok_or_else(|| "no StatefulSet".to_owned())
+    })
+    .await;
+    eventually("what cannot be read is told", || async {
+        let events =
+            stage.api::<Event>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items;
+        let told = events.iter().any(|e| e.reason.as_deref() == Some("Unreadable"));
+        match (told, operator.metrics.unreadable.get()) {
+            (true, 1) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    assert_eq!(operator.progress.stalled(std::time::Instant::now()), None);
     operator.stop().await;
 }
 

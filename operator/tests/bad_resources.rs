@@ -148,6 +148,58 @@ async fn backends_stay_what_they_are() {
     patch(more).await.expect("others can be added, and the rest changed");
 }
 
+/// What clients have mounted, and what volumes lie on, is not pulled from under them by a change of the spec.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clients_have_mounted_stays() {
+    let stage = Stage::new(shared(), "mounted", 0).await;
+    let nvmeof = |first: u32| {
+        json!({ "name": "a", "kind": "NVMeoF", "nvmeof": { "paths": ["tcp://192.0.2.1:4420"], "namespaces": [
+        { "instance": 0, "nqn": "nqn.2026-01.io.example:a", "nguid": format!("{first:032x}") },
+        { "instance": 1, "nqn": "nqn.2026-01.io.example:a", "nguid": format!("{:032x}", 2) },
+    ] } })
+    };
+    let target = |directory: &str| {
+        json!({ "name": "t", "kind": "Target", "target": {
+        "nodes": [{ "name": "n1", "directory": directory }], "sizeGib": 1,
+    } })
+    };
+    let network = |addresses: serde_json::Value, smb: u16| json!({ "addresses": addresses, "ports": { "smb": smb, "metrics": 9500 } });
+    let addresses = json!(["192.0.2.1/24", "192.0.2.2/24"]);
+    let backends = json!([nvmeof(1), target("/mnt/t")]);
+    stage
+        .create(
+            "m",
+            &json!({ "instances": 2, "network": network(addresses.clone(), 445), "backends": backends }),
+        )
+        .await;
+    let patch = |spec: serde_json::Value| {
+        let api = stage.clusters();
+        async move { api.patch("m", &PatchParams::default(), &Patch::Merge(&json!({ "spec": spec }))).await }
+    };
+    for (change, words) in [
+        (json!({ "network": network(json!(["192.0.2.2/24", "192.0.2.1/24"]), 445) }), "network.addresses"),
+        (json!({ "network": network(json!(["192.0.2.9/24", "192.0.2.2/24"]), 445) }), "network.addresses"),
+        (json!({ "network": network(addresses.clone(), 1445) }), "network.ports.smb"),
+        (json!({ "backends": [nvmeof(7), target("/mnt/t")] }), "namespace cannot be replaced"),
+        (json!({ "backends": [nvmeof(1), target("/mnt/other")] }), "directory of a target's node"),
+    ] {
+        match patch(change.clone()).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => {
+                assert!(status.message.contains(words), "{change}: {}", status.message);
+            }
+            other => panic!("{change}: {other:?}"),
+        }
+    }
+    let more = json!({ "network": network(json!(["192.0.2.1/24", "192.0.2.2/24", "192.0.2.3/24"]), 445) });
+    patch(more).await.expect("addresses can be added");
+    let metrics = json!({ "network": { "ports": { "metrics": 9600 } } });
+    patch(metrics).await.expect("no client has mounted the port of the metrics");
+    patch(json!({ "instances": 0 })).await.expect("it can be emptied");
+    patch(json!({ "network": network(json!(["192.0.2.9/24"]), 1445) }))
+        .await
+        .expect("then nothing is mounted");
+}
+
 /// A resource as no schema would let it through, for instance because an older definition did: the operator says so and
 /// does not panic.
 #[test]

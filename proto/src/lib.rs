@@ -9,6 +9,8 @@
 
 use std::fmt;
 
+use zeroize::Zeroize;
+
 mod pool;
 
 /// `csi.v1`, the Container Storage Interface 1.12.
@@ -34,6 +36,13 @@ pub mod registration;
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, rustdoc::all)]
 #[path = "gen/v1beta1.rs"]
 pub mod device_plugin;
+
+/// The message is a copy of a password, in a program that may live long.
+impl Drop for admin::Credentials {
+    fn drop(&mut self) {
+        self.password.zeroize();
+    }
+}
 
 /// What a secret looks like in a Debug output.
 pub struct Redacted;

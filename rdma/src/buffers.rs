@@ -1,81 +1,121 @@
 //! Pooled, page-aligned buffers for payload, which a device can reach where they were made for one.
 //!
 //! A buffer has one page of headroom before its aligned data, so that the transport can put a response's headers
-//! (or a transform header) directly in front of READ data and send or seal both as one piece. Buffers come back most
-//! recently freed first, so that a busy loop keeps working in the same, cache-warm memory. They are zeroed by the
-//! allocator once and never again.
+//! (or a transform header) directly in front of READ data and send or seal both as one piece. Another page after them takes
+//! what a request has besides its payload, so that a WRITE of 4 MiB lies in a buffer of 4 MiB. Buffers come back most
+//! recently freed first, so that a busy loop keeps working in the same, cache-warm memory. The kernel zeroes them once,
+//! nothing does it again.
+//!
+//! Pools draw their memory from one [`Budget`] and keep it while nobody else needs it.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rustix::io::Errno;
-
-use crate::limits::{BUFFER_BYTES_MAX, BUFFER_POOLED_BYTES_MAX};
-use crate::{Device, Region};
+use crate::Device;
+use crate::Region;
+use crate::budget::{Account, Budget, Holder, Refused, Share};
+use crate::limits::BUFFER_BYTES_MAX;
+use crate::line::Place;
+use crate::memory::Memory;
 
 /// Alignment of a buffer's data, and the headroom before it.
 pub const PAGE: usize = 4096;
 
-/// Data bytes of the size classes.
-const CLASSES: [usize; 8] =
-    [8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, (8 << 20) + (64 << 10)];
+/// Payload bytes of the size classes. The last is for the longest frame; all others are powers of two, as payload is.
+const CLASSES: [usize; 12] = [
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    8 << 20,
+    (8 << 20) + (64 << 10),
+];
+
+/// Bytes after the payload, for what a request has besides it.
+const TAILROOM: usize = PAGE;
 
 /// Data bytes of the largest buffer.
-pub const BUFFER_BYTES: usize = CLASSES[CLASSES.len() - 1];
+pub const BUFFER_BYTES: usize = capacity_of(CLASSES.len() - 1);
 
-/// The buffers' memory is used up, or more is asked for than any buffer holds.
+/// Memory of the largest buffer.
+pub const BUFFER_MEMORY_BYTES: usize = memory_bytes(CLASSES.len() - 1);
+
+/// No buffer of so many bytes is to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no payload buffer of {0} bytes to be had")]
-pub struct OutOfBuffers(pub usize);
+#[error("no payload buffer of {length} bytes to be had: {shortage}")]
+pub struct OutOfBuffers {
+    /// Bytes that were asked for.
+    pub length: usize,
+    /// Why.
+    pub shortage: Shortage,
+}
+
+/// Why no buffer is to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Shortage {
+    /// The budget is used up, or others wait for it: wait in its line.
+    #[error("the memory for payload is used up")]
+    Budget,
+    /// The group's share of it is used up, or others of the group wait for it: wait in the group's line.
+    #[error("its group's share of the memory for payload is used up")]
+    Group,
+    /// The account has all that it may have: some of it comes back first.
+    #[error("its share of the memory for payload is used up")]
+    Account,
+    /// The kernel or the device gives no memory, or no buffer is so large.
+    #[error("there is no such memory")]
+    Never,
+}
 
 /// A pool of buffers; clones share it.
 #[derive(Clone, Debug)]
 pub struct BufferPool(Arc<Pool>);
 
-#[derive(Debug)]
 struct Pool {
-    free: [Mutex<Vec<Memory>>; CLASSES.len()],
-    /// All bytes, in use and pooled, against `bytes_max`.
-    bytes: AtomicUsize,
-    bytes_pooled: AtomicUsize,
-    bytes_max: usize,
+    free: [Mutex<Free>; CLASSES.len()],
+    /// Memory of buffers that are in use.
+    bytes_in_use: AtomicUsize,
+    budget: Budget,
     /// What can reach all of it.
     device: Option<Arc<Device>>,
 }
 
-struct Memory {
-    /// Before the bytes: it must be gone when they are freed.
-    region: Option<Region>,
-    bytes: Box<[u8]>,
-    /// Where the aligned data begin; at least [`PAGE`].
-    data: usize,
-}
-
-impl fmt::Debug for Memory {
+impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.bytes.len())
+        write!(f, "Pool({} bytes in use)", self.bytes_in_use.load(Ordering::Relaxed))
     }
 }
 
-impl Memory {
-    fn new(class: usize, device: Option<&Arc<Device>>) -> Result<Self, Errno> {
-        let mut bytes = vec![0_u8; memory_bytes(class)].into_boxed_slice();
-        let data = PAGE + bytes.as_ptr().align_offset(PAGE);
-        if let Some(device) = device
-            && let Some(node) = device.numa_node
-            && let Err(error) = crate::numa::prefer(&mut bytes, node)
-        {
-            tracing::debug!(%error, node, device = device.name(), "payload buffers lie where the kernel puts them");
-        }
-        let region = device.map(|device| device.register(&mut bytes)).transpose()?;
-        Ok(Self { region, bytes, data })
+/// Buffers of a class that are kept.
+#[derive(Default)]
+struct Free {
+    stack: Vec<Memory>,
+    /// Fewest that there were since [`BufferPool::trim`] looked last: so many are not needed.
+    least: usize,
+}
+
+impl Free {
+    fn pop(&mut self) -> Option<Memory> {
+        let memory = self.stack.pop();
+        self.least = self.least.min(self.stack.len());
+        memory
     }
+}
+
+const fn capacity_of(class: usize) -> usize {
+    CLASSES[class] + TAILROOM
 }
 
 const fn memory_bytes(class: usize) -> usize {
-    CLASSES[class] + 2 * PAGE
+    PAGE + capacity_of(class)
 }
 
 impl Default for BufferPool {
@@ -85,61 +125,236 @@ impl Default for BufferPool {
 }
 
 impl BufferPool {
-    /// A pool that never holds more than `bytes_max`.
+    /// A pool with a budget of its own.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
-        Self::made(bytes_max, None)
+        Self::made(Budget::new(bytes_max), None)
     }
 
     /// The same, of buffers that `device` can reach.
     #[must_use]
     pub fn registered(bytes_max: usize, device: Arc<Device>) -> Self {
-        Self::made(bytes_max, Some(device))
+        Self::made(Budget::new(bytes_max), Some(device))
     }
 
-    fn made(bytes_max: usize, device: Option<Arc<Device>>) -> Self {
-        Self(Arc::new(Pool {
+    /// A pool that draws from a budget, of buffers that a device can reach where one is given.
+    #[must_use]
+    pub fn of(budget: &Budget, device: Option<Arc<Device>>) -> Self {
+        Self::made(budget.clone(), device)
+    }
+
+    fn made(budget: Budget, device: Option<Arc<Device>>) -> Self {
+        let pool = Arc::new(Pool {
             free: Default::default(),
-            bytes: AtomicUsize::new(0),
-            bytes_pooled: AtomicUsize::new(0),
-            bytes_max,
+            bytes_in_use: AtomicUsize::new(0),
+            budget: budget.clone(),
             device,
-        }))
+        });
+        let holder: Weak<dyn Holder> = Arc::<Pool>::downgrade(&pool);
+        budget.add_holder(holder);
+        Self(pool)
     }
 
-    /// A buffer of at least `length` data bytes, with whatever its last user left in it.
+    /// What it draws from.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.0.budget
+    }
+
+    /// A buffer of at least `length` data bytes, with whatever its last user left in it, for nobody in particular.
     ///
     /// # Errors
-    /// [`OutOfBuffers`] beyond the pool's limit and beyond the largest size.
+    /// [`Shortage::Budget`] and [`Shortage::Never`].
     pub fn take(&self, length: usize) -> Result<Buffer, OutOfBuffers> {
-        let class = CLASSES.iter().position(|&size| size >= length).ok_or(OutOfBuffers(length))?;
-        let pooled = self.0.free[class].lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let memory = match pooled {
-            Some(memory) => {
-                self.0.bytes_pooled.fetch_sub(memory_bytes(class), Ordering::Relaxed);
-                memory
-            }
-            None => {
-                let size = memory_bytes(class);
-                let before = self.0.bytes.fetch_add(size, Ordering::Relaxed);
-                if before + size > self.0.bytes_max {
-                    self.0.bytes.fetch_sub(size, Ordering::Relaxed);
-                    return Err(OutOfBuffers(length));
-                }
-                Memory::new(class, self.0.device.as_ref()).map_err(|error| {
-                    self.0.bytes.fetch_sub(size, Ordering::Relaxed);
-                    tracing::warn!(%error, bytes = size, "memory could not be registered with the RDMA device");
-                    OutOfBuffers(length)
-                })?
-            }
-        };
-        Ok(Buffer { memory: Some(memory), class, pool: Arc::clone(&self.0) })
+        let class = class_of(length)?;
+        let memory = self.0.obtain(class).map_err(|shortage| OutOfBuffers { length, shortage })?;
+        Ok(self.buffer(class, memory, None))
     }
 
-    /// Bytes of buffers that somebody uses.
+    /// The same for an account, which holds a place where it has waited. Within what is reserved for each account it is
+    /// always to be had.
+    ///
+    /// # Errors
+    /// Where to wait, or why that is of no use.
+    pub fn take_for(
+        &self,
+        length: usize,
+        account: &Account,
+        place: Option<&Place>,
+    ) -> Result<Buffer, OutOfBuffers> {
+        let class = class_of(length)?;
+        let size = memory_bytes(class);
+        if account.is_in_reserve(size) {
+            return self.take_owed(length, account);
+        }
+        let short = |shortage| OutOfBuffers { length, shortage };
+        let share = account.ask(size, place).map_err(|refused| match refused {
+            Refused::ByAccount => short(Shortage::Account),
+            Refused::ByGroup => short(Shortage::Group),
+        })?;
+        if !self.0.budget.line().is_turn_of(place) {
+            return Err(short(Shortage::Budget));
+        }
+        let memory = self.0.obtain(class).map_err(short)?;
+        Ok(self.buffer(class, memory, Some(share)))
+    }
+
+    /// The same for what was begun and has to be ended, such as an answer to a request that was taken. Where the budget is
+    /// used up, it is overdrawn.
+    ///
+    /// # Errors
+    /// [`Shortage::Never`].
+    pub fn take_owed(&self, length: usize, account: &Account) -> Result<Buffer, OutOfBuffers> {
+        let class = class_of(length)?;
+        let memory = match self.0.obtain(class) {
+            Err(Shortage::Budget) => {
+                self.0.budget.overdraw(memory_bytes(class));
+                self.0.make(class)
+            }
+            other => other,
+        };
+        let memory = memory.map_err(|shortage| OutOfBuffers { length, shortage })?;
+        Ok(self.buffer(class, memory, Some(account.owed(memory_bytes(class)))))
+    }
+
+    fn buffer(&self, class: usize, memory: Memory, share: Option<Share>) -> Buffer {
+        self.0.bytes_in_use.fetch_add(memory_bytes(class), Ordering::Relaxed);
+        Buffer { memory: Some(memory), class, share, pool: Arc::clone(&self.0) }
+    }
+
+    /// Counts memory that is none of a buffer, such as a long answer that waits to be sent, until what comes back is dropped.
+    #[must_use]
+    pub fn charge(&self, bytes: usize, account: &Account) -> Charge {
+        self.0.budget.overdraw(bytes);
+        Charge { budget: self.0.budget.clone(), bytes, share: Some(account.owed(bytes)) }
+    }
+
+    /// Gives back to the kernel what was not needed since the last call, at most about `bytes_max` of it.
+    pub fn trim(&self, bytes_max: usize) {
+        let mut left = bytes_max;
+        for class in (0..CLASSES.len()).rev() {
+            let mut free = self.0.free(class);
+            let count = free.least.min(left / memory_bytes(class));
+            // The coldest lie at the bottom.
+            let unused: Vec<Memory> = free.stack.drain(..count).collect();
+            free.least = free.stack.len();
+            drop(free);
+            left -= self.0.discard(class, unused);
+        }
+    }
+
+    /// Memory of buffers that somebody uses.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
-        self.0.bytes.load(Ordering::Relaxed).saturating_sub(self.0.bytes_pooled.load(Ordering::Relaxed))
+        self.0.bytes_in_use.load(Ordering::Relaxed)
+    }
+}
+
+fn class_of(length: usize) -> Result<usize, OutOfBuffers> {
+    let found = (0..CLASSES.len()).find(|class| capacity_of(*class) >= length);
+    found.ok_or(OutOfBuffers { length, shortage: Shortage::Never })
+}
+
+impl Pool {
+    fn free(&self, class: usize) -> MutexGuard<'_, Free> {
+        self.free[class].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory of a class: what is kept here, new memory, what other pools keep of it, and new memory for what pools keep of
+    /// other classes, in this order.
+    fn obtain(&self, class: usize) -> Result<Memory, Shortage> {
+        if let Some(memory) = self.free(class).pop() {
+            return Ok(memory);
+        }
+        let size = memory_bytes(class);
+        loop {
+            if self.budget.draw(size) {
+                return self.make(class);
+            }
+            if self.device.is_none()
+                && let Some(memory) = self.budget.borrow(class)
+            {
+                return Ok(memory);
+            }
+            if !self.budget.reclaim(size) {
+                return Err(Shortage::Budget);
+            }
+        }
+    }
+
+    /// New memory, which was drawn.
+    fn make(&self, class: usize) -> Result<Memory, Shortage> {
+        let size = memory_bytes(class);
+        Memory::new(size, self.device.as_ref()).map_err(|error| {
+            self.budget.release(size);
+            tracing::warn!(%error, bytes = size, "no memory for a payload buffer");
+            Shortage::Never
+        })
+    }
+
+    /// Gives memory back to the kernel; how much it was.
+    fn discard(&self, class: usize, memory: Vec<Memory>) -> usize {
+        let bytes = memory.len() * memory_bytes(class);
+        drop(memory);
+        if bytes > 0 {
+            self.budget.release(bytes);
+            self.budget.line().nudge();
+        }
+        bytes
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for class in 0..CLASSES.len() {
+            let kept = std::mem::take(&mut self.free(class).stack);
+            self.discard(class, kept);
+        }
+    }
+}
+
+impl Holder for Pool {
+    fn give_up(&self, bytes: usize) -> usize {
+        let mut given = 0;
+        for class in (0..CLASSES.len()).rev() {
+            if given >= bytes {
+                break;
+            }
+            let count = (bytes - given).div_ceil(memory_bytes(class));
+            let mut free = self.free(class);
+            let count = count.min(free.stack.len());
+            let memory: Vec<Memory> = free.stack.drain(..count).collect();
+            free.least = free.least.min(free.stack.len());
+            drop(free);
+            // Who asks for it is first in the line, or nobody waits.
+            drop(memory);
+            self.budget.release(count * memory_bytes(class));
+            given += count * memory_bytes(class);
+        }
+        given
+    }
+
+    fn lend(&self, class: usize) -> Option<Memory> {
+        if self.device.is_some() {
+            return None;
+        }
+        self.free(class).pop()
+    }
+}
+
+/// Memory outside of buffers that is counted, until it is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    budget: Budget,
+    bytes: usize,
+    share: Option<Share>,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.release(self.bytes);
+        drop(self.share.take());
+        self.budget.line().nudge();
     }
 }
 
@@ -147,6 +362,8 @@ impl BufferPool {
 pub struct Buffer {
     memory: Option<Memory>,
     class: usize,
+    /// Dropped after the memory is back.
+    share: Option<Share>,
     pool: Arc<Pool>,
 }
 
@@ -164,7 +381,7 @@ impl Buffer {
     /// Aligned data bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        CLASSES[self.class]
+        capacity_of(self.class)
     }
 
     /// By what a device can reach it, where one can.
@@ -176,21 +393,19 @@ impl Buffer {
     /// `range` of the buffer, counted from the aligned data; negative positions down to `-PAGE` are the headroom.
     #[must_use]
     pub fn bytes(&self, range: Range<isize>) -> &[u8] {
-        let memory = self.memory();
-        &memory.bytes[place(memory, &range)]
+        &self.memory().pages[place(&range)]
     }
 
     /// As [`Buffer::bytes`], to be written.
     #[must_use]
     pub fn bytes_mut(&mut self, range: Range<isize>) -> &mut [u8] {
         let memory = self.memory.as_mut().expect("a buffer has its memory until it is dropped");
-        let place = place(memory, &range);
-        &mut memory.bytes[place]
+        &mut memory.pages[place(&range)]
     }
 }
 
-fn place(memory: &Memory, range: &Range<isize>) -> Range<usize> {
-    let at = |position: isize| memory.data.checked_add_signed(position).expect("inside of the buffer");
+fn place(range: &Range<isize>) -> Range<usize> {
+    let at = |position: isize| PAGE.checked_add_signed(position).expect("inside of the buffer");
     at(range.start)..at(range.end)
 }
 
@@ -198,18 +413,44 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let size = memory_bytes(self.class);
-        if self.pool.bytes_pooled.fetch_add(size, Ordering::Relaxed) + size > BUFFER_POOLED_BYTES_MAX {
-            self.pool.bytes_pooled.fetch_sub(size, Ordering::Relaxed);
-            self.pool.bytes.fetch_sub(size, Ordering::Relaxed);
-            return;
+        let pool = &self.pool;
+        pool.bytes_in_use.fetch_sub(size, Ordering::Relaxed);
+        if pool.budget.is_overdrawn() {
+            drop(memory);
+            pool.budget.release(size);
+        } else {
+            pool.free(self.class).stack.push(memory);
         }
-        self.pool.free[self.class].lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        drop(self.share.take());
+        pool.budget.line().nudge();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
+    use crate::budget::Group;
+    use crate::limits::ACCOUNT_RESERVE_BYTES;
+    use crate::line::Wake;
+
+    const MIB: usize = 1 << 20;
+
+    fn counted() -> (Arc<AtomicUsize>, Wake) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let woken = Arc::clone(&count);
+        (count, Arc::new(move || _ = woken.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    fn shortage(result: Result<Buffer, OutOfBuffers>) -> Shortage {
+        result.expect_err("there is none").shortage
+    }
+
+    /// An account that may have all that there is.
+    fn account() -> Account {
+        Account::new(Group::new(usize::MAX / 2), usize::MAX / 2)
+    }
 
     #[test]
     fn data_are_aligned_and_have_headroom() {
@@ -219,8 +460,21 @@ mod tests {
             assert!(buffer.capacity() >= length);
             assert_eq!(buffer.bytes(0..1).as_ptr().align_offset(PAGE), 0);
             buffer.bytes_mut(-(PAGE.cast_signed())..0).fill(1);
-            let all = length.cast_signed();
+            let all = buffer.capacity().cast_signed();
             buffer.bytes_mut(0..all).fill(2);
+        }
+    }
+
+    #[test]
+    fn a_request_takes_the_memory_of_its_payload_and_two_pages() {
+        let pool = BufferPool::default();
+        for payload in (13..=23).map(|shift| 1_usize << shift) {
+            // Transform header, header and WRITE, and what else a compound has.
+            for besides in [0, 112, 164, 4096] {
+                let buffer = pool.take(payload + besides).expect("memory");
+                assert_eq!(pool.bytes_in_use(), payload + 2 * PAGE, "{payload} and {besides} bytes");
+                drop(buffer);
+            }
         }
     }
 
@@ -236,13 +490,173 @@ mod tests {
 
     #[test]
     fn the_limit_holds_and_dropping_makes_room() {
-        let pool = BufferPool::new(memory_bytes(4));
-        let buffer = pool.take(1 << 20).expect("one fits");
-        assert_eq!(pool.take(1 << 20).err(), Some(OutOfBuffers(1 << 20)));
-        assert_eq!(pool.bytes_in_use(), memory_bytes(4));
+        let one = MIB + 2 * PAGE;
+        let pool = BufferPool::new(one);
+        let buffer = pool.take(MIB).expect("one fits");
+        assert_eq!(shortage(pool.take(MIB)), Shortage::Budget);
+        assert_eq!(pool.bytes_in_use(), one);
         drop(buffer);
         assert_eq!(pool.bytes_in_use(), 0);
-        assert!(pool.take(1 << 20).is_ok());
-        assert_eq!(pool.take(16 << 20).err(), Some(OutOfBuffers(16 << 20)));
+        assert!(pool.take(MIB).is_ok());
+        assert_eq!(shortage(pool.take(16 * MIB)), Shortage::Never);
+    }
+
+    #[test]
+    fn in_a_steady_state_no_memory_is_made_and_none_given_back() {
+        let pool = BufferPool::new(1 << 30);
+        let take = || (0..64).map(|_| pool.take(4 * MIB).expect("memory")).collect::<Vec<_>>();
+        let places = |buffers: &[Buffer]| {
+            let mut places: Vec<_> = buffers.iter().map(|buffer| buffer.bytes(0..1).as_ptr()).collect();
+            places.sort_unstable();
+            places
+        };
+        let first = take();
+        let (there, drawn) = (places(&first), pool.budget().bytes());
+        drop(first);
+        assert_eq!(pool.budget().bytes(), drawn, "256 MiB are kept");
+        assert!(places(&take()) == there);
+    }
+
+    #[test]
+    fn what_is_kept_and_not_used_makes_room_for_other_classes_and_pools() {
+        let budget = Budget::new(16 * MIB);
+        let (a, b) = (BufferPool::of(&budget, None), BufferPool::of(&budget, None));
+        let small: Vec<Buffer> = (0..200).map(|_| a.take(64 << 10).expect("memory")).collect();
+        drop(small);
+        assert!(budget.bytes() > 12 * MIB);
+        let large = a.take(8 * MIB).expect("small ones are given up");
+        drop(large);
+        let here = b.take(8 * MIB).expect("the other pool's");
+        assert!(budget.bytes() <= 16 * MIB);
+        assert_eq!(shortage(a.take(8 * MIB)), Shortage::Budget);
+        drop(here);
+        assert!(a.take(8 * MIB).is_ok());
+    }
+
+    #[test]
+    fn who_waits_is_served_before_who_comes_and_in_order() {
+        let budget = Budget::new(8 * MIB + 2 * PAGE);
+        let (a, b) = (BufferPool::of(&budget, None), BufferPool::of(&budget, None));
+        let (first, second) = (account(), account());
+        let held = a.take_for(8 * MIB, &first, None).expect("memory");
+        let (woken, wake) = counted();
+        assert_eq!(shortage(b.take_for(8 * MIB, &second, None)), Shortage::Budget);
+        let place = budget.line().join(wake);
+        drop(held);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert_eq!(shortage(a.take_for(8 * MIB, &first, None)), Shortage::Budget, "another one waits");
+        place.try_again();
+        let held = b.take_for(8 * MIB, &second, Some(&place)).expect("its turn");
+        drop(place);
+        drop(held);
+        assert!(a.take_for(8 * MIB, &first, None).is_ok());
+    }
+
+    #[test]
+    fn every_account_has_its_reserve_whatever_others_have() {
+        let budget = Budget::new(8 * MIB + 2 * PAGE);
+        let pool = BufferPool::of(&budget, None);
+        let (greedy, modest) = (account(), account());
+        let held = pool.take_for(8 * MIB, &greedy, None).expect("memory");
+        let small: Vec<Buffer> = std::iter::from_fn(|| pool.take_for(100, &modest, None).ok()).collect();
+        assert_eq!(small.len(), ACCOUNT_RESERVE_BYTES / memory_bytes(0));
+        assert_eq!(modest.bytes(), ACCOUNT_RESERVE_BYTES);
+        assert!(budget.is_overdrawn());
+        // An answer is owed, whatever there is.
+        let answer = pool.take_owed(MIB, &modest).expect("overdrawn");
+        drop((answer, small));
+        assert_eq!(budget.bytes(), 8 * MIB + 2 * PAGE, "what was overdrawn is not kept");
+        assert_eq!(modest.bytes(), 0);
+        drop(held);
+    }
+
+    #[test]
+    fn memory_outside_of_buffers_counts_as_theirs_does() {
+        let budget = Budget::new(8 * MIB + 2 * PAGE);
+        let pool = BufferPool::of(&budget, None);
+        let (group, other) = (Group::new(9 * MIB), account());
+        let answers = Account::new(group.clone(), 16 * MIB);
+        let charge = pool.charge(10 * MIB, &answers);
+        assert!(!answers.is_full() && group.is_full());
+        assert_eq!(shortage(pool.take_for(MIB, &answers, None)), Shortage::Group);
+        assert_eq!(shortage(pool.take_for(MIB, &other, None)), Shortage::Budget);
+        let (woken, wake) = counted();
+        let place = budget.line().join(wake);
+        drop(charge);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert!(!group.is_full());
+        assert!(pool.take_for(MIB, &other, Some(&place)).is_ok());
+    }
+
+    #[test]
+    fn accounts_and_groups_have_no_more_than_their_share() {
+        let pool = BufferPool::new(1 << 30);
+        let group = Group::new(24 * MIB);
+        let (a, b) = (Account::new(group.clone(), 16 * MIB), Account::new(group.clone(), 16 * MIB));
+        let held: Vec<Buffer> = std::iter::from_fn(|| pool.take_for(4 * MIB, &a, None).ok()).collect();
+        assert_eq!(held.len(), 3);
+        assert_eq!(shortage(pool.take_for(4 * MIB, &a, None)), Shortage::Account);
+        let more = pool.take_for(4 * MIB, &b, None).expect("of the group's share");
+        let other = pool.take_for(4 * MIB, &b, None).expect("of the group's share");
+        assert_eq!(shortage(pool.take_for(4 * MIB, &b, None)), Shortage::Group);
+        let (woken, wake) = counted();
+        let place = group.line().join(wake);
+        drop(other);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert!(pool.take_for(4 * MIB, &b, Some(&place)).is_ok());
+        drop((held, more));
+        assert_eq!((a.bytes(), b.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_not_needed_any_more_goes_back_to_the_kernel() {
+        let pool = BufferPool::new(1 << 30);
+        let many: Vec<Buffer> = (0..10).map(|_| pool.take(4 * MIB).expect("memory")).collect();
+        drop(many);
+        pool.trim(usize::MAX);
+        let two: Vec<Buffer> = (0..2).map(|_| pool.take(4 * MIB).expect("memory")).collect();
+        drop(two);
+        pool.trim(usize::MAX);
+        assert_eq!(pool.budget().bytes(), 2 * (4 * MIB + 2 * PAGE), "as many as were needed at once");
+        pool.trim(usize::MAX);
+        assert_eq!(pool.budget().bytes(), 0);
+    }
+
+    #[test]
+    fn nobody_waits_for_ever_while_buffers_come_back() {
+        let budget = Budget::new(2 * (MIB + 2 * PAGE));
+        let threads: Vec<_> = (0..6)
+            .map(|_| {
+                let budget = budget.clone();
+                std::thread::spawn(move || {
+                    let (pool, account) = (BufferPool::of(&budget, None), account());
+                    let thread = std::thread::current();
+                    let wake: Wake = Arc::new(move || thread.unpark());
+                    for _ in 0..300 {
+                        let mut place: Option<Place> = None;
+                        let buffer = loop {
+                            match pool.take_for(MIB, &account, place.as_ref()) {
+                                Ok(buffer) => break buffer,
+                                Err(_) if place.is_none() => {
+                                    place = Some(budget.line().join(Arc::clone(&wake)))
+                                }
+                                Err(_) => {
+                                    let began = std::time::Instant::now();
+                                    std::thread::park_timeout(std::time::Duration::from_secs(30));
+                                    assert!(began.elapsed().as_secs() < 30, "a wake-up was lost");
+                                    place.as_ref().expect("it waits").try_again();
+                                }
+                            }
+                        };
+                        drop(place);
+                        drop(buffer);
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+        assert!(budget.line().is_turn_of(None));
     }
 }

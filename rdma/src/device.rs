@@ -13,6 +13,7 @@ use rdma_sys::{
 use rustix::io::Errno;
 
 use crate::library::Library;
+use crate::pages::Pages;
 use crate::{check, last_errno};
 
 /// Tells devices apart.
@@ -33,6 +34,8 @@ pub struct Device {
     /// RDMA READs of one connection under way at once.
     pub(crate) reads_max: u8,
     has_windows: bool,
+    /// Interrupts that completions can be told by.
+    vectors: usize,
     /// Where its buffers lie best.
     pub(crate) numa_node: Option<u32>,
 }
@@ -72,11 +75,12 @@ impl Device {
             attributes
         };
         // SAFETY: the context and its device live; the name is a string within the device.
-        let (name, domain, is_iwarp) = unsafe {
+        let (name, domain, is_iwarp, vectors) = unsafe {
             let device = (*context.as_ptr()).device;
             let name = CStr::from_ptr((library.ibv_get_device_name)(device)).to_string_lossy().into_owned();
             let is_iwarp = (*device).transport_type == rdma_sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
-            (name, (library.ibv_alloc_pd)(context.as_ptr()), is_iwarp)
+            let domain = (library.ibv_alloc_pd)(context.as_ptr());
+            (name, domain, is_iwarp, (*context.as_ptr()).num_comp_vectors)
         };
         let device = Arc::new(Self {
             library,
@@ -89,6 +93,7 @@ impl Device {
             pieces_max: attributes.max_sge.max(1).cast_unsigned(),
             reads_max: attributes.max_qp_init_rd_atom.clamp(0, u8::MAX.into()) as u8,
             has_windows: attributes.device_cap_flags & WINDOWS != 0,
+            vectors: usize::try_from(vectors).unwrap_or(0),
         });
         devices.retain(|_, device| device.strong_count() > 0);
         devices.insert(key, Arc::downgrade(&device));
@@ -150,14 +155,25 @@ impl Device {
     /// Most often ENOMEM: more memory than may be locked.
     #[allow(clippy::borrowed_box, reason = "only a box promises that the block does not move")]
     pub fn register(self: &Arc<Self>, memory: &mut Box<[u8]>) -> Result<Region, Errno> {
+        // SAFETY: the device reaches the block only by work requests, which `Endpoint` makes for memory that it owns; a
+        // region of freed memory that is never named does nothing.
+        unsafe { self.register_raw(memory.as_mut_ptr(), memory.len(), self.local_access()) }
+    }
+
+    /// As [`Device::register`], of pages.
+    pub(crate) fn register_pages(self: &Arc<Self>, pages: &mut Pages) -> Result<Region, Errno> {
+        // SAFETY: as in `register`.
+        unsafe { self.register_raw(pages.as_mut_ptr(), pages.len(), self.local_access()) }
+    }
+
+    /// For memory that work requests of our own name.
+    fn local_access(&self) -> ibv_access_flags {
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         if self.is_iwarp {
             // RFC 5040: what an RDMA READ fills is named to the peer, which writes there.
             access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
         }
-        // SAFETY: the device reaches the block only by work requests, which `Endpoint` makes for buffers that it owns; a
-        // region of freed memory that is never named does nothing.
-        unsafe { self.register_raw(memory.as_mut_ptr(), memory.len(), access) }
+        access
     }
 
     /// Lets the device, and by the flags a peer, reach memory.
@@ -250,6 +266,8 @@ pub struct Notifier {
     device: Arc<Device>,
     channel: NonNull<ibv_comp_channel>,
     descriptor: Arc<OwnedFd>,
+    /// The interrupt by which its endpoints' completions are told.
+    vector: i32,
 }
 
 // SAFETY: verbs are thread-safe.
@@ -269,6 +287,15 @@ impl Notifier {
     /// # Errors
     /// Those of the device.
     pub fn new(device: &Arc<Device>) -> Result<Self, Errno> {
+        Self::of_loop(device, 0)
+    }
+
+    /// Same, for an event loop: the completions of several loops are told by different interrupts, so that no processor takes
+    /// them all.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn of_loop(device: &Arc<Device>, index: usize) -> Result<Self, Errno> {
         // SAFETY: the context lives as long as the process.
         let channel = unsafe { (device.library.ibv_create_comp_channel)(device.context()) };
         let channel = NonNull::new(channel).ok_or_else(last_errno)?;
@@ -279,7 +306,10 @@ impl Notifier {
             Ok(descriptor)
         });
         match made {
-            Ok(descriptor) => Ok(Self { device: Arc::clone(device), channel, descriptor }),
+            Ok(descriptor) => {
+                let vector = vector_of(index, device.vectors);
+                Ok(Self { device: Arc::clone(device), channel, descriptor, vector })
+            }
             Err(errno) => {
                 // SAFETY: nothing uses it.
                 unsafe { (device.library.ibv_destroy_comp_channel)(channel.as_ptr()) };
@@ -296,6 +326,10 @@ impl Notifier {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    pub(crate) fn vector(&self) -> i32 {
+        self.vector
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
@@ -337,9 +371,27 @@ impl Drop for Notifier {
     }
 }
 
+/// The vector of the event loop `index`, of so many that a device has.
+fn vector_of(index: usize, vectors: usize) -> i32 {
+    (index % vectors.max(1)) as i32
+}
+
 /// Another descriptor for the same file: what waits for it may outlive the library's own.
 pub(crate) fn duplicate(fd: i32) -> Result<Arc<OwnedFd>, Errno> {
     // SAFETY: the descriptor belongs to an object that the caller holds.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(Arc::new(rustix::io::fcntl_dupfd_cloexec(borrowed, 0)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_loops_have_vectors_of_their_own_as_far_as_a_device_has_them() {
+        let of = |vectors| (0..5).map(|index| vector_of(index, vectors)).collect::<Vec<_>>();
+        assert_eq!(of(8), [0, 1, 2, 3, 4]);
+        assert_eq!(of(2), [0, 1, 0, 1, 0]);
+        assert_eq!(of(0), [0; 5], "a device that says nothing has one");
+    }
 }

@@ -21,6 +21,7 @@ use crate::buffers::{Buffer, PAGE};
 use crate::cm::{CmKey, EventChannel, Id, Incoming, Outgoing};
 use crate::device::{Device, Notifier, Region};
 use crate::exposed::Window;
+use crate::transfers::Transfers;
 use crate::{check, last_errno};
 
 /// What an endpoint has room for.
@@ -140,7 +141,7 @@ pub struct Endpoint {
     posted: Vec<bool>,
     /// Header slots that are free.
     headers: Vec<u16>,
-    transfers: u16,
+    transfers: Transfers,
     work: Vec<Option<Work>>,
     work_free: Vec<u32>,
     held: Vec<Option<Held>>,
@@ -213,7 +214,7 @@ impl Endpoint {
                 entries,
                 context as *mut c_void,
                 notifier.channel(),
-                0,
+                notifier.vector(),
             )
         };
         let queue = NonNull::new(queue).ok_or_else(last_errno)?;
@@ -229,7 +230,7 @@ impl Endpoint {
             begin,
             posted: vec![false; sizes.receives.into()],
             headers: (0..sizes.sends).collect(),
-            transfers: 0,
+            transfers: Transfers::new(sizes.transfers, depths.0),
             work: (0..works).map(|_| None).collect(),
             work_free: (0..works as u32).collect(),
             held: Vec::new(),
@@ -426,10 +427,16 @@ impl Endpoint {
         self.work_free.len() < self.work.len()
     }
 
-    /// How many RDMA READs and WRITEs may be begun now.
+    /// How many RDMA WRITEs may be begun now.
     #[must_use]
     pub fn transfers_left(&self) -> u16 {
-        self.sizes.transfers - self.transfers
+        self.transfers.left()
+    }
+
+    /// How many RDMA READs may be begun now: no more are under way than the peer serves at once.
+    #[must_use]
+    pub fn reads_left(&self) -> u16 {
+        self.transfers.reads_left()
     }
 
     /// Sends a message: up to 32 bytes of header, then pieces, [`PIECES_MAX`] at most. Invalidates a token of the peer.
@@ -477,6 +484,9 @@ impl Endpoint {
     /// # Errors
     /// Those of the device; the connection is broken then.
     pub fn write(&mut self, piece: Piece, to: Remote) -> Result<(), Errno> {
+        if !self.transfers.begin() {
+            return Err(Errno::NOBUFS);
+        }
         let work = Work::Write { buffer: piece.buffer, length: piece.length };
         self.transfer(ibv_wr_opcode::IBV_WR_RDMA_WRITE, piece, to, work)
     }
@@ -484,8 +494,11 @@ impl Endpoint {
     /// Fills a piece from the peer's memory. `mark` comes back with the completion.
     ///
     /// # Errors
-    /// Those of the device; the connection is broken then.
+    /// NOBUFS where [`Endpoint::reads_left`] is 0; those of the device: the connection is broken then.
     pub fn read(&mut self, piece: Piece, from: Remote, mark: Option<u64>) -> Result<(), Errno> {
+        if !self.transfers.begin_read() {
+            return Err(Errno::NOBUFS);
+        }
         let work = Work::Read { buffer: piece.buffer, length: piece.length, mark };
         self.transfer(ibv_wr_opcode::IBV_WR_RDMA_READ, piece, from, work)
     }
@@ -497,14 +510,10 @@ impl Endpoint {
         remote: Remote,
         work: Work,
     ) -> Result<(), Errno> {
-        if self.transfers_left() == 0 {
-            return Err(Errno::NOBUFS);
-        }
         let mut elements = [self.element(piece)?];
         let mut request = work_request(&mut elements);
         request.opcode = opcode;
         request.wr = wr_t { rdma: rdma_t { remote_addr: remote.address, rkey: remote.token } };
-        self.transfers += 1;
         self.post(&mut request, work, &[piece.buffer])
     }
 
@@ -518,7 +527,7 @@ impl Endpoint {
         if at.checked_add(length).is_none_or(|end| end > memory.length()) {
             return Err(Errno::INVAL);
         }
-        if self.transfers_left() == 0 {
+        if !self.transfers.begin() {
             return Err(Errno::NOBUFS);
         }
         let access = ibv_access_flags::IBV_ACCESS_REMOTE_READ | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
@@ -533,7 +542,6 @@ impl Endpoint {
         request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
         request.bind_mw_tso_union =
             bind_mw_tso_union_t { bind_mw: bind_mw_t { mw: window.raw(), rkey: token, bind_info } };
-        self.transfers += 1;
         self.post(&mut request, Work::Bind, &[])?;
         window.set_token(token);
         Ok(token)
@@ -618,16 +626,16 @@ impl Endpoint {
                 Completed::Sent(mark)
             }
             Work::Bind => {
-                self.transfers -= 1;
+                self.transfers.end();
                 Completed::Bound
             }
             Work::Write { buffer, length } => {
-                self.transfers -= 1;
+                self.transfers.end();
                 self.unpost(buffer);
                 Completed::Written(length)
             }
             Work::Read { buffer, length, mark } => {
-                self.transfers -= 1;
+                self.transfers.end_read();
                 self.unpost(buffer);
                 Completed::Fetched(mark, length)
             }

@@ -5,6 +5,7 @@
 //! because each holds what it depends on.
 #![allow(unsafe_code)]
 
+mod budget;
 mod buffers;
 mod cm;
 mod device;
@@ -12,14 +13,22 @@ mod endpoint;
 mod exposed;
 mod library;
 pub mod limits;
+mod line;
+mod memory;
 mod numa;
+mod pages;
+mod transfers;
 
-pub use buffers::{BUFFER_BYTES, Buffer, BufferPool, OutOfBuffers, PAGE};
+pub use budget::{Account, Budget, Group};
+pub use buffers::{
+    BUFFER_BYTES, BUFFER_MEMORY_BYTES, Buffer, BufferPool, Charge, OutOfBuffers, PAGE, Shortage,
+};
 pub use cm::{CmEvent, CmKey, EventChannel, Incoming, Listener, NoChannel, Outgoing};
 pub use device::{Device, DeviceKey, Notifier, Region};
 pub use endpoint::{Completed, Endpoint, Failure, PIECES_MAX, Piece, Remote, Sizes};
 pub use exposed::{Exposed, Window};
 pub use library::Unavailable;
+pub use line::{Line, Place, Wake};
 
 use rustix::io::Errno;
 

@@ -170,6 +170,7 @@ impl AdminService {
             used_inodes,
             sessions: sessions as u32,
             open_files: open_files as u32,
+            requested_bytes: record.capacity_bytes,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use forebay_smb::fs::{Frame, Payload};
 
-pub use forebay_rdma::{Buffer, BufferPool, OutOfBuffers, PAGE};
+pub use forebay_rdma::{Buffer, BufferPool, Charge, OutOfBuffers, PAGE, Shortage};
 
 const _: () = assert!(forebay_rdma::BUFFER_BYTES >= forebay_smb::limits::FRAME_BYTES_MAX as usize);
 const _: () = assert!(forebay_rdma::BUFFER_BYTES >= forebay_smb::limits::IO_BYTES_MAX as usize + PAGE);
@@ -51,6 +51,10 @@ impl FrameBuffer {
 impl Frame for FrameBuffer {
     fn bytes(&self) -> &[u8] {
         self.buffer.bytes(self.start..self.start + self.length.cast_signed())
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.buffer.capacity().max(self.length)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::limits::{
     VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUMES_MAX,
 };
 use crate::metrics::PoolSpace;
-use crate::pool::{Pool, PoolError, Unserved, empty};
+use crate::pool::{Pool, PoolError, Unserved, empty, keep_reserve};
 use crate::volume::{Credential, Protection, Quota, Record};
 
 /// Why an administrator's wish is not granted.
@@ -277,7 +277,7 @@ impl Catalog {
             protection: wish.protection,
             accounts: vec![wish.credential.clone()],
             labels: wish.labels.clone(),
-            created: clock::now(),
+            created: clock::wall().0,
             serial: u32::from_le_bytes(serial),
             deleting: false,
         })?;
@@ -556,6 +556,7 @@ fn empty_trash(pool: &Pool) {
     if trash.is_empty() {
         return;
     }
+    let pool = pool.path.clone();
     let remove = move || {
         for path in trash {
             match empty(&path) {
@@ -567,6 +568,7 @@ fn empty_trash(pool: &Pool) {
                 }
             }
         }
+        keep_reserve(&pool);
     };
     if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
         warn!(%error, "deleted data will be removed at the next start");

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use crate::advertise::Advertised;
 use crate::check;
 use crate::config::{self, ADMIN_SOCKET, Bytes, Config, DEFAULT_PATH};
-use crate::daemon::{self, Exit};
+use crate::daemon::{self, DaemonError, Exit};
 use crate::log;
 
 #[derive(Debug, Parser)]
@@ -263,7 +263,26 @@ fn run(path: &Path, advertise: AdvertiseArgs) -> Exit {
     log::start(&config.log);
     match daemon::run(&config) {
         Ok(()) => Exit::Done,
-        Err(error) => fail(error.exit(), &error),
+        Err(error) => {
+            if let DaemonError::Namespace(refused) = &error
+                && let Some(text) = refused.refusal(config.instance.epoch)
+            {
+                tell_kubelet(Path::new(TERMINATION_LOG), &text);
+            }
+            fail(error.exit(), &error)
+        }
+    }
+}
+
+/// Where the kubelet takes a container's last words from (`terminationMessagePath`); it makes the file.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+
+fn tell_kubelet(path: &Path, text: &str) {
+    let written = std::fs::OpenOptions::new().write(true).truncate(true).open(path);
+    if let Err(error) = written.and_then(|mut file| file.write_all(text.as_bytes()))
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, path = %path.display(), "the kubelet is not told why");
     }
 }
 
@@ -496,6 +515,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_kubelet_is_told_where_it_has_made_a_file_for_that() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("termination-log");
+        tell_kubelet(&path, "{}");
+        assert!(!path.exists(), "outside of Kubernetes there is none");
+        std::fs::write(&path, "of an earlier start, and longer").expect("made");
+        tell_kubelet(&path, "{\"reason\":\"Superseded\"}");
+        assert_eq!(std::fs::read_to_string(&path).expect("read"), "{\"reason\":\"Superseded\"}");
+    }
+
+    #[test]
     fn the_command_line_is_consistent_and_takes_no_password() {
         Cli::command().debug_assert();
         let attempt = [
@@ -513,7 +543,7 @@ mod tests {
         assert!(Cli::try_parse_from(attempt).is_err());
         assert!(Cli::try_parse_from(&attempt[..8]).is_ok());
         let help = Cli::command().render_long_help().to_string();
-        assert!(config::OPTIONS.iter().all(|option| help.contains(option.key)));
+        assert!(config::options().all(|option| help.contains(option.key)));
     }
 
     #[test]

@@ -1,15 +1,25 @@
-//! Wall-clock time as SMB tells it: FILETIME, 100 ns since 1601 ([MS-DTYP] 2.3.3).
+//! The two clocks: one that never steps, for timeouts, and the wall clock as SMB tells it: FILETIME, 100 ns since 1601
+//! ([MS-DTYP] 2.3.3).
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_smb::time::Now;
+use forebay_smb::wire::FileTime;
 
 /// 100 ns intervals from 1601-01-01 to 1970-01-01.
 const UNIX_EPOCH_FILETIME: i128 = 116_444_736_000_000_000;
 
-/// The present time as FILETIME.
+/// The present by both clocks.
 #[must_use]
-pub fn now() -> u64 {
+pub fn now() -> Now {
+    Now { instant: Instant::now(), wall: wall() }
+}
+
+/// The present by the wall clock, which may step at any moment: for what peers and administrators see, never for a timeout.
+#[must_use]
+pub fn wall() -> FileTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    from_unix(since.as_secs().cast_signed(), since.subsec_nanos())
+    FileTime(from_unix(since.as_secs().cast_signed(), since.subsec_nanos()))
 }
 
 /// FILETIME of a Unix time; what lies outside of its range is cut to it.

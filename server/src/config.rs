@@ -1,5 +1,6 @@
-//! The configuration file: TOML, every option explained once in [`OPTIONS`], from which `--help` and the sample come.
+//! The configuration file: TOML, every option explained once in [`options`], from which `--help` and the sample come.
 
+mod dialect;
 mod instance;
 mod nvmeof;
 
@@ -12,8 +13,13 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::advertise::Advertised;
-use crate::limits::{EVENT_LOOPS_MAX, WORKERS_DEFAULT, WORKERS_MAX};
+use crate::backend::directory::Promise;
+use crate::limits::{
+    EVENT_LOOPS_MAX, MEMORY_BYTES_MIN, STALL_SECONDS_MAX, STALL_TIME_DEFAULT_MAX, WORKERS_DEFAULT,
+    WORKERS_MAX,
+};
 pub use crate::rdma::listener::Ports;
+pub use dialect::MinDialect;
 pub use instance::{InstanceAddress, InstanceSection};
 pub use nvmeof::NvmeofSection;
 
@@ -35,7 +41,7 @@ pub struct OptionHelp {
     pub help: &'static str,
 }
 
-/// Every option.
+/// Every option but those of `[pool.nvmeof]`, which [`options`] adds.
 pub const OPTIONS: &[OptionHelp] = &[
     OptionHelp {
         section: "instance",
@@ -50,6 +56,20 @@ pub const OPTIONS: &[OptionHelp] = &[
         value: "0",
         set: false,
         help: "A number that grows whenever the instance is started anew somewhere, as told by the admin API.",
+    },
+    OptionHelp {
+        section: "instance",
+        key: "cluster_uid",
+        value: "\"\"",
+        set: false,
+        help: "Which cluster the instance is of, such as the UID of the namespace kube-system: part of its reservation's key, its host NQN and the record of its pools, so that an instance of the same name in another cluster is a stranger. Change it together with a higher epoch. An operator sets it; \"\": none.",
+    },
+    OptionHelp {
+        section: "instance",
+        key: "takeover_after_s",
+        value: "0",
+        set: false,
+        help: "Seconds after which another node takes the instance over when this one is silent. Pools whose loss_time_s is not less are refused. An operator sets it; 0: unknown.",
     },
     OptionHelp {
         section: "instance",
@@ -85,6 +105,20 @@ pub const OPTIONS: &[OptionHelp] = &[
         value: "\"FOREBAY\"",
         set: false,
         help: "Name told to clients while they log in, 1 to 15 of A-Z, 0-9 and '-'.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "min_dialect",
+        value: "\"3.1.1\"",
+        set: false,
+        help: "Oldest dialect that clients may speak: \"2.0.2\", \"2.1\", \"3.0\", \"3.0.2\" or \"3.1.1\". In 3.1.1 a logon that was relayed from elsewhere is of no use. Below it, set `signing` or `encryption` to \"required\".",
+    },
+    OptionHelp {
+        section: "server",
+        key: "target_names",
+        value: "[]",
+        set: false,
+        help: "Names and addresses by which clients mount from this server, like \"server.example\". A client that says which server it means (newer kernels, Windows and smbclient do) is refused where it means another. Empty: not looked at.",
     },
     OptionHelp {
         section: "server",
@@ -126,7 +160,7 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "workers",
         value: "16",
         set: false,
-        help: "Threads for file-system calls that block (open, stat, rename, listings ...).",
+        help: "Threads for file-system calls that block, in each lane: look-ups, changes, contents.",
     },
     OptionHelp {
         section: "server",
@@ -162,6 +196,20 @@ pub const OPTIONS: &[OptionHelp] = &[
         value: "false",
         set: false,
         help: "READs over RDMA of 64 KiB and more: read what is not in the page cache past it (O_DIRECT), straight into the memory that the device sends from, where kernel (Linux 6.5) and file system can. That saves a copy, and keeps nothing for the next reader. Off until it has been measured on hardware: measure your own.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "memory",
+        value: "0",
+        set: false,
+        help: "Memory for payload: requests being received and served, data read and not yet sent, and what is kept for the next; \"4GiB\", at least 64MiB. Connections share it: where it is used up they wait, and none is ended or refused for it. One volume's clients have a quarter of it at most. 0: a quarter of the machine's memory, or of what the control group allows, from 64MiB to 16GiB. Beside it the server needs some 100 MiB, and up to 128 KiB for each connection.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "stall_timeout_s",
+        value: "120",
+        set: false,
+        help: "Seconds that a client has to take what is sent to it, and to send the rest of a request that it has begun; then its connection is ended. 1 to 3600.",
     },
     OptionHelp {
         section: "server",
@@ -275,6 +323,13 @@ pub const OPTIONS: &[OptionHelp] = &[
         set: false,
         help: "The volumes' capacities together may be so many times the pool's size.",
     },
+    OptionHelp {
+        section: "[pool]",
+        key: "write_through",
+        value: "false",
+        set: false,
+        help: "Everything is on stable storage before it is answered, as on namespaces (pool.nvmeof.write_through). Without, a power cut can take what was answered and not flushed, and Linux's client may not notice: it opens a file again by a new handle, whose flush succeeds.",
+    },
 ];
 
 /// What is wrong with a configuration, in one line that says where and what to do.
@@ -342,6 +397,10 @@ pub struct ServerSection {
     pub advertise: Vec<Advertised>,
     /// Name in NTLM target information.
     pub name: String,
+    /// The oldest dialect that is spoken.
+    pub min_dialect: MinDialect,
+    /// Names in clients' SPNs.
+    pub target_names: Vec<String>,
     /// Whether sessions must be signed.
     pub signing: Signing,
     /// Whether sessions can or must be sealed.
@@ -364,6 +423,10 @@ pub struct ServerSection {
     pub iwarp_port: u16,
     /// Whether READs over RDMA may go past the page cache.
     pub direct_reads: bool,
+    /// Memory for payload; 0 for a share of the machine's.
+    pub memory: Bytes,
+    /// Seconds that a peer may stall.
+    pub stall_timeout_s: u64,
     /// Seconds for a graceful end.
     pub drain_timeout_s: u64,
 }
@@ -374,6 +437,8 @@ impl Default for ServerSection {
             listen: vec![SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 445))],
             advertise: Vec::new(),
             name: "FOREBAY".to_owned(),
+            min_dialect: MinDialect::default(),
+            target_names: Vec::new(),
             signing: Signing::default(),
             encryption: Encryption::default(),
             max_io: Bytes(8 << 20),
@@ -385,12 +450,22 @@ impl Default for ServerSection {
             rdma_port: Ports::default().rdma,
             iwarp_port: Ports::default().iwarp,
             direct_reads: false,
+            memory: Bytes(0),
+            stall_timeout_s: STALL_TIME_DEFAULT_MAX.as_secs(),
             drain_timeout_s: 30,
         }
     }
 }
 
 impl ServerSection {
+    /// Whether a session whose logon was relayed can be of use: its requests need no key.
+    #[must_use]
+    pub fn may_be_relayed(&self) -> bool {
+        self.min_dialect != MinDialect::Smb311
+            && self.signing != Signing::Required
+            && self.encryption != Encryption::Required
+    }
+
     /// Time for a graceful end.
     #[must_use]
     pub fn drain_time_max(&self) -> Duration {
@@ -485,6 +560,9 @@ pub struct PoolSection {
     /// Capacities may add up to so many times the pool's size.
     #[serde(default = "one")]
     pub overcommit: f64,
+    /// Every operation is on stable storage before it is answered. On a namespace `nvmeof.write_through` decides.
+    #[serde(default)]
+    pub write_through: bool,
     /// `[pool.nvmeof]`: the directory is the mount point of a namespace.
     #[serde(default)]
     pub nvmeof: Option<NvmeofSection>,
@@ -492,6 +570,15 @@ pub struct PoolSection {
 
 fn one() -> f64 {
     1.0
+}
+
+impl PoolSection {
+    /// What clients of this pool's volumes may rely on.
+    #[must_use]
+    pub fn promise(&self) -> Promise {
+        let at_reply = self.nvmeof.as_ref().map_or(self.write_through, |nvmeof| nvmeof.write_through);
+        if at_reply { Promise::AtReply } else { Promise::AtFlush }
+    }
 }
 
 /// `server.signing`
@@ -673,6 +760,12 @@ impl Config {
         if !(1..=WORKERS_MAX).contains(&s.workers) {
             return server("workers", &format!("must be from 1 to {WORKERS_MAX}"));
         }
+        if s.memory.0 != 0 && s.memory.0 < MEMORY_BYTES_MIN {
+            return server("memory", "must be at least 64MiB; 0 means a quarter of the machine's memory");
+        }
+        if !(1..=STALL_SECONDS_MAX).contains(&s.stall_timeout_s) {
+            return server("stall_timeout_s", &format!("must be from 1 to {STALL_SECONDS_MAX}"));
+        }
         self.check_admin()?;
         self.instance.check().map_err(|(key, message)| ("instance", 0, key, message))?;
         for address in &self.instance.addresses {
@@ -721,6 +814,12 @@ impl Config {
                 return bad("overcommit", "must be a number from 0 to 1000");
             }
             if let Some(nvmeof) = &pool.nvmeof {
+                if pool.write_through {
+                    return bad(
+                        "write_through",
+                        "is for pools in directories: set pool.nvmeof.write_through",
+                    );
+                }
                 let before = self.pool[..nth].iter().filter(|pool| pool.nvmeof.is_some()).count();
                 let wrong = nvmeof.check(&self.instance);
                 wrong.map_err(|(key, message)| ("pool.nvmeof", before, key, message))?;
@@ -808,10 +907,15 @@ pub fn sample() -> String {
          # Check changes with `forebay-server check-config`.\n",
     );
     let mut section = "";
-    for option in OPTIONS {
+    for option in options() {
         if option.section != section {
             section = option.section;
-            let _ = write!(text, "\n[{section}]\n");
+            if section == nvmeof::SECTION {
+                text.push_str("\n# Only for a pool on an NVMe-oF namespace (docs/nvmeof.md); the section follows its [[pool]].\n");
+                let _ = writeln!(text, "# [{section}]");
+            } else {
+                let _ = write!(text, "\n[{section}]\n");
+            }
         } else {
             text.push('\n');
         }
@@ -824,11 +928,16 @@ pub fn sample() -> String {
     text
 }
 
+/// Every option of every section, in the order of the sample.
+pub fn options() -> impl Iterator<Item = &'static OptionHelp> {
+    OPTIONS.iter().chain(nvmeof::OPTIONS)
+}
+
 /// The options for `--help`.
 #[must_use]
 pub fn help() -> String {
     let mut text = String::from("Options of the configuration file (TOML):\n");
-    for option in OPTIONS {
+    for option in options() {
         let _ = write!(
             text,
             "\n  {}.{} = {}\n",
@@ -875,6 +984,7 @@ mod tests {
         // Commented-out values are the defaults: with the comments taken off, the same comes out.
         let all: String = sample()
             .lines()
+            .take_while(|line| *line != "# [pool.nvmeof]")
             .map(|line| match line.strip_prefix("# ") {
                 Some(option) if OPTIONS.iter().any(|o| option.starts_with(&format!("{} = ", o.key))) => {
                     option
@@ -884,7 +994,56 @@ mod tests {
             .fold(String::new(), |text, line| text + line + "\n");
         let explicit = Config::parse("sample", &all).expect("the defaults are right");
         assert_eq!(format!("{explicit:?}"), format!("{config:?}"));
-        assert!(OPTIONS.iter().all(|o| help().contains(o.key) && o.help.len() > 10));
+        assert!(options().all(|o| help().contains(o.key) && o.help.len() > 10));
+    }
+
+    /// The keys that the parser accepts in a section, read from its answer to a key that does not exist.
+    fn accepted_keys(section: &str) -> std::collections::BTreeSet<String> {
+        let text = match section {
+            "" => "no_such_key = 1\n".to_owned(),
+            "pool" => "[[pool]]\nno_such_key = 1\n".to_owned(),
+            "pool.nvmeof" => "[[pool]]\n[pool.nvmeof]\nno_such_key = 1\n".to_owned(),
+            section => format!("[{section}]\nno_such_key = 1\n"),
+        };
+        let message = error(&text);
+        let (_, expected) = message.split_once("expected ").expect("the error lists the keys");
+        expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_key_that_the_parser_accepts_is_explained() {
+        let mut sections = accepted_keys("");
+        assert!(sections.contains("pool") && sections.contains("server"), "{sections:?}");
+        sections.insert("pool.nvmeof".to_owned());
+        for section in sections {
+            let explained: std::collections::BTreeSet<String> = options()
+                .filter(|option| option.section.trim_matches(['[', ']']) == section)
+                .map(|option| option.key.to_owned())
+                .collect();
+            let mut accepted = accepted_keys(&section);
+            // A section of its own.
+            accepted.remove("nvmeof");
+            assert_eq!(explained, accepted, "[{section}]");
+        }
+    }
+
+    #[test]
+    fn the_sample_of_a_namespace_is_one_of_the_defaults() {
+        let text: String = sample()
+            .lines()
+            .skip_while(|line| *line != "# [pool.nvmeof]")
+            .filter_map(|line| {
+                let line = line.strip_prefix("# ")?;
+                let option = nvmeof::OPTIONS.iter().any(|o| line.starts_with(&format!("{} = ", o.key)));
+                (option || line == "[pool.nvmeof]").then(|| format!("{line}\n"))
+            })
+            .collect();
+        let head = "[instance]\nname = \"a\"\nepoch = 1\n[[pool]]\nname = \"p\"\npath = \"/p\"\n".to_owned();
+        let least: String =
+            text.lines().filter(|line| nvmeof::is_required(line)).fold(String::new(), |t, l| t + l + "\n");
+        let explicit = Config::parse("sample", &(head.clone() + &text)).expect("the sample is right");
+        let least = Config::parse("sample", &(head + &least)).expect("the required keys are enough");
+        assert_eq!(format!("{explicit:?}"), format!("{least:?}"));
     }
 
     #[test]

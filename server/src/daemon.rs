@@ -31,12 +31,13 @@ use crate::interfaces;
 use crate::io::Waker;
 use crate::io::readiness::Readiness;
 use crate::io::uring::{self, Unavailable, Uring};
-use crate::io::workers::Workers;
+use crate::lanes::Lanes;
 use crate::life::Life;
 use crate::limits::{
     ADMIN_FINISH_TIME_MAX, ADMIN_KEEPALIVE_INTERVAL, ADMIN_REQUEST_BYTES_MAX, ADMIN_STREAMS_MAX,
-    BUFFER_BYTES_MAX, LISTEN_BACKLOG, RETURN_PAUSE, RETURN_TIME, RETURNING_MAX,
+    LISTEN_BACKLOG, RETURN_PAUSE, RETURN_TIME, RETURNING_MAX,
 };
+use crate::memory::{self, Memory};
 use crate::metrics::{Metrics, PoolSpace};
 use crate::namespace::{self, NamespaceError};
 use crate::pool::{self, Pool, PoolError};
@@ -204,12 +205,20 @@ fn serve(
     // Who comes from now on waits for a moment, until connections are accepted.
     addresses.take()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
-    let started = clock::now();
+    if config.server.may_be_relayed() {
+        warn!(
+            "clients of dialects before 3.1.1 are served unsigned: who sits between can use their logons; \
+             raise server.min_dialect, or set server.signing or server.encryption to \"required\""
+        );
+    }
+    let started = clock::wall().0;
     let instance = random_instance().map_err(system("asking for randomness"))?;
     let server = Server::new(ServerConfig {
         guid: guid.to_bytes_le(),
         server_name: config.server.name.clone(),
         started,
+        min_dialect: config.server.min_dialect.wire(),
+        target_names: config.server.target_names.clone(),
         signing_required: config.server.signing == Signing::Required,
         encryption: match config.server.encryption {
             Encryption::Off => WireEncryption::Off,
@@ -228,13 +237,19 @@ fn serve(
     let loops = Loops::new(inboxes.clone());
     let catalog = Arc::new(Catalog::new(pools, Arc::clone(&server), loops.clone()));
     let io_engine = if use_uring { "io_uring" } else { "readiness" };
-    let metrics = Metrics::new(io_engine, pool_spaces(&catalog), namespaces.clone());
-    let workers = Arc::new(Workers::start(config.server.workers).map_err(system("starting threads"))?);
+    let lanes = Arc::new(Lanes::start(config.server.workers).map_err(system("starting threads"))?);
+    let queues = lanes.queues().clone();
+    let metrics = Metrics::new(io_engine, queues, pool_spaces(&catalog), namespaces.clone());
+    let memory = Arc::new(Memory::new(memory::bytes_max(config.server.memory.0)));
+    metrics.memory_bytes_max(memory.budget().bytes_max());
+    info!(bytes = memory.budget().bytes_max(), "memory for payload (server.memory)");
     let shared = Shared {
         server: Arc::clone(&server),
         loops: loops.clone(),
-        workers,
-        buffers: BufferPool::default(),
+        lanes,
+        buffers: BufferPool::of(memory.budget(), None),
+        memory,
+        stall_time_max: Duration::from_secs(config.server.stall_timeout_s),
         metrics: Arc::clone(&metrics),
         direct_reads: config.server.direct_reads,
     };
@@ -393,7 +408,6 @@ fn start_loops(
     use_uring: bool,
     ended: &mpsc::UnboundedSender<()>,
 ) -> Result<Vec<JoinHandle<LoopEnd>>, DaemonError> {
-    let bytes_max = BUFFER_BYTES_MAX / inboxes.len();
     let start = |(index, inbox): (usize, &Inbox)| {
         // Sent when it is dropped, also by a panic.
         struct Ended(mpsc::UnboundedSender<()>);
@@ -403,17 +417,17 @@ fn start_loops(
             }
         }
         let mut shared = shared.clone();
-        shared.buffers = BufferPool::new(bytes_max);
+        shared.buffers = BufferPool::of(shared.memory.budget(), None);
         let (waker, ended) = (inbox.waker(), Ended(ended.clone()));
         std::thread::Builder::new().name(format!("loop-{index}")).spawn(move || {
             let _ended = ended;
             if use_uring {
-                match Uring::new(waker.clone()) {
+                match Uring::new(waker.clone(), shared.lanes.queues().clone()) {
                     Ok(engine) => return EventLoop::new(engine, shared, index).run(),
                     Err(reason) => warn!(%reason, "no ring for this event loop: using epoll and threads"),
                 }
             }
-            let engine = Readiness::new(waker, Arc::clone(&shared.workers))?;
+            let engine = Readiness::new(waker, shared.lanes.queues().clone())?;
             EventLoop::new(engine, shared, index).run()
         })
     };

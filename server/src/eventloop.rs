@@ -1,7 +1,10 @@
 //! The event loop: one thread, its engine and its connections.
 //!
-//! It owns its connections outright: nothing on the way of a READ or WRITE is shared with another thread. What comes
-//! from elsewhere (new sockets, answers of worker threads, mail between connections) comes through the loop's inbox.
+//! It owns its connections outright: a READ or WRITE takes no lock that another loop takes; what loops share on its way are
+//! counters (`metrics`). What comes from elsewhere (new sockets, answers of lanes, mail between connections) comes through the
+//! loop's inbox.
+
+mod turn;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -13,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use forebay_smb::engine::{Connection, ConnectionId, Disconnect, Event, Mail, Server};
 use forebay_smb::fs::{FsOp, FsOpKind, FsReply, FsResult, OpId};
+use forebay_smb::limits::PINNED_BYTES_PER_CONNECTION_MAX;
 use forebay_smb::status::NtStatus;
+use forebay_smb::time::Now;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
 
@@ -21,13 +26,14 @@ use crate::backend::directory::OpenFile;
 use crate::backend::{self, directory, errno::status};
 use crate::buffers::{BufferPool, FrameBuffer, ReadBuffer};
 use crate::clock;
-use crate::io::workers::Workers;
 use crate::io::{Completion, Engine, Operation, PastCache, Purpose, Token, Waker};
+use crate::lanes::{ClosesElsewhere, Lane, Lanes, Origin, Share};
 use crate::limits::{
-    AUTHENTICATION_TIME_MAX, BUFFER_BYTES_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX,
-    DIRECT_READ_BYTES_MIN, FAREWELL_TIME_MAX, FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX,
-    SEND_QUEUE_BYTES_MAX, SEND_STALL_TIME_MAX, WRITE_BYTES_IN_FLIGHT_MAX,
+    AUTHENTICATION_TIME_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, DIRECT_READ_BYTES_MIN,
+    FAREWELL_TIME_MAX, FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, TRIM_BYTES_MAX,
+    WRITE_BYTES_IN_FLIGHT_MAX,
 };
+use crate::memory::{Allowance, Memory};
 use crate::metrics::Metrics;
 use crate::namespace;
 use crate::rdma::{self, Rdma};
@@ -41,8 +47,8 @@ const TICK: Duration = Duration::from_millis(500);
 pub enum Note {
     /// A connection that was accepted.
     Accepted(Arrival, SocketAddr),
-    /// A worker's answer.
-    Answered(ConnectionId, OpId, FsResult),
+    /// The answer from a lane.
+    Answered(ConnectionId, Lane, OpId, FsResult),
     /// It is known how the file of a READ is read past the page cache, and the READ can go on.
     Prepared(ConnectionId, FsOp),
     /// From another connection or an administrator.
@@ -162,9 +168,13 @@ pub struct Shared {
     /// All loops.
     pub loops: Loops,
     /// Threads for what blocks.
-    pub workers: Arc<Workers>,
-    /// Buffers of this loop; answers of workers come in them too.
+    pub lanes: Arc<Lanes>,
+    /// The memory for payload of the whole process.
+    pub memory: Arc<Memory>,
+    /// Buffers of this loop; answers from lanes come in them too.
     pub buffers: BufferPool,
+    /// Time a peer has to take what is being sent, and to send the rest of a frame.
+    pub stall_time_max: Duration,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Whether READs over RDMA may go past the page cache.
@@ -178,13 +188,22 @@ struct Client {
     protocol: Connection,
     accepted: Instant,
     authenticated: bool,
-    /// READs that wait for earlier ones to be sent.
+    /// Where its buffers come from.
+    memory: Allowance,
+    /// READs that wait for earlier ones to be sent, for memory or for their turn.
     reads_waiting: VecDeque<FsOp>,
+    /// WRITEs that wait for memory or for their turn.
+    writes_waiting: VecDeque<FsOp>,
+    /// What it waits for others to have done.
+    queued: turn::Queued,
     /// WRITEs whose data are being fetched from the peer's memory.
     fetching: HashMap<OpId, FsOpKind>,
     read_bytes: u64,
     write_bytes: u64,
+    /// Operations that are not answered, but for those that wait in `lanes` or `reads_waiting`.
     ops: usize,
+    /// What it has in the lanes, and what waits for room there.
+    lanes: Share<FsOp>,
     closing: bool,
     /// Nothing more is sent; until then what still comes is taken to nowhere, so that the peer sees the last answers.
     leaving: Option<Instant>,
@@ -192,7 +211,7 @@ struct Client {
 
 /// What carries a client's frames.
 enum Link {
-    Tcp(TcpLink),
+    Tcp(Box<TcpLink>),
     SmbDirect(Box<SmbDirect>),
 }
 
@@ -215,14 +234,6 @@ impl Link {
 }
 
 impl Client {
-    /// Where buffers for its payload come from.
-    fn buffers<'a>(&'a self, shared: &'a Shared) -> &'a BufferPool {
-        match &self.link {
-            Link::Tcp(_) => &shared.buffers,
-            Link::SmbDirect(link) => link.buffers(),
-        }
-    }
-
     fn token(&self, purpose: Purpose) -> Token {
         Token { connection: self.id.0, purpose }
     }
@@ -236,7 +247,9 @@ impl Client {
     fn is_held_back(&self) -> bool {
         self.link.bytes() > SEND_QUEUE_BYTES_MAX
             || self.write_bytes > WRITE_BYTES_IN_FLIGHT_MAX
-            || self.ops + self.reads_waiting.len() > FS_OPS_IN_FLIGHT_MAX
+            || self.protocol.pinned_bytes() > PINNED_BYTES_PER_CONNECTION_MAX
+            || self.ops + self.reads_waiting.len() + self.writes_waiting.len() > FS_OPS_IN_FLIGHT_MAX
+            || self.lanes.is_waiting()
     }
 }
 
@@ -254,6 +267,8 @@ pub struct EventLoop<E> {
     rdma: Option<Rdma>,
     draining: Option<Instant>,
     last_tick: Instant,
+    /// Who goes on in the next turn, and who waits for memory.
+    turn: turn::Turn,
     done: Vec<Completion>,
 }
 
@@ -262,6 +277,7 @@ impl<E: Engine> EventLoop<E> {
     #[must_use]
     pub fn new(engine: E, shared: Shared, index: usize) -> Self {
         let inbox = shared.loops.0[index].clone();
+        let inbox_waker = inbox.waker();
         Self {
             engine,
             shared,
@@ -273,6 +289,7 @@ impl<E: Engine> EventLoop<E> {
             rdma: None,
             draining: None,
             last_tick: Instant::now(),
+            turn: turn::Turn::new(inbox_waker),
             done: Vec::new(),
         }
     }
@@ -281,7 +298,13 @@ impl<E: Engine> EventLoop<E> {
     ///
     /// # Errors
     /// The engine is broken.
-    pub fn run(mut self) -> Result<(), Errno> {
+    pub fn run(self) -> Result<(), Errno> {
+        // Dropped after the clients, with which files are closed.
+        let _elsewhere = ClosesElsewhere::on_this_thread(self.shared.lanes.queues());
+        self.turns()
+    }
+
+    fn turns(mut self) -> Result<(), Errno> {
         while self.draining.is_none() || !self.clients.is_empty() {
             self.turn()?;
         }
@@ -290,8 +313,9 @@ impl<E: Engine> EventLoop<E> {
 
     fn turn(&mut self) -> Result<(), Errno> {
         let mut done = std::mem::take(&mut self.done);
-        self.engine.wait(TICK, &mut done)?;
+        self.engine.wait(self.turn.time_max(TICK), &mut done)?;
         let now = clock::now();
+        self.go_on(now);
         for completion in done.drain(..) {
             self.completed(now, completion);
         }
@@ -299,25 +323,30 @@ impl<E: Engine> EventLoop<E> {
         for note in self.inbox.take() {
             self.noted(now, note);
         }
-        if self.shared.server.has_mail() {
-            self.shared.loops.route(&self.shared.server);
-        }
-        if self.last_tick.elapsed() >= TICK || self.draining.is_some() {
+        let ticks = self.last_tick.elapsed() >= TICK || self.draining.is_some();
+        self.serve_short(now, ticks);
+        if ticks {
             self.last_tick = Instant::now();
             self.tick(now);
+        }
+        // Last: whatever this turn has caused is delivered before the loop waits.
+        if self.shared.server.has_mail() {
+            self.shared.loops.route(&self.shared.server);
         }
         Ok(())
     }
 
-    fn noted(&mut self, now: u64, note: Note) {
+    fn noted(&mut self, now: Now, note: Note) {
         match note {
             Note::Accepted(Arrival::Socket(socket), peer) => self.accepted(now, socket, peer),
             Note::Accepted(Arrival::Rdma(incoming), peer) => self.accepted_rdma(now, incoming, peer),
-            Note::Answered(id, op, result) => self.with(now, id.0, |this, client| {
+            Note::Answered(id, lane, op, result) => self.with(now, id.0, |this, client| {
+                client.lanes.ended(lane);
                 client.ops -= 1;
                 this.answer(now, client, op, result)
             }),
             Note::Prepared(id, op) => self.with(now, id.0, |_, client| {
+                client.lanes.ended(Lane::Data);
                 client.ops -= 1;
                 client.reads_waiting.push_back(op);
                 Ok(())
@@ -330,22 +359,23 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    fn accepted(&mut self, now: u64, socket: OwnedFd, peer: SocketAddr) {
+    fn accepted(&mut self, now: Now, socket: OwnedFd, peer: SocketAddr) {
         let socket = Arc::new(socket);
         if self.draining.is_some() || prepare(&socket).and_then(|()| self.engine.adopt(&socket)).is_err() {
             return self.turned_away();
         }
         let id = self.next_id();
-        self.admit(now, id, peer, Link::Tcp(TcpLink::new(socket)));
+        let buffers = self.shared.buffers.clone();
+        self.admit(now, id, peer, Link::Tcp(Box::new(TcpLink::new(socket))), buffers);
     }
 
-    fn accepted_rdma(&mut self, now: u64, incoming: forebay_rdma::Incoming, peer: SocketAddr) {
+    fn accepted_rdma(&mut self, now: Now, incoming: forebay_rdma::Incoming, peer: SocketAddr) {
         if self.draining.is_some() {
             return self.turned_away();
         }
         let id = self.next_id();
         match self.let_in(id, incoming, peer) {
-            Ok(link) => self.admit(now, id, peer, Link::SmbDirect(Box::new(link))),
+            Ok((link, buffers)) => self.admit(now, id, peer, Link::SmbDirect(Box::new(link)), buffers),
             Err(reason) => {
                 warn!(%peer, reason, "a connection over RDMA could not be accepted");
                 self.turned_away();
@@ -358,19 +388,18 @@ impl<E: Engine> EventLoop<E> {
         id: ConnectionId,
         incoming: forebay_rdma::Incoming,
         peer: SocketAddr,
-    ) -> Result<SmbDirect, String> {
+    ) -> Result<(SmbDirect, BufferPool), String> {
         if self.rdma.is_none() {
-            let bytes_max = BUFFER_BYTES_MAX / self.shared.loops.0.len();
-            let rdma = Rdma::new(bytes_max)?;
+            let rdma = Rdma::new(self.shared.memory.budget().clone(), self.index)?;
             self.watch(rdma.events());
             self.rdma = Some(rdma);
         }
         let rdma = self.rdma.as_mut().expect("it was just made");
-        let (link, watched) = rdma.accept(id.0, incoming, peer)?;
+        let (link, buffers, watched) = rdma.accept(id.0, incoming, peer)?;
         if let Some(descriptor) = watched {
             self.watch(descriptor);
         }
-        Ok(link)
+        Ok((link, buffers))
     }
 
     fn watch(&mut self, descriptor: Arc<OwnedFd>) {
@@ -379,16 +408,18 @@ impl<E: Engine> EventLoop<E> {
     }
 
     /// Events and completions of RDMA are there.
-    fn rdma_ready(&mut self, now: u64) {
+    fn rdma_ready(&mut self, now: Now) {
         let Some(rdma) = &mut self.rdma else { return };
         for (id, event) in rdma.take() {
             self.with(now, id, |this, client| {
                 let Link::SmbDirect(link) = &mut client.link else { return Ok(()) };
                 match event {
                     rdma::Event::Established => link.established(Instant::now()),
-                    rdma::Event::Ready => link.ready(Instant::now(), &this.shared.metrics),
+                    rdma::Event::Ready => {
+                        link.ready(Instant::now(), &this.shared.metrics, &mut client.memory)
+                    }
                     rdma::Event::Ended(reason) => {
-                        Err(link.lost(Instant::now(), &this.shared.metrics, reason))
+                        Err(link.lost(Instant::now(), &this.shared.metrics, &mut client.memory, reason))
                     }
                 }
             });
@@ -407,7 +438,7 @@ impl<E: Engine> EventLoop<E> {
         id
     }
 
-    fn admit(&mut self, now: u64, id: ConnectionId, peer: SocketAddr, link: Link) {
+    fn admit(&mut self, now: Now, id: ConnectionId, peer: SocketAddr, link: Link, buffers: BufferPool) {
         let entropy = Box::new(|bytes: &mut [u8]| {
             getrandom::fill(bytes).expect("the kernel has randomness once it has booted");
         });
@@ -427,11 +458,15 @@ impl<E: Engine> EventLoop<E> {
             protocol,
             accepted: Instant::now(),
             authenticated: false,
+            memory: Allowance::new(buffers, self.shared.memory.stranger(), self.turn.wake()),
             reads_waiting: VecDeque::new(),
+            writes_waiting: VecDeque::new(),
+            queued: turn::Queued::default(),
             fetching: HashMap::new(),
             read_bytes: 0,
             write_bytes: 0,
             ops: 0,
+            lanes: Share::default(),
             closing: false,
             leaving: None,
         };
@@ -442,7 +477,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     /// Too many that do not log in: the oldest goes, so that whoever holds connections open keeps nobody else out.
-    fn make_room(&mut self, now: u64) {
+    fn make_room(&mut self, now: Now) {
         let max = CONNECTIONS_UNAUTHENTICATED_MAX.div_ceil(self.shared.loops.0.len());
         if self.unauthenticated.len() > max
             && let Some(oldest) = self.unauthenticated.pop_first()
@@ -455,25 +490,32 @@ impl<E: Engine> EventLoop<E> {
     /// Does something with a client, and then all that follows from it.
     fn with(
         &mut self,
-        now: u64,
+        now: Now,
         id: u64,
         act: impl FnOnce(&mut Self, &mut Client) -> Result<(), Disconnect>,
     ) {
         // Taken out of the table so that it and the loop can be changed together.
         let Some(mut client) = self.clients.remove(&id) else { return };
+        client.memory.begin();
         let result = act(self, &mut client).and_then(|()| self.pump(now, &mut client));
         if let Err(disconnect) = result {
             self.close(now, &mut client, disconnect.0);
         }
+        client.memory.settle();
         if client.closing && self.is_over(&client) {
             self.removed(&client);
         } else {
+            self.turn.note_short(&mut client, &self.shared.metrics);
             self.clients.insert(id, client);
         }
     }
 
     fn is_over(&self, client: &Client) -> bool {
-        client.protocol.is_finished() && client.leaving.is_none() && client.ops == 0 && client.link.is_idle()
+        client.protocol.is_finished()
+            && client.leaving.is_none()
+            && client.ops == 0
+            && !client.lanes.is_waiting()
+            && client.link.is_idle()
     }
 
     fn removed(&mut self, client: &Client) {
@@ -490,7 +532,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     /// Handles frames, begins operations and sends, until nothing more can be done now.
-    fn pump(&mut self, now: u64, client: &mut Client) -> Result<(), Disconnect> {
+    fn pump(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
         loop {
             self.drain_effects(now, client)?;
             if client.closing {
@@ -506,7 +548,7 @@ impl<E: Engine> EventLoop<E> {
                 }
                 break;
             }
-            if client.is_held_back() || self.draining.is_some() {
+            if client.is_held_back() || self.draining.is_some() || !client.memory.has_room() {
                 break;
             }
             match self.next_frame(client)? {
@@ -521,14 +563,15 @@ impl<E: Engine> EventLoop<E> {
     fn next_frame(&mut self, client: &mut Client) -> Result<Option<FrameBuffer>, Disconnect> {
         let frame_bytes_max = client.protocol.frame_bytes_max();
         let link = match &mut client.link {
-            Link::SmbDirect(link) => return link.next(frame_bytes_max),
+            Link::SmbDirect(link) => return link.next(frame_bytes_max, &mut client.memory),
             Link::Tcp(link) => link,
         };
         if link.receiver.is_waiting() {
             return Ok(None);
         }
-        match link.receiver.next(frame_bytes_max, &self.shared.buffers)? {
+        match link.receiver.next(frame_bytes_max, &mut client.memory)? {
             Received::Frame(frame) => Ok(Some(frame)),
+            Received::Short => Ok(None),
             Received::More => {
                 self.receive(client)?;
                 Ok(None)
@@ -538,7 +581,7 @@ impl<E: Engine> EventLoop<E> {
 
     fn receive(&mut self, client: &mut Client) -> Result<(), Disconnect> {
         if let Link::Tcp(link) = &mut client.link
-            && let Some(operation) = link.receiver.operation(&link.socket, &self.shared.buffers)?
+            && let Some(operation) = link.receiver.operation(&link.socket, &client.memory)?
         {
             self.engine.submit(client.token(Purpose::Receive), operation);
         }
@@ -554,7 +597,7 @@ impl<E: Engine> EventLoop<E> {
         self.receive(client)
     }
 
-    fn frame(&mut self, now: u64, client: &mut Client, mut frame: FrameBuffer) -> Result<(), Disconnect> {
+    fn frame(&mut self, now: Now, client: &mut Client, mut frame: FrameBuffer) -> Result<(), Disconnect> {
         let unsealed = client.protocol.unseal(frame.bytes_mut())?;
         let frame = match &unsealed {
             Some(unsealed) => frame.narrow(unsealed.range.clone()),
@@ -563,7 +606,7 @@ impl<E: Engine> EventLoop<E> {
         client.protocol.handle(now, Arc::new(frame), unsealed.as_ref())
     }
 
-    fn drain_effects(&mut self, now: u64, client: &mut Client) -> Result<(), Disconnect> {
+    fn drain_effects(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
         loop {
             while let Some(event) = client.protocol.poll_event() {
                 self.event(now, client, &event);
@@ -573,8 +616,8 @@ impl<E: Engine> EventLoop<E> {
                     continue;
                 }
                 match &mut client.link {
-                    Link::Tcp(link) => link.push(transmit, &self.shared.buffers)?,
-                    Link::SmbDirect(link) => link.push(transmit, &self.shared.metrics)?,
+                    Link::Tcp(link) => link.push(transmit, &client.memory)?,
+                    Link::SmbDirect(link) => link.push(transmit, &self.shared.metrics, &client.memory)?,
                 }
             }
             let mut begun = false;
@@ -588,14 +631,25 @@ impl<E: Engine> EventLoop<E> {
                 begun = true;
                 self.fetched(now, client, op, frame)?;
             }
+            begun |= self.write_waiting(now, client)?;
+            begun |= client.closing && self.give_up_reads(now, client)?;
             if !begun {
                 break;
             }
         }
         // READs wait while enough is on its way: buffers stay few and in the cache.
-        while client.read_bytes + client.link.bytes() < READ_AHEAD_BYTES_MAX || client.closing {
+        while client.read_bytes + client.link.bytes() < READ_AHEAD_BYTES_MAX
+            && !client.reads_waiting.is_empty()
+            && self.turn.has_room(client)
+        {
             let Some(op) = client.reads_waiting.pop_front() else { break };
-            self.read(now, client, op)?;
+            if let Some(op) = self.read(client, op)? {
+                client.reads_waiting.push_front(op);
+                break;
+            }
+        }
+        while let Some((lane, op)) = client.lanes.next(self.shared.lanes.queues()) {
+            self.run_in(client, lane, op);
         }
         if client.closing {
             return Ok(());
@@ -618,7 +672,7 @@ impl<E: Engine> EventLoop<E> {
     /// What a WRITE is to write has come from the peer's memory: from here on it is like any other.
     fn fetched(
         &mut self,
-        now: u64,
+        now: Now,
         client: &mut Client,
         op: OpId,
         mut frame: FrameBuffer,
@@ -635,44 +689,18 @@ impl<E: Engine> EventLoop<E> {
         self.begin(now, client, FsOp { id: op, kind })
     }
 
-    /// Begins an operation with the file system: contents of files on the engine, all else on a worker.
-    fn begin(&mut self, now: u64, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
+    /// Begins an operation with the file system: contents of files on the engine, all else in a lane.
+    fn begin(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
         match op.kind {
             FsOpKind::Read { .. } => client.reads_waiting.push_back(op),
-            FsOpKind::Write { handle, offset, frame, range, write_through } => {
-                let file = match directory::file(&handle) {
-                    Ok(file) if directory::data::writes_directly(&file, offset, range.len()) => file,
-                    _ => {
-                        let kind = FsOpKind::Write { handle, offset, frame, range, write_through };
-                        self.work(client, FsOp { id: op.id, kind });
-                        return Ok(());
-                    }
-                };
-                client.ops += 1;
-                client.write_bytes += range.len() as u64;
-                let durable = write_through || file.write_through();
-                let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
-                self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
+            FsOpKind::Write { .. } | FsOpKind::WriteRemote { .. } => {
+                client.write_bytes += written_bytes(&op.kind);
+                client.writes_waiting.push_back(op);
             }
-            FsOpKind::WriteRemote { ref source, length, .. } => {
-                let Link::SmbDirect(link) = &mut client.link else {
-                    return Err(Disconnect("a peer's memory where there is no RDMA"));
-                };
-                if link.fetch(op.id, source, length).is_err() {
-                    return self.answer(now, client, op.id, Err(NtStatus::INSUFFICIENT_RESOURCES));
-                }
-                client.ops += 1;
-                client.write_bytes += u64::from(length);
-                client.fetching.insert(op.id, op.kind);
+            // Too much waits to be closed: this one is answered when its turn has come.
+            FsOpKind::Close { .. } if self.shared.lanes.queues().closes_are_late() => {
+                self.work(client, op);
             }
-            FsOpKind::Flush { handle } => match directory::file(&handle) {
-                Ok(file) if file.flush_is_fsync() => {
-                    client.ops += 1;
-                    self.engine
-                        .submit(client.token(Purpose::File(op.id, Instant::now())), Operation::Sync { file });
-                }
-                _ => self.work(client, FsOp { id: op.id, kind: FsOpKind::Flush { handle } }),
-            },
             // What the kernel has in memory needs no other thread.
             kind => match backend::execute_cached(kind) {
                 Ok(result) => self.answer(now, client, op.id, result)?,
@@ -682,7 +710,41 @@ impl<E: Engine> EventLoop<E> {
         Ok(())
     }
 
-    fn read(&mut self, now: u64, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
+    /// Begins a WRITE. It comes back where there is no memory for it.
+    fn write(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
+        match op.kind {
+            FsOpKind::Write { handle, offset, frame, range, write_through } => {
+                let file = match directory::file(&handle) {
+                    Ok(file) if directory::data::writes_directly(&file, offset, range.len()) => file,
+                    _ => {
+                        client.write_bytes -= range.len() as u64;
+                        let kind = FsOpKind::Write { handle, offset, frame, range, write_through };
+                        self.work(client, FsOp { id: op.id, kind });
+                        return Ok(None);
+                    }
+                };
+                client.ops += 1;
+                self.turn.count(range.len());
+                let durable = write_through || file.write_through();
+                let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
+                self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
+            }
+            FsOpKind::WriteRemote { ref source, length, .. } => {
+                let Link::SmbDirect(link) = &mut client.link else {
+                    return Err(Disconnect("a peer's memory where there is no RDMA"));
+                };
+                let Some(buffer) = client.memory.take(length as usize) else { return Ok(Some(op)) };
+                link.fetch(op.id, source, length, buffer)?;
+                client.ops += 1;
+                client.fetching.insert(op.id, op.kind);
+            }
+            _ => return Err(Disconnect("only writes wait")),
+        }
+        Ok(None)
+    }
+
+    /// Begins a READ. It comes back where there is no memory for it.
+    fn read(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
         let FsOpKind::Read { handle, offset, length } = op.kind else {
             return Err(Disconnect("only reads wait"));
         };
@@ -691,7 +753,7 @@ impl<E: Engine> EventLoop<E> {
             _ => {
                 let kind = FsOpKind::Read { handle, offset, length };
                 self.work(client, FsOp { id: op.id, kind });
-                return Ok(());
+                return Ok(None);
             }
         };
         let length = length as usize;
@@ -701,57 +763,80 @@ impl<E: Engine> EventLoop<E> {
         if direct && !file.direct_is_prepared() {
             let kind = FsOpKind::Read { handle, offset, length: length as u32 };
             self.prepare_direct(client, file, FsOp { id: op.id, kind });
-            return Ok(());
+            return Ok(None);
         }
-        let Ok(buffer) = client.buffers(&self.shared).take(length) else {
-            return self.answer(now, client, op.id, Err(NtStatus::INSUFFICIENT_RESOURCES));
+        let Some(buffer) = client.memory.take(length) else {
+            let kind = FsOpKind::Read { handle, offset, length: length as u32 };
+            return Ok(Some(FsOp { id: op.id, kind }));
         };
+        self.turn.count(length);
         client.ops += 1;
         client.read_bytes += length as u64;
         let asked = direct.then(|| file.direct_length(offset, length, buffer.capacity())).flatten();
         let past_cache = PastCache { asked: asked.unwrap_or(0), came: 0 };
         let operation = Operation::Read { file, buffer, offset, length, filled: 0, past_cache };
         self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
-        Ok(())
+        Ok(None)
     }
 
-    /// Has a worker find out how a file is read past the page cache; the READ that asked comes back then.
+    /// Has it found out how a file is read past the page cache; the READ that asked comes back then.
     fn prepare_direct(&self, client: &mut Client, file: Arc<OpenFile>, op: FsOp) {
         client.ops += 1;
+        client.lanes.begun(Lane::Data);
         let (id, inbox) = (client.id, self.inbox.clone());
-        self.shared.workers.submit(move || {
+        self.shared.lanes.queues().submit(Lane::Data, Origin::Connection(id.0), move || {
             file.prepare_direct();
             inbox.post(Note::Prepared(id, op));
         });
     }
 
+    /// Has an operation carried out in its lane, once there is room for it.
     fn work(&self, client: &mut Client, op: FsOp) {
+        client.lanes.queue(backend::lane(&op.kind), op);
+    }
+
+    fn run_in(&self, client: &mut Client, lane: Lane, op: FsOp) {
         client.ops += 1;
         let (id, inbox) = (client.id, self.inbox.clone());
-        let buffers = client.buffers(&self.shared).clone();
-        self.shared.workers.submit(move || {
+        let origin = match lane {
+            // After the descriptors that were dropped before.
+            Lane::Close => Origin::Server,
+            Lane::LookUp | Lane::Change | Lane::Data | Lane::Sync | Lane::Vouch => Origin::Connection(id.0),
+        };
+        let buffers = client.memory.buffers().clone();
+        let queues = self.shared.lanes.queues().clone();
+        self.shared.lanes.queues().submit(lane, origin, move || {
             let begun = Instant::now();
             let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
             // The request is answered whatever happens: a client that waits for ever is worse than an error.
             let result = catch_unwind(execute).unwrap_or(Err(NtStatus::INTERNAL_ERROR));
-            namespace::vouch(begun);
-            inbox.post(Note::Answered(id, op.id, result));
+            let answer = Note::Answered(id, lane, op.id, result);
+            if lane.promises() && namespace::wants_vouching(begun) {
+                // It may take as long as the target does not answer, and others need this thread.
+                queues.submit(Lane::Vouch, origin, move || {
+                    namespace::vouch(begun);
+                    inbox.post(answer);
+                });
+            } else {
+                inbox.post(answer);
+            }
         });
     }
 
     /// Answers once it is known that what was made durable was not lost by the target meanwhile.
     fn vouch(&self, client: &mut Client, op: OpId, begun: Instant, result: FsResult) {
         client.ops += 1;
+        client.lanes.begun(Lane::Vouch);
         let (id, inbox) = (client.id, self.inbox.clone());
-        self.shared.workers.submit(move || {
+        self.shared.lanes.queues().submit(Lane::Vouch, Origin::Connection(id.0), move || {
             namespace::vouch(begun);
-            inbox.post(Note::Answered(id, op, result));
+            inbox.post(Note::Answered(id, Lane::Vouch, op, result));
         });
     }
 
     fn answer(
         &mut self,
-        now: u64,
+        now: Now,
         client: &mut Client,
         op: OpId,
         result: FsResult,
@@ -759,7 +844,7 @@ impl<E: Engine> EventLoop<E> {
         client.protocol.complete(now, op, result)
     }
 
-    fn completed(&mut self, now: u64, completion: Completion) {
+    fn completed(&mut self, now: Now, completion: Completion) {
         let Completion { token, operation, result } = completion;
         if let Operation::Readable { descriptor } = operation {
             self.rdma_ready(now);
@@ -802,7 +887,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     /// Ends a connection: what it has open is closed, what is in flight comes back first.
-    fn close(&mut self, now: u64, client: &mut Client, reason: &'static str) {
+    fn close(&mut self, now: Now, client: &mut Client, reason: &'static str) {
         if !client.closing {
             client.closing = true;
             match reason {
@@ -822,7 +907,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     /// Drops what is queued and ends the receive that may be in flight.
-    fn hang_up(&mut self, now: u64, client: &mut Client) {
+    fn hang_up(&mut self, now: Now, client: &mut Client) {
         let lost = match &mut client.link {
             Link::Tcp(link) => {
                 link.queue.clear();
@@ -839,8 +924,9 @@ impl<E: Engine> EventLoop<E> {
             }
         };
         for op in lost {
-            if client.fetching.remove(&op).is_some() {
+            if let Some(kind) = client.fetching.remove(&op) {
                 client.ops -= 1;
+                client.write_bytes -= written_bytes(&kind);
             }
             // The connection is gone: nobody can break the protocol any more.
             let _ = self.answer(now, client, op, Err(NtStatus::CONNECTION_DISCONNECTED));
@@ -850,7 +936,7 @@ impl<E: Engine> EventLoop<E> {
     /// Ends a connection whose requests are all answered, so that the answers arrive: what was not answered was not done
     /// either, and the client asks for it again on its next connection. Closing at once would reset the connection where
     /// bytes are unread, and a reset overtakes what was sent before it.
-    fn take_leave(&mut self, now: u64, client: &mut Client) -> Result<(), Disconnect> {
+    fn take_leave(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
         client.closing = true;
         client.leaving = Some(Instant::now() + FAREWELL_TIME_MAX);
         debug!(peer = %client.peer, "taking leave");
@@ -862,18 +948,18 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    fn tick(&mut self, now: u64) {
+    fn tick(&mut self, now: Now) {
         // Files that clients did not come back for. Nobody waits for the outcome.
-        for op in self.shared.server.handle_timeout(now) {
+        for op in self.shared.server.handle_timeout(now.instant) {
             let buffers = self.shared.buffers.clone();
-            self.shared.workers.submit(move || {
+            self.shared.lanes.queues().submit(backend::lane(&op), Origin::Server, move || {
                 let execute = AssertUnwindSafe(|| backend::execute(op, &buffers).map(drop));
                 if !matches!(catch_unwind(execute), Ok(Ok(()))) {
                     warn!("a file that was kept for a client could not be closed in order");
                 }
             });
         }
-        self.shared.server.tick(now);
+        self.shared.server.tick(now.instant);
         if self.shared.server.has_mail() {
             self.shared.loops.route(&self.shared.server);
         }
@@ -884,11 +970,13 @@ impl<E: Engine> EventLoop<E> {
                 self.with(now, id, |this, client| this.take_leave(now, client));
             }
         }
-        let draining = self.draining;
+        let (draining, stall_time_max) = (self.draining, self.shared.stall_time_max);
         let late: Vec<(u64, &'static str)> = self
             .clients
             .values_mut()
-            .filter_map(|client| overdue(client, draining).map(|reason| (client.id.0, reason)))
+            .filter_map(|client| {
+                overdue(client, draining, stall_time_max).map(|reason| (client.id.0, reason))
+            })
             .collect();
         for (id, reason) in late {
             self.with(now, id, |_, _| Err(Disconnect(reason)));
@@ -901,33 +989,39 @@ impl<E: Engine> EventLoop<E> {
             .collect();
         for id in over_rdma {
             self.with(now, id, |_, client| match &mut client.link {
-                Link::SmbDirect(link) => link.tick(Instant::now()),
+                Link::SmbDirect(link) => link.tick(Instant::now(), stall_time_max),
                 Link::Tcp(_) => Ok(()),
             });
+        }
+        if self.turn.is_time_to_trim() {
+            self.shared.buffers.trim(TRIM_BYTES_MAX);
+            self.rdma.iter().for_each(Rdma::trim);
         }
         let rdma_bytes = self.rdma.as_ref().map_or(0, Rdma::buffer_bytes);
         self.shared.metrics.buffer_bytes(self.index, self.shared.buffers.bytes_in_use() + rdma_bytes);
     }
 
-    fn authenticated(&mut self, client: &mut Client) {
+    fn authenticated(&mut self, client: &mut Client, username: &str) {
         if !std::mem::replace(&mut client.authenticated, true) {
             self.unauthenticated.remove(&client.id.0);
             self.shared.metrics.connections_unauthenticated.dec();
+            // [MS-SMB2] lets a connection carry sessions of several users; the first one's share is what it uses.
+            client.memory.change(self.shared.memory.of_user(username));
         }
     }
 
-    fn event(&mut self, now: u64, client: &mut Client, event: &Event) {
+    fn event(&mut self, now: Now, client: &mut Client, event: &Event) {
         let peer = client.peer;
         match event {
             Event::Negotiated { dialect } => debug!(%peer, dialect, "negotiated"),
             Event::SessionEstablished { session_id, username } => {
                 info!(%peer, session = session_id, user = username, "session established");
-                self.authenticated(client);
+                self.authenticated(client, username);
                 self.shared.metrics.sessions.inc();
             }
             Event::ChannelBound { session_id, username } => {
                 info!(%peer, session = session_id, user = username, "channel bound");
-                self.authenticated(client);
+                self.authenticated(client, username);
             }
             Event::ChannelClosed { session_id } => {
                 info!(%peer, session = session_id, "channel closed");
@@ -948,15 +1042,24 @@ impl<E: Engine> EventLoop<E> {
                 self.shared.metrics.returns.inc();
             }
             Event::Completed { command, status, began, payload_bytes, by_rdma } => {
-                let took = now.saturating_sub(*began);
+                let took = now.instant.saturating_duration_since(*began);
                 self.shared.metrics.request(*command, *status, took, *payload_bytes, *by_rdma);
             }
         }
     }
 }
 
+/// Bytes that a WRITE writes.
+fn written_bytes(kind: &FsOpKind) -> u64 {
+    match kind {
+        FsOpKind::Write { range, .. } => range.len() as u64,
+        FsOpKind::WriteRemote { length, .. } => u64::from(*length),
+        _ => 0,
+    }
+}
+
 /// Why a connection is to be ended now, if it is.
-fn overdue(client: &mut Client, draining: Option<Instant>) -> Option<&'static str> {
+fn overdue(client: &mut Client, draining: Option<Instant>, stall_time_max: Duration) -> Option<&'static str> {
     let now = Instant::now();
     if let Some(until) = client.leaving {
         return (now >= until).then_some("the peer does not take leave");
@@ -974,7 +1077,10 @@ fn overdue(client: &mut Client, draining: Option<Instant>) -> Option<&'static st
     if link.is_silent(now) {
         return Some("the peer's machine acknowledges nothing");
     }
-    let stalled = link.sending.is_some_and(|since| since.elapsed() > SEND_STALL_TIME_MAX);
+    if link.receiver.time_of_rest(now) > stall_time_max {
+        return Some("the peer does not send the rest of a frame");
+    }
+    let stalled = link.sending.is_some_and(|since| since.elapsed() > stall_time_max);
     stalled.then_some("the peer takes no data")
 }
 
@@ -990,6 +1096,9 @@ fn file_result(
             client.read_bytes -= length as u64;
             result.map_err(status)?;
             metrics.file_read(filled, past_cache.came);
+            if matches!(client.link, Link::SmbDirect(_)) {
+                metrics.rdma_page_cache_bytes.inc_by(filled.saturating_sub(past_cache.came) as u64);
+            }
             if filled == 0 && length > 0 {
                 return Err(NtStatus::END_OF_FILE);
             }
@@ -998,6 +1107,9 @@ fn file_result(
         Operation::Write { range, written, .. } => {
             client.write_bytes -= range.len() as u64;
             result.map_err(status)?;
+            if matches!(client.link, Link::SmbDirect(_)) {
+                metrics.rdma_page_cache_bytes.inc_by(written as u64);
+            }
             // The kernel writes less than asked for only where there is no place.
             if written < range.len() {
                 Err(NtStatus::DISK_FULL)
@@ -1005,13 +1117,6 @@ fn file_result(
                 Ok(FsReply::Written(written as u32))
             }
         }
-        Operation::Sync { file } => match result {
-            Ok(()) => Ok(FsReply::Done),
-            Err(errno) => {
-                file.set_sync_failed();
-                Err(status(errno))
-            }
-        },
         Operation::Receive { .. } | Operation::Send { .. } | Operation::Readable { .. } => {
             Err(NtStatus::INTERNAL_ERROR)
         }

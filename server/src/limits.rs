@@ -2,7 +2,30 @@
 
 use std::time::Duration;
 
-pub use forebay_rdma::limits::{BUFFER_BYTES_MAX, BUFFER_POOLED_BYTES_MAX};
+pub use forebay_rdma::limits::ACCOUNT_RESERVE_BYTES;
+
+/// Least memory for payload that a configuration may set, in bytes.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+/// Most memory for payload where the configuration does not say, in bytes.
+pub const MEMORY_DEFAULT_BYTES_MAX: u64 = 16 << 30;
+/// The memory for payload where the configuration does not say: one part of so many of the machine's.
+pub const MEMORY_DEFAULT_SHARE: u64 = 4;
+/// All connections of one user, and so of one volume, have one part of so many of the memory for payload.
+pub const TENANT_MEMORY_SHARE: usize = 4;
+/// They have so many bytes at least: some of the largest frames.
+pub const TENANT_MEMORY_BYTES_MIN: usize = 32 << 20;
+/// Memory of one connection's buffers: frames that were received and are being served, data that were read, answers that
+/// are not sent.
+pub const CONNECTION_MEMORY_BYTES_MAX: usize = 64 << 20;
+/// Answers from so many bytes on that lie in no buffer are counted as if they did.
+pub const COUNTED_ANSWER_BYTES_MIN: usize = 64 << 10;
+/// Bytes of READs and WRITEs that one turn of an event loop begins: the rest waits for the next, so that what is done by
+/// then is sent before more is copied.
+pub const TURN_BYTES_MAX: u64 = 4 << 20;
+/// How often buffers that were not needed since are given back to the kernel.
+pub const TRIM_INTERVAL: Duration = Duration::from_secs(10);
+/// Bytes that one event loop gives back at once.
+pub const TRIM_BYTES_MAX: usize = 256 << 20;
 
 /// Connections served at once over all event loops; the next one is closed at accept.
 pub const CONNECTIONS_MAX: usize = 16_384;
@@ -12,10 +35,13 @@ pub const LISTEN_BACKLOG: i32 = 4096;
 pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
 /// Time a connection has to establish its first session.
 pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time a peer may take no byte of what is queued for it.
-pub const SEND_STALL_TIME_MAX: Duration = Duration::from_secs(120);
+/// Time a peer has to take what is being sent, and to send the rest of a frame that it has begun, where the configuration does
+/// not say.
+pub const STALL_TIME_DEFAULT_MAX: Duration = Duration::from_secs(120);
+/// The same, as long as a configuration may say, in seconds.
+pub const STALL_SECONDS_MAX: u64 = 3600;
 /// Time a peer's machine may leave all that TCP has sent it without an acknowledgment.
-pub const UNACKNOWLEDGED_TIME_MAX: Duration = SEND_STALL_TIME_MAX;
+pub const UNACKNOWLEDGED_TIME_MAX: Duration = STALL_TIME_DEFAULT_MAX;
 /// The same where a break is among it, for which others may wait, and the client has other channels: long enough for a route or a bond to change over, short
 /// enough that a client of many channels is told on all of them before its time is over.
 pub const BREAK_UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(6);
@@ -55,10 +81,27 @@ pub const SEND_PARTS_MAX: usize = 64;
 pub const SEND_GATHER_BYTES_MAX: usize = 256 * 1024;
 /// Entries of an io_uring submission queue; the completion queue has four times as many.
 pub const RING_ENTRIES: u32 = 1024;
-/// Threads for blocking file-system calls, where the configuration does not say.
+/// Threads of each of the lanes for look-ups, changes and data (`lanes::Lane::threads`), where the configuration does not say.
 pub const WORKERS_DEFAULT: usize = 16;
-/// Threads for blocking file-system calls that a configuration may ask for.
+/// The same, which a configuration may ask for; and threads of the lane for stable storage.
 pub const WORKERS_MAX: usize = 512;
+/// Threads of the lane for stable storage, for each of the other lanes' threads.
+pub const SYNC_THREADS_PER_WORKER: usize = 2;
+/// Threads that ask targets whether they have kept what they said is on stable storage.
+pub const VOUCH_THREADS: usize = 2;
+/// Threads that close descriptors.
+pub const CLOSE_THREADS: usize = 4;
+/// Jobs of one connection in one lane that are taken in however many others there are.
+pub const LANE_JOBS_GUARANTEED: usize = 16;
+/// Jobs of one connection in one lane, where the lane has room. Beyond it they wait with the connection, from which nothing more
+/// is received then. READs and WRITEs count against [`FS_OPS_IN_FLIGHT_MAX`] instead.
+pub const LANE_JOBS_PER_CONNECTION_MAX: usize = 256;
+/// Jobs that wait in one lane before each connection has only [`LANE_JOBS_GUARANTEED`] there.
+pub const LANE_JOBS_MAX: usize = 16_384;
+/// Descriptors that wait to be closed before a CLOSE is answered only after them.
+pub const CLOSES_WAITING_MAX: usize = 4096;
+/// Lists of jobs that a lane keeps for connections to come.
+pub const LANE_LINES_SPARE_MAX: usize = 64;
 /// Event loops that a configuration may ask for.
 pub const EVENT_LOOPS_MAX: usize = 256;
 
@@ -86,6 +129,12 @@ pub const LIST_PAGE_MAX: usize = 1000;
 pub const RECORD_BYTES_MAX: u64 = 1024 * 1024;
 /// Starts of the server that are remembered for clients that still use their handles.
 pub const PREDECESSORS_MAX: usize = 64;
+/// Bytes of one of the two slots of a pool's list of starts, and of the record of its epoch.
+pub const STARTS_SLOT_BYTES: usize = 4096;
+/// The same of the record of its epoch: with both in one block.
+pub const EPOCH_SLOT_BYTES: usize = 2048;
+/// Space that a pool keeps for its records, for deleting a volume when it is full.
+pub const RESERVE_BYTES: u64 = 1 << 20;
 /// First project id that a pool gives out: below it, ids may belong to the administrator.
 pub const PROJECT_ID_FIRST: u32 = 0x0F0B_0000;
 /// Bytes of a file with a key for a pool's target.
@@ -99,12 +148,17 @@ pub const NAMESPACE_GUARD_INTERVAL: Duration = Duration::from_millis(250);
 /// What takes less has not waited for a connection to a target to come again: the kernel waits for `reconnect_delay`
 /// (`forebay_nvmeof::Timing`, 2 s) before it tries.
 pub const RECONNECT_TIME_MIN: Duration = Duration::from_secs(1);
+/// How long a look at a reservation vouches for what is made durable after it: less than the kernel waits before it makes a lost
+/// connection again, more than two looks are apart.
+pub const VOUCHED_TIME: Duration = Duration::from_millis(1500);
 /// How long a reservation may go unconfirmed before health tells of it.
 pub const NAMESPACE_UNCONFIRMED_TOLD: Duration = Duration::from_secs(5);
 /// A namespace that is larger than its file system by less is left so: XFS does not use the rest of its last group.
 pub const GROWTH_BYTES_MIN: u64 = 16 << 20;
 /// Time that the end of a pool's file system may take before the server ends without it.
 pub const FENCE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Bytes of the name of an instance's cluster, and of a machine's.
+pub const CLUSTER_UID_BYTES_MAX: usize = 253;
 /// Addresses of one instance.
 pub const INSTANCE_ADDRESSES_MAX: usize = 8;
 /// Bytes of an interface's name (IFNAMSIZ less the zero).
@@ -154,6 +208,8 @@ pub const CERTIFICATES_REFRESH: Duration = Duration::from_secs(3);
 pub const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
 /// Attempts at an operation that another one keeps getting in the way of.
 pub const RACE_ATTEMPTS_MAX: usize = 16;
+/// Locks of one volume for names that are looked up and then changed; directories share them.
+pub const NAME_LOCKS: usize = 64;
 /// Bytes fetched by one getdents call.
 pub const GETDENTS_BYTES: usize = 32 * 1024;
 /// Bytes moved by one step of a copy or of zeroing, so that one request does not keep a thread for long.
@@ -164,5 +220,11 @@ const _: () =
 const _: () = assert!(STAGING_AFTER_LARGE_BYTES <= STAGING_BYTES);
 const _: () = assert!(SMALL_FRAME_BYTES_MAX < STAGING_BYTES);
 const _: () = assert!(SEND_PARTS_MAX <= 1024, "IOV_MAX");
+const _: () = assert!(0 < LANE_JOBS_GUARANTEED && LANE_JOBS_GUARANTEED < LANE_JOBS_PER_CONNECTION_MAX);
+const _: () = assert!(LANE_JOBS_PER_CONNECTION_MAX <= FS_OPS_IN_FLIGHT_MAX);
 const _: () = assert!(forebay_smb::limits::IO_BYTES_MAX as u64 <= SEND_QUEUE_BYTES_MAX);
 const _: () = assert!(forebay_smb::limits::FRAME_BYTES_MAX as u64 <= WRITE_BYTES_IN_FLIGHT_MAX);
+const _: () = assert!(forebay_rdma::BUFFER_MEMORY_BYTES + ACCOUNT_RESERVE_BYTES <= TENANT_MEMORY_BYTES_MIN);
+const _: () = assert!(TENANT_MEMORY_BYTES_MIN <= CONNECTION_MEMORY_BYTES_MAX);
+const _: () = assert!(TENANT_MEMORY_BYTES_MIN as u64 * 2 <= MEMORY_BYTES_MIN);
+const _: () = assert!(2 * (STAGING_BYTES + 2 * crate::buffers::PAGE) <= ACCOUNT_RESERVE_BYTES);

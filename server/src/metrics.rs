@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::Command;
@@ -16,6 +16,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::lanes::{Lane, Queues};
 use crate::limits::EVENT_LOOPS_MAX;
 use crate::namespace;
 
@@ -151,8 +152,13 @@ pub struct Metrics {
     pub authentication_failures: Count,
     /// Bytes sent, frames whole.
     pub bytes_sent: Count,
-    /// Payload that a CPU copied on its way to RDMA.
+    /// Payload that the server copied from one buffer to another on its way to RDMA.
     pub rdma_copied_bytes: Count,
+    /// Payload of connections over RDMA that the kernel copied between the page cache and a buffer.
+    pub rdma_page_cache_bytes: Count,
+    /// Times that a connection had to wait for memory.
+    pub memory_waits: Count,
+    memory_bytes_max: AtomicUsize,
     read_bytes: Payload,
     written_bytes: Payload,
     read_through_cache: Count,
@@ -160,6 +166,7 @@ pub struct Metrics {
     commands: [CommandStats; COMMANDS.len()],
     buffers: [AtomicUsize; EVENT_LOOPS_MAX],
     io_engine: &'static str,
+    lanes: Queues,
     pools: Box<Pools>,
     namespaces: Vec<Arc<namespace::State>>,
 }
@@ -189,6 +196,7 @@ impl Metrics {
     #[must_use]
     pub fn new(
         io_engine: &'static str,
+        lanes: Queues,
         pools: Box<Pools>,
         namespaces: Vec<Arc<namespace::State>>,
     ) -> Arc<Self> {
@@ -201,6 +209,9 @@ impl Metrics {
             authentication_failures: Count::default(),
             bytes_sent: Count::default(),
             rdma_copied_bytes: Count::default(),
+            rdma_page_cache_bytes: Count::default(),
+            memory_waits: Count::default(),
+            memory_bytes_max: AtomicUsize::new(0),
             read_bytes: Payload::default(),
             written_bytes: Payload::default(),
             read_through_cache: Count::default(),
@@ -208,20 +219,22 @@ impl Metrics {
             commands: Default::default(),
             buffers: [const { AtomicUsize::new(0) }; EVENT_LOOPS_MAX],
             io_engine,
+            lanes,
             pools,
             namespaces,
         })
     }
 
-    /// Counts an answered request that took `latency` times 100 ns.
+    /// Counts an answered request that took `latency`.
     pub fn request(
         &self,
         command: Command,
         status: NtStatus,
-        latency: u64,
+        latency: Duration,
         payload_bytes: u32,
         by_rdma: bool,
     ) {
+        let latency = u64::try_from(latency.as_nanos() / 100).unwrap_or(u64::MAX);
         let index = usize::from(command.0).min(COMMANDS.len() - 1);
         let stats = &self.commands[index];
         // A step of a login is no failure.
@@ -242,6 +255,11 @@ impl Metrics {
         if past_cache > 0 {
             self.read_past_cache.inc_by(past_cache as u64);
         }
+    }
+
+    /// Takes note of the memory that there is for payload.
+    pub fn memory_bytes_max(&self, bytes: usize) {
+        self.memory_bytes_max.store(bytes, Ordering::Relaxed);
     }
 
     /// Takes note of a loop's buffers.
@@ -297,13 +315,22 @@ impl Collector for Metrics {
             "Bytes read from files, through the page cache and past it",
             &ways,
         )?;
-        let help = "Bytes that a CPU copied on their way to RDMA: none, if all is well";
+        let help = "Bytes that the server copied between buffers on their way to RDMA: none, if all is well";
         counter(e, "forebay_rdma_copied_bytes", help, &[(&[], self.rdma_copied_bytes.get())])?;
+        let help = "Bytes over RDMA that the kernel copied between the page cache and a buffer";
+        counter(e, "forebay_rdma_page_cache_bytes", help, &[(&[], self.rdma_page_cache_bytes.get())])?;
         counter(e, "forebay_sent_bytes", "Bytes sent, with headers", &[(&[], self.bytes_sent.get())])?;
         let buffers: usize = self.buffers.iter().map(|b| b.load(Ordering::Relaxed)).sum();
         gauge(e, "forebay_buffer_bytes", "Payload buffers in use", &[(&[], buffers as f64)])?;
+        let most = self.memory_bytes_max.load(Ordering::Relaxed) as f64;
+        gauge(e, "forebay_buffer_bytes_max", "Memory for payload buffers", &[(&[], most)])?;
+        let waits = "Times that a connection waited for payload buffers of which others had all";
+        counter(e, "forebay_buffer_waits", waits, &[(&[], self.memory_waits.get())])?;
         let engine = [("engine", self.io_engine)];
         gauge(e, "forebay_io_engine", "1 for the I/O engine in use", &[(&engine, 1.0)])?;
+        let lanes = Lane::ALL.map(|lane| ([("lane", lane.name())], self.lanes.waiting(lane) as f64));
+        let lanes = lanes.each_ref().map(|(labels, waiting)| (labels.as_slice(), *waiting));
+        gauge(e, "forebay_lane_waiting", "Operations that wait for a thread of their lane", &lanes)?;
         self.encode_pools(e)?;
         self.encode_namespaces(e)?;
         self.encode_commands(e)
@@ -430,6 +457,7 @@ fn counter(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lanes::Lanes;
 
     #[test]
     fn what_happened_is_in_the_text() {
@@ -443,14 +471,21 @@ mod tests {
                 unserved: 1,
             }]
         };
-        let metrics = Metrics::new("readiness", Box::new(pools), Vec::new());
+        let lanes = Lanes::start(1).expect("threads");
+        let metrics = Metrics::new("readiness", lanes.queues().clone(), Box::new(pools), Vec::new());
         metrics.connections.inc();
-        metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 4096, false);
-        metrics.request(Command::READ, NtStatus::SUCCESS, 2_000, 512, true);
+        metrics.request(Command::READ, NtStatus::SUCCESS, Duration::from_micros(200), 4096, false);
+        metrics.request(Command::READ, NtStatus::SUCCESS, Duration::from_micros(200), 512, true);
         metrics.file_read(4096, 0);
         metrics.file_read(512, 500);
-        metrics.request(Command::READ, NtStatus::END_OF_FILE, 200_000_000, 0, false);
-        metrics.request(Command::SESSION_SETUP, NtStatus::MORE_PROCESSING_REQUIRED, 1, 0, false);
+        metrics.request(Command::READ, NtStatus::END_OF_FILE, Duration::from_secs(20), 0, false);
+        metrics.request(
+            Command::SESSION_SETUP,
+            NtStatus::MORE_PROCESSING_REQUIRED,
+            Duration::from_nanos(100),
+            0,
+            false,
+        );
         let text = metrics.text();
         for line in [
             "forebay_connections 1",
@@ -465,6 +500,8 @@ mod tests {
             "forebay_request_duration_seconds_bucket{le=\"0.00025\",command=\"read\"} 2",
             "forebay_request_duration_seconds_bucket{le=\"+Inf\",command=\"read\"} 3",
             "forebay_io_engine{engine=\"readiness\"} 1",
+            "forebay_lane_waiting{lane=\"look-up\"} 0",
+            "forebay_lane_waiting{lane=\"sync\"} 0",
             "forebay_pool_free_bytes{pool=\"p\"} 60",
             "forebay_pool_volumes_unserved{pool=\"p\"} 1",
             "# EOF",

@@ -5,22 +5,26 @@
 //! <pool>/.forebay/server-guid          the server's GUID
 //! <pool>/.forebay/volumes/<id>.json    records
 //! <pool>/.forebay/trash/               data of deleted volumes, on their way out
+//! <pool>/.forebay/reserve              space that is kept for deleting a volume when the pool is full
+//! <pool>/.forebay/links/               links on their way to a name that they replace
 //! <pool>/volumes/<id>/                 data
 //! ```
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_smb::engine::Predecessor;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::backend::directory::Volume;
 use crate::backend::directory::quota::{self, Usage};
+use crate::backend::directory::{Promise, Volume};
 use crate::config::{PoolQuota, PoolSection};
-use crate::limits::{PREDECESSORS_MAX, PROJECT_ID_FIRST};
+use crate::limits::{PROJECT_ID_FIRST, RESERVE_BYTES};
+use crate::starts::Starts;
 use crate::volume::{Quota, Record, RecordError, replace, sync_directory};
 
 /// Why a pool cannot be used, or something cannot be done to it.
@@ -115,8 +119,8 @@ pub struct Pool {
     pub quota: PoolQuota,
     /// Capacities may add up to so many times its size.
     pub overcommit: f64,
-    /// Every write is on stable storage before it is acknowledged.
-    write_through: bool,
+    /// What of an operation is on stable storage when it is answered.
+    promise: Promise,
     /// Records of its volumes, by id.
     pub records: BTreeMap<String, Record>,
     directory: OwnedFd,
@@ -164,9 +168,8 @@ impl Pool {
         };
         Self::expected(section)?;
         let private = section.path.join(".forebay");
-        for path in
-            [&private, &private.join("volumes"), &private.join("trash"), &section.path.join("volumes")]
-        {
+        let [links, data] = [private.join(LINKS), section.path.join("volumes")];
+        for path in [&private, &private.join("volumes"), &private.join("trash"), &links, &data] {
             make_private_directory(path).map_err(io("making its directories"))?;
         }
         sync_directory(&private)
@@ -177,17 +180,32 @@ impl Pool {
             .map_err(|errno| io("opening its lock")(errno.into()))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| PoolError::Locked { pool: section.name.clone(), path: section.path.clone() })?;
+        // Of links that a server has begun and not put in their place.
+        for left in std::fs::read_dir(&links).map_err(io("looking for links"))?.flatten() {
+            std::fs::remove_file(left.path()).map_err(io("removing links that are left"))?;
+        }
         let mut pool = Self {
             name: section.name.clone(),
             path: section.path.clone(),
             quota: section.quota,
             overcommit: section.overcommit,
-            write_through: section.nvmeof.as_ref().is_some_and(|nvmeof| nvmeof.write_through),
+            promise: section.promise(),
             records: BTreeMap::new(),
             directory,
             _lock: lock,
         };
         let unserved = pool.read_records()?;
+        keep_reserve(&pool.path);
+        if pool.promise == Promise::AtFlush {
+            let option =
+                if section.nvmeof.is_some() { "pool.nvmeof.write_through" } else { "pool.write_through" };
+            tracing::info!(
+                pool = pool.name,
+                option,
+                "what clients have not flushed is lost when the power of this machine is, and Linux's client may not notice; \
+                 with the option everything that is answered is on stable storage"
+            );
+        }
         Ok((pool, unserved))
     }
 
@@ -225,7 +243,10 @@ impl Pool {
         let deleting: Vec<String> =
             self.records.values().filter(|r| r.deleting).map(|r| r.volume_id.clone()).collect();
         for id in deleting {
-            self.delete(&id)?;
+            // The others can be served all the same; the next start tries again.
+            if let Err(error) = self.delete(&id) {
+                unserved.push(Unserved { name: id, reason: format!("it is being deleted: {error}") });
+            }
         }
         Ok(unserved)
     }
@@ -369,7 +390,9 @@ impl Pool {
     pub fn serve(&self, record: &Record) -> Result<Arc<Volume>, PoolError> {
         let path = self.data_path(&record.volume_id);
         let what = format!("opening {}", path.display());
-        let volume = Volume::open_with(&path, self.write_through).map_err(|e| self.io(&what, e.into()))?;
+        let links = self.path.join(".forebay").join(LINKS);
+        let volume =
+            Volume::open_with(&path, self.promise, Some(&links)).map_err(|e| self.io(&what, e.into()))?;
         if let (Quota::Hard, Some(project)) = (record.quota, record.project) {
             if !self.enforces_quota() {
                 return Err(self.no_quota());
@@ -412,7 +435,8 @@ impl Pool {
         let Some(mut record) = self.records.get(id).cloned() else { return Ok(()) };
         if !record.deleting {
             record.deleting = true;
-            record.write(&self.records_path()).map_err(|error| self.record_error(error))?;
+            self.with_reserve(|| record.write(&self.records_path()))
+                .map_err(|error| self.record_error(error))?;
             self.records.insert(id.to_owned(), record.clone());
         }
         let project = record.project.unwrap_or(0);
@@ -430,6 +454,23 @@ impl Pool {
             .map_err(|e| self.io("removing the volume's record", e))?;
         self.records.remove(id);
         Ok(())
+    }
+
+    /// Does what may need a little space; on a full file system with that of the reserve.
+    fn with_reserve(&self, write: impl Fn() -> Result<(), RecordError>) -> Result<(), RecordError> {
+        let is_full = |error: &std::io::Error| {
+            matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+        };
+        match write() {
+            Err(RecordError::Io { error, .. }) if is_full(&error) => {
+                tracing::warn!(pool = self.name, "the file system is full: using its reserve");
+                if let Err(error) = std::fs::remove_file(self.path.join(RESERVE)) {
+                    tracing::warn!(pool = self.name, %error, "the reserve cannot be used");
+                }
+                write()
+            }
+            written => written,
+        }
     }
 
     /// What is to be removed, for [`empty`] on a thread of its own.
@@ -461,66 +502,10 @@ impl Pool {
     /// # Errors
     /// Those of the file system.
     pub fn predecessors(&self, instance: u64) -> Result<Vec<Predecessor>, PoolError> {
-        self.predecessors_after(instance, || rustix::fs::syncfs(&self.directory))
+        let sync = || rustix::fs::syncfs(&self.directory).map_err(Into::into);
+        let found = Starts::of(&self.path).begin(instance, self.promise, sync);
+        found.map_err(|e| self.io("reading the list of starts", e))
     }
-
-    fn predecessors_after(
-        &self,
-        instance: u64,
-        sync: impl FnOnce() -> rustix::io::Result<()>,
-    ) -> Result<Vec<Predecessor>, PoolError> {
-        let boot = std::fs::read_to_string(BOOT_ID).map_err(|e| self.io("reading the id of this boot", e))?;
-        let boot = boot.trim();
-        let path = self.path.join(".forebay/starts");
-        let aside = self.path.join(".forebay/starts.syncing");
-        // The kernel tells of a failed write-back once: whoever is killed after it was told and before it is noted below
-        // must leave no list that the next start would believe.
-        let text = match std::fs::rename(&path, &aside) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            renamed => renamed
-                .and_then(|()| std::fs::read_to_string(&aside))
-                .map_err(|e| self.io("reading the list of starts", e))?,
-        };
-        let start = |line: &str| {
-            let (number, of) = line.split_once(' ')?;
-            let instance = u64::from_str_radix(number, 16).ok()?;
-            Some(Predecessor { instance, durable: of == boot || of == SETTLED })
-        };
-        let mut found: Vec<Predecessor> = text.lines().filter_map(start).collect();
-        found.drain(..found.len().saturating_sub(PREDECESSORS_MAX));
-        if let Err(error) = sync() {
-            tracing::error!(pool = self.name, %error, "what earlier servers wrote could not be put on stable storage");
-            found.iter_mut().for_each(|start| start.durable = false);
-        }
-        let line = |instance: u64, of: &str| format!("{instance:016x} {of}\n");
-        let earlier =
-            found.iter().map(|start| line(start.instance, if start.durable { SETTLED } else { NOT_DURABLE }));
-        // What is written through is on stable storage when it is acknowledged, whoever serves the pool next and wherever.
-        let own = line(instance, if self.write_through { SETTLED } else { boot });
-        let lines: String = earlier.chain([own]).collect();
-        if let Err(error) = replace(&path, lines.as_bytes()) {
-            // The disk may be full: then clients of this start will be told that their handles are closed by the next.
-            tracing::warn!(pool = self.name, %error, "this start could not be noted");
-            if found.iter().any(|start| start.durable) {
-                let _ = std::fs::rename(&aside, &path);
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// Notes that what earlier starts acknowledged may be lost although the machine was not booted since: the pool's file system
-/// was ended without writing what it had in memory, or another machine had it meanwhile.
-///
-/// # Errors
-/// Those of the file system.
-pub(crate) fn distrust_starts(pool: &Path) -> std::io::Result<()> {
-    let path = pool.join(".forebay/starts");
-    let text = match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        text => text?,
-    };
-    rewrite_starts(&path, &text, |of| if of == SETTLED { SETTLED } else { NOT_DURABLE })
 }
 
 /// Notes that all that starts of this boot acknowledged is on stable storage, whoever serves the pool next and wherever: at
@@ -530,29 +515,35 @@ pub(crate) fn distrust_starts(pool: &Path) -> std::io::Result<()> {
 /// Those of the file system; then they are relied on in this boot only.
 pub(crate) fn settle_starts(pool: &Path) -> std::io::Result<()> {
     rustix::fs::syncfs(std::fs::File::open(pool)?)?;
-    let boot = std::fs::read_to_string(BOOT_ID)?;
-    let path = pool.join(".forebay/starts");
-    let text = std::fs::read_to_string(&path)?;
-    rewrite_starts(&path, &text, |of| if of == boot.trim() { SETTLED } else { of })
+    Starts::of(pool).settle()
 }
 
-/// Writes the list of starts anew, with what `now` says of each one's boot.
-fn rewrite_starts(path: &Path, text: &str, now: impl Fn(&str) -> &str) -> std::io::Result<()> {
-    let line = |line: &str| {
-        let (number, of) = line.split_once(' ')?;
-        Some(format!("{number} {}\n", now(of)))
+/// Sets space aside in a pool for deleting volumes when it is full, where that is not done. A full file system has none until
+/// something was deleted.
+pub(crate) fn keep_reserve(pool: &Path) {
+    let path = pool.join(RESERVE);
+    let kept = || -> std::io::Result<()> {
+        if path.metadata().is_ok_and(|found| found.blocks() * 512 >= RESERVE_BYTES) {
+            return Ok(());
+        }
+        let file = std::fs::File::create(&path)?;
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES) {
+            // A file system that cannot promise space.
+            Err(Errno::OPNOTSUPP) => Ok(()),
+            result => result.map_err(Into::into),
+        }
     };
-    let lines: String = text.lines().filter_map(line).collect();
-    replace(path, lines.as_bytes())
+    if let Err(error) = kept() {
+        let _ = std::fs::remove_file(&path);
+        tracing::warn!(pool = %pool.display(), %error, "no space can be set aside for deleting volumes of a full pool");
+    }
 }
 
-/// In the list of starts, in the place of the boot in which what a start acknowledged can be relied on.
-const NOT_DURABLE: &str = "-";
-/// In the same place: it can be relied on for ever.
-const SETTLED: &str = "+";
+/// Space that is set aside.
+const RESERVE: &str = ".forebay/reserve";
 
-/// Another with each boot of the machine.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Below `.forebay`: links on their way.
+const LINKS: &str = "links";
 
 /// Removes one thing from the trash and, where it was a volume with a quota, the limit of its project.
 ///
@@ -581,6 +572,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::scratch_disk::Disk;
     use crate::volume::Protection;
 
     fn section(path: &Path) -> PoolSection {
@@ -591,6 +583,7 @@ mod tests {
             existing: false,
             quota: PoolQuota::None,
             overcommit: 1.0,
+            write_through: false,
             nvmeof: None,
         }
     }
@@ -654,85 +647,6 @@ mod tests {
     }
 
     #[test]
-    fn a_start_believes_only_those_whose_writes_are_on_the_disk() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        let durable = |found: Result<Vec<Predecessor>, PoolError>| -> Vec<u64> {
-            found.expect("noted").iter().filter(|start| start.durable).map(|start| start.instance).collect()
-        };
-        let start = |instance| durable(pool.predecessors(instance));
-        let lost = || Err(Errno::IO);
-        assert!(start(1).is_empty());
-        assert_eq!(start(2), [1]);
-        let found = pool.predecessors_after(3, lost).expect("noted");
-        // They are still known for starts.
-        assert_eq!(found, [1, 2].map(|instance| Predecessor { instance, durable: false }));
-        // The kernel tells of the failure once: this start's syncfs succeeds again.
-        assert_eq!(start(4), [3]);
-        // Killed after the kernel told it, before it could note it.
-        let killed = std::panic::AssertUnwindSafe(|| pool.predecessors_after(5, || panic!("killed")));
-        assert!(std::panic::catch_unwind(killed).is_err());
-        assert!(start(6).is_empty());
-        assert_eq!(start(7), [6]);
-        // A start that cannot be noted is forgotten, not those before it.
-        std::fs::create_dir(scratch.path().join(".forebay/starts.tmp")).expect("in the way");
-        assert_eq!(start(8), [6, 7]);
-        assert_eq!(start(9), [6, 7]);
-    }
-
-    #[test]
-    fn starts_of_a_file_system_that_was_ended_are_known_and_not_relied_on() {
-        let scratch = tempfile::tempdir().expect("tmp");
-        distrust_starts(scratch.path()).expect("there are none");
-        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        pool.predecessors(1).expect("noted");
-        distrust_starts(scratch.path()).expect("noted");
-        let expected = Predecessor { instance: 1, durable: false };
-        assert_eq!(pool.predecessors(2).expect("noted"), [expected]);
-    }
-
-    #[test]
-    fn starts_that_ended_in_good_order_are_relied_on_elsewhere() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        pool.predecessors(1).expect("noted");
-        distrust_starts(scratch.path()).expect("noted");
-        pool.predecessors(2).expect("noted");
-        settle_starts(scratch.path()).expect("noted");
-        // Another machine mounts it.
-        distrust_starts(scratch.path()).expect("noted");
-        let lost = Predecessor { instance: 1, durable: false };
-        let settled = Predecessor { instance: 2, durable: true };
-        assert_eq!(pool.predecessors(3).expect("noted"), [lost, settled]);
-    }
-
-    #[test]
-    fn starts_that_wrote_through_are_relied_on_elsewhere_however_they_ended() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        pool.write_through = true;
-        for instance in 1..=3 {
-            let relied: Vec<_> =
-                (1..instance).map(|instance| Predecessor { instance, durable: true }).collect();
-            assert_eq!(pool.predecessors(instance).expect("noted"), relied);
-            // Killed; another machine mounts it.
-            distrust_starts(scratch.path()).expect("noted");
-        }
-    }
-
-    #[test]
-    fn starts_before_this_boot_are_known_and_not_relied_on() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        let earlier = "00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n";
-        std::fs::write(scratch.path().join(".forebay/starts"), earlier).expect("written");
-        let at_first = Predecessor { instance: 0xa1, durable: false };
-        assert_eq!(pool.predecessors(2).expect("noted"), [at_first]);
-        let second = Predecessor { instance: 2, durable: true };
-        assert_eq!(pool.predecessors(3).expect("noted"), [at_first, second]);
-    }
-
-    #[test]
     fn a_hard_quota_is_refused_where_none_can_be_enforced() {
         // tmpfs enforces no project quota.
         let scratch = tempfile::tempdir_in("/dev/shm").expect("a directory");
@@ -740,6 +654,16 @@ mod tests {
         let error = pool.create(record("a", Quota::Hard)).expect_err("refused").to_string();
         assert!(error.contains("prjquota") && error.contains("quota = \"none\""), "{error}");
         assert!(!pool.data_path("a").exists());
+    }
+
+    #[test]
+    fn links_that_were_on_their_way_when_a_server_was_killed_are_removed() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        drop(Pool::open(&section(scratch.path())).expect("opened"));
+        let left = scratch.path().join(".forebay/links/.forebay-link-7-0");
+        std::fs::write(&left, "a file's second name").expect("made");
+        drop(Pool::open(&section(scratch.path())).expect("opened"));
+        assert!(!left.exists());
     }
 
     #[test]
@@ -772,6 +696,25 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_of_a_pool_that_it_has_filled_is_deleted() {
+        let Some(disk) = Disk::new("a_volume_of_a_pool_that_it_has_filled_is_deleted") else { return };
+        let (mut pool, _) = Pool::open(&section(&disk.path())).expect("opened");
+        pool.create(record("full", Quota::None)).expect("made");
+        pool.create(record("other", Quota::None)).expect("made");
+        drop(pool);
+        disk.fill();
+        // Taken over full.
+        let (mut pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
+        assert!(unserved.is_empty(), "{unserved:?}");
+        pool.predecessors(1).expect("noted, or not");
+        pool.delete("full").expect("the reserve is for that");
+        drop(pool);
+        let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
+        assert!(unserved.is_empty(), "{unserved:?}");
+        assert_eq!(pool.records.keys().collect::<Vec<_>>(), ["other"]);
+    }
+
+    #[test]
     fn data_without_a_record_are_never_taken_over() {
         let scratch = tempfile::tempdir().expect("a directory");
         let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
@@ -783,17 +726,20 @@ mod tests {
         pool.create(record("b", Quota::None)).expect("made");
     }
 
-    /// On a file system with project quota, which the lab's guests have (`FOREBAY_TEST_POOL`).
+    #[test]
+    fn a_hard_quota_is_refused_where_nothing_enforces_it() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
+        assert!(!pool.enforces_quota(), "no temporary folder is mounted with project quota");
+        assert!(matches!(pool.create(record("q", Quota::Hard)), Err(PoolError::NoQuota { .. })));
+    }
+
     #[test]
     fn a_hard_quota_holds_and_grows() {
-        let base = std::env::var_os("FOREBAY_TEST_POOL").map_or_else(std::env::temp_dir, PathBuf::from);
-        let scratch = tempfile::tempdir_in(base).expect("a directory");
+        let Some(xfs) = forebay_testing::Xfs::new() else { return };
         quota::obey_limits().expect("as the daemon does");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        if !pool.enforces_quota() {
-            assert!(matches!(pool.create(record("q", Quota::Hard)), Err(PoolError::NoQuota { .. })));
-            return;
-        }
+        let (mut pool, _) = Pool::open(&section(&xfs.path())).expect("opened");
+        assert!(pool.enforces_quota());
         pool.create(record("q", Quota::Hard)).expect("made");
         pool.create(record("r", Quota::Hard)).expect("made");
         assert_ne!(pool.records["q"].project, pool.records["r"].project);

@@ -22,7 +22,8 @@ use forebay_smb::wire::query_info::InfoType;
 use forebay_smb::wire::{
     AccessMask, Command as Smb, FileAttributes, ShareAccess, close, flush, read, set_info, write,
 };
-use support::{Client, Daemon, Place, until};
+use support::random::Random;
+use support::{Client, Daemon, Place, engines, until};
 
 const SEED: u64 = 20_261_122;
 const KILLS: u64 = 200;
@@ -34,23 +35,6 @@ const VOLUMES: u64 = 5;
 const FILES: u64 = 6;
 const FILE_BYTES_MAX: u64 = 60_000;
 const MIB: u64 = 1 << 20;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.number() % end
-    }
-}
 
 /// What a file holds, told by one number.
 fn content(number: u64) -> Vec<u8> {
@@ -517,15 +501,22 @@ impl Run {
             assert_eq!(left, 0, "{name} has data and no record");
         }
         until("the trash to be emptied", || names(".forebay/trash").is_empty().then_some(()));
-        let starts = std::fs::read_to_string(pool.join(".forebay/starts")).unwrap();
-        for line in starts.lines() {
-            let (number, boot) = line.split_once(' ').expect("two fields");
-            assert!(
-                u64::from_str_radix(number, 16).is_ok() && (boot.len() == 36 || ["-", "+"].contains(&boot)),
-                "{line:?}"
-            );
+        let slots = std::fs::read(pool.join(".forebay/starts")).unwrap();
+        assert_eq!(slots.len(), 2 * 4096);
+        for slot in slots.chunks(4096) {
+            // Magic, sequence, length and checksum are before the list.
+            let length = u32::from_le_bytes(slot[16..20].try_into().unwrap()) as usize;
+            let starts = std::str::from_utf8(&slot[36..36 + length]).unwrap();
+            for line in starts.strip_prefix("asking\n").unwrap_or(starts).lines() {
+                let (number, boot) = line.split_once(' ').expect("two fields");
+                assert!(
+                    u64::from_str_radix(number, 16).is_ok()
+                        && (boot.len() == 36 || ["-", "+"].contains(&boot)),
+                    "{line:?}"
+                );
+            }
+            assert!(starts.ends_with('\n') && starts.lines().count() <= 66, "{starts:?}");
         }
-        assert!(starts.ends_with('\n') && starts.lines().count() <= 65, "{starts:?}");
     }
 }
 
@@ -574,8 +565,16 @@ fn nothing_is_torn_or_forgotten_by_kill_9_at_any_moment() {
     };
     let (seed, kills) = (number("FOREBAY_CRASH_SEED", SEED), number("FOREBAY_CRASH_KILLS", KILLS));
     println!("FOREBAY_CRASH_SEED={seed} FOREBAY_CRASH_KILLS={kills}");
+    let engines = engines();
+    let kills = kills.div_ceil(engines.len() as u64);
+    for (seed, engine) in (seed..).zip(engines) {
+        killed(engine, seed, kills);
+    }
+}
+
+fn killed(engine: &'static str, seed: u64, kills: u64) {
     let mut run = Run {
-        place: Place::new("readiness"),
+        place: Place::new(engine),
         state: State::new(),
         under_way: None,
         guid: None,
@@ -593,7 +592,7 @@ fn nothing_is_torn_or_forgotten_by_kill_9_at_any_moment() {
     let mut daemon = run.place.start();
     run.compare(&mut daemon);
     println!(
-        "{kills} kills, {} changes acknowledged, {} of those under way not done",
+        "{engine}: {kills} kills, {} changes acknowledged, {} of those under way not done",
         run.changes, run.undone
     );
 }

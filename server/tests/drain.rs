@@ -13,14 +13,9 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::Header;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::negotiate::Dialect;
-use support::{Daemon, Place, request, until};
+use support::{Daemon, Place, engines, request, until};
 
 const MIB: usize = 1 << 20;
-
-fn engines() -> Vec<&'static str> {
-    let uring = forebay_server::io::uring::probe().is_ok();
-    ["readiness", "io_uring"].into_iter().filter(|engine| *engine == "readiness" || uring).collect()
-}
 
 /// The answers up to the end of the connection: message id and status of each. A reset is a failure.
 fn answers(mut stream: TcpStream, each: impl Fn(usize)) -> Vec<(u64, NtStatus)> {
@@ -126,7 +121,13 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
     // What an earlier boot of the machine had in memory may be lost.
     let starts = place.pool().join(".forebay/starts");
     let other_boot = || {
-        let text = std::fs::read_to_string(&starts).unwrap();
+        // Two slots: magic, sequence, length and checksum are before the list. What is written here is as versions before
+        // slots have it.
+        let slots = std::fs::read(&starts).unwrap();
+        let number = |slot: &&[u8]| u64::from_le_bytes(slot[8..16].try_into().unwrap());
+        let newest = slots.chunks(slots.len() / 2).max_by_key(number).unwrap();
+        let length = u32::from_le_bytes(newest[16..20].try_into().unwrap()) as usize;
+        let text = std::str::from_utf8(&newest[36..36 + length]).unwrap();
         let lines =
             text.lines().map(|line| format!("{} 00000000-another\n", line.split(' ').next().unwrap()));
         std::fs::write(&starts, lines.collect::<String>()).unwrap();

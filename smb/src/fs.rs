@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use crate::engine::Unlink;
 use crate::engine::{RemoteBuffer, RemoteProof};
 use crate::status::NtStatus;
 
@@ -32,6 +33,11 @@ impl fmt::Debug for FsHandle {
 pub trait Frame: Any + Send + Sync {
     /// The whole frame from the first SMB2 header on.
     fn bytes(&self) -> &[u8];
+
+    /// Bytes of memory that it occupies: no less than its length, more where its buffer is larger.
+    fn held_bytes(&self) -> usize {
+        self.bytes().len()
+    }
 }
 
 /// Data that a backend has read, on its way to the wire.
@@ -99,6 +105,15 @@ impl RelPath {
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Whether this is a name in `directory` or further below.
+    #[must_use]
+    pub fn is_below(&self, directory: &Self) -> bool {
+        if directory.is_root() {
+            return !self.is_root();
+        }
+        self.0.strip_prefix(&directory.0).is_some_and(|rest| rest.starts_with('/'))
     }
 
     /// The last component; empty for the root.
@@ -238,14 +253,15 @@ pub enum FsOpKind {
         /// What to open.
         request: OpenRequest,
     },
-    /// Ends a handle. With `unlink`, removes the name it was opened by first (delete-on-close), if that name still
-    /// denotes this file; a directory that is not empty stays and answers `STATUS_DIRECTORY_NOT_EMPTY`.
+    /// Ends a handle. With `unlink`, removes the name that it was opened by, or was given by a rename with it, if that name
+    /// still denotes this file; other names of the file stay. A directory that is not empty stays and answers
+    /// `STATUS_DIRECTORY_NOT_EMPTY`.
     /// Answered by [`FsReply::Stat`] taken before the end if `stat`, else [`FsReply::Done`].
     Close {
-        /// The handle; no operation on it is in flight.
+        /// The handle. Other operations on it may be in flight: they hold it, and come to their end.
         handle: FsHandle,
-        /// Remove its name.
-        unlink: bool,
+        /// Remove its name. To be dropped when that is done or has failed.
+        unlink: Option<Unlink>,
         /// Report the final attributes.
         stat: bool,
     },

@@ -4,6 +4,7 @@
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
 //! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
 //! * [`ids`], [`status`]: identifiers and results that all of them name.
+//! * [`time`]: the present, as the caller's clocks say it.
 //! * [`engine`]: the server side as state machines.
 //! * [`fs`]: the contract with file-system backends; [`limits`]: every limit by name.
 //!
@@ -16,4 +17,6 @@ pub mod fs;
 pub mod ids;
 pub mod limits;
 pub mod status;
+mod sync;
+pub mod time;
 pub mod wire;

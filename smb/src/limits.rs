@@ -22,18 +22,31 @@ pub const CHANNELS_PER_SESSION_MAX: usize = 32;
 pub const TREES_PER_SESSION_MAX: usize = 256;
 /// Open files and directories of one session.
 pub const OPENS_PER_SESSION_MAX: usize = 65_536;
+/// Open files and directories of one volume, those that are kept for clients without a session among them.
+pub const OPENS_PER_VOLUME_MAX: u64 = 262_144;
+/// Sessions at one volume.
+pub const SESSIONS_PER_VOLUME_MAX: u64 = 16_384;
 /// Byte-range locks held on one open.
 pub const LOCKS_PER_OPEN_MAX: usize = 16_384;
+/// The same on one file, by all opens of it.
+pub const LOCKS_PER_FILE_MAX: usize = 65_536;
+/// The same in one volume.
+pub const LOCKS_PER_VOLUME_MAX: u64 = 1_048_576;
+/// LOCK requests that wait for ranges of one file.
+pub const LOCK_WAITERS_PER_FILE_MAX: usize = 4096;
 /// Elements of one LOCK request.
 pub const LOCKS_PER_REQUEST_MAX: usize = 1024;
-/// Opens that ended with their session that are remembered, so that a client still using one is made to return.
+/// Opens of one volume that ended with their session that are remembered, so that a client still using one is made to
+/// return; and as many handles of earlier starts.
 pub const LOST_OPENS_MAX: usize = 16_384;
 /// How often a connection is ended for one of them.
 pub const RETURNS_PER_OPEN_MAX: u8 = 4;
 /// How often a question about one of them is to be asked again.
 pub const RETRIES_PER_OPEN_MAX: u8 = 32;
 /// Opens that are kept for clients whose last channel was lost.
-pub const KEPT_OPENS_MAX: usize = 16_384;
+pub const KEPT_OPENS_MAX: usize = 65_536;
+/// The same of one volume.
+pub const KEPT_OPENS_PER_VOLUME_MAX: u64 = 8192;
 /// For how long such an open is kept where the client does not say, in milliseconds.
 pub const DURABLE_TIMEOUT_DEFAULT_MS: u32 = 60_000;
 /// For how long such an open is kept whatever the client says, in milliseconds.
@@ -44,6 +57,18 @@ pub const RECONNECT_WAIT_MS: u32 = 1000;
 pub const ABANDONED_CREATES_MAX: usize = 4096;
 /// Requests waiting asynchronously (locks, watched directories), on one connection; as many as Windows lets wait.
 pub const ASYNC_PER_CONNECTION_MAX: usize = 511;
+/// The same at one volume, over all connections.
+pub const ASYNC_PER_VOLUME_MAX: u64 = 65_536;
+/// Bytes of the frames of such requests, on one connection. What a client usually has wait (locks, breaks, watches) takes a
+/// hundredth of it.
+pub const PARKED_BYTES_PER_CONNECTION_MAX: u64 = 16 * 1024 * 1024;
+/// The same at one volume, over all connections.
+pub const PARKED_BYTES_PER_VOLUME_MAX: u64 = 256 * 1024 * 1024;
+/// Bytes that the requests of one connection keep in memory, their frames and the answers that are being made, before its
+/// transport receives nothing more.
+pub const PINNED_BYTES_PER_CONNECTION_MAX: u64 = 64 * 1024 * 1024;
+/// Longest answer to IOCTL and QUERY_INFO, in bytes, whatever the client has place for.
+pub const INFO_ANSWER_BYTES_MAX: u32 = 64 * 1024;
 /// Directories of one volume that are watched at once.
 pub const WATCHES_PER_VOLUME_MAX: usize = 16_384;
 /// Changes that are kept for one watched directory until its client asks for them, in bytes as they are sent.
@@ -57,6 +82,9 @@ pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
 pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;
 /// Least time between two channels that are asked about one break, in milliseconds.
 pub const OPLOCK_BREAK_PACE_MS: u64 = 200;
+/// Removals of its name that one CREATE remembers while a backend works for it. After more, one that found the file before its
+/// removal opens a file without a name.
+pub const REMOVALS_PER_CREATE_MAX: usize = 16;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.
@@ -79,4 +107,16 @@ const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32,
 const _: () = assert!(DURABLE_TIMEOUT_DEFAULT_MS <= DURABLE_TIMEOUT_MS_MAX);
 const _: () = assert!(NOTIFY_BUFFER_BYTES_MAX <= NOTIFY_VOLUME_BYTES_MAX);
 const _: () = assert!(OPLOCK_BREAK_RESEND_SECONDS < OPLOCK_BREAK_SECONDS_MAX);
+const _: () = assert!(KEPT_OPENS_PER_VOLUME_MAX < KEPT_OPENS_MAX as u64, "one volume leaves room for others");
+const _: () =
+    assert!(FRAME_BYTES_MAX as u64 <= PARKED_BYTES_PER_CONNECTION_MAX, "a single request may always wait");
+const _: () = assert!(PARKED_BYTES_PER_CONNECTION_MAX <= PARKED_BYTES_PER_VOLUME_MAX);
+const _: () = assert!(
+    2 * PARKED_BYTES_PER_CONNECTION_MAX < PINNED_BYTES_PER_CONNECTION_MAX,
+    "what waits does not stop the connection over which the end of the wait may come"
+);
+const _: () = assert!(ALLOCATED_RANGES_MAX * 16 <= INFO_ANSWER_BYTES_MAX as usize);
+const _: () =
+    assert!(LOCKS_PER_REQUEST_MAX <= LOCKS_PER_OPEN_MAX && LOCKS_PER_OPEN_MAX <= LOCKS_PER_FILE_MAX);
+const _: () = assert!(LOCKS_PER_FILE_MAX as u64 <= LOCKS_PER_VOLUME_MAX);
 const _: () = assert!(COPYCHUNK_CHUNK_BYTES_MAX <= COPYCHUNK_TOTAL_BYTES_MAX);

@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use forebay_smb::crypto::{Cipher, SigningAlgorithm};
-use forebay_smb::engine::{Encryption, Event, Mail, Protection, Server};
+use forebay_smb::engine::{Encryption, Event, Mail, Protection, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::{Command, Dialect, HeaderFlags, Ids, SecurityMode, echo, logoff, negotiate, smb1};
@@ -163,6 +163,61 @@ fn credits_are_granted_early_and_stay_within_the_limit() {
         assert!(outstanding <= 8192);
     }
     assert_eq!(outstanding, 8192);
+}
+
+/// A server that speaks no dialect before `min_dialect`.
+fn server_of(min_dialect: Dialect, signing_required: bool) -> Arc<Server> {
+    let server = Server::new(ServerConfig { min_dialect, signing_required, ..config() });
+    server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
+    server
+}
+
+#[test]
+fn dialects_before_the_minimum_are_refused() {
+    for (at, min_dialect) in DIALECTS.into_iter().enumerate() {
+        let server = server_of(min_dialect, false);
+        for (place, dialect) in DIALECTS.into_iter().enumerate() {
+            let status = Client::new(&server, 1, dialect).negotiate().unwrap().status();
+            let expected = if place < at { NtStatus::NOT_SUPPORTED } else { NtStatus::SUCCESS };
+            assert_eq!(status, expected, "{dialect:?} where {min_dialect:?} is the oldest");
+        }
+    }
+    let negotiate = |dialect: &[u8]| {
+        let mut frame = Vec::new();
+        smb1::encode_negotiate(&[dialect], &mut frame);
+        frame
+    };
+    let newest = server_of(Dialect::SMB3_1_1, false);
+    let mut client = Client::new(&newest, 1, Dialect::SMB2_0_2);
+    assert!(client.send_raw(negotiate(smb1::DIALECT_2_002)).is_err());
+    let mut client = Client::new(&newest, 1, Dialect::SMB3_1_1);
+    client.send_raw(negotiate(smb1::DIALECT_2_WILDCARD)).unwrap();
+    client.answers.clear();
+    client.message_id = 1;
+    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS, "led on to what is spoken");
+}
+
+#[test]
+fn a_relayed_logon_is_of_no_use() {
+    // Who relays has the session, but not its key: no request is signed.
+    let tree_connect = |client: &mut Client| {
+        let header = client.header(Command::TREE_CONNECT, 1);
+        let message = client.message(header, &support::requests::tree_connect("vol"));
+        client.send_raw(message)
+    };
+    let mut client = Client::new(&server_of(Dialect::SMB3_1_1, false), 1, Dialect::SMB3_1_1);
+    client.negotiate().unwrap();
+    assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+    tree_connect(&mut client).expect_err("a TREE_CONNECT that is not signed ends the connection");
+    // Where older dialects are spoken, it takes that all is signed.
+    let server = server_of(Dialect::SMB2_0_2, true);
+    for dialect in [Dialect::SMB2_0_2, Dialect::SMB2_1, Dialect::SMB3_0, Dialect::SMB3_0_2] {
+        let mut client = Client::new(&server, 1, dialect);
+        client.negotiate().unwrap();
+        assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+        tree_connect(&mut client).unwrap();
+        assert_eq!(client.answers.pop_front().unwrap().status(), NtStatus::ACCESS_DENIED);
+    }
 }
 
 #[test]

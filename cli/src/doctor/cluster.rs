@@ -363,11 +363,30 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
     }
     for condition in status.conditions.iter().filter(|c| c.status == "False" && c.type_ != "Ready") {
         // These are no trouble when they are false, or have been spoken of.
-        if !matches!(condition.type_.as_str(), "Progressing" | "Paused" | "Deletable") {
+        if !matches!(condition.type_.as_str(), "Progressing" | "Paused" | "Deletable" | "TakeoverPaused") {
             report.error(
                 format!("{}: {}", condition.type_, condition.reason),
                 condition.message.clone(),
                 describe.clone(),
+            );
+        }
+    }
+    if let Some(paused) = status.conditions.iter().find(|c| c.type_ == "TakeoverPaused") {
+        if paused.status == "True" {
+            report.error(
+                format!("takeovers pause: {}", paused.reason),
+                paused.message.clone(),
+                "look at the nodes and the control plane; docs/failover.md says what to do where nodes are really off",
+            );
+        } else if paused.reason == "Overridden" {
+            report.warning(
+                "takeovers do not pause, whatever happens",
+                paused.message.clone(),
+                format!(
+                    "when that is over: kubectl annotate storagecluster {} {}-",
+                    cluster.name_any(),
+                    names::ANNOTATION_TAKE_OVER_ANYWAY
+                ),
             );
         }
     }

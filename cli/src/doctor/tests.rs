@@ -279,6 +279,20 @@ fn storage_clusters_are_looked_at() {
 }
 
 #[test]
+fn a_pause_of_takeovers_is_an_error_while_it_lasts() {
+    let told = |status: &str, reason: &str| {
+        let condition = json!({ "type": "TakeoverPaused", "status": status, "reason": reason, "message": "3 of 4 nodes",
+            "lastTransitionTime": "2026-11-21T12:00:00Z" });
+        with_cluster(|cluster| {
+            cluster["status"]["conditions"].as_array_mut().expect("conditions").push(condition.clone());
+        })
+    };
+    assert_eq!(found(&told("False", "NotPaused")), [""; 0]);
+    assert_eq!(finding(&told("True", "ManyNodesSilent"), "takeovers pause").severity, Severity::Error);
+    assert_eq!(finding(&told("False", "Overridden"), "takeovers do not pause").severity, Severity::Warning);
+}
+
+#[test]
 fn nodes_are_looked_at() {
     type Change = fn(&mut Value);
     let cases: [(&str, Change); 12] = [

@@ -11,9 +11,9 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tracing::{info, warn};
 
 use super::Kubernetes;
-use super::handle::InstanceName;
 use crate::admin::Admin;
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::limits::{
     CERTIFICATE_FRESH, CHANNELS_MAX, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, PROBE_DEADLINE,
 };

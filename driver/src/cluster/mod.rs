@@ -4,7 +4,7 @@
 //! behind would be a wrong one, and a watch of every node would send each change of a status to all of them.
 
 mod channels;
-pub(crate) mod handle;
+
 pub(crate) mod record;
 
 use std::fmt;
@@ -20,10 +20,10 @@ use kube::{Client, Config, ResourceExt};
 use tokio::time::timeout;
 
 use self::channels::Channels;
-use self::handle::InstanceName;
 use crate::address::ServerAddress;
 use crate::admin::Admin;
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::limits::{KUBERNETES_DEADLINE, KUBERNETES_PAGE_MAX, PROBE_DEADLINE};
 use crate::placement::{Candidate, Pool};
 use crate::transport::Served;

@@ -1,30 +1,39 @@
 //! A volume's Secret: its credentials, and the record of where it is meant to be.
 //!
 //! It is written before the volume is made. Whoever is asked for the volume again, after a crash or beside somebody
-//! else, finds the instance and the password there, so a volume is never made twice.
+//! else, finds the instance and the password there, so a volume is never made twice. A finalizer keeps it until the driver
+//! has deleted the volume: who deletes it by hand would leave a volume that nobody can mount. It is not immutable: a new
+//! password takes the place of the old one in one write.
 
 use std::collections::{BTreeMap, HashMap};
 
 use forebay_api::names;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
+use serde_json::json;
 use zeroize::Zeroize;
 
-use super::handle::InstanceName;
 use super::{Kubernetes, ask};
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::limits::KUBERNETES_DEADLINE;
 use crate::names::VolumeId;
-use crate::secrets::{Credentials, Given, PASSWORD, USERNAME};
+use crate::secrets::{Credentials, Given, PASSWORD, PASSWORD2, USERNAME};
+
+/// The key of a password that is about to replace the present one, as long as the server may not know it.
+const NEXT: &str = "password-next";
 
 /// One volume's Secret.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) share: VolumeId,
     pub(crate) instance: InstanceName,
-    pub(crate) credentials: Credentials,
+    /// `None`: what is there cannot be used.
+    credentials: Option<Credentials>,
+    next: Option<Credentials>,
     uid: String,
     resource_version: String,
 }
@@ -60,6 +69,48 @@ impl Record {
         }
     }
 
+    /// What the volume is mounted with.
+    pub(crate) fn credentials(&self) -> Result<&Credentials, Error> {
+        self.credentials.as_ref().ok_or_else(|| foreign(&self.share, "holds no usable credentials"))
+    }
+
+    /// The record with a password that is to be the next one, which is in it before any server hears of it.
+    pub(crate) async fn with_next(self, kubernetes: &Kubernetes) -> Result<(Self, Credentials), Error> {
+        if let Some(next) = self.next.clone() {
+            return Ok((self, next));
+        }
+        let next = Credentials::random(&self.share)?;
+        let data = json!({ NEXT: encode(next.expose_password()) });
+        Ok((self.patch_data(kubernetes, data).await?, next))
+    }
+
+    /// The record with `next` as its password; the one before it is `password2`.
+    pub(crate) async fn promote(self, kubernetes: &Kubernetes, next: &Credentials) -> Result<Self, Error> {
+        let previous = self.credentials.as_ref().map(|credentials| encode(credentials.expose_password()));
+        let data = json!({
+            USERNAME: encode(&next.username),
+            PASSWORD: encode(next.expose_password()),
+            PASSWORD2: previous,
+            NEXT: null,
+        });
+        self.patch_data(kubernetes, data).await
+    }
+
+    async fn patch_data(self, kubernetes: &Kubernetes, data: serde_json::Value) -> Result<Self, Error> {
+        let (name, api) = (Self::name_of(&self.share), kubernetes.secrets());
+        let patch = Patch::Merge(json!({ "metadata": self.precondition(), "data": data }));
+        let parameters = PatchParams::default();
+        let secret =
+            ask("write the volume's Secret", KUBERNETES_DEADLINE, api.patch(&name, &parameters, &patch))
+                .await?;
+        Self::read(&self.share, secret)
+    }
+
+    /// For a patch of just this Secret, as it was read.
+    fn precondition(&self) -> serde_json::Value {
+        json!({ "uid": self.uid, "resourceVersion": self.resource_version })
+    }
+
     /// Whether it is still there, unchanged by anyone else.
     pub(crate) async fn still_stands(&self, kubernetes: &Kubernetes) -> Result<bool, Error> {
         let secret = kubernetes.secret(&Self::name_of(&self.share)).await?;
@@ -77,7 +128,34 @@ impl Record {
         };
         let name = Self::name_of(&self.share);
         let api = kubernetes.secrets();
-        match ask("delete the volume's Secret", KUBERNETES_DEADLINE, api.delete(&name, &parameters)).await {
+        let left = match ask(
+            "delete the volume's Secret",
+            KUBERNETES_DEADLINE,
+            api.delete(&name, &parameters),
+        )
+        .await
+        {
+            Ok(deleted) => deleted.left(),
+            Err(Error::Kubernetes { source, .. }) if is(&source, Status::is_not_found) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // It is marked, and goes with its last finalizer.
+        let Some(left) = left else { return Ok(()) };
+        let kept: Vec<&str> =
+            left.finalizers().iter().map(String::as_str).filter(|f| *f != names::FINALIZER_VOLUME).collect();
+        if kept.len() == left.finalizers().len() {
+            return Ok(());
+        }
+        let metadata = json!({
+            "uid": left.metadata.uid,
+            "resourceVersion": left.metadata.resource_version,
+            "finalizers": kept,
+        });
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        let parameters = PatchParams::default();
+        match ask("release the volume's Secret", KUBERNETES_DEADLINE, api.patch(&name, &parameters, &patch))
+            .await
+        {
             Err(Error::Kubernetes { source, .. }) if is(&source, Status::is_not_found) => Ok(()),
             result => result.map(drop),
         }
@@ -100,6 +178,7 @@ impl Record {
             metadata: ObjectMeta {
                 name: Some(Self::name_of(share)),
                 namespace: Some(namespace.to_owned()),
+                finalizers: Some(vec![names::FINALIZER_VOLUME.to_owned()]),
                 labels: Some(labels.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect()),
                 ..Default::default()
             },
@@ -113,12 +192,7 @@ impl Record {
 
     /// Reads what [`Self::write`] wrote; anything else of that name is somebody else's.
     fn read(share: &VolumeId, secret: Secret) -> Result<Self, Error> {
-        let foreign = |what: &str| {
-            let name = Self::name_of(share);
-            Error::Refused(format!(
-                "Secret {name} {what}: it is not the one that the driver made for this volume; restore or remove it"
-            ))
-        };
+        let foreign = |what: &str| foreign(share, what);
         let labels: BTreeMap<String, String> = secret.metadata.labels.unwrap_or_default();
         let label = |key: &str| labels.get(key).map(String::as_str);
         if label(names::LABEL_MANAGED_BY) != Some(names::MANAGED_BY_DRIVER) {
@@ -137,16 +211,33 @@ impl Record {
             }
             value.0.zeroize();
         }
-        let credentials =
-            Given::take(&mut given).map_err(|_| foreign("holds no usable credentials"))?.for_volume(share);
+        let mut next = HashMap::new();
+        if let Some(password) = given.remove(NEXT) {
+            let username = given.get(USERNAME).cloned();
+            next.extend(username.map(|username| (USERNAME.to_owned(), username)));
+            next.insert(PASSWORD.to_owned(), password);
+        }
+        let usable = |mut given| Given::take(&mut given).ok().map(|given| given.for_volume(share));
         Ok(Self {
             share: share.clone(),
             instance,
-            credentials,
+            credentials: usable(given),
+            next: usable(next),
             uid: secret.metadata.uid.unwrap_or_default(),
             resource_version: secret.metadata.resource_version.unwrap_or_default(),
         })
     }
+}
+
+fn foreign(share: &VolumeId, what: &str) -> Error {
+    let name = Record::name_of(share);
+    Error::Refused(format!(
+        "Secret {name} {what}: it is not the one that the driver made for this volume; restore or remove it"
+    ))
+}
+
+fn encode(text: &str) -> ByteString {
+    ByteString(text.as_bytes().to_vec())
 }
 
 fn is(error: &kube::Error, what: impl Fn(&Status) -> bool) -> bool {
@@ -170,15 +261,18 @@ mod tests {
         assert_eq!(secret.metadata.name.as_deref(), Some("forebay-pvc-1"));
         let record = Record::read(&share, secret).expect("its own");
         assert_eq!(record.instance.as_str(), "c-1");
-        assert_eq!(record.credentials.username, "pvc-1");
-        assert_eq!(record.credentials.expose_password(), credentials.expose_password());
+        let read = record.credentials().expect("usable");
+        assert_eq!(
+            (read.username.as_str(), read.expose_password()),
+            ("pvc-1", credentials.expose_password())
+        );
         assert!(!format!("{record:?}").contains(credentials.expose_password()));
     }
 
     #[test]
     fn what_the_driver_did_not_write_is_refused() {
         type Change = fn(&mut Secret);
-        let changes: [(&str, Change); 6] = [
+        let changes: [(&str, Change); 3] = [
             ("label", |s| s.metadata.labels = None),
             ("another volume", |s| {
                 let labels = s.metadata.labels.as_mut().expect("labels");
@@ -187,13 +281,6 @@ mod tests {
             ("no instance", |s| {
                 let labels = s.metadata.labels.as_mut().expect("labels");
                 labels.insert(names::LABEL_INSTANCE.into(), "c".into());
-            }),
-            ("credentials", |s| s.data = None),
-            ("credentials", |s| {
-                s.data.as_mut().expect("data").remove("password");
-            }),
-            ("credentials", |s| {
-                s.data.as_mut().expect("data").insert("password".into(), ByteString(vec![0xff; 12]));
             }),
         ];
         for (what, change) in changes {
@@ -206,5 +293,44 @@ mod tests {
                 "{status}"
             );
         }
+    }
+
+    #[test]
+    fn a_record_without_a_usable_password_still_says_where_its_volume_is() {
+        type Change = fn(&mut Secret);
+        let changes: [Change; 3] = [
+            |s| s.data = None,
+            |s| {
+                s.data.as_mut().expect("data").remove("password");
+            },
+            |s| {
+                s.data.as_mut().expect("data").insert("password".into(), ByteString(vec![0xff; 12]));
+            },
+        ];
+        for change in changes {
+            let (share, mut secret, _) = written();
+            change(&mut secret);
+            let record = Record::read(&share, secret).expect("it can be deleted");
+            assert_eq!(record.instance.as_str(), "c-1");
+            let status = tonic::Status::from(record.credentials().expect_err("unusable"));
+            assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status}");
+            assert!(status.message().contains("forebay-pvc-1"), "{status}");
+        }
+    }
+
+    #[test]
+    fn a_rotation_that_was_cut_off_is_found_again() {
+        let (share, mut secret, credentials) = written();
+        let next = "a-password-that-is-next";
+        secret.data.as_mut().expect("data").insert(NEXT.into(), encode(next));
+        let record = Record::read(&share, secret).expect("its own");
+        let read = record.credentials().expect("usable");
+        assert_eq!(
+            read.expose_password(),
+            credentials.expose_password(),
+            "as long as the server may not know it"
+        );
+        assert_eq!(record.next.as_ref().map(Credentials::expose_password), Some(next));
+        assert!(!format!("{record:?}").contains(next));
     }
 }

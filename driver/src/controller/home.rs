@@ -10,10 +10,10 @@ use super::volume::{LABEL_SERVER, size_bytes, transport};
 use crate::address::{self, ServerAddress};
 use crate::admin::Admin;
 use crate::capacity::to_csi;
-use crate::cluster::handle::{Handle, InstanceName};
 use crate::cluster::{Clusters, is_removed};
 use crate::context::{Location, VolumeContext};
 use crate::error::Error;
+use crate::handle::{Handle, InstanceName};
 use crate::names::VolumeId;
 use crate::parameters::{Parameters, Setting};
 
@@ -42,28 +42,28 @@ impl Servers {
         }
     }
 
-    /// The share of the volume with this id, where a volume can have it at all.
-    pub(super) fn share_of(&self, volume_id: &str) -> Result<VolumeId, Error> {
-        match self {
-            Self::One(_) => VolumeId::parse(volume_id),
-            Self::Kubernetes(_) => Handle::parse(volume_id).map(|handle| handle.share),
+    /// The volume with this id, where a volume can have it here at all.
+    pub(super) fn handle(&self, volume_id: &str) -> Result<Handle, Error> {
+        match (self, Handle::parse(volume_id)) {
+            (Self::One(_), Some(handle @ Handle::Server { .. }))
+            | (Self::Kubernetes(_), Some(handle @ Handle::Instance { .. })) => Ok(handle),
+            _ => Err(Error::NoVolume(volume_id.to_owned())),
         }
-        .ok_or_else(|| Error::NoVolume(volume_id.to_owned()))
     }
 
     /// The server that the volume's id names.
-    pub(super) async fn home_of(&self, volume_id: &str) -> Result<Home, Error> {
-        match self {
-            Self::One(admin) => Ok(Home { admin: admin.clone(), seat: None }),
-            Self::Kubernetes(clusters) => {
-                let none = || Error::NoVolume(volume_id.to_owned());
-                let handle = Handle::parse(volume_id).ok_or_else(none)?;
-                let cluster = clusters.find(handle.instance.cluster()).await?.ok_or_else(none)?;
-                if is_removed(&cluster, &handle.instance) {
+    pub(super) async fn home_of(&self, handle: &Handle) -> Result<Home, Error> {
+        let none = || Error::NoVolume(handle.to_string());
+        match (self, handle) {
+            (Self::One(admin), Handle::Server { .. }) => Ok(Home::only(admin)),
+            (Self::Kubernetes(clusters), Handle::Instance { instance, .. }) => {
+                let cluster = clusters.find(instance.cluster()).await?.ok_or_else(none)?;
+                if is_removed(&cluster, instance) {
                     return Err(none());
                 }
-                Home::on(clusters, &cluster, &handle.instance).await
+                Home::on(clusters, &cluster, instance).await
             }
+            _ => Err(none()),
         }
     }
 }

@@ -4,9 +4,9 @@ use forebay_proto::csi::{ListVolumesRequest, ListVolumesResponse, list_volumes_r
 
 use super::ControllerService;
 use super::home::{Home, Servers};
-use crate::cluster::handle::InstanceName;
 use crate::cluster::{Clusters, instances};
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::limits::LIST_ENTRIES_MAX;
 
 /// In front of all page tokens. A server takes any volume's id as a token; with the prefix a foreign one is known.

@@ -7,7 +7,8 @@ mod volume;
 
 use std::collections::HashMap;
 
-use forebay_proto::admin::{Quota, Volume};
+use forebay_api::names;
+use forebay_proto::admin::Volume;
 use forebay_proto::csi::controller_server::Controller;
 use forebay_proto::csi::controller_service_capability::{self as capability, rpc};
 use forebay_proto::csi::{
@@ -29,10 +30,10 @@ pub(crate) use self::home::Servers;
 use self::volume::{check_context, check_mount_flags, check_parameters, size_bytes, transport};
 use crate::capability::Capability;
 use crate::capacity::{Capacity, to_csi};
-use crate::cluster::handle::Handle;
 use crate::cluster::record::Record;
 use crate::cluster::{Clusters, is_removed};
 use crate::error::Error;
+use crate::handle::{Handle, InstanceName};
 use crate::in_flight::InFlight;
 use crate::ledger::Ledger;
 use crate::limits::{ADMIN_DEADLINE, CAPACITY_UNIT_BYTES};
@@ -60,43 +61,41 @@ impl ControllerService {
         if request.volume_id.is_empty() {
             return Err(Error::Missing("volume_id"));
         }
-        match &self.servers {
-            Servers::One(admin) => {
-                if let Some(share) = VolumeId::parse(&request.volume_id) {
-                    let _claim = self.in_flight.claim(share.as_str())?;
-                    admin.delete(&share).await?;
-                }
+        // An id that no volume can have here: nothing is to be deleted.
+        let Ok(handle) = self.servers.handle(&request.volume_id) else { return Ok(DeleteVolumeResponse {}) };
+        let _claim = self.in_flight.claim(handle.share().as_str())?;
+        match (&self.servers, &handle) {
+            (Servers::Kubernetes(clusters), Handle::Instance { instance, share }) => {
+                Box::pin(Self::delete_in_cluster(clusters, instance, share)).await?;
             }
-            Servers::Kubernetes(clusters) => {
-                if let Some(handle) = Handle::parse(&request.volume_id) {
-                    let _claim = self.in_flight.claim(handle.share.as_str())?;
-                    Self::delete_in_cluster(clusters, &handle).await?;
-                }
-            }
+            _ => self.servers.home_of(&handle).await?.admin.delete(handle.share()).await?,
         }
         Ok(DeleteVolumeResponse {})
     }
 
     /// First the volume, then its record: as long as there is a volume, it is known where.
-    async fn delete_in_cluster(clusters: &Clusters, handle: &Handle) -> Result<(), Error> {
+    async fn delete_in_cluster(
+        clusters: &Clusters,
+        instance: &InstanceName,
+        share: &VolumeId,
+    ) -> Result<(), Error> {
         let kubernetes = clusters.kubernetes();
         // A volume of this name may live elsewhere by now; its record is none of this one's.
-        let record = Record::find(kubernetes, &handle.share).await?;
-        let record = record.filter(|record| record.instance == handle.instance);
-        match clusters.find(handle.instance.cluster()).await? {
+        let record = Record::find(kubernetes, share).await?;
+        let record = record.filter(|record| record.instance == *instance);
+        match clusters.find(instance.cluster()).await? {
             None if record.is_some() => {
                 return Err(Error::Refused(format!(
                     "StorageCluster {} is gone and has left the volume's data where they were: make it again to \
-                     delete them, or delete Secret {} to give them up",
-                    handle.instance.cluster(),
-                    Record::name_of(&handle.share)
+                     delete them, or give them up: delete Secret {} and its finalizer {}",
+                    instance.cluster(),
+                    Record::name_of(share),
+                    names::FINALIZER_VOLUME,
                 )));
             }
             None => return Ok(()),
-            Some(cluster) if is_removed(&cluster, &handle.instance) => {}
-            Some(cluster) => {
-                clusters.connect(&cluster, &handle.instance).await?.delete(&handle.share).await?
-            }
+            Some(cluster) if is_removed(&cluster, instance) => {}
+            Some(cluster) => clusters.connect(&cluster, instance).await?.delete(share).await?,
         }
         match record {
             Some(record) => record.remove(kubernetes).await,
@@ -119,22 +118,20 @@ impl ControllerService {
             Capability::parse(request.volume_capability.as_ref())?;
         }
         let capacity = Capacity::parse(request.capacity_range.as_ref())?;
-        let share = self.servers.share_of(&request.volume_id)?;
+        let handle = self.servers.handle(&request.volume_id)?;
+        let share = handle.share();
         let _claim = self.in_flight.claim(share.as_str())?;
-        let home = self.servers.home_of(&request.volume_id).await?;
-        let existing = existing(&home, &share).await?;
+        let home = self.servers.home_of(&handle).await?;
+        let existing = existing(&home, share).await?;
         let present_bytes = size_bytes(&existing);
-        let capacity_bytes = if capacity.admits(present_bytes) && existing.quota() != Quota::None {
+        let capacity_bytes = if capacity.admits(present_bytes) {
             present_bytes
         } else if present_bytes > capacity.limit_bytes() {
             return Err(Error::Capacity(format!("the volume has {present_bytes} bytes and never shrinks")));
         } else {
+            // Without a quota nothing is enforced, and the server keeps what was asked for.
             let wanted = capacity.size_bytes()?.max(present_bytes);
-            match existing.quota() {
-                // Nothing limits it, so there is nothing to change.
-                Quota::None => wanted,
-                _ => home.admin.expand(&share, wanted).await?.capacity_bytes,
-            }
+            size_bytes(&home.admin.expand(share, wanted).await?).max(wanted)
         };
         Ok(ControllerExpandVolumeResponse {
             capacity_bytes: to_csi(capacity_bytes),
@@ -153,9 +150,10 @@ impl ControllerService {
         if request.volume_capabilities.is_empty() {
             return Err(Error::Missing("volume_capabilities"));
         }
-        let share = self.servers.share_of(&request.volume_id)?;
-        let home = self.servers.home_of(&request.volume_id).await?;
-        let existing = existing(&home, &share).await?;
+        let handle = self.servers.handle(&request.volume_id)?;
+        let share = handle.share();
+        let home = self.servers.home_of(&handle).await?;
+        let existing = existing(&home, share).await?;
         let verdict = Capability::parse_all(&request.volume_capabilities)
             .and_then(|_| {
                 check_mount_flags(&request.volume_capabilities, existing.protection(), transport(&existing))
@@ -240,9 +238,10 @@ impl ControllerService {
         if request.volume_id.is_empty() {
             return Err(Error::Missing("volume_id"));
         }
-        let share = self.servers.share_of(&request.volume_id)?;
-        let home = self.servers.home_of(&request.volume_id).await?;
-        let existing = existing(&home, &share).await?;
+        let handle = self.servers.handle(&request.volume_id)?;
+        let share = handle.share();
+        let home = self.servers.home_of(&handle).await?;
+        let existing = existing(&home, share).await?;
         let advertised = home.advertised(std::slice::from_ref(&existing)).await?;
         Ok(ControllerGetVolumeResponse {
             volume: Some(home.to_csi(&existing, &advertised)),

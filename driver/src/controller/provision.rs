@@ -18,9 +18,9 @@ use super::{ControllerService, Record};
 use crate::address;
 use crate::capability::Capability;
 use crate::capacity::Capacity;
-use crate::cluster::handle::InstanceName;
 use crate::cluster::{Clusters, is_leaving, is_removed, takes_volumes};
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::ledger::Placement;
 use crate::names::VolumeId;
 use crate::parameters::Parameters;
@@ -125,7 +125,7 @@ impl ControllerService {
         };
         let made = match &existing {
             Some(volume) => {
-                order.make(&home, existing.clone(), volume.pool.clone(), &record.credentials).await
+                order.make(&home, existing.clone(), volume.pool.clone(), record.credentials()?).await
             }
             None => {
                 let placement = match placement {
@@ -136,7 +136,7 @@ impl ControllerService {
                     // Held until the volume is made: it is on the ledger as long.
                     Ok(placement) => {
                         let pool = placement.place.pool.clone();
-                        order.make(&home, None, pool, &record.credentials).await
+                        order.make(&home, None, pool, record.credentials()?).await
                     }
                     Err(error) => Err(error),
                 }

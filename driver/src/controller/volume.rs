@@ -19,7 +19,7 @@ use crate::transport::Transport;
 /// Labels that the driver keeps with a volume, beside the orchestrator's.
 pub(super) const LABEL_NAME: &str = "csi.forebay.io/name";
 pub(super) const LABEL_SERVER: &str = "csi.forebay.io/server";
-/// What was asked for, which the server does not keep where there is no quota.
+/// What was asked for at first. Servers that do not tell `requested_bytes` have no other record of it without a quota.
 pub(super) const LABEL_REQUESTED_BYTES: &str = "csi.forebay.io/requested-bytes";
 
 /// By what it is mounted, where its StorageClass said so.
@@ -31,11 +31,12 @@ pub(super) fn transport(volume: &Volume) -> Transport {
     word.and_then(|word| Transport::from_word(word)).unwrap_or_default()
 }
 
-/// The hard limit, or what was asked for where there is none.
+/// The hard limit, or what was asked for last where there is none.
 pub(super) fn size_bytes(volume: &Volume) -> u64 {
-    match volume.capacity_bytes {
-        0 => volume.labels.get(LABEL_REQUESTED_BYTES).and_then(|text| text.parse().ok()).unwrap_or(0),
-        bytes => bytes,
+    let labelled = || volume.labels.get(LABEL_REQUESTED_BYTES).and_then(|text| text.parse().ok());
+    match (volume.capacity_bytes, volume.requested_bytes) {
+        (0, 0) => labelled().unwrap_or(0),
+        (0, bytes) | (bytes, _) => bytes,
     }
 }
 

@@ -9,7 +9,6 @@
 
 mod offer;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,7 +33,7 @@ use tracing::{debug, info, warn};
 pub(crate) use self::offer::Offer;
 use crate::limits::{KUBELET_DEADLINE, RDMA_SHARES_MAX};
 use crate::registration::authority::Localhost;
-use crate::socket;
+use crate::socket::{self, SocketFile};
 
 /// Version of the interface.
 const VERSION: &str = "v1beta1";
@@ -76,8 +75,7 @@ pub(crate) async fn run(folder: PathBuf, offer: watch::Receiver<Offer>, mut stop
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    // The kubelet then takes the devices for gone, as they are: nobody would answer it.
-    let _ = fs::remove_file(folder.join(OWN_SOCKET));
+    // The socket has gone with the future; the kubelet then takes the devices for gone, as they are.
 }
 
 /// Registers once and serves for as long as the kubelet knows of it. Says why it does not any more.
@@ -94,8 +92,7 @@ async fn serve(
     }
     let own = folder.join(OWN_SOCKET);
     let kubelet = folder.join(KUBELET_SOCKET);
-    let listener = socket::listen_at(&own).context("offer devices to the kubelet")?;
-    let own_inode = socket::inode(&own).with_context(|| format!("look at {}", own.display()))?;
+    let (listener, own) = socket::listen_at(&own).context("offer devices to the kubelet")?;
     let (ended, mut ends) = mpsc::channel(1);
     let service = Service { offer: offer.clone(), ended };
     let serving = Server::builder()
@@ -103,13 +100,13 @@ async fn serve(
         .serve_with_incoming(UnixListenerStream::new(listener).map(|stream| stream.map(Localhost::new)));
     let registered = async {
         // Before it is called, so that one that restarts meanwhile is seen.
-        let inode = socket::inode(&kubelet).with_context(|| format!("look at {}", kubelet.display()))?;
+        let found = SocketFile::at(&kubelet).with_context(|| format!("look at {}", kubelet.display()))?;
         register(&kubelet).await.context("register with the kubelet as a device plugin")?;
         info!(resource = RESOURCE_RDMA, "the kubelet knows of the node's RDMA devices");
         *failing = false;
         Ok(tokio::select! {
-            () = socket::vanished(&own, own_inode, WATCH_INTERVAL) => "the plugin's socket has vanished",
-            () = socket::vanished(&kubelet, inode, WATCH_INTERVAL) => "the kubelet's socket is another one",
+            () = own.vanished(WATCH_INTERVAL) => "the plugin's socket has vanished",
+            () = found.vanished(WATCH_INTERVAL) => "the kubelet's socket is another one",
             // None while the service lives, which it does as long as this.
             _ = ends.recv() => "the kubelet does not follow the list of devices any more",
         })

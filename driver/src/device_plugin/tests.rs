@@ -1,5 +1,7 @@
 //! The plugin, spoken with as the kubelet does it: the test is the kubelet.
 
+use std::fs;
+
 use forebay_proto::device_plugin::ContainerAllocateRequest;
 use forebay_proto::device_plugin::device_plugin_client::DevicePluginClient;
 use forebay_proto::device_plugin::registration_server::{Registration, RegistrationServer};
@@ -34,7 +36,9 @@ struct Stage {
 
 fn start_kubelet(folder: &Path) -> (JoinHandle<()>, mpsc::UnboundedReceiver<RegisterRequest>) {
     let (sender, registered) = mpsc::unbounded_channel();
-    let listener = socket::listen_at(&folder.join(KUBELET_SOCKET)).expect("free");
+    let (listener, own) = socket::listen_at(&folder.join(KUBELET_SOCKET)).expect("free");
+    // The kubelet leaves its socket where it is.
+    std::mem::forget(own);
     let serving = Server::builder()
         .add_service(RegistrationServer::new(Kubelet(sender)))
         .serve_with_incoming(UnixListenerStream::new(listener));

@@ -1,11 +1,15 @@
 //! The CSI Node service: volumes are mounted with the kernel's SMB client.
 
+mod claims;
+mod group;
+mod measure;
 mod publish;
 mod stage;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod told;
+mod unmount;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,18 +25,16 @@ use forebay_proto::csi::{
     NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
-use rustix::io::Errno;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
-use tracing::warn;
 
 use crate::cluster::Clusters;
-use crate::deadline::run_until;
 use crate::error::Error;
 use crate::in_flight::InFlight;
 use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
-use crate::mount;
 use crate::mountinfo::{MountTable, resolve};
+use crate::node::claims::Claims;
+use crate::node::measure::Measurements;
 use crate::node::told::Told;
 use crate::observe::observe;
 
@@ -56,9 +58,9 @@ pub(crate) struct NodeService {
     /// How volumes are mounted that could have been mounted otherwise.
     told: Told,
     /// Calls that change what is mounted.
-    in_flight: InFlight,
+    claims: Claims,
     /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
-    measuring: InFlight,
+    measuring: Measurements,
     /// Whose turn it is to look at the node's hardware, and whether a look hangs.
     turn: Arc<Mutex<()>>,
     looking: InFlight,
@@ -78,70 +80,11 @@ impl NodeService {
             told: Told::new(node_id, clusters.as_ref().map(|c| c.kubernetes().client().clone())),
             clusters,
             host: Arc::new(Host::at(host_root)),
-            in_flight: InFlight::default(),
-            measuring: InFlight::default(),
+            claims: Claims::default(),
+            measuring: Measurements::default(),
             turn: Arc::default(),
             looking: InFlight::default(),
         }
-    }
-
-    /// Takes everything away that is mounted at `path`, and does not wait for a dead server.
-    async fn unmount(&self, volume_id: &str, path: PathBuf, remove: bool) -> Result<(), Error> {
-        let claim = self.in_flight.claim(volume_id)?;
-        let target = path.clone();
-        let unmounting = run_until("unmount", self.deadlines.unmount, move || {
-            let _claim = claim;
-            unmount_all(&target, mount::unmount)?;
-            if remove { remove_target(&target) } else { Ok(()) }
-        });
-        match unmounting.await {
-            // The kernel is waiting for a server. What is closed was sent at close; the rest cannot be sent
-            // now, and a pod must be able to go. The first thread ends when the kernel lets it.
-            Err(Error::Deadline { seconds, .. }) => {
-                warn!(volume_id, path = %path.display(), seconds, "unmount hangs, detaching the mount");
-            }
-            // The user is our own thread, which hangs in the statfs of a silent volume.
-            Ok(Err(Error::Busy { .. })) if self.measuring.is_claimed(volume_id) => {
-                warn!(volume_id, path = %path.display(), "a statfs holds the mount, detaching it");
-            }
-            result => return result?,
-        }
-        run_until("detach", self.deadlines.unmount, move || {
-            unmount_all(&path, mount::detach)?;
-            if remove { remove_target(&path) } else { Ok(()) }
-        })
-        .await?
-    }
-}
-
-/// Unmounts with `how` until nothing is mounted at `path`.
-fn unmount_all(path: &Path, how: fn(&Path) -> Result<(), mount::MountError>) -> Result<(), Error> {
-    loop {
-        let Some(resolved) = resolve(path).map_err(|e| io_error("resolve", path, e))? else { return Ok(()) };
-        if mounts()?.at(&resolved).is_none() {
-            return Ok(());
-        }
-        match how(&resolved) {
-            Ok(()) => {}
-            // Gone in the meantime.
-            Err(error) if matches!(error.errno, Errno::INVAL | Errno::NOENT) => {
-                if mounts()?.at(&resolved).is_some() {
-                    return Err(error.into());
-                }
-            }
-            Err(error) if error.errno == Errno::BUSY => {
-                return Err(Error::Busy { path: path.display().to_string() });
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Removes the empty directory that a publish made. Never what is in it: it might be a volume.
-fn remove_target(path: &Path) -> Result<(), Error> {
-    match std::fs::remove_dir(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", path, e)),
-        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,10 @@
 //! NodePublishVolume and NodeUnpublishVolume: the staged mount shown in a pod's directory.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
+use forebay_proto::admin::Protection;
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::{
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeUnpublishVolumeRequest,
@@ -9,13 +12,18 @@ use forebay_proto::csi::{
 };
 use rustix::mount::MountAttrFlags;
 
+use super::claims::Sharing;
+use super::group::{self, Place};
+use super::stage::under;
 use super::told::pod_of;
+use super::unmount::Directory;
 use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
 use crate::capability::Capability;
-use crate::deadline::run_until;
+use crate::context::VolumeContext;
 use crate::error::Error;
 use crate::mount;
-use crate::mountinfo::resolve;
+use crate::mountinfo::{MountEntry, MountTable, resolve};
+use crate::options::{DIALECT_DEFAULT, MountOptions};
 
 impl NodeService {
     /// CSI NodePublishVolume.
@@ -35,16 +43,54 @@ impl NodeService {
         let read_only = request.readonly || capability.is_read_only();
         let is_exclusive = capability.mode == Mode::SingleNodeSingleWriter;
         let pod = pod_of(&request.volume_context);
-        let claim = self.in_flight.claim(&request.volume_id)?;
-        run_until("bind", self.deadlines.mount, move || {
-            let _claim = claim;
-            publish(&volume_id, &staging, &target, read_only, is_exclusive)
+        let flags = &capability.mount.mount_flags;
+        let gid =
+            MountOptions::build(DIALECT_DEFAULT, Protection::Unspecified, capability.group()?, flags)?.gid();
+        let sharing = if is_exclusive { Sharing::Alone } else { Sharing::Together };
+        let claim = self.claims.publish(&volume_id, &target, sharing)?;
+
+        let (of, at) = (volume_id.clone(), staging.clone());
+        let look = move || {
+            let (path, entry) = staged(&mounts()?, &of, &at, gid)?;
+            Ok((path, entry.address().filter(|_| entry.is_smb()).map(|address| (entry.id, address))))
+        };
+        let (claim, (path, mounted)) = under(claim, "look", self.deadlines.mount, look).await?;
+        if let Some((mount_id, address)) = mounted
+            && self.is_dead(&path, mount_id, address, &request.volume_context).await?
+        {
+            drop(claim);
+            self.discard(&path, self.claims.volume(&volume_id)?).await?;
+            return Err(Error::NotNow(format!(
+                "the mount at {} was silent, and its server is no longer at {address}: stage the volume again",
+                path.display()
+            )));
+        }
+        let of = volume_id.clone();
+        under(claim, "bind", self.deadlines.mount, move || {
+            publish(&of, &staging, gid, &target, read_only, is_exclusive)
         })
-        .await??;
+        .await?;
         if let Some(pod) = pod {
-            self.told.published(&request.volume_id, pod);
+            self.told.published(&volume_id, pod);
         }
         Ok(NodePublishVolumeResponse {})
+    }
+
+    /// Whether a pod would wait for ever on the mount: it is silent, and its server is elsewhere. A server that is away
+    /// comes back to its address.
+    async fn is_dead(
+        &self,
+        path: &Path,
+        mount_id: u64,
+        address: IpAddr,
+        context: &HashMap<String, String>,
+    ) -> Result<bool, Error> {
+        if self.answers(path, mount_id).await? {
+            return Ok(false);
+        }
+        let Ok(context) = VolumeContext::parse(context) else { return Ok(false) };
+        let present = self.present_addresses(&context).await;
+        Ok(present.is_some_and(|present| !present.contains(&address)))
     }
 
     /// CSI NodeUnpublishVolume.
@@ -54,8 +100,24 @@ impl NodeService {
     ) -> Result<NodeUnpublishVolumeResponse, Error> {
         check_volume_id(&request.volume_id)?;
         let target = check_path("target_path", &request.target_path)?;
-        self.unmount(&request.volume_id, target, true).await?;
+        let claim = self.claims.unpublish(&request.volume_id, &target)?;
+        self.unmount(&request.volume_id, target, Directory::Remove, claim).await?;
         Ok(NodeUnpublishVolumeResponse {})
+    }
+}
+
+/// The mount of the volume that shows this group.
+fn staged(
+    table: &MountTable,
+    volume_id: &str,
+    staging: &Path,
+    gid: u32,
+) -> Result<(PathBuf, MountEntry), Error> {
+    match group::find(table, staging, gid)? {
+        Place::Mounted { path, entry } => Ok((path, entry)),
+        Place::Free(path) => {
+            Err(Error::NotStaged { volume_id: volume_id.to_owned(), path: path.display().to_string() })
+        }
     }
 }
 
@@ -63,21 +125,22 @@ impl NodeService {
 fn publish(
     volume_id: &str,
     staging: &Path,
+    gid: u32,
     target: &Path,
     read_only: bool,
     is_exclusive: bool,
 ) -> Result<(), Error> {
     let table = mounts()?;
-    let not_staged =
-        || Error::NotStaged { volume_id: volume_id.to_owned(), path: staging.display().to_string() };
-    let staging = resolve(staging).map_err(|e| io_error("resolve", staging, e))?.ok_or_else(not_staged)?;
-    let staged = table.at(&staging).ok_or_else(not_staged)?;
+    let (path, staged) = staged(&table, volume_id, staging, gid)?;
 
     if let Some(resolved) = resolve(target).map_err(|e| io_error("resolve", target, e))?
         && let Some(entry) = table.at(&resolved)
     {
         let taken = |found| Err(Error::PathTaken { path: target.display().to_string(), found });
-        if (&entry.device, &entry.root) != (&staged.device, &staged.root) {
+        // The same volume, published before it was mounted again from elsewhere, is what was asked for, too.
+        let is_same = (&entry.device, &entry.root) == (&staged.device, &staged.root)
+            || entry.is_smb() && (entry.share(), entry.gid()) == (staged.share(), staged.gid());
+        if !is_same {
             return taken(entry.describe());
         }
         if entry.is_read_only() != (read_only || staged.is_read_only()) {
@@ -87,10 +150,21 @@ fn publish(
     }
 
     // CSI NodePublishVolume: SINGLE_NODE_SINGLE_WRITER is one target path at a time.
-    if is_exclusive && let Some(other) = table.others_of(staged).next() {
-        return Err(Error::PublishedElsewhere { path: other.display().to_string() });
+    if is_exclusive && let Some(path) = published(&table, staging)? {
+        return Err(Error::PublishedElsewhere { path: path.display().to_string() });
     }
     let target = make_target(target)?;
     let attributes = if read_only { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
-    mount::bind(&staging, &target, attributes).map_err(Error::from)
+    mount::bind(&path, &target, attributes).map_err(Error::from)
+}
+
+/// A path at which the volume is published, whatever group it shows there.
+fn published(table: &MountTable, staging: &Path) -> Result<Option<PathBuf>, Error> {
+    let mut staged = Vec::new();
+    for path in group::beside(staging)?.into_iter().chain([staging.to_owned()]) {
+        staged.extend(resolve(&path).map_err(|e| io_error("resolve", &path, e))?);
+    }
+    let mounted = staged.iter().filter_map(|path| table.at(path));
+    let mut others = mounted.flat_map(|entry| table.others_of(entry));
+    Ok(others.find(|path| !staged.iter().any(|own| own == path)).map(Path::to_owned))
 }

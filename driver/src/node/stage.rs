@@ -1,23 +1,29 @@
 //! NodeStageVolume and NodeUnstageVolume: one SMB mount per volume and node.
 
 use std::net::{IpAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_proto::csi::{
     NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
 use rustix::io::Errno;
+use tonic::Code;
 use tracing::warn;
 
+use super::claims::Claim;
+use super::group::{self, Place};
+use super::measure::Answer;
+use super::unmount::Directory;
 use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
 use crate::address::ServerAddress;
 use crate::agent::addresses;
 use crate::capability::Capability;
-use crate::cluster::handle::InstanceName;
 use crate::context::{Location, VolumeContext};
 use crate::deadline::run_until;
 use crate::error::Error;
+use crate::handle::InstanceName;
 use crate::limits::CLIENT_DEADLINE;
 use crate::mount::{self, MountError, Setting, Step};
 use crate::mountinfo::{MountEntry, resolve};
@@ -59,18 +65,84 @@ impl NodeService {
             Err(error) => Err(error),
         };
 
-        let claim = self.in_flight.claim(&request.volume_id)?;
+        let volume_id = request.volume_id;
+        let claim = self.claims.volume(&volume_id)?;
         let is_required = wanted == Transport::Rdma;
-        let volume = Staging { target, is_instance, is_required, share: context.share, credentials, options };
-        let choice = run_until("mount", self.deadlines.mount, move || {
-            let _claim = claim;
-            volume.stage(&staging)
+        let is_signed = self.told.is_signed(&volume_id);
+        let volume = Staging {
+            target,
+            is_instance,
+            is_required,
+            is_signed,
+            share: context.share,
+            credentials,
+            options,
+        };
+        let (claim, (volume, found)) = under(claim, "look", self.deadlines.mount, move || {
+            let found = volume.look(&staging)?;
+            Ok((volume, found))
         })
-        .await??;
-        if let Some(choice) = choice {
-            self.told.mounted(&request.volume_id, choice);
-        }
+        .await?;
+        let (place, claim) = match found {
+            Found::Nothing(place) => (place, claim),
+            Found::Staged => return Ok(NodeStageVolumeResponse {}),
+            Found::Elsewhere { place, mount_id, address } => {
+                if self.answers(&place, mount_id).await? {
+                    return Ok(NodeStageVolumeResponse {});
+                }
+                warn!(
+                    volume_id,
+                    path = %place.display(),
+                    %address,
+                    "the staged mount is silent, and its server has another address now: mounting it again"
+                );
+                let claim = self.discard(&place, claim).await?;
+                (place, claim)
+            }
+        };
+        self.mount_and_tell(&volume_id, claim, move || {
+            let is_signed = volume.options.has("sign");
+            volume.mount_at(&place).map(|choice| (choice, is_signed))
+        })
+        .await?;
         Ok(NodeStageVolumeResponse {})
+    }
+
+    /// Mounts, and remembers how. The thread does that: the call may have given up by then.
+    pub(super) async fn mount_and_tell(
+        &self,
+        volume_id: &str,
+        claim: Claim,
+        mount: impl FnOnce() -> Result<(Choice, bool), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let (told, volume_id) = (self.told.clone(), volume_id.to_owned());
+        let mounting = under(claim, "mount", self.deadlines.mount, move || {
+            let (choice, is_signed) = mount()?;
+            told.mounted(&volume_id, choice, is_signed);
+            Ok(())
+        });
+        mounting.await.map(drop)
+    }
+
+    /// Whether what is mounted there answers. One that is slower than a volume may be does not.
+    pub(super) async fn answers(&self, path: &Path, mount_id: u64) -> Result<bool, Error> {
+        let answer = self.measuring.measure(path, mount_id, self.deadlines.stats).await?;
+        Ok(matches!(answer, Answer::Measured(Ok(_))))
+    }
+
+    /// Takes away a staged mount that is of no use any more. Pods that use it keep it until they end.
+    pub(super) async fn discard(&self, path: &Path, claim: Claim) -> Result<Claim, Error> {
+        let _hold = self.measuring.hold(path);
+        self.detach(path.to_owned(), Directory::Keep, claim).await
+    }
+
+    /// The addresses that the volume's server has at present; `None` where they are not known.
+    pub(super) async fn present_addresses(&self, context: &VolumeContext) -> Option<Vec<IpAddr>> {
+        let servers = match &context.location {
+            Location::Servers(servers) => servers.clone(),
+            Location::Instance { namespace, name } => self.locate(namespace, name).await.ok()?.0,
+        };
+        run_until("resolve", CLIENT_DEADLINE, move || present(&servers)).await.ok().flatten()
     }
 
     /// Where the instance is now.
@@ -134,10 +206,44 @@ impl NodeService {
     ) -> Result<NodeUnstageVolumeResponse, Error> {
         check_volume_id(&request.volume_id)?;
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
-        self.unmount(&request.volume_id, staging, false).await?;
-        self.told.unmounted(&request.volume_id);
+        let volume_id = request.volume_id;
+        let claim = self.claims.volume(&volume_id)?;
+        let path = staging.clone();
+        let (mut claim, beside) =
+            under(claim, "look", self.deadlines.unmount, move || group::beside(&path)).await?;
+        for path in beside {
+            claim = self.unmount(&volume_id, path, Directory::Remove, claim).await?;
+        }
+        let _claim = self.unmount(&volume_id, staging, Directory::Keep, claim).await?;
+        self.told.unmounted(&volume_id);
         Ok(NodeUnstageVolumeResponse {})
     }
+}
+
+/// Runs a step of a call on a thread of its own and under the call's claim, which a thread that hangs keeps.
+pub(super) async fn under<T: Send + 'static>(
+    claim: Claim,
+    what: &'static str,
+    deadline: Duration,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<(Claim, T), Error> {
+    let (lent, permit) = claim.lend();
+    let result = run_until(what, deadline, move || {
+        let _permit = permit;
+        work()
+    });
+    let value = result.await??;
+    Ok((lent.take_back(), value))
+}
+
+/// What is where the volume is to be.
+enum Found {
+    /// Mount it here.
+    Nothing(PathBuf),
+    /// The volume.
+    Staged,
+    /// The volume, mounted from an address that its server has no more.
+    Elsewhere { place: PathBuf, mount_id: u64, address: IpAddr },
 }
 
 /// All that a mount needs.
@@ -148,21 +254,38 @@ struct Staging {
     is_instance: bool,
     /// It is to be mounted over RDMA.
     is_required: bool,
+    /// Whether the mount that is there was made with `sign`, where that is known: the kernel does not show it.
+    is_signed: Option<bool>,
     share: VolumeId,
     credentials: Credentials,
     options: MountOptions,
 }
 
 impl Staging {
-    /// On a thread of its own: everything here may block. Says how it was mounted, where it was mounted now.
-    fn stage(mut self, staging: &Path) -> Result<Option<Choice>, Error> {
-        // Looked up before anything touches the path, which may be a mount that hangs.
-        let resolved = resolve(staging).map_err(|e| io_error("resolve", staging, e))?;
-        if let Some(resolved) = resolved
-            && let Some(entry) = mounts()?.at(&resolved)
+    /// Looks before anything touches the path, which may be a mount that hangs. May block: names are resolved.
+    fn look(&self, staging: &Path) -> Result<Found, Error> {
+        let table = mounts()?;
+        if let Some(resolved) = resolve(staging).map_err(|e| io_error("resolve", staging, e))?
+            && let Some(entry) = table.at(&resolved)
         {
-            return self.check_staged(staging, entry).map(|()| None);
+            self.check_staged(staging, entry)?;
         }
+        let (place, entry) = match group::find(&table, staging, self.options.gid())? {
+            Place::Free(place) => return Ok(Found::Nothing(place)),
+            Place::Mounted { path, entry } => (path, entry),
+        };
+        self.check_staged(&place, &entry)?;
+        let present = self.target.as_ref().ok().and_then(|(servers, _)| present(servers));
+        match (entry.address(), present) {
+            (Some(address), Some(present)) if !present.contains(&address) => {
+                Ok(Found::Elsewhere { place, mount_id: entry.id, address })
+            }
+            _ => Ok(Found::Staged),
+        }
+    }
+
+    /// On a thread of its own: everything here may block. Says how it was mounted.
+    fn mount_at(mut self, staging: &Path) -> Result<Choice, Error> {
         let (servers, choice) = std::mem::replace(&mut self.target, Err(Error::NoAddress))?;
         let target = make_target(staging)?;
         if choice.over != Over::Tcp {
@@ -170,13 +293,13 @@ impl Staging {
                 Err(error) if choice.over == Over::RdmaOrTcp => {
                     warn!(share = %self.share, error = error.to_string(), "cannot mount over RDMA, taking TCP");
                     self.mount_over(&servers, false, &target)?;
-                    return Ok(Some(Choice::short_of(format!("mounting over RDMA failed: {error}"))));
+                    return Ok(Choice::short_of(format!("mounting over RDMA failed: {error}")));
                 }
-                result => return result.map(|()| Some(choice)),
+                result => return result.map(|()| choice),
             }
         }
         self.mount_over(&servers, false, &target)?;
-        Ok(Some(choice))
+        Ok(choice)
     }
 
     /// From the first address that answers.
@@ -197,19 +320,23 @@ impl Staging {
     }
 
     fn mount(&self, server: &ServerAddress, ip: IpAddr, rdma: bool, target: &Path) -> Result<(), MountError> {
-        let source = self.source(server);
-        let ip = ip.to_string();
-        let port = server.port.to_string();
-        let mut settings = vec![
-            Setting::Value("source", &source),
-            Setting::Value("ip", &ip),
-            Setting::Value("port", &port),
-            Setting::Value("username", &self.credentials.username),
-            Setting::Secret("password", self.credentials.expose_password()),
-        ];
-        settings.extend(self.options.settings());
-        settings.extend(rdma.then_some(Setting::Flag("rdma")));
-        mount::mount(FS_TYPE, &source, &settings, self.options.attributes, target)
+        try_passwords(self.credentials.expose_passwords(), |first, second| {
+            let source = self.source(server);
+            let ip = ip.to_string();
+            let port = server.port.to_string();
+            let mut settings = vec![
+                Setting::Value("source", &source),
+                Setting::Value("ip", &ip),
+                Setting::Value("port", &port),
+                Setting::Value("username", &self.credentials.username),
+                Setting::Secret("password", first),
+            ];
+            // For a reconnection after the first one has ceased to be good.
+            settings.extend(second.map(|second| Setting::Secret("password2", second)));
+            settings.extend(self.options.settings());
+            settings.extend(rdma.then_some(Setting::Flag("rdma")));
+            mount::mount(FS_TYPE, &source, &settings, self.options.attributes, target)
+        })
     }
 
     /// As the kernel shows it in its table of mounts.
@@ -222,9 +349,7 @@ impl Staging {
         let taken = |found: String| Err(Error::PathTaken { path: staging.display().to_string(), found });
         let source = entry.source.to_str();
         let same = match (self.is_instance, &self.target) {
-            (true, _) => source
-                .and_then(|source| source.strip_prefix("//")?.split_once('/'))
-                .is_some_and(|(_, share)| share == self.share.as_str()),
+            (true, _) => entry.share() == Some(self.share.as_str()),
             (false, Ok((servers, _))) => servers.iter().any(|s| source == Some(&*self.source(s))),
             (false, Err(_)) => false,
         };
@@ -240,12 +365,47 @@ impl Staging {
         if self.is_required && !entry.has_super_flag("rdma") {
             return taken("the volume is mounted without rdma".into());
         }
+        if self.is_signed.is_some_and(|is_signed| is_signed != self.options.has("sign")) {
+            return taken("the volume is mounted with another sign".into());
+        }
+        // The kernel shows one of both words, `nosoft` and `nohard` as their opposites.
+        if self.options.is_hard() && entry.has_super_flag("soft")
+            || !self.options.is_hard() && entry.has_super_flag("hard")
+        {
+            return taken("the volume is mounted with another soft or hard".into());
+        }
         let read_only = rustix::mount::MountAttrFlags::MOUNT_ATTR_RDONLY;
         if self.options.attributes.contains(read_only) != entry.is_read_only() {
             return taken("the volume is mounted with another ro or rw".into());
         }
         Ok(())
     }
+}
+
+/// Mounts with the passwords that are good at present, of which there are two while one replaces the other: by the first,
+/// with the second for later where the kernel knows `password2` (Linux 6.9), and by the second where the first is not good
+/// yet, or no more.
+fn try_passwords(
+    (first, second): (&str, Option<&str>),
+    mount: impl Fn(&str, Option<&str>) -> Result<(), MountError>,
+) -> Result<(), MountError> {
+    let Some(second) = second else { return mount(first, None) };
+    let refused = |error: &MountError| error.code() == Code::Unauthenticated;
+    match mount(first, Some(second)) {
+        Err(error) if error.step == Step::Option("password2".to_owned()) => match mount(first, None) {
+            Err(error) if refused(&error) => mount(second, None),
+            result => result,
+        },
+        Err(error) if refused(&error) => mount(second, Some(first)),
+        result => result,
+    }
+}
+
+/// The addresses of servers; `None` where none is known.
+fn present(servers: &[ServerAddress]) -> Option<Vec<IpAddr>> {
+    let found: Vec<IpAddr> =
+        servers.iter().filter_map(|server| addresses_of(server).ok()).flatten().collect();
+    (!found.is_empty()).then_some(found)
 }
 
 /// The addresses of a server's name; the kernel resolves none.
@@ -300,6 +460,7 @@ mod tests {
             target: Ok((servers, Choice::tcp())),
             is_instance: false,
             is_required: false,
+            is_signed: None,
             share: context.share,
             credentials,
             options,
@@ -308,6 +469,7 @@ mod tests {
 
     fn entry(fs_type: &str, source: &str, options: &str, super_options: &str) -> MountEntry {
         MountEntry {
+            id: 1,
             device: "0:44".into(),
             root: "/".into(),
             mount_point: "/s".into(),
@@ -339,6 +501,40 @@ mod tests {
         assert!(sealed.options.is_sealed());
         assert!(check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw,seal")));
         assert!(!check(&sealed, entry("cifs", "//h/pvc-1", "ro", "rw")));
+        assert!(check(&plain, entry("cifs", "//h/pvc-1", "rw", "rw,hard")));
+        assert!(!check(&plain, entry("cifs", "//h/pvc-1", "rw", "rw,soft")));
+        let soft = staging("h", "optional", &["nohard"]);
+        assert!(check(&soft, entry("cifs", "//h/pvc-1", "rw", "rw,soft")));
+        assert!(!check(&soft, entry("cifs", "//h/pvc-1", "rw", "rw,hard")));
+        let mut signed = staging("h", "sign", &[]);
+        for (known, fits) in [(None, true), (Some(true), true), (Some(false), false)] {
+            signed.is_signed = known;
+            assert_eq!(check(&signed, entry("cifs", "//h/pvc-1", "rw", "rw")), fits, "{known:?}");
+        }
+    }
+
+    #[test]
+    fn the_second_password_serves_where_the_first_does_not() {
+        let refused = |step: Step, errno| MountError { what: "v".into(), step, errno, messages: vec![] };
+        let tried = |knows_second: bool, good: &'static str| {
+            let tries = std::cell::RefCell::new(Vec::new());
+            let result = try_passwords(("new", Some("old")), |first, second| {
+                tries.borrow_mut().push(format!("{first}+{}", second.unwrap_or("-")));
+                match second {
+                    Some(_) if !knows_second => Err(refused(Step::Option("password2".into()), Errno::INVAL)),
+                    _ if first == good => Ok(()),
+                    _ => Err(refused(Step::Create, Errno::ACCESS)),
+                }
+            });
+            (result.is_ok(), tries.into_inner().join(" "))
+        };
+        assert_eq!(tried(true, "new"), (true, "new+old".to_owned()));
+        assert_eq!(tried(true, "old"), (true, "new+old old+new".to_owned()));
+        assert_eq!(tried(true, "other"), (false, "new+old old+new".to_owned()));
+        assert_eq!(tried(false, "new"), (true, "new+old new+-".to_owned()));
+        assert_eq!(tried(false, "old"), (true, "new+old new+- old+-".to_owned()));
+        let away = try_passwords(("new", Some("old")), |_, _| Err(refused(Step::Create, Errno::HOSTDOWN)));
+        assert!(away.is_err_and(|error| error.is_unreachable()), "no second try at a server that is away");
     }
 
     #[test]
@@ -363,6 +559,6 @@ mod tests {
         assert!(ips("localhost").expect("in every hosts file").iter().all(IpAddr::is_loopback));
         // RFC 6761 6.4: never resolves.
         let status = tonic::Status::from(ips("forebay.invalid").expect_err("no such name"));
-        assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
     }
 }

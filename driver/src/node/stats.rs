@@ -6,12 +6,14 @@ use forebay_proto::csi::volume_usage::Unit;
 use forebay_proto::csi::{
     NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage,
 };
-use rustix::fs::{StatVfs, statvfs};
+use rustix::fs::StatVfs;
 
+use super::measure::Answer;
 use super::{NodeService, check_path, check_volume_id, io_error, mounts};
 use crate::capacity::to_csi;
 use crate::deadline::run_until;
 use crate::error::Error;
+use crate::handle::Handle;
 use crate::mountinfo::resolve;
 
 impl NodeService {
@@ -27,39 +29,26 @@ impl NodeService {
         }
         let path = check_path("volume_path", &request.volume_path)
             .map_err(|_| Error::NotMounted(request.volume_path.clone()))?;
-        let claim = match self.measuring.claim(&request.volume_id) {
-            Ok(claim) => claim,
-            Err(Error::InFlight(_)) => {
-                return Ok(abnormal("the volume has not answered the previous call yet"));
-            }
-            Err(error) => return Err(error),
-        };
-        let volume_id = request.volume_id;
-        let told = self.told.of(&volume_id);
-        let measured = run_until("statfs", self.deadlines.stats, move || {
-            let _claim = claim;
-            measure(&volume_id, &path)
-        });
-        match measured.await {
-            Ok(Ok((usage, over))) => Ok(NodeGetVolumeStatsResponse {
-                usage,
+        let handle = Handle::parse(&request.volume_id);
+        let told = self.told.of(&request.volume_id);
+        let deadline = self.deadlines.stats;
+        let mounted = path.clone();
+        let (mount_id, over) = run_until("look", deadline, move || look(handle.as_ref(), &mounted)).await??;
+        match self.measuring.measure(&path, mount_id, deadline).await? {
+            Answer::Measured(Ok(stat)) => Ok(NodeGetVolumeStatsResponse {
+                usage: usage(&stat),
                 volume_condition: Some(VolumeCondition {
                     abnormal: false,
                     message: healthy(over, told.and_then(|choice| choice.why).as_deref()),
                 }),
             }),
-            Ok(Err(Error::Io { what: STATFS, source, .. })) => Ok(abnormal(&format!("statfs: {source}"))),
-            Ok(Err(error)) => Err(error),
-            Err(Error::Deadline { seconds, .. }) => {
-                Ok(abnormal(&format!("the volume has not answered for {seconds} s")))
+            Answer::Measured(Err(errno)) => Ok(abnormal(&format!("statfs: {}", std::io::Error::from(errno)))),
+            Answer::Silent => {
+                Ok(abnormal(&format!("the volume has not answered for {} s", deadline.as_secs())))
             }
-            Err(error) => Err(error),
         }
     }
 }
-
-/// The call whose failure is the volume's condition.
-const STATFS: &str = "statfs";
 
 /// By what an SMB mount goes, as the kernel shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,19 +72,22 @@ fn abnormal(message: &str) -> NodeGetVolumeStatsResponse {
     NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition: Some(condition) }
 }
 
-/// On a thread of its own: statfs of an SMB mount asks the server.
-fn measure(volume_id: &str, path: &Path) -> Result<(Vec<VolumeUsage>, Option<Shown>), Error> {
+/// Which mount shows the volume at `path`, and by what it goes. It asks the table of mounts only, not the volume.
+fn look(handle: Option<&Handle>, path: &Path) -> Result<(u64, Option<Shown>), Error> {
     let not_mounted = || Error::NotMounted(path.display().to_string());
     let resolved = resolve(path).map_err(|e| io_error("resolve", path, e))?.ok_or_else(not_mounted)?;
     let table = mounts()?;
     let entry = table.at(&resolved).ok_or_else(not_mounted)?;
-    // An SMB mount of another volume is not this volume.
-    let share = entry.source.to_str().and_then(|source| source.rsplit('/').next());
-    if entry.is_smb() && share != Some(volume_id) {
+    // An SMB mount of another volume is not this volume. An id that is none of this driver's names no share: that of a
+    // PersistentVolume that a person wrote.
+    if let Some(handle) = handle
+        && entry.is_smb()
+        && entry.share() != Some(handle.share().as_str())
+    {
         return Err(not_mounted());
     }
     let over = entry.is_smb().then(|| if entry.has_super_flag("rdma") { Shown::Rdma } else { Shown::Tcp });
-    statvfs(&resolved).map(|stat| (usage(&stat), over)).map_err(|e| io_error(STATFS, path, e.into()))
+    Ok((entry.id, over))
 }
 
 fn usage(stat: &StatVfs) -> Vec<VolumeUsage> {

@@ -1,28 +1,35 @@
 //! The node's calls with real mounts: a tmpfs stands where the SMB mount would be staged, and a FUSE mount
 //! that nobody serves for a server that went silent. The SMB mount itself is tested in the lab (e2e).
 
+mod fuse;
+
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::volume_usage::Unit;
+use forebay_testing::{Need, skip};
 use rustix::mount::MountAttrFlags;
 use tempfile::TempDir;
 use tonic::Code;
 
+use super::claims::Sharing;
+use super::unmount::{Directory, unmount_all};
 use super::*;
 use crate::capability::tests::mount_capability;
-use crate::mount::{Setting, Step};
+use crate::mount::{self, Setting, Step};
+use crate::mountinfo::tests::disguise_as_smb;
+use crate::transport::Choice;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Mounting wants CAP_SYS_ADMIN; says so where it is not there.
+/// Mounting needs CAP_SYS_ADMIN.
 fn may_mount() -> bool {
     match mount::is_available("tmpfs") {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("skipped, mounts are not possible here: {error}");
+            skip(Need::Mounts, error);
             false
         }
     }
@@ -54,10 +61,18 @@ impl Scene {
     }
 
     fn mount_tmpfs(&self, name: &str) {
+        self.mount_tmpfs_of("a volume", name);
+    }
+
+    fn mount_tmpfs_of(&self, source: &str, name: &str) {
         fs::create_dir_all(self.path(name)).expect("a directory");
-        let settings = [Setting::Value("size", "4m"), Setting::Value("source", "a volume")];
-        mount::mount("tmpfs", "a volume", &settings, MountAttrFlags::empty(), &self.path(name))
-            .expect("mounted");
+        let settings = [Setting::Value("size", "4m"), Setting::Value("source", source)];
+        mount::mount("tmpfs", source, &settings, MountAttrFlags::empty(), &self.path(name)).expect("mounted");
+    }
+
+    /// As the kubelet names it, for a second pod.
+    fn second_pod(&self) -> NodePublishVolumeRequest {
+        NodePublishVolumeRequest { target_path: self.text("pod2/mount"), ..self.publish_request(false) }
     }
 
     fn publish_request(&self, readonly: bool) -> NodePublishVolumeRequest {
@@ -86,8 +101,12 @@ impl Scene {
     }
 
     async fn stats(&self, name: &str) -> Result<NodeGetVolumeStatsResponse, Code> {
+        self.stats_of("v", name).await
+    }
+
+    async fn stats_of(&self, id: &str, name: &str) -> Result<NodeGetVolumeStatsResponse, Code> {
         let request = NodeGetVolumeStatsRequest {
-            volume_id: "v".into(),
+            volume_id: id.into(),
             volume_path: self.text(name),
             ..Default::default()
         };
@@ -102,10 +121,16 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        for name in ["pod/mount", "pod2/mount", "staging"] {
-            let _ = unmount_all(&self.path(name), mount::detach);
+        for name in ["pod/mount", "pod2/mount", "staging.gid-2000", "staging"] {
+            unmount(&self.path(name), mount::detach).expect("it can be detached");
         }
     }
+}
+
+/// Under a claim of its own.
+fn unmount(path: &Path, how: fn(&Path) -> Result<(), mount::MountError>) -> Result<(), Error> {
+    let (_lent, permit) = Claims::default().volume("v").expect("free").lend();
+    unmount_all(path, &permit, how)
 }
 
 fn code<T>(result: Result<T, Error>) -> Result<(), Code> {
@@ -166,7 +191,7 @@ async fn what_is_not_the_volume_is_left_alone() {
     scene.mount_tmpfs("pod/mount");
     assert_eq!(scene.publish(false).await, Err(Code::AlreadyExists));
     // A target that was never mounted and holds something is not cleared.
-    unmount_all(&scene.path("pod/mount"), mount::unmount).expect("mounted");
+    unmount(&scene.path("pod/mount"), mount::unmount).expect("mounted");
     fs::write(scene.path("pod/mount/precious"), "data").expect("writable");
     assert_eq!(scene.unpublish().await, Err(Code::Internal));
     assert_eq!(fs::read(scene.path("pod/mount/precious")).expect("kept"), b"data");
@@ -206,14 +231,33 @@ async fn a_volume_in_use_is_not_torn_away() {
 }
 
 #[tokio::test]
-async fn one_call_at_a_time_changes_a_volumes_mounts() {
+async fn one_call_at_a_time_changes_what_is_staged() {
     let scene = Scene::new();
-    let claim = scene.node.in_flight.claim("v").expect("free");
+    let claim = scene.node.claims.volume("v").expect("free");
     assert_eq!(scene.publish(false).await, Err(Code::Aborted));
-    assert_eq!(scene.unpublish().await, Err(Code::Aborted));
     assert_eq!(scene.unstage().await, Err(Code::Aborted));
+    assert_eq!(code(scene.node.stage(stage_request(&scene)).await), Err(Code::Aborted));
+    assert_eq!(scene.unpublish().await, Ok(()), "a pod may go meanwhile");
     drop(claim);
     assert_eq!(scene.unstage().await, Ok(()));
+}
+
+#[tokio::test]
+async fn pods_of_a_volume_do_not_wait_for_each_other() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::new();
+    scene.mount_tmpfs("staging");
+    // A call for the first pod is under way, an unmount that hangs, say.
+    let claim = scene.node.claims.unpublish("v", &scene.path("pod/mount")).expect("free");
+    assert_eq!(scene.publish(false).await, Err(Code::Aborted), "one call at a time for a target");
+    assert_eq!(code(scene.node.publish(scene.second_pod()).await), Ok(()));
+    drop(claim);
+    let claim = scene.node.claims.publish("v", &scene.path("pod/mount"), Sharing::Together).expect("free");
+    assert_eq!(code(scene.node.publish(scene.second_pod()).await), Ok(()), "a second time");
+    assert_eq!(scene.unstage().await, Err(Code::Aborted), "not while it is published");
+    drop(claim);
 }
 
 #[tokio::test]
@@ -235,43 +279,289 @@ async fn stats_are_those_of_the_volume() {
 }
 
 #[tokio::test]
+async fn a_volume_of_kubernetes_is_measured_under_its_own_id() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::new();
+    let source = "//192.0.2.1/pvc-measured";
+    disguise_as_smb(source, "rw,rdma,gid=0,addr=192.0.2.1");
+    scene.mount_tmpfs_of(source, "staging");
+    for id in ["c-0/pvc-measured", "pvc-measured"] {
+        let stats = scene.stats_of(id, "staging").await.expect("it is this volume");
+        assert_eq!(stats.usage.iter().find(|u| u.unit() == Unit::Bytes).expect("known").total, 4 << 20);
+        let condition = stats.volume_condition.expect("offered");
+        assert!(!condition.abnormal && condition.message.ends_with("over RDMA"), "{condition:?}");
+    }
+    for id in ["c-0/pvc-other", "pvc-other", "c-0/measured"] {
+        assert_eq!(scene.stats_of(id, "staging").await, Err(Code::NotFound), "{id}");
+    }
+    // What a person called a volume that they set up themselves says nothing of a share.
+    assert!(scene.stats_of("The archive", "staging").await.is_ok());
+}
+
+#[tokio::test]
 async fn a_silent_volume_is_abnormal_and_can_be_taken_away() {
     if !may_mount() {
         return;
     }
-    let Ok(device) = OpenOptions::new().read(true).write(true).open("/dev/fuse") else {
-        eprintln!("skipped: there is no /dev/fuse here");
-        return;
-    };
     let stats = Duration::from_millis(50);
     let scene = Scene::with(Deadlines { mount: LONG, unmount: LONG, stats });
-    let fd = device.as_raw_fd().to_string();
-    let settings = [
-        Setting::Value("fd", &fd),
-        Setting::Value("rootmode", "40000"),
-        Setting::Value("user_id", "0"),
-        Setting::Value("group_id", "0"),
-    ];
-    mount::mount("fuse", "silent", &settings, MountAttrFlags::empty(), &scene.path("staging"))
-        .expect("mounted");
+    let Some(device) = fuse::mount("silent", &scene.path("staging")) else { return };
     assert_eq!(scene.publish(false).await, Ok(()), "nothing asks the volume here");
 
-    let first = scene.stats("pod/mount").await.expect("answered in its place");
-    assert!(first.volume_condition.expect("offered").abnormal && first.usage.is_empty());
-    let second = scene.stats("pod/mount").await.expect("answered in its place");
-    let condition = second.volume_condition.expect("offered");
-    assert!(condition.abnormal && condition.message.contains("previous call"), "{condition:?}");
+    for _ in 0..2 {
+        let stats = scene.stats("pod/mount").await.expect("answered in its place");
+        let condition = stats.volume_condition.expect("offered");
+        assert!(condition.abnormal && stats.usage.is_empty(), "{condition:?}");
+        assert!(condition.message.contains("has not answered"), "{condition:?}");
+    }
+    assert_eq!(scene.node.measuring.threads(), 1, "the second call waited for the first one's");
+    // Another path of the same volume is measured by itself.
+    scene.mount_tmpfs("pod2/mount");
+    let other = scene.stats("pod2/mount").await.expect("it answers").volume_condition.expect("offered");
+    assert!(!other.abnormal, "{other:?}");
 
     // The thread in statfs keeps the mount busy; the pod can go all the same.
     assert_eq!(scene.unpublish().await, Ok(()));
     assert!(!scene.is_mounted("pod/mount") && !scene.path("pod/mount").exists());
+    // A new mount at the path is another one, although the old one's thread still hangs.
+    scene.mount_tmpfs("pod/mount");
+    let new = scene.stats("pod/mount").await.expect("it answers").volume_condition.expect("offered");
+    assert!(!new.abnormal, "{new:?}");
     assert_eq!(scene.unstage().await, Ok(()));
-    assert!(scene.node.measuring.is_claimed("v"), "the thread still hangs");
+    assert_eq!(scene.node.measuring.threads(), 1, "the thread still hangs");
     // The file system dies, so the thread ends.
     drop(device);
     let deadline = std::time::Instant::now() + LONG;
-    while scene.node.measuring.is_claimed("v") {
+    while scene.node.measuring.threads() > 0 {
         assert!(std::time::Instant::now() < deadline, "the thread never ended");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::new();
+    let Some(slow) = fuse::Slow::mount("slow", &scene.path("staging")) else { return };
+    assert_eq!(scene.publish(false).await, Ok(()));
+    // A pod's process, as far as the mount is concerned.
+    let user = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(scene.path("pod/mount"))
+        .expect("a directory");
+
+    let scene = Arc::new(scene);
+    let measure = |scene: &Arc<Scene>| {
+        let scene = Arc::clone(scene);
+        tokio::spawn(async move { scene.stats("pod/mount").await })
+    };
+    let first = measure(&scene);
+    let asked = tokio::task::spawn_blocking(move || {
+        slow.asked.recv_timeout(LONG).expect("it is asked");
+        slow
+    });
+    let slow = asked.await.expect("no panic");
+    // Beside a measurement that is under way and will be answered.
+    let second = measure(&scene);
+    let unpublish = {
+        let scene = Arc::clone(&scene);
+        tokio::spawn(async move { scene.unpublish().await })
+    };
+    while !scene.node.measuring.is_held(&scene.path("pod/mount")) {
+        assert!(!unpublish.is_finished());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(scene.stats("pod/mount").await, Err(Code::Aborted), "no further one meanwhile");
+    // One for each measurement: the second asks by itself if it began after the first was answered.
+    for _ in 0..2 {
+        slow.answer.send(()).expect("served");
+    }
+    assert_eq!(unpublish.await.expect("no panic"), Err(Code::FailedPrecondition), "it is in use");
+    assert!(scene.is_mounted("pod/mount"));
+    for stats in [first, second] {
+        // The second may have come after the unpublish.
+        match stats.await.expect("no panic") {
+            Ok(stats) => {
+                assert!(!stats.volume_condition.expect("offered").abnormal);
+                assert_eq!(stats.usage[0].total, 100 * 4096);
+            }
+            Err(code) => assert_eq!(code, Code::Aborted),
+        }
+    }
+    drop(user);
+    assert_eq!(scene.unpublish().await, Ok(()));
+}
+
+/// What the next umount(2) of a server that is gone waits for; it has left the table of mounts by then.
+static GONE_SERVER: Mutex<Option<std::sync::mpsc::Receiver<()>>> = Mutex::const_new(None);
+
+fn unmount_of_a_gone_server(path: &Path) -> Result<(), mount::MountError> {
+    mount::detach(path)?;
+    let _ = GONE_SERVER.blocking_lock().take().expect("one call").recv();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_volume_is_staged_again_after_an_unmount_that_hangs() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::with(Deadlines { mount: LONG, unmount: Duration::from_millis(50), stats: LONG });
+    scene.mount_tmpfs("staging");
+    let (release, hang) = std::sync::mpsc::channel();
+    *GONE_SERVER.lock().await = Some(hang);
+    let claim = scene.node.claims.volume("v").expect("free");
+    let unmounting =
+        scene.node.unmount_by(unmount_of_a_gone_server, "v", scene.path("staging"), Directory::Keep, claim);
+    // The thread hangs on; the volume is unstaged, and free.
+    drop(unmounting.await.expect("detached"));
+    assert_eq!(scene.unstage().await, Ok(()), "a second time");
+    let claim = scene.node.claims.volume("v").expect("it can be staged again");
+    scene.mount_tmpfs("staging");
+    drop(claim);
+    // The thread wakes up, and what is staged now is not its to unmount.
+    let threads = || {
+        fs::read_dir("/proc/self/task").expect("readable").filter_map(|task| {
+            let name = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+            (name.trim() == "unmount").then_some(())
+        })
+    };
+    assert!(threads().count() > 0, "it hangs");
+    release.send(()).expect("it waits");
+    let deadline = std::time::Instant::now() + LONG;
+    while threads().count() > 0 {
+        assert!(std::time::Instant::now() < deadline, "the thread never ended");
+        tokio::task::yield_now().await;
+    }
+    assert!(scene.is_mounted("staging"));
+}
+
+#[tokio::test]
+async fn a_staged_mount_whose_server_is_elsewhere_is_mounted_again() {
+    if !may_mount() {
+        return;
+    }
+    let stats = Duration::from_millis(50);
+    let scene = Scene::with(Deadlines { mount: LONG, unmount: LONG, stats });
+    let mut request = stage_request(&scene);
+    let restage = |scene: &Scene, request: NodeStageVolumeRequest| {
+        let node = scene.node.clone();
+        async move { code(node.stage(request).await) }
+    };
+    let tried =
+        if mount::is_available("cifs").is_ok() { Code::Unavailable } else { Code::FailedPrecondition };
+
+    // Silent, and mounted from where the server is not any more: it is taken away, and mounted again.
+    disguise_as_smb("//127.0.0.1/v-dead", "rw,hard,gid=0,addr=192.0.2.9");
+    request.volume_context.insert("share".into(), "v-dead".into());
+    let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
+    assert_eq!(restage(&scene, request.clone()).await, Err(tried), "nobody listens at the new address");
+    assert!(!scene.is_mounted("staging"));
+
+    // Silent at its server's present address: the server is away and comes back.
+    disguise_as_smb("//127.0.0.1/v-away", "rw,hard,gid=0,addr=127.0.0.1");
+    request.volume_context.insert("share".into(), "v-away".into());
+    let Some(_device) = fuse::mount("//127.0.0.1/v-away", &scene.path("staging")) else { return };
+    assert_eq!(restage(&scene, request.clone()).await, Ok(()));
+    assert_eq!(scene.publish(false).await, Ok(()), "I/O waits for it");
+    unmount(&scene.path("pod/mount"), mount::detach).expect("mounted");
+    unmount(&scene.path("staging"), mount::detach).expect("mounted");
+
+    // Elsewhere, and it answers all the same.
+    disguise_as_smb("//127.0.0.1/v-moved", "rw,hard,gid=0,addr=192.0.2.9");
+    request.volume_context.insert("share".into(), "v-moved".into());
+    scene.mount_tmpfs_of("//127.0.0.1/v-moved", "staging");
+    assert_eq!(restage(&scene, request.clone()).await, Ok(()));
+    assert!(scene.is_mounted("staging"));
+    unmount(&scene.path("staging"), mount::unmount).expect("mounted");
+
+    // A publish finds out, too, and has it staged again.
+    request.volume_context.insert("share".into(), "v-dead".into());
+    let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
+    let publish = NodePublishVolumeRequest {
+        volume_context: request.volume_context.clone(),
+        ..scene.publish_request(false)
+    };
+    assert_eq!(code(scene.node.publish(publish).await), Err(Code::Unavailable));
+    assert!(!scene.is_mounted("staging") && !scene.is_mounted("pod/mount"));
+}
+
+#[tokio::test]
+async fn each_pods_group_is_that_of_its_mount() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::new();
+    let of_group = |group: &str, mut capability: forebay_proto::csi::VolumeCapability| {
+        use forebay_proto::csi::volume_capability::AccessType;
+        if let Some(AccessType::Mount(mount)) = &mut capability.access_type {
+            mount.volume_mount_group = group.into();
+        }
+        Some(capability)
+    };
+    let mode = mount_capability(Mode::MultiNodeMultiWriter, &[]);
+    let publish = |group: &str, target: &str| NodePublishVolumeRequest {
+        target_path: scene.text(target),
+        volume_capability: of_group(group, mode.clone()),
+        ..scene.publish_request(false)
+    };
+    disguise_as_smb("//127.0.0.1/v-group", "rw,username=u,hard,gid=1000,addr=127.0.0.1");
+    disguise_as_smb("//127.0.0.1/v-group#2000", "rw,username=u,hard,gid=2000,addr=127.0.0.1");
+    scene.mount_tmpfs_of("//127.0.0.1/v-group", "staging");
+
+    // The second pod's group is not that of the mount: staging makes another mount, or says that it cannot.
+    let mut stage = stage_request(&scene);
+    stage.volume_context.insert("share".into(), "v-group".into());
+    stage.volume_capability = of_group("1000", mode.clone());
+    assert_eq!(code(scene.node.stage(stage.clone()).await), Ok(()), "staged already");
+    stage.volume_capability = of_group("2000", mode.clone());
+    let tried =
+        if mount::is_available("cifs").is_ok() { Code::Unavailable } else { Code::FailedPrecondition };
+    assert_eq!(code(scene.node.stage(stage).await), Err(tried), "nobody listens there");
+    assert_eq!(code(scene.node.publish(publish("1000", "pod/mount")).await), Ok(()));
+    let refused = scene.node.publish(publish("2000", "pod2/mount")).await;
+    assert_eq!(code(refused), Err(Code::FailedPrecondition), "never with another pod's group");
+
+    // As staging would have mounted it.
+    scene.mount_tmpfs_of("//127.0.0.1/v-group#2000", "staging.gid-2000");
+    fs::write(scene.path("staging.gid-2000/of-2000"), "").expect("writable");
+    assert_eq!(code(scene.node.publish(publish("2000", "pod2/mount")).await), Ok(()));
+    assert!(scene.path("pod2/mount/of-2000").exists() && !scene.path("pod/mount/of-2000").exists());
+    let mut single = publish("1000", "pod3/mount");
+    single.volume_capability = of_group("1000", mount_capability(Mode::SingleNodeSingleWriter, &[]));
+    assert_eq!(code(scene.node.publish(single).await), Err(Code::FailedPrecondition), "published elsewhere");
+
+    for target in ["pod/mount", "pod2/mount"] {
+        let target_path = scene.text(target);
+        let request = NodeUnpublishVolumeRequest { volume_id: "v".into(), target_path };
+        assert_eq!(code(scene.node.unpublish(request).await), Ok(()));
+    }
+    assert_eq!(scene.unstage().await, Ok(()));
+    assert!(!scene.is_mounted("staging") && scene.path("staging").exists());
+    assert!(!scene.path("staging.gid-2000").exists(), "the driver made it");
+}
+
+#[tokio::test]
+async fn why_a_volume_goes_by_tcp_is_known_although_its_mount_took_too_long() {
+    let scene = Scene::with(Deadlines { mount: Duration::from_millis(50), unmount: LONG, stats: LONG });
+    let (release, hang) = std::sync::mpsc::channel::<()>();
+    let claim = scene.node.claims.volume("v").expect("free");
+    let mounting = scene.node.mount_and_tell("v", claim, move || {
+        hang.recv().expect("released");
+        Ok((Choice::short_of("the node has no RDMA device".into()), false))
+    });
+    assert!(matches!(mounting.await, Err(Error::Deadline { .. })));
+    assert_eq!(scene.node.told.of("v"), None, "it is not mounted yet");
+    assert_eq!(scene.unstage().await, Err(Code::Aborted));
+    release.send(()).expect("the thread waits");
+    let deadline = std::time::Instant::now() + LONG;
+    while scene.node.told.of("v").is_none() {
+        assert!(std::time::Instant::now() < deadline, "it is never told");
         tokio::task::yield_now().await;
     }
 }

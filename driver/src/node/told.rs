@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::identity::DRIVER_NAME;
-use crate::limits::{KUBERNETES_DEADLINE, TRANSPORT_NOTES_MAX};
+use crate::limits::{KUBERNETES_DEADLINE, MOUNT_NOTES_MAX};
 use crate::transport::{Choice, Over};
 
 /// Longest note that the API server takes.
@@ -20,9 +20,17 @@ const NOTE_BYTES_MAX: usize = 1024;
 /// What is remembered, until the volume is unmounted or the driver ends.
 #[derive(Clone)]
 pub(super) struct Told {
-    by_volume: Arc<Mutex<HashMap<String, Choice>>>,
+    by_volume: Arc<Mutex<HashMap<String, Note>>>,
     /// In Kubernetes.
     recorder: Option<Recorder>,
+}
+
+/// What the table of mounts does not show of a volume's mount.
+#[derive(Clone, Debug)]
+struct Note {
+    /// Where there is something to say about the transport.
+    choice: Option<Choice>,
+    is_signed: bool,
 }
 
 impl fmt::Debug for Told {
@@ -37,18 +45,17 @@ impl Told {
         Self { by_volume: Arc::default(), recorder: client.map(|client| Recorder::new(client, reporter)) }
     }
 
-    fn by_volume(&self) -> MutexGuard<'_, HashMap<String, Choice>> {
+    fn by_volume(&self) -> MutexGuard<'_, HashMap<String, Note>> {
         // Each change is one call of the map.
         self.by_volume.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn mounted(&self, volume_id: &str, choice: Choice) {
+    pub(super) fn mounted(&self, volume_id: &str, choice: Choice, is_signed: bool) {
         info!(volume_id, over = ?choice.over, why = choice.why, "mounted the volume");
+        let note = Note { choice: choice.why.is_some().then_some(choice), is_signed };
         let mut by_volume = self.by_volume();
-        if choice.why.is_none() || by_volume.len() >= TRANSPORT_NOTES_MAX {
-            by_volume.remove(volume_id);
-        } else {
-            by_volume.insert(volume_id.to_owned(), choice);
+        if by_volume.len() < MOUNT_NOTES_MAX || by_volume.contains_key(volume_id) {
+            by_volume.insert(volume_id.to_owned(), note);
         }
     }
 
@@ -58,7 +65,12 @@ impl Told {
 
     /// What there is to say of a volume's mount.
     pub(super) fn of(&self, volume_id: &str) -> Option<Choice> {
-        self.by_volume().get(volume_id).cloned()
+        self.by_volume().get(volume_id)?.choice.clone()
+    }
+
+    /// Whether the volume was mounted with `sign`, where this process mounted it.
+    pub(super) fn is_signed(&self, volume_id: &str) -> Option<bool> {
+        self.by_volume().get(volume_id).map(|note| note.is_signed)
     }
 
     /// Tells a pod whose volume goes by less than it could. The pod does not wait for it.
@@ -126,14 +138,14 @@ mod tests {
     #[test]
     fn what_was_told_ends_with_the_mount() {
         let told = Told::new("n", None);
-        told.mounted("v", Choice::short_of("why".to_owned()));
+        told.mounted("v", Choice::short_of("why".to_owned()), false);
         assert_eq!(told.of("v").and_then(|c| c.why).as_deref(), Some("why"));
         // Mounted again, over RDMA now.
-        told.mounted("v", Choice { over: Over::RdmaOrTcp, why: None, is_less: false });
-        assert_eq!(told.of("v"), None);
-        told.mounted("v", Choice::short_of("why".to_owned()));
+        told.mounted("v", Choice { over: Over::RdmaOrTcp, why: None, is_less: false }, true);
+        assert_eq!((told.of("v"), told.is_signed("v")), (None, Some(true)));
+        told.mounted("v", Choice::short_of("why".to_owned()), false);
         told.unmounted("v");
-        assert_eq!(told.of("v"), None);
+        assert_eq!((told.of("v"), told.is_signed("v")), (None, None));
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 pub(crate) mod authority;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -77,11 +76,8 @@ pub(crate) async fn run(
         let served = tokio::select! {
             served = serve(&path, &csi_socket, &outcome) => served?,
             // An error means that the sender is gone, which ends the driver as well.
-            _ = stop.wait_for(|stop| *stop) => {
-                // The kubelet then takes the driver for gone, as it is.
-                let _ = fs::remove_file(&path);
-                return Ok(());
-            }
+            // The socket goes with the future; the kubelet then takes the driver for gone, as it is.
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
         match served {
             Ended::Vanished => {
@@ -94,7 +90,6 @@ pub(crate) async fn run(
                 }
                 // The kubelet does not try a socket again that it has refused, only a new one. It may just have been busy.
                 warn!(reason, "the kubelet refused to register the driver, asking once more");
-                let _ = fs::remove_file(&path);
                 tokio::select! {
                     () = sleep(REFUSED_DELAY * refusals) => {}
                     _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -116,8 +111,7 @@ enum Ended {
 
 /// Serves one socket for as long as it is the one at `path`.
 async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) -> anyhow::Result<Ended> {
-    let listener = socket::listen_at(path).context("register with the kubelet")?;
-    let own = socket::inode(path).with_context(|| format!("look at {}", path.display()))?;
+    let (listener, own) = socket::listen_at(path).context("register with the kubelet")?;
     info!(path = %path.display(), csi_socket, "waiting for the kubelet to register the driver");
     let service = Service { csi_socket: csi_socket.to_owned(), outcome: outcome.clone() };
     let mut outcomes = outcome.subscribe();
@@ -129,7 +123,7 @@ async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) 
             served.context("serve the registration socket")?;
             bail!("the registration socket was closed");
         }
-        () = socket::vanished(path, own, WATCH_INTERVAL) => Ok(Ended::Vanished),
+        () = own.vanished(WATCH_INTERVAL) => Ok(Ended::Vanished),
         ended = refused(&mut outcomes) => Ok(ended),
     }
 }
@@ -189,6 +183,7 @@ impl Registration for Service {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Instant;
 
     use forebay_proto::registration::registration_client::RegistrationClient;

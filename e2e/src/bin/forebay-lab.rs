@@ -83,6 +83,9 @@ enum Command {
     Test {
         /// Only those whose name contains one of these.
         filters: Vec<String>,
+        /// All of them, those on trial too.
+        #[arg(long, conflicts_with = "filters")]
+        on_trial: bool,
         /// The server that is tested.
         #[arg(long, value_enum, default_value = "forebay")]
         against: site::Kind,
@@ -150,9 +153,12 @@ enum Command {
         /// The server to test: ours, or Samba's to see what the suites make of it.
         #[arg(long, value_enum, default_value = "forebay")]
         server: ServerKind,
-        /// Keep smbtorture's output in this folder, a file per test.
+        /// Keep smbtorture's output in this folder, a file per test, and the servers' logs.
         #[arg(long)]
         logs: Option<PathBuf>,
+        /// How many tests run beside each other, each against a server of its own. Most of their time they wait.
+        #[arg(long, default_value_t = 8)]
+        lanes: usize,
     },
     /// Hold a lab in this process (what `up` starts).
     #[command(hide = true)]
@@ -269,9 +275,9 @@ fn run(command: Command) -> Result<u8> {
             println!("forebay-lab shell --lab {name} NODE   opens a shell on one of: {nodes}");
             println!("forebay-lab down --lab {name}         ends the lab");
         }
-        Command::Foreign { filter, server, logs } => {
+        Command::Foreign { filter, server, logs, lanes } => {
             rundir::clean_up_on_signals()?;
-            return Ok(u8::from(!foreign::run(&Options { filter, server, logs })?));
+            return Ok(u8::from(!foreign::run(&Options { filter, server, logs, lanes })?));
         }
         Command::Supervise { name, nodes, smb_direct } => {
             rundir::clean_up_on_signals()?;
@@ -294,9 +300,9 @@ fn run(command: Command) -> Result<u8> {
                 println!("{}", scenario.name);
             }
         }
-        Command::Test { filters, against, .. } => {
+        Command::Test { filters, on_trial, against, .. } => {
             rundir::clean_up_on_signals()?;
-            return Ok(if scenario::run(&filters, against)? { 0 } else { 1 });
+            return Ok(if scenario::run(&filters, on_trial, against)? { 0 } else { 1 });
         }
         Command::BesideKsmbd { rounds } => {
             rundir::clean_up_on_signals()?;

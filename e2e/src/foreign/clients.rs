@@ -4,30 +4,44 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::known::Outcome;
 use super::room::Room;
 use super::target::Target;
 
-/// Time for all of them.
-const LIMIT: Duration = Duration::from_secs(600);
+/// Time for one group.
+const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs the checks whose names contain `filter`.
-pub(super) fn run(
-    room: &mut Room,
-    work: &Path,
-    target: &Target,
-    filter: &str,
-) -> Result<Vec<(String, Outcome)>> {
-    fs::write(work.join("clients.py"), include_str!("../../foreign/clients.py"))?;
-    target.write_json(&work.join("target.json"))?;
-    let done = room.run(&["python3", "/scratch/clients.py", "/scratch/target.json", filter], LIMIT)?;
+/// Puts the checks, and what they need to know, where the room has them.
+pub(super) fn write(work: &Path, target: &Target) -> Result<()> {
+    write_checks(work)?;
+    target.write_json(&work.join("target.json"))
+}
+
+fn write_checks(work: &Path) -> Result<()> {
+    Ok(fs::write(work.join("clients.py"), include_str!("../../foreign/clients.py"))?)
+}
+
+/// The groups: those of a group run one after the other, in one lane.
+pub(super) fn groups(room: &mut Room, work: &Path) -> Result<Vec<String>> {
+    write_checks(work)?;
+    let done = room.run(&["python3", "/scratch/clients.py", "--groups"], LIMIT)?;
+    let groups: Vec<String> = done.output.lines().map(str::to_owned).collect();
+    if done.status != 0 || groups.is_empty() {
+        bail!("clients.py --groups ended with {}:\n{}", done.status, done.output);
+    }
+    Ok(groups)
+}
+
+/// Runs the checks of a group whose names contain `filter`.
+pub(super) fn run(room: &mut Room, group: &str, filter: &str) -> Result<Vec<(String, Outcome)>> {
+    let done = room.run(&["python3", "/scratch/clients.py", "/scratch/target.json", group, filter], LIMIT)?;
     let mut results = parse(&done.output);
     if !done.output.lines().any(|line| line == "done") {
         let tail: Vec<&str> = done.output.lines().rev().take(5).collect();
         let reason = format!("ended with status {} before all was done: {}", done.status, tail.join(" | "));
-        results.push(("clients".into(), Outcome::Fail(reason)));
+        results.push((group.to_owned(), Outcome::Fail(reason)));
     }
     Ok(results)
 }

@@ -1,8 +1,8 @@
-//! The list of known failures: an unexpected pass is an error, too, so that the list can only shrink.
+//! The lists of known failures and of unsteady tests. An unexpected pass is an error, too, so that they can only shrink.
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,17 +15,30 @@ pub(super) enum Outcome {
     Skip(String),
 }
 
-/// What the list says of a test.
+/// How a listed test ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Fail,
     Skip,
 }
 
+/// What the list says of a test.
+#[derive(Debug)]
+struct Entry {
+    expected: Expected,
+    /// Why that is so.
+    reason: String,
+    /// What the suite says then: a part of it.
+    says: String,
+}
+
+/// Shorter texts are in too many failures.
+const SAYS_MIN: usize = 6;
+
 /// Tests that are expected not to pass, each with a reason.
 #[derive(Debug, Default)]
 pub(super) struct KnownFailures {
-    tests: BTreeMap<String, (Expected, String)>,
+    tests: BTreeMap<String, Entry>,
 }
 
 /// A result and what was expected of it.
@@ -37,45 +50,60 @@ pub(super) enum Verdict {
     Known,
     /// Failed or was skipped, and the list does not say so.
     Unexpected,
+    /// Failed or was skipped as the list says, but for something else: another defect may hide behind the listed one.
+    Different,
     /// On the list, and not as the list says: strike it out.
     Stale,
 }
 
+/// Lines of a list with their numbers, without empty ones and comments.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .enumerate()
+        .map(|(index, line)| (index + 1, line))
+        .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'))
+}
+
 impl KnownFailures {
-    /// Reads the list. A line is `fail TEST: REASON` or `skip TEST: REASON`; empty lines and `#` comments are free.
+    /// Reads the list. A line is `fail TEST: REASON` or `skip TEST: REASON`; the indented line below it is a part of what the suite
+    /// says then. Empty lines and `#` comments are free.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut tests = BTreeMap::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
+        let mut lines = lines(text).peekable();
+        while let Some((number, line)) = lines.next() {
+            let says = lines.next_if(|(_, line)| line.starts_with(' ')).map(|(_, line)| line.trim());
+            let (test, entry) =
+                Self::entry(line, says).with_context(|| format!("known failures, line {number}"))?;
+            if tests.contains_key(&test) {
+                bail!("known failures, line {number}: {test} is listed twice");
             }
-            let entry = || -> Result<_> {
-                let (word, rest) = line.split_once(' ').context("no test")?;
-                let expected = match word {
-                    "fail" => Expected::Fail,
-                    "skip" => Expected::Skip,
-                    _ => bail!("{word:?} is neither fail nor skip"),
-                };
-                let (test, reason) = rest.split_once(": ").context("no reason")?;
-                if tests.contains_key(test) {
-                    bail!("{test} is listed twice");
-                }
-                Ok((test.to_owned(), (expected, reason.trim().to_owned())))
-            };
-            let (test, value) = entry().with_context(|| format!("known failures, line {}", number + 1))?;
-            tests.insert(test, value);
+            tests.insert(test, entry);
         }
         Ok(Self { tests })
     }
 
+    fn entry(line: &str, says: Option<&str>) -> Result<(String, Entry)> {
+        let (word, rest) = line.split_once(' ').context("no test")?;
+        let expected = match word {
+            "fail" => Expected::Fail,
+            "skip" => Expected::Skip,
+            _ => bail!("{word:?} is neither fail nor skip"),
+        };
+        let (test, reason) = rest.split_once(": ").context("no reason")?;
+        let says = says.context("the indented line with what the suite says is missing")?;
+        ensure!(says.len() >= SAYS_MIN, "{says:?} may be in any failure");
+        let (reason, says) = (reason.trim().to_owned(), says.to_owned());
+        Ok((test.to_owned(), Entry { expected, reason, says }))
+    }
+
     /// Judges a result.
     pub(super) fn judge(&self, test: &str, outcome: &Outcome) -> Verdict {
-        match (self.tests.get(test).map(|(expected, _)| expected), outcome) {
+        match (self.tests.get(test), outcome) {
             (None, Outcome::Pass) => Verdict::Passed,
             (None, _) => Verdict::Unexpected,
-            (Some(Expected::Fail), Outcome::Fail(_)) | (Some(Expected::Skip), Outcome::Skip(_)) => {
-                Verdict::Known
+            (Some(Entry { expected: Expected::Fail, says, .. }), Outcome::Fail(reason))
+            | (Some(Entry { expected: Expected::Skip, says, .. }), Outcome::Skip(reason)) => {
+                if reason.contains(says.as_str()) { Verdict::Known } else { Verdict::Different }
             }
             (Some(_), _) => Verdict::Stale,
         }
@@ -83,13 +111,66 @@ impl KnownFailures {
 
     /// The reason why a test is on the list.
     pub(super) fn reason(&self, test: &str) -> Option<&str> {
-        self.tests.get(test).map(|(_, reason)| reason.as_str())
+        self.tests.get(test).map(|entry| entry.reason.as_str())
+    }
+
+    /// What the list expects it to say.
+    pub(super) fn says(&self, test: &str) -> Option<&str> {
+        self.tests.get(test).map(|entry| entry.says.as_str())
     }
 
     /// Listed tests that are none of these: they were renamed or removed.
-    pub(super) fn absent<'a>(&'a self, tests: &'a [String]) -> impl Iterator<Item = &'a str> {
-        self.tests.keys().map(String::as_str).filter(|name| !tests.iter().any(|test| test == name))
+    pub(super) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
+        absent(&self.tests, tests)
     }
+}
+
+/// Tests that fail on a machine that does not run for a moment, each with its cause: one that fails is run again with nothing
+/// beside it.
+#[derive(Debug, Default)]
+pub(super) struct Unsteady {
+    tests: BTreeMap<String, String>,
+}
+
+impl Unsteady {
+    /// The list's name.
+    pub(super) const NAME: &str = "unsteady.txt";
+
+    /// The list of this tree.
+    pub(super) fn of_this_tree() -> Result<Self> {
+        Self::parse(include_str!("../../foreign/unsteady.txt"))
+    }
+
+    /// Reads the list. A line is `TEST: CAUSE`.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut tests = BTreeMap::new();
+        for (number, line) in lines(text) {
+            let entry = line.split_once(": ").filter(|(_, cause)| !cause.trim().is_empty());
+            let (test, cause) = entry.with_context(|| format!("{}, line {number}: no cause", Self::NAME))?;
+            if tests.insert(test.to_owned(), cause.trim().to_owned()).is_some() {
+                bail!("{}, line {number}: {test} is listed twice", Self::NAME);
+            }
+        }
+        ensure!(tests.len() <= UNSTEADY_MAX, "{} names more than {UNSTEADY_MAX} tests", Self::NAME);
+        Ok(Self { tests })
+    }
+
+    /// Why a test is on the list.
+    pub(super) fn cause(&self, test: &str) -> Option<&str> {
+        self.tests.get(test).map(String::as_str)
+    }
+
+    /// Listed tests that are none of these.
+    pub(super) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
+        absent(&self.tests, tests)
+    }
+}
+
+/// With more than this the cause is the runner.
+const UNSTEADY_MAX: usize = 8;
+
+fn absent<'a, T>(listed: &'a BTreeMap<String, T>, tests: &[String]) -> Vec<&'a str> {
+    listed.keys().map(String::as_str).filter(|name| !tests.iter().any(|test| test == name)).collect()
 }
 
 #[cfg(test)]
@@ -97,33 +178,57 @@ mod tests {
     use super::*;
 
     fn list() -> KnownFailures {
-        KnownFailures::parse("# why\n\nfail a.b c: because: so\nskip d: lacks x\n").expect("a good list")
+        KnownFailures::parse(
+            "# why\n\nfail a.b c: because: so\n    no streams\nskip d: lacks x\n  x is absent\n",
+        )
+        .expect("a good list")
     }
 
     #[test]
     fn only_what_the_list_says_is_expected() {
-        let (fail, skip) = (Outcome::Fail(String::new()), Outcome::Skip(String::new()));
+        let (fail, skip) = (Outcome::Fail("status: no streams".into()), Outcome::Skip("x is absent".into()));
+        let (late, other) = (Outcome::Fail("not done after 60 s".into()), Outcome::Skip(String::new()));
         for (test, outcome, verdict) in [
             ("new", &Outcome::Pass, Verdict::Passed),
             ("new", &fail, Verdict::Unexpected),
             ("new", &skip, Verdict::Unexpected),
             ("a.b c", &fail, Verdict::Known),
+            ("a.b c", &late, Verdict::Different),
             ("a.b c", &Outcome::Pass, Verdict::Stale),
             ("a.b c", &skip, Verdict::Stale),
             ("d", &skip, Verdict::Known),
+            ("d", &other, Verdict::Different),
             ("d", &Outcome::Pass, Verdict::Stale),
             ("d", &fail, Verdict::Stale),
         ] {
             assert_eq!(list().judge(test, outcome), verdict, "{test} {outcome:?}");
         }
-        assert_eq!(list().reason("a.b c"), Some("because: so"));
-        assert_eq!(list().absent(&["d".to_owned()]).collect::<Vec<_>>(), ["a.b c"]);
+        assert_eq!((list().reason("a.b c"), list().says("a.b c")), (Some("because: so"), Some("no streams")));
+        assert_eq!(list().absent(&["d".to_owned()]), ["a.b c"]);
     }
 
     #[test]
-    fn every_entry_has_a_kind_a_test_and_a_reason_and_comes_once() {
-        for bad in ["fail a.b", "a.b: reason", "fails a.b: reason", "fail a: x\nskip a: y"] {
+    fn every_entry_has_a_kind_a_test_a_reason_and_what_it_says_and_comes_once() {
+        for bad in [
+            "fail a.b",
+            "a.b: reason",
+            "fails a.b: reason\n  it says this",
+            "fail a: x\n  it says this\nskip a: y\n  it says this",
+            "fail a.b: it says nothing",
+            "fail a.b: it says too little\n  no",
+            "  it says this\nfail a.b: reason",
+        ] {
             KnownFailures::parse(bad).expect_err(bad);
+        }
+    }
+
+    #[test]
+    fn an_unsteady_test_has_a_cause_and_comes_once() {
+        let list = Unsteady::parse("# why\na.b c: waits: a second\n").expect("a good list");
+        assert_eq!((list.cause("a.b c"), list.cause("a")), (Some("waits: a second"), None));
+        let many: String = (0..=UNSTEADY_MAX).map(|number| format!("test{number}: cause\n")).collect();
+        for bad in ["a.b", "a.b:", "a.b: ", "a: x\na: y", &many] {
+            Unsteady::parse(bad).expect_err(bad);
         }
     }
 
@@ -131,5 +236,6 @@ mod tests {
     fn the_lists_of_this_tree_can_be_read() {
         KnownFailures::parse(include_str!("../../foreign/known-failures.txt")).expect("forebay's");
         KnownFailures::parse(include_str!("../../foreign/known-failures-samba.txt")).expect("Samba's");
+        Unsteady::of_this_tree().expect("the unsteady ones");
     }
 }

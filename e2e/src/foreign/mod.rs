@@ -1,30 +1,37 @@
 //! Foreign suites and clients against a server: smbtorture, smbclient, impacket, smbprotocol.
 //!
-//! They come from the nodes' root and run natively, without a guest, in a network of their own. What fails or is skipped must be on the list of
-//! known failures with its reason; what is on the list and passes fails the run, too.
+//! They come from the nodes' root and run natively, without a guest, in several lanes beside each other: each has a network and
+//! a server of its own. What fails or is skipped must be on the list of known failures with its reason and with what it says;
+//! what is on the list and passes fails the run, too.
 
 mod clients;
 mod forebay;
 mod known;
+mod lane;
 mod network;
 mod room;
 mod samba;
 mod target;
 mod torture;
+mod verdicts;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::cache::Cache;
-use crate::{host, rundir};
-use known::{KnownFailures, Outcome, Verdict};
+use crate::rundir::RunDir;
+use crate::{host, native};
+use known::{KnownFailures, Unsteady};
+use lane::{Job, Lane, TestResult};
 use room::Room;
-use target::{Server, Share, Target};
+use verdicts::Verdicts;
 
 /// Which server is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,8 +61,10 @@ pub struct Options {
     pub filter: String,
     /// The server.
     pub server: ServerKind,
-    /// Where the suites' whole output goes, a file per test; nowhere if there is no such folder.
+    /// Where the suites' whole output goes, a file per test, and the servers' logs; nowhere if there is no such folder.
     pub logs: Option<PathBuf>,
+    /// How many lanes run beside each other.
+    pub lanes: usize,
 }
 
 /// Runs what is asked; whether all went as it should. Needs root, for changing root.
@@ -64,32 +73,23 @@ pub fn run(options: &Options) -> Result<bool> {
         bail!("foreign suites change root, which needs root; run this with sudo");
     }
     let (list_name, known) = options.server.known_failures();
-    let known = known?;
+    let mut verdicts = Verdicts::new(list_name, known?, Unsteady::of_this_tree()?);
     if let Some(logs) = &options.logs {
         fs::create_dir_all(logs).with_context(|| format!("--logs {}", logs.display()))?;
     }
     let cache = Cache::open()?;
-    network::enter(&cache)?;
-    let folder = tempfile::Builder::new().prefix("forebay-foreign-").tempdir_in("/var/tmp")?;
-    rundir::guard_path(folder.path());
+    // From inside a lane nothing can be fetched.
+    native::prepare(&cache)?;
+    let rundir = RunDir::create(&format!("foreign-{}", std::process::id()))?;
     // Samba's users must be able to pass.
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
-    let result = Run {
-        options,
-        known: &known,
-        list_name,
-        work: folder.path(),
-        results: Vec::new(),
-        unsteady: Vec::new(),
-    }
-    .all(&cache);
-    rundir::release_path(folder.path());
-    remove(&folder.keep())?;
-    result
+    fs::set_permissions(rundir.scratch(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
+    let result = run_in(options, &cache, rundir.scratch(), &mut verdicts);
+    empty(rundir.scratch())?;
+    result.map(|()| verdicts.report(&options.filter))
 }
 
 /// Removes a folder in which processes that have been told to end may still remove files of theirs.
-fn remove(folder: &Path) -> Result<()> {
+fn empty(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = fs::remove_dir_all(folder) {
         if !folder.exists() {
@@ -103,138 +103,102 @@ fn remove(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-struct Run<'a> {
-    options: &'a Options,
-    known: &'a KnownFailures,
-    list_name: &'a str,
-    work: &'a Path,
-    results: Vec<(String, Outcome, Verdict)>,
-    /// Tests that failed and passed when they ran again, with what was wrong at first.
-    unsteady: Vec<(String, String)>,
+fn run_in(options: &Options, cache: &Cache, folder: &Path, verdicts: &mut Verdicts) -> Result<()> {
+    let jobs = {
+        let work = folder.join("list");
+        fs::create_dir_all(&work)?;
+        let mut room = Room::enter(cache, &work)?;
+        let tests = torture::tests(&mut room)?;
+        verdicts.know(&tests);
+        let tests = tests.into_iter().filter(|test| test.contains(&options.filter)).map(Job::Torture);
+        let groups = clients::groups(&mut room, &work)?.into_iter().map(Job::Clients);
+        tests.chain(groups).collect()
+    };
+    let lanes = options.lanes.clamp(1, LANES_MAX);
+    let folders: Vec<PathBuf> = (1..=lanes).map(|lane| folder.join(format!("lane-{lane}"))).collect();
+    beside_each_other(options, cache, &folders, jobs, verdicts)?;
+    // Once more and with nothing beside them: only those of which the list says that they race, and why.
+    let again = verdicts.to_be_run_again();
+    if !again.is_empty() {
+        let jobs = again.into_iter().map(Job::Torture).collect();
+        beside_each_other(options, cache, &[folder.join(lane::AGAIN)], jobs, verdicts)?;
+    }
+    Ok(())
 }
 
-/// So many tests of a run may fail once: they race with a server on machines that are stopped for moments. Each is told,
-/// and has a cause to be found.
-const UNSTEADY_MAX: usize = 2;
+/// More lanes than this only wait for processors.
+const LANES_MAX: usize = 32;
 
-impl Run<'_> {
-    fn all(mut self, cache: &Cache) -> Result<bool> {
-        let volume = Share { share: "volume".into(), user: "alice".into(), password: password()? };
-        let other = Share { share: "other".into(), user: "bob".into(), password: password()? };
-        let mut room = Room::enter(cache, self.work)?;
-        network::begin(&mut room)?;
-        let (target, mut server) = match self.options.server {
-            ServerKind::Forebay => forebay::start(self.work, volume, other)?,
-            ServerKind::Samba => samba::start(cache, self.work, volume, other)?,
-        };
-        target.write_auth(&self.work.join("volume.auth"))?;
-
-        let all = torture::tests(&mut room)?;
-        for test in all.iter().filter(|test| test.contains(&self.options.filter)) {
-            let started = Instant::now();
-            let mut outcome = self.run_one(&mut room, &target, test, "log")?;
-            still_runs(&mut server, test)?;
-            if let Outcome::Fail(reason) = &outcome
-                && self.known.judge(test, &outcome) == Verdict::Unexpected
-                && self.unsteady.len() < UNSTEADY_MAX
-            {
-                let reason = reason.clone();
-                println!("           {test}: FAILS, and is run again: {reason}");
-                outcome = self.run_one(&mut room, &target, test, "again.log")?;
-                still_runs(&mut server, test)?;
-                if outcome == Outcome::Pass {
-                    self.unsteady.push((test.clone(), reason));
-                }
-            }
-            self.record(test, outcome, started.elapsed());
+/// Runs jobs in a lane per folder, and records their results in the order of the jobs.
+fn beside_each_other(
+    options: &Options,
+    cache: &Cache,
+    folders: &[PathBuf],
+    jobs: Vec<Job>,
+    verdicts: &mut Verdicts,
+) -> Result<()> {
+    let begun_first = jobs.iter().enumerate().filter(|(_, job)| job.is_slow());
+    let begun_then = jobs.iter().enumerate().filter(|(_, job)| !job.is_slow());
+    let queue: Mutex<VecDeque<(usize, &Job)>> = Mutex::new(begun_first.chain(begun_then).collect());
+    let results = Mutex::new(InOrder::new(jobs.len(), verdicts));
+    let work = |folder: &PathBuf| -> Result<()> {
+        let mut lane = Lane::open(options, cache, folder)?;
+        let name = lane.name();
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some((index, job)) = next else { break };
+            let found = lane.run(job)?;
+            results.lock().unwrap_or_else(PoisonError::into_inner).put(index, &name, found);
         }
-        let started = Instant::now();
-        let results = clients::run(&mut room, self.work, &target, &self.options.filter)?;
-        let each = started.elapsed() / u32::try_from(results.len().max(1))?;
-        let mut names = all;
-        for (name, outcome) in results {
-            self.record(&name, outcome, each);
-            names.push(name);
-        }
-        still_runs(&mut server, "the clients")?;
-        Ok(self.report(&names, &server))
-    }
-
-    /// One test of smbtorture, its whole output kept where that is asked for.
-    fn run_one(&self, room: &mut Room, target: &Target, test: &str, ending: &str) -> Result<Outcome> {
-        let (outcome, output) = torture::run(room, target, test)?;
-        if let Some(logs) = &self.options.logs {
-            fs::write(logs.join(format!("{}.{ending}", test.replace([' ', '/'], "_"))), output)?;
-        }
-        Ok(outcome)
-    }
-
-    fn record(&mut self, test: &str, outcome: Outcome, took: Duration) {
-        let verdict = self.known.judge(test, &outcome);
-        let word = match (&outcome, verdict) {
-            (Outcome::Pass, Verdict::Passed) => "ok",
-            (Outcome::Pass, _) => "PASSES, which the list does not expect",
-            (Outcome::Fail(_), Verdict::Known) => "fails, as listed",
-            (Outcome::Fail(_), _) => "FAILS",
-            (Outcome::Skip(_), Verdict::Known) => "skipped, as listed",
-            (Outcome::Skip(_), _) => "SKIPPED",
-        };
-        println!("{:7.2} s  {test}: {word}", took.as_secs_f64());
-        self.results.push((test.to_owned(), outcome, verdict));
-    }
-
-    fn report(&self, names: &[String], server: &Server) -> bool {
-        let count = |wanted| self.results.iter().filter(|(_, _, verdict)| *verdict == wanted).count();
-        let mut wrong = count(Verdict::Unexpected) + count(Verdict::Stale);
-        if wrong > 0 {
-            println!("\nNot as expected ({} is the list):", self.list_name);
-        }
-        for (test, outcome, verdict) in &self.results {
-            let listed = self.known.reason(test).unwrap_or_default();
-            match (verdict, outcome) {
-                (Verdict::Unexpected, Outcome::Fail(reason)) => println!("  {test} failed: {reason}"),
-                (Verdict::Unexpected, Outcome::Skip(reason)) => println!("  {test} was skipped: {reason}"),
-                (Verdict::Stale, Outcome::Pass) => println!("  {test} passes; listed because: {listed}"),
-                (Verdict::Stale, Outcome::Fail(reason)) => {
-                    println!("  {test} failed instead of being skipped: {reason}; listed because: {listed}");
-                }
-                (Verdict::Stale, Outcome::Skip(reason)) => {
-                    println!("  {test} was skipped instead of failing: {reason}; listed because: {listed}");
-                }
-                _ => {}
-            }
-        }
-        if self.options.filter.is_empty() {
-            for name in self.known.absent(names) {
-                println!("  {name} is on the list, but there is no such test");
-                wrong += 1;
-            }
-        }
-        if wrong > 0 {
-            println!("\nEnd of the server's log:\n{}", server.log_tail());
-        }
-        if !self.unsteady.is_empty() {
-            println!("\nFailed once, and passed when run again; the cause is to be found:");
-        }
-        for (test, reason) in &self.unsteady {
-            println!("  {test} failed: {reason}");
-        }
-        println!(
-            "\n{} passed ({} of them not at once), {} known failures, {wrong} failed",
-            count(Verdict::Passed),
-            self.unsteady.len(),
-            count(Verdict::Known)
-        );
-        // A filter that chooses nothing is a mistyped one.
-        wrong == 0 && !self.results.is_empty()
-    }
+        let log = lane.close()?;
+        results.lock().unwrap_or_else(PoisonError::into_inner).verdicts.keep_log(&name, log);
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let work = &work;
+        let lanes: Vec<_> = folders
+            .iter()
+            .map(|folder| {
+                let queue = &queue;
+                scope.spawn(move || {
+                    let result = work(folder);
+                    if result.is_err() {
+                        // The others end with what they have begun.
+                        queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    }
+                    result
+                })
+            })
+            .collect();
+        let ends: Vec<Result<()>> = lanes
+            .into_iter()
+            .map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        ends.into_iter().collect()
+    })
 }
 
-fn still_runs(server: &mut Server, after: &str) -> Result<()> {
-    if server.is_running() {
-        return Ok(());
+/// Results, in the order of the jobs: those that come early wait for those before them.
+struct InOrder<'a> {
+    waiting: Vec<Option<(String, Vec<TestResult>)>>,
+    next: usize,
+    verdicts: &'a mut Verdicts,
+}
+
+impl<'a> InOrder<'a> {
+    fn new(count: usize, verdicts: &'a mut Verdicts) -> Self {
+        Self { waiting: std::iter::repeat_with(|| None).take(count).collect(), next: 0, verdicts }
     }
-    bail!("the server ended during {after}; the end of its log:\n{}", server.log_tail())
+
+    fn put(&mut self, index: usize, lane: &str, results: Vec<TestResult>) {
+        self.waiting[index] = Some((lane.to_owned(), results));
+        while let Some((lane, results)) = self.waiting.get_mut(self.next).and_then(Option::take) {
+            for result in results {
+                self.verdicts.record(&lane, result);
+            }
+            self.next += 1;
+        }
+    }
 }
 
 /// A password made up for this run.
@@ -242,4 +206,24 @@ fn password() -> Result<String> {
     let mut bytes = [0; 12];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(crate::cache::hex(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::known::Outcome;
+    use super::*;
+
+    #[test]
+    fn results_are_recorded_in_the_order_of_the_jobs_whichever_lane_is_faster() {
+        let known = KnownFailures::parse("").expect("an empty list");
+        let unsteady = Unsteady::parse("").expect("an empty list");
+        let mut verdicts = Verdicts::new("list", known, unsteady);
+        let result =
+            |name: &str| TestResult { test: name.to_owned(), outcome: Outcome::Pass, took: Duration::ZERO };
+        let mut results = InOrder::new(3, &mut verdicts);
+        results.put(2, "lane-1", vec![result("d")]);
+        results.put(0, "lane-2", vec![result("a"), result("b")]);
+        results.put(1, "lane-1", vec![result("c")]);
+        assert_eq!(verdicts.tests().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    }
 }

@@ -1,41 +1,53 @@
-//! The network of a run: a namespace with nothing but a loopback, so that suites may block connections by rules of
+//! The network of a lane: a namespace with nothing but a loopback, so that suites may block connections by rules of
 //! their own, and every port is free.
 
-use std::os::unix::process::CommandExt;
-use std::process::Command;
-use std::time::Duration;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::room::Room;
-use crate::cache::Cache;
-use crate::native;
+/// Makes the namespace usable, and holds it until this thread is in it. What is received is acknowledged at once: smbtorture
+/// blocks a channel right after an answer came by it, and where the acknowledgment of that was still delayed, nothing new goes
+/// out on it any more, a break least of all.
+const HOLD: &str = "ip link set lo up
+ip route replace table local local 127.0.0.1 dev lo proto kernel scope host src 127.0.0.1 quickack 1
+echo ready
+exec cat";
 
-/// Set in the process that is in the namespace.
-const INSIDE: &str = "FOREBAY_FOREIGN_NETWORK";
-
-/// Becomes this process anew in a namespace; returns in the one that is there.
-pub(super) fn enter(cache: &Cache) -> Result<()> {
-    if std::env::var_os(INSIDE).is_some() {
-        return Ok(());
+/// Moves this thread into a new namespace. What it starts from then on is there, too; other threads stay where they are.
+pub(super) fn enter() -> Result<()> {
+    let mut holder = Command::new("unshare")
+        .args(["--net", "--", "sh", "-euc", HOLD])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("start unshare")?;
+    let mut answer = String::new();
+    if let Some(output) = holder.stdout.take() {
+        BufReader::new(output).read_line(&mut answer)?;
     }
-    // From inside nothing can be fetched.
-    native::prepare(cache)?;
-    let error = Command::new("unshare")
-        .args(["--net", "--"])
-        .arg(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .env(INSIDE, "1")
-        .exec();
-    Err(error).context("start unshare")
-}
-
-/// Makes it usable. What is received is acknowledged at once: smbtorture blocks a channel right after an answer came by it, and
-/// where the acknowledgment of that was still being put off, nothing new goes out on it any more, a break least of all.
-pub(super) fn begin(room: &mut Room) -> Result<()> {
-    let loopback = "local 127.0.0.1 dev lo proto kernel scope host src 127.0.0.1 quickack 1";
-    let route = format!("ip link set lo up && ip route replace table local {loopback}");
-    let done = room.run(&["sh", "-c", &route], Duration::from_secs(10))?;
-    ensure!(done.status == 0, "the loopback does not come up: {}", done.output);
-    Ok(())
+    let entered = match answer.trim_end() {
+        "ready" => File::open(format!("/proc/{}/ns/net", holder.id()))
+            .context("open the namespace")
+            .and_then(|namespace| {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                    .context("enter the namespace")
+            }),
+        _ => Err(anyhow::anyhow!("the loopback of a new network namespace does not come up")),
+    };
+    // The end of its standard input is its own.
+    drop(holder.stdin.take());
+    let mut complaint = String::new();
+    if let Some(mut errors) = holder.stderr.take() {
+        errors.read_to_string(&mut complaint)?;
+    }
+    holder.wait()?;
+    match entered {
+        Err(error) if !complaint.is_empty() => bail!("{error:#}: {}", complaint.trim_end()),
+        entered => entered,
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -50,6 +51,8 @@ pub(super) fn start(cache: &Cache, work: &Path, volume: Share, other: Share) -> 
     let log = folder.join("output");
     let output = File::create(&log)?;
     let child = native::command(cache, work, &["sh".into(), "-euc".into(), START.into()])?
+        // At its end it ends all of its process group: this process is in another one.
+        .process_group(0)
         // smbd ends when its standard input does: with this process, however that ends.
         .stdin(Stdio::piped())
         .stdout(output.try_clone()?)

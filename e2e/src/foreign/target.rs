@@ -51,7 +51,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// A server in the run's own network, where every port is free.
+    /// A server in the lane's own network, where every port is free.
     pub(super) fn local(volume: Share, other: Share) -> Self {
         Self { host: Ipv4Addr::LOCALHOST.to_string(), port: PORT, volume, other }
     }
@@ -117,6 +117,11 @@ impl Server {
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().rev().take(20).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
+    /// Its log.
+    pub(super) fn log(&self) -> &Path {
+        &self.log
     }
 
     /// Whether it still runs.

@@ -64,6 +64,11 @@ const SLOW: &[(&str, Duration)] = &[
     ("smb2.durable-v2-open.purge-disconnected-rh-with-write", Duration::from_secs(120)),
 ];
 
+/// Whether a test waits for most of a long time.
+pub(super) fn is_slow(test: &str) -> bool {
+    test.starts_with("smb2.multichannel.") || SLOW.iter().any(|(name, _)| *name == test)
+}
+
 /// All tests of the chosen suites that this smbtorture has.
 pub(super) fn tests(room: &mut Room) -> Result<Vec<String>> {
     let list = room.run(&["smbtorture", "--list"], LIMIT)?;
@@ -107,7 +112,7 @@ pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outco
     let argv = [
         "smbtorture",
         "--format=subunit",
-        // It blocks connections by rules of its own, in the run's own network.
+        // It blocks connections by rules of its own, in the lane's own network.
         "--option=torture:use_iptables=yes",
         // The largest transaction that is negotiated; the suite's own number is of Windows before 7.
         "--option=torture:cn_max_buffer_size=8388608",

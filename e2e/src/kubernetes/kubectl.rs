@@ -3,12 +3,13 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::limits::KUBECTL_DEADLINE;
+use crate::wait;
 
 /// Runs kubectl with a kubeconfig.
 #[derive(Debug, Clone)]
@@ -82,26 +83,19 @@ impl Kubectl {
         if text.trim().is_empty() { Ok(None) } else { Ok(Some(serde_json::from_str(&text)?)) }
     }
 
-    /// Asks until the condition holds; on failure the error says what `describe` finds.
+    /// Asks until the condition holds; on failure the error says what `describe` finds. An error is asked again, unless it is
+    /// [`wait::Hopeless`].
     pub fn wait_until(
         &self,
         what: &str,
         deadline: Duration,
-        mut holds: impl FnMut() -> Result<bool>,
+        holds: impl FnMut() -> Result<bool>,
         describe: impl FnOnce() -> String,
     ) -> Result<()> {
-        let until = Instant::now() + deadline;
-        let mut last = None;
-        while Instant::now() < until {
-            match holds() {
-                Ok(true) => return Ok(()),
-                Ok(false) => last = None,
-                Err(error) => last = Some(error),
-            }
-            std::thread::sleep(Duration::from_millis(250));
-        }
-        let reason = last.map(|error| format!(": {error:#}")).unwrap_or_default();
-        bail!("{what}: not within {} s{reason}\n{}", deadline.as_secs(), describe())
+        wait::until(what, deadline, Duration::from_millis(250), holds).map_err(|error| match describe() {
+            found if found.is_empty() => error,
+            found => anyhow::anyhow!("{error:#}\n{found}"),
+        })
     }
 }
 

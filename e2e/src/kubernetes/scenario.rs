@@ -186,6 +186,7 @@ fn rebooted(stage: &Stage) -> Result<String> {
     let back = started.elapsed().as_secs();
     let at = stream.progress()?;
     stream.wait_progress((at.0 + 5, at.1 + 5))?;
+    stream.verify_again()?;
     let again = stream.repetitions()?;
     let (written, verified) = stream.finish()?;
     Ok(format!("back after {back} s; {written} files written, {verified} verified, {again} calls done again"))

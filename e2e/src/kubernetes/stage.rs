@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::cluster::Cluster;
 use super::kubectl::{Kubectl, output_of};
 use crate::images::product;
 use crate::progress::say;
+use crate::wait::Hopeless;
 
 /// Namespace of the release.
 pub const NAMESPACE: &str = "forebay-system";
@@ -145,7 +146,8 @@ impl Stage {
             let pod = self.kubectl.get(&["pod", name])?;
             let phase = &pod["status"]["phase"];
             if phase == "Failed" {
-                bail!("it failed: {}", self.kubectl.run(&["logs", name, "--tail=20"]).unwrap_or_default());
+                let said = self.kubectl.run(&["logs", name, "--tail=20"]).unwrap_or_default();
+                return Err(Hopeless::error(format!("it failed: {said}")));
             }
             Ok(condition(&pod, "Ready")["status"] == "True")
         })
@@ -153,14 +155,13 @@ impl Stage {
 
     /// Waits until a Job is complete; an error as soon as it has failed.
     pub fn wait_job(&self, name: &str) -> Result<()> {
-        let mut failed = false;
         self.wait(&format!("job {name} is complete"), LONG, || {
             let job = self.kubectl.get(&["job", name])?;
-            failed = condition(&job, "Failed")["status"] == "True";
-            Ok(failed || condition(&job, "Complete")["status"] == "True")
-        })?;
-        ensure!(!failed, "job {name} failed:\n{}", self.job_logs(name)?);
-        Ok(())
+            if condition(&job, "Failed")["status"] == "True" {
+                return Err(Hopeless::error(format!("it failed:\n{}", self.job_logs(name)?)));
+            }
+            Ok(condition(&job, "Complete")["status"] == "True")
+        })
     }
 
     /// What all pods of a Job have said.

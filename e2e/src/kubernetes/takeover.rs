@@ -41,6 +41,7 @@ spec:
       sizeGib: 1
       connectTimeoutSeconds: 180
       keepAliveSeconds: 12
+      lossTimeoutSeconds: 30
   storageClasses:
   - name: {NAME}
   takeover: {{afterSeconds: 40}}
@@ -125,11 +126,12 @@ impl<'a> Moving<'a> {
             stream.wait_progress((at.0 + 5, at.1 + 5))?;
         }
         let resumed = started.elapsed().as_secs();
+        let verified = self.verify_again()?;
         ensure!(after["address"] == self.instance["address"], "it has another address: {after}");
         let status = stage.forebay_status()?;
         ensure!(status.contains(&format!("NodeLost from {LOST}")), "the status does not tell it:\n{status}");
         Ok(format!(
-            "{name} serves on {} after {took} s, all four pods have got on after {resumed} s",
+            "{name} serves on {} after {took} s, all four pods have got on after {resumed} s, {verified} files of before are whole",
             after["node"]
         )
         .replace('"', ""))
@@ -143,7 +145,13 @@ impl<'a> Moving<'a> {
         stage.wait_cluster_ready()?;
         let now = told(&found(stage)?, |one| one["name"] == *name)?;
         ensure!(now["phase"] == "Ready" && now["node"] != LOST, "{now}");
-        Ok(format!("{name} stays on {}", now["node"]).replace('"', ""))
+        let verified = self.verify_again()?;
+        Ok(format!("{name} stays on {}, {verified} files are whole", now["node"]).replace('"', ""))
+    }
+
+    /// Everything that was fsynced and verified before is read again: on both instances, past the caches.
+    fn verify_again(&self) -> Result<u32> {
+        self.streams.iter().map(Stream::verify_again).sum()
     }
 
     /// Ends the pods; how much they have written and verified, without an error.

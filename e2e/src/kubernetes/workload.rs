@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::stage::{LONG, Stage};
+use crate::wait::Hopeless;
 
 /// The job of the documentation, as it stands there.
 const TRAINING: &str = include_str!("../../../manifests/examples/training-two-pods.yaml");
@@ -88,27 +89,36 @@ mkdir -p $folder
 number=0
 while :; do
     number=$((number + 1))
-    head -c 32768 /dev/urandom > /tmp/body
-    { cat /tmp/body; sha256sum < /tmp/body; } > /tmp/whole
-    again dd if=/tmp/whole of=$folder/.new bs=64K conv=fsync status=none
+    head -c 32768 /dev/urandom > $tmp/body
+    { cat $tmp/body; sha256sum < $tmp/body; } > $tmp/whole
+    again dd if=$tmp/whole of=$folder/.new bs=64K conv=fsync status=none
     again mv $folder/.new $folder/$number
     echo "wrote $number"
     if [ $pause != 0 ]; then sleep $pause; fi
 done
 "#;
 
-/// Verifies file after file of [`WRITER`]. A wrong sum ends it: what has its name was synced.
+/// Verifies file after file of [`WRITER`], and keeps the sums of all. A wrong sum ends it: what has its name was synced.
 const READER: &str = r#"
 number=0
 while :; do
     number=$((number + 1))
     until [ -e $folder/$number ]; do sleep $nap; done
-    again cp $folder/$number /tmp/file
-    want=$(tail -c +32769 /tmp/file)
-    [ "$(head -c 32768 /tmp/file | sha256sum)" = "$want" ] || { echo "wrong sum of $number"; exit 1; }
+    again cp $folder/$number $tmp/file
+    want=$(tail -c +32769 $tmp/file)
+    [ "$(head -c 32768 $tmp/file | sha256sum)" = "$want" ] || { echo "wrong sum of $number"; exit 1; }
+    sum=$(sha256sum < $tmp/file)
+    echo "${sum%% *}  $folder/$number" >> $tmp/sums
     echo "verified $number"
 done
 "#;
+
+/// Verifies everything that [`READER`] has verified a second time, in its pod: what was there is still there. Says how many files
+/// that were.
+const AGAIN: &str = "sha256sum --check --quiet --strict $tmp/sums >&2 && grep -c . $tmp/sums";
+
+/// Where writer and reader have files of their own.
+const TMP: &str = "tmp=/tmp\n";
 
 /// What writer and reader do when a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +165,8 @@ pub struct Stream<'a> {
     stage: &'a Stage,
     /// Their pods.
     names: [String; 2],
+    /// The reader's node.
+    reads_on: String,
 }
 
 impl<'a> Stream<'a> {
@@ -178,44 +190,49 @@ impl<'a> Stream<'a> {
         let names = ["writer", "reader"].map(|name| format!("{prefix}{name}"));
         for ((name, node), script) in names.iter().zip(nodes).zip([WRITER, READER]) {
             let (pace, on_error) = (pace.shell(), on_error.shell());
-            let script = format!("folder=/data/stream-{number}\n{pace}{on_error}{script}");
+            let script = format!("folder=/data/stream-{number}\n{TMP}{pace}{on_error}{script}");
             stage.kubectl().apply(&pod_with(claim, name, &image, node, &script))?;
         }
-        let stream = Self { stage, names };
+        let stream = Self { stage, names, reads_on: nodes[1].to_owned() };
         stream.wait_progress((0, 0))?;
         Ok(stream)
     }
 
     /// How far writer and reader are; an error when one of them has ended.
     pub fn progress(&self) -> Result<(u32, u32)> {
-        let mut at = [0, 0];
-        for (pod, at) in self.names.iter().zip(&mut at) {
-            let phase = self.stage.kubectl().run(&["get", "pod", pod, "-o=jsonpath={.status.phase}"])?;
-            let said = self.stage.kubectl().run(&["logs", pod, "--tail=5"]).unwrap_or_default();
-            ensure!(phase != "Failed" && phase != "Succeeded", "the {pod} ended: {said}");
-            let last =
-                said.lines().rfind(|line| !line.contains(':')).and_then(|line| line.rsplit(' ').next());
-            *at = last.and_then(|number| number.parse().ok()).unwrap_or(0);
-        }
-        Ok((at[0], at[1]))
+        let [writer, reader] = &self.names;
+        Ok((self.progress_of(writer)?, self.progress_of(reader)?))
+    }
+
+    fn progress_of(&self, pod: &str) -> Result<u32> {
+        let phase = self.stage.kubectl().run(&["get", "pod", pod, "-o=jsonpath={.status.phase}"])?;
+        let said = self.stage.kubectl().run(&["logs", pod, "--tail=5"]).unwrap_or_default();
+        let runs = phase != "Failed" && phase != "Succeeded";
+        Hopeless::unless(runs, || format!("the {pod} ended: {said}"))?;
+        let last = said.lines().rfind(|line| !line.contains(':')).and_then(|line| line.rsplit(' ').next());
+        Ok(last.and_then(|number| number.parse().ok()).unwrap_or(0))
     }
 
     /// Waits until both are further than this; how far they are.
     pub fn wait_progress(&self, than: (u32, u32)) -> Result<(u32, u32)> {
         let mut now = (0, 0);
-        let mut ended = None;
-        self.stage.wait("writer and reader get on", LONG, || match self.progress() {
-            Ok(at) => {
-                now = at;
-                Ok(at.0 > than.0 && at.1 > than.1)
-            }
-            Err(error) if error.to_string().contains("ended") => {
-                ended = Some(error);
-                Ok(true)
-            }
-            Err(error) => Err(error),
+        self.stage.wait("writer and reader get on", LONG, || {
+            now = self.progress()?;
+            Ok(now.0 > than.0 && now.1 > than.1)
         })?;
-        ended.map_or(Ok(now), Err)
+        Ok(now)
+    }
+
+    /// Verifies every file that was verified before once more, past the cache of the reader's node; how many. To be called after
+    /// whatever may have lost data that was fsynced: the reader itself looks at each file once.
+    pub fn verify_again(&self) -> Result<u32> {
+        if let Some(cluster) = self.stage.cluster() {
+            cluster.lab().node(&self.reads_on).run("echo 3 > /proc/sys/vm/drop_caches")?;
+        }
+        let said = self.stage.exec(&self.names[1], &format!("{TMP}{AGAIN}"));
+        let count = said.context("files that were verified before")?.trim().parse()?;
+        ensure!(count > 0, "nothing was verified before");
+        Ok(count)
     }
 
     /// How often writer and reader did something again.
@@ -224,12 +241,18 @@ impl<'a> Stream<'a> {
         Ok(self.names.iter().map(logs).collect::<Result<String>>()?.matches("again: ").count())
     }
 
-    /// Ends both; how many files were written and verified.
+    /// Ends both; how many files were written, each of them verified, and all verified again at the end.
     pub fn finish(self) -> Result<(u32, u32)> {
-        let at = self.progress()?;
         let [writer, reader] = &self.names;
-        self.stage.kubectl().run(&["delete", "pod", writer, reader, "--wait=true"])?;
-        Ok(at)
+        let (written, _) = self.progress()?;
+        self.stage.kubectl().run(&["delete", "pod", writer, "--wait=true"])?;
+        self.stage.wait("the reader has verified all that was written", LONG, || {
+            Ok(self.progress_of(reader)? >= written)
+        })?;
+        let verified = self.verify_again()?;
+        ensure!(verified >= written, "{verified} files verified of {written}");
+        self.stage.kubectl().run(&["delete", "pod", reader, "--wait=true"])?;
+        Ok((written, verified))
     }
 }
 
@@ -248,6 +271,11 @@ impl Drop for Stream<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::{BufRead, BufReader};
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -256,5 +284,57 @@ mod tests {
         let job = training("here/forebay:1");
         assert!(job.contains("  name: training\n") && job.contains("claimName: training"));
         assert!(job.contains("image: here/forebay:1\n") && !job.contains(EXAMPLE_IMAGE));
+    }
+
+    /// Runs a part of a stream on this machine, to its end or until its output has a line like this.
+    fn run(folder: &Path, script: &str, last: &str) -> (bool, Vec<String>) {
+        let script = format!(
+            "folder={0}/data\ntmp={0}/$1\nmkdir -p $tmp\n{1}{2}{script}",
+            folder.display(),
+            Pace::Fast.shell(),
+            OnError::End.shell()
+        );
+        let mut child = Command::new("bash")
+            .args(["-euc", &script, "stream", if script.contains("urandom") { "writer" } else { "reader" }])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("bash");
+        let mut lines = Vec::new();
+        for line in BufReader::new(child.stdout.take().expect("a pipe")).lines() {
+            lines.push(line.expect("text"));
+            if lines.last().is_some_and(|line| line == last) {
+                let _ = child.kill();
+            }
+        }
+        (child.wait().expect("its end").success(), lines)
+    }
+
+    #[test]
+    fn a_file_that_is_lost_after_it_was_verified_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, written) = run(folder.path(), WRITER, "wrote 4");
+        assert_eq!(written[..4], ["wrote 1", "wrote 2", "wrote 3", "wrote 4"]);
+        let (_, verified) = run(folder.path(), READER, "verified 3");
+        assert_eq!(verified[..3], ["verified 1", "verified 2", "verified 3"]);
+        let again = || run(folder.path(), AGAIN, "");
+        let (good, said) = again();
+        assert!(good && said[0].parse::<u32>().expect("a number") >= 3, "{said:?}");
+
+        let second = folder.path().join("data/2");
+        let content = fs::read(&second).expect("written");
+        for lost in [vec![0; content.len()], content[..content.len() / 2].to_vec(), Vec::new()] {
+            fs::write(&second, lost).expect("lost");
+            assert!(!again().0);
+        }
+        fs::remove_file(&second).expect("lost");
+        assert!(!again().0);
+        fs::write(&second, content).expect("back");
+        assert!(again().0);
+        // The reader finds what was never whole.
+        fs::write(folder.path().join("data/4"), "torn").expect("torn");
+        fs::remove_file(folder.path().join("reader/sums")).expect("from the start");
+        let (good, said) = run(folder.path(), READER, "");
+        assert!(!good && said.last().is_some_and(|line| line == "wrong sum of 4"), "{said:?}");
     }
 }

@@ -18,10 +18,26 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 const ROUNDS: usize = 3;
 /// Files synced between two kills.
 const FILES_PER_ROUND: usize = 12;
+/// Writes that a kill may take with it: the one that is under way, and those that are tried while nobody listens. The client waits for
+/// the server, and tries again by itself.
+const REFUSED_PER_KILL: usize = 4;
 const SEED: u64 = 77;
 
 fn synced(lines: &[String]) -> Vec<u64> {
     lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect()
+}
+
+/// How many writes failed; an error where that is more than an outage explains.
+pub(super) fn refused(lines: &[String], limit: usize) -> Result<usize> {
+    let refused: Vec<&str> =
+        lines.iter().map(String::as_str).filter(|line| line.starts_with("failed")).collect();
+    ensure!(
+        refused.len() <= limit,
+        "{} writes failed, more than {limit}: {}",
+        refused.len(),
+        refused.join("; ")
+    );
+    Ok(refused.len())
 }
 
 fn killed(site: &Site) -> Result<String> {
@@ -42,7 +58,7 @@ fn killed(site: &Site) -> Result<String> {
     reach(&mut writer, "the client reconnects by itself and writes on", before + FILES_PER_ROUND)?;
     let lines = writer.finish(Duration::from_secs(60))?;
     let numbers = synced(&lines);
-    let failed = lines.iter().filter(|line| line.starts_with("failed")).count();
+    let failed = refused(&lines, ROUNDS * REFUSED_PER_KILL)?;
 
     // On the server's own disk, byte for byte, before the client could repair anything by reading or writing.
     let records = |folder: &str| Records { folder: folder.into(), seed: SEED, numbers: numbers.clone() };
@@ -62,4 +78,19 @@ fn killed(site: &Site) -> Result<String> {
         numbers.len(),
         bytes >> 20
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_explains_so_many_failed_writes_and_no_more() {
+        let lines = |count: usize| -> Vec<String> {
+            (0..count).map(|number| format!("failed {number} open")).chain(["synced 9".to_owned()]).collect()
+        };
+        assert_eq!(refused(&lines(3), 3).expect("so many"), 3);
+        let error = refused(&lines(4), 3).expect_err("too many").to_string();
+        assert!(error.starts_with("4 writes failed, more than 3: failed 0 open"), "{error}");
+    }
 }

@@ -59,7 +59,7 @@ fn cut(site: &Site) -> Result<String> {
 }
 
 /// A writer that syncs on one node and readers on the other meet `disturb` again and again, and no error.
-fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result<String> {
+pub(super) fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result<String> {
     let volume = site.volume(512 * MIB)?;
     // Nothing of a cache: every read asks the server.
     let reading = site.mount(site.node(TWO), &volume, &[("cache", "none")])?;
@@ -113,7 +113,7 @@ fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result<String> {
     let bytes: u64 = site.storage().call("verify-records", &records)?;
     writing.unmount()?;
     reading.unmount()?;
-    site.delete(&volume)?;
+    site.delete_by_force(&volume)?;
     Ok(format!(
         "{} files ({} MiB) written and {passes} passes of reading without an error",
         numbers.len(),

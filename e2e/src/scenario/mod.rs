@@ -2,6 +2,7 @@
 
 pub mod beside_ksmbd;
 mod bundled;
+mod clock;
 mod coherence;
 mod crash;
 mod csi;
@@ -20,6 +21,8 @@ mod space;
 mod target;
 mod watching;
 
+use std::time::Instant;
+
 use anyhow::Result;
 
 use crate::lab::{Lab, NodeSpec, client, storage};
@@ -35,7 +38,7 @@ pub struct Scenario {
     pub ours_only: bool,
     /// Whether it runs on nodes with SMB Direct in their kernel, in a lab of their own.
     pub smb_direct: bool,
-    /// Not seen to pass often enough to be held against every change: runs only where a filter names it.
+    /// Not seen to pass often enough to be held against every change: runs only where a filter names it, or with all of them.
     pub on_trial: bool,
     run: Body,
 }
@@ -98,6 +101,7 @@ pub fn all() -> Vec<Scenario> {
         space::scenarios(),
         csi::scenarios(),
         drain::scenarios(),
+        clock::scenarios(),
         crash::scenarios(),
         nvmeof::scenarios(),
         nvmeof_pool::scenarios(),
@@ -109,13 +113,13 @@ pub fn all() -> Vec<Scenario> {
     .collect()
 }
 
-/// Runs the scenarios whose name contains one of `filters` (all but those on trial where there are none), in one lab of nodes as Debian has
-/// them and one of nodes with SMB Direct; whether all passed.
-pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
+/// Runs the scenarios whose name contains one of `filters` (where there are none all, those on trial only where `on_trial` says so),
+/// in one lab of nodes as Debian has them and one of nodes with SMB Direct; whether all passed.
+pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
         .filter(|scenario| match filters {
-            [] => !scenario.on_trial,
+            [] => on_trial || !scenario.on_trial,
             filters => filters.iter().any(|filter| scenario.name.contains(filter)),
         })
         .filter(|scenario| kind == Kind::Forebay || !scenario.ours_only)
@@ -125,6 +129,7 @@ pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
     let (fabric, on_site): (Vec<&Scenario>, Vec<&Scenario>) =
         chosen.iter().partition(|scenario| matches!(scenario.run, Body::Fabric(_)));
     let (smb_direct, plain): (Vec<_>, Vec<_>) = on_site.into_iter().partition(|scenario| scenario.smb_direct);
+    let started = Instant::now();
     let mut table = Table::default();
     if !plain.is_empty() {
         let lab =
@@ -141,7 +146,12 @@ pub fn run(filters: &[String], kind: Kind) -> Result<bool> {
         run_on_fabric(&lab, &fabric, &mut table)?;
     }
     print!("\n{}", table.render());
-    println!("{} passed, {} failed", table.passed(), table.failed());
+    println!(
+        "{} passed, {} failed, {:.0} s in all",
+        table.passed(),
+        table.failed(),
+        started.elapsed().as_secs_f64()
+    );
     Ok(table.failed() == 0)
 }
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{MIB, ONE, Scenario, ours};
 use crate::lab::Node;
 use crate::site::{Mounted, Site};
+use crate::wait::Hopeless;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
@@ -166,7 +167,7 @@ fn changed(site: &Site) -> Result<String> {
             })
         });
         client.wait_until("channels to the first address carry load", Duration::from_secs(20), || {
-            ensure!(!load.is_finished(), "fio has ended before anything changed");
+            Hopeless::unless(!load.is_finished(), || "fio has ended before anything changed".into())?;
             let busy = "grep -cE 'bytes_received:[0-9]{6}' || :";
             let count = server.run(&format!("ss -tinHO state established src {} | {busy}", first.1))?;
             Ok(count.trim() != "0")

@@ -68,7 +68,7 @@ struct Case {
 
 /// For what the server, or its device, knows at once; on a busy emulated node.
 const AT_ONCE: Duration = Duration::from_secs(10);
-/// `SEND_STALL_TIME_MAX` of the server.
+/// `STALL_TIME_DEFAULT_MAX` of the server.
 const SEND_STALL_TIME: Duration = Duration::from_secs(120);
 
 const fn case(fault: Fault, says: &'static str) -> Case {

@@ -152,6 +152,10 @@ fn changes(
 const MOMENTS: [f64; 5] = [0.5, 0.3, 0.7, 0.4, 0.6];
 /// How often, while it makes everything, and while it removes everything.
 const KILLS: usize = 20;
+/// How many of them have to hit it half way, each way; more kills are tried for that.
+const HALF_WAY_MIN: usize = 2;
+/// Where so many have not, it does everything at once.
+const KILLS_MAX: usize = 60;
 /// By then it has done all, also when it is emulated.
 const TOO_LATE_S: f64 = 2.0;
 
@@ -176,17 +180,40 @@ fn killed(lab: &Lab) -> Result<String> {
         target.tree()
     };
     let all = made()?;
+    // Its subsystems, what is in them, and hosts, by their paths: not what is in files, and not ports, which have other numbers.
+    let in_file = |line: &str| ["/attr_", "/device_", "/enable:"].iter().any(|part| line.contains(part));
+    let entries: Vec<&str> =
+        all.lines().filter(|line| !line.starts_with("ports") && !in_file(line)).collect();
+    ensure!(!entries.is_empty(), "nothing was made: {all}");
     let mut half = [0, 0];
-    for (command, half) in ["run", "remove"].into_iter().zip(&mut half) {
+    let mut kills = [0, 0];
+    for ((command, half), kills) in ["run", "remove"].into_iter().zip(&mut half).zip(&mut kills) {
         let (mut early, mut late) = (0.0, TOO_LATE_S);
-        for kill in 0..KILLS {
+        while *kills < KILLS || *half < HALF_WAY_MIN {
+            ensure!(
+                *kills < KILLS_MAX,
+                "{command} was killed {KILLS_MAX} times, and half way only {half} times"
+            );
+            let kill = *kills;
+            *kills += 1;
             // From nothing, or from all.
             if command == "run" {
                 target.remove()?;
                 target.is_bare()?;
             }
             let moment = early + (late - early) * MOMENTS[kill % MOMENTS.len()];
-            let script = format!("timeout -s KILL {moment:.4} {PROGRAM} {command} > /dev/null 2>&1 || true");
+            let script = if kill < KILLS {
+                format!("timeout -s KILL {moment:.4} {PROGRAM} {command} > /dev/null 2>&1 || true")
+            } else {
+                // What it does between nothing and all is too short for moments by the clock: it is killed at what it has done.
+                let sign = if command == "run" { "-e" } else { "! -e" };
+                let seen = format!("{NVMET}/{}", entries[kill % entries.len()]);
+                format!(
+                    "{PROGRAM} {command} > /dev/null 2>&1 & pid=$!
+                     until [ {sign} {seen} ] || ! kill -0 $pid 2> /dev/null; do :; done
+                     kill -9 $pid 2> /dev/null || true; wait $pid || true"
+                )
+            };
             target.node.run_within(&script, Duration::from_secs(30))?;
             let tree = target.tree()?;
             let (is_early, is_late) = match command {
@@ -212,7 +239,6 @@ fn killed(lab: &Lab) -> Result<String> {
             ensure!(tree == all, "after {command} was killed at {moment} s: {tree}\ninstead of: {all}");
         }
     }
-    ensure!(half.iter().any(|count| *count > 0), "not once was it killed half way");
     let first = fabric.seen(FIRST, 1, "tcp");
     fabric.connect(&first)?;
     fabric.ask::<usize>(&first, "nvmeof-disconnect")?;
@@ -225,8 +251,8 @@ fn killed(lab: &Lab) -> Result<String> {
     ensure!(files == expected, "files after removal: {files}");
     target.node.run("rm -f /srv/fabric/second")?;
     Ok(format!(
-        "killed {KILLS} times while it made and {KILLS} while it removed, half way {} and {} times",
-        half[0], half[1]
+        "killed {} times while it made and {} while it removed, half way {} and {} times",
+        kills[0], kills[1], half[0], half[1]
     ))
 }
 

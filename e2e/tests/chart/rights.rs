@@ -111,8 +111,7 @@ fn node(kubectl: &Kubectl) {
 fn binary(name: &str) -> PathBuf {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         let own = Path::new(env!("CARGO_BIN_EXE_forebay-lab"));
-        let packages = ["forebay-csi", "forebay-operator", "kubectl-forebay"];
-        sibling::binaries(own, &packages).expect("the programs")
+        sibling::binaries(own, &["forebay-csi", "forebay-operator", "kubectl-forebay"]).expect("the programs")
     });
     BUILT.join(name)
 }

@@ -34,6 +34,10 @@ struct File {
 struct Instance {
     name: String,
     epoch: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_uid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    takeover_after_s: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     addresses: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +56,11 @@ struct Server {
     rdma_port: u16,
     iwarp_port: u16,
     drain_timeout_s: u32,
+    /// What is as by default is left out: a server is not restarted for it when the operator is upgraded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caching: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    direct_reads: Option<bool>,
     #[serde(flatten)]
     limits: BTreeMap<&'static str, toml::Value>,
 }
@@ -94,7 +103,13 @@ struct Nvmeof {
     paths: Vec<String>,
     /// Not the machine's host name: the target lets in what is made of the node's.
     node: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    machine_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adopt_key: Option<String>,
     format: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    write_through: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,13 +126,17 @@ struct Nvmeof {
 fn nvmeof(view: &View<'_>, instance: &str, backend: &Backend) -> Option<Nvmeof> {
     let found = fabric::of(view, instance, backend).ok()?;
     let key = |name: &str| format!("{KEYS}/{}/{name}", backend.name);
+    let owner = view.observed.record.owners.get(instance);
     let mutual = found.keys.as_ref().is_some_and(|(_, mutual)| *mutual);
     Some(Nvmeof {
         nqn: found.nqn,
         namespace: found.namespace,
         paths: found.paths,
         node: view.seats.get(instance)?.node.clone(),
+        machine_id: owner.map(|owner| owner.machine_id.clone()).filter(|id| !id.is_empty()),
+        adopt_key: view.observed.record.adopted.get(&(instance.to_owned(), backend.name.clone())).cloned(),
         format: found.format,
+        write_through: (!found.write_through).then_some(false),
         dhchap_key: found.keys.map(|_| key("host")),
         dhchap_controller_key: mutual.then(|| key("controller")),
         tls_key: found.tls_identity.map(|_| format!("{KEYS_TLS}/{}/psk", backend.name)),
@@ -134,6 +153,7 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<St
     let spec = &view.cluster.spec;
     let ports = &spec.network.ports;
     let own = fabric::own_address(view, instance);
+    let owner = view.observed.record.owners.get(instance);
     // All addresses of the one family: where IPv6 is switched off, `[::]` could not be listened on.
     let four = address.is_ipv4() && own.is_none_or(|own| own.is_ipv4());
     let any = |port: u16| if four { format!("0.0.0.0:{port}") } else { format!("[::]:{port}") };
@@ -176,11 +196,10 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<St
     let file = File {
         instance: Instance {
             name: instance.to_owned(),
-            epoch: if view.movable() {
-                view.epoch(instance)
-            } else {
-                view.before(instance).map_or(1, |b| b.epoch.max(1))
-            },
+            epoch: view.epoch(instance),
+            cluster_uid: owner.map(|owner| owner.cluster_uid.clone()),
+            takeover_after_s: (view.movable() && spec.takeover.enabled)
+                .then(|| spec.takeover.after().as_secs()),
             addresses: fabric::own_network(view, instance).into_iter().collect(),
             interface: view.cluster.spec.network.interface.clone(),
         },
@@ -200,6 +219,8 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<St
             rdma_port: ports.smb,
             iwarp_port: ports.smb_direct,
             drain_timeout_s: spec.upgrade.drain_timeout_seconds,
+            caching: (!spec.io.caching).then_some(false),
+            direct_reads: spec.io.direct_reads.then_some(true),
             limits,
         },
         admin: Admin {

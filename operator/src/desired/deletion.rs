@@ -5,7 +5,7 @@ use kube::ResourceExt as _;
 
 use super::objects::{is_ours, placement_record};
 use super::status::Said;
-use super::{Desired, Report, Target, View, soon, target};
+use super::{Desired, Report, Target, View, budgets, record, soon, target};
 use crate::limits::SOON;
 
 /// What the condition `Deletable` says.
@@ -126,6 +126,21 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     ))
 }
 
+/// What goes of the record of nodes; whether anything stays. Epochs, and where the bundled target has namespaces, stay whatever the
+/// policy says: pool and reservation keep the last epoch, and would refuse a cluster of the same name that begins with the first.
+fn forget_places(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired) -> bool {
+    if policy == DeletionPolicy::Retain {
+        return true;
+    }
+    let (stay, go): (Vec<&String>, Vec<&String>) =
+        view.observed.recorded.iter().partition(|key| record::is_kept(key));
+    if stay.is_empty() {
+        return false;
+    }
+    desired.forget = go.into_iter().cloned().collect();
+    true
+}
+
 /// Everything is removed by name: with owners the garbage collector would do it whatever the policy says.
 fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, said: &mut Said) {
     let came_too_late = match view.cluster.spec.deletion_policy {
@@ -150,12 +165,13 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
         said.deletable = Some((true, "TargetsEnding", message));
         return;
     }
+    let record_stays = forget_places(view, policy, desired);
     for name in &view.observed.config_maps {
-        let record = *name == placement_record(&view.name);
-        if !(record && policy == DeletionPolicy::Retain) {
+        if !(*name == placement_record(&view.name) && record_stays) {
             desired.remove.push(Target { kind: "ConfigMap", name: name.clone(), uid: None });
         }
     }
+    budgets::tear_down(view, desired);
     for name in view.observed.secrets.keys() {
         desired.remove.push(Target { kind: "Secret", name: name.clone(), uid: None });
     }

@@ -58,9 +58,11 @@ pub struct Fabric {
     pub paths: Vec<String>,
     /// Whether a file system is made on a blank one.
     pub format: bool,
+    /// Whether every change is on the namespace before it is acknowledged.
+    pub write_through: bool,
     /// See [`forebay_api::fabric::NvmeofBackend::connect_timeout_seconds`].
     pub connect_time_s: u32,
-    /// See [`forebay_api::fabric::NvmeofBackend::loss_timeout_seconds`].
+    /// See [`forebay_api::fabric::NvmeofBackend::loss_timeout_seconds`]; never so long that another server could serve already.
     pub loss_time_s: u32,
     /// See [`forebay_api::fabric::NvmeofBackend::keep_alive_seconds`].
     pub keep_alive_s: u32,
@@ -100,8 +102,9 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
                 namespace,
                 paths: nvmeof.paths.clone(),
                 format: nvmeof.format,
+                write_through: nvmeof.write_through,
                 connect_time_s: nvmeof.connect_timeout_seconds,
-                loss_time_s: nvmeof.loss_timeout_seconds,
+                loss_time_s: loss_seconds(view, nvmeof.loss_timeout_seconds),
                 keep_alive_s: nvmeof.keep_alive_seconds,
                 keys: nvmeof.dhchap_secret.as_ref().map(|s| (s.name.clone(), s.mutual)),
                 tls_identity: nvmeof.tls_secret.as_ref().map(|s| s.identity),
@@ -127,8 +130,9 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
                 namespace: format!("uuid:{}", uuid(view, instance, name)),
                 paths: vec![format!("{}://{path}", target.transport.as_str())],
                 format: target.format,
+                write_through: target.write_through,
                 connect_time_s: target.connect_timeout_seconds,
-                loss_time_s: target.loss_timeout_seconds,
+                loss_time_s: loss_seconds(view, target.loss_timeout_seconds),
                 keep_alive_s: target.keep_alive_seconds,
                 keys: None,
                 tls_identity: None,
@@ -136,6 +140,10 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
             })
         }
     }
+}
+
+fn loss_seconds(view: &View<'_>, configured: u32) -> u32 {
+    if view.movable() { view.cluster.spec.takeover.loss_seconds(configured) } else { configured }
 }
 
 /// Everything that keeps an instance from having its namespaces and its address.

@@ -1,6 +1,7 @@
 //! What ought to be, from what is wanted and what is: a pure function. Nothing here asks, waits or knows the time but by
 //! its arguments.
 
+pub mod budgets;
 pub mod configuration;
 pub mod deletion;
 pub mod fabric;
@@ -28,7 +29,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde_json::Value;
 
-use crate::limits::{RESYNC, WAIT};
+use crate::brake::Pause;
+use crate::limits::{RESYNC, UNSCHEDULABLE_MAX, WAIT};
 use crate::placement::{self, Objections, Reason, Seat, Verdict};
 
 /// What the operator was started with.
@@ -44,6 +46,10 @@ pub struct Settings {
     pub priority_class: String,
     /// How long the driver must have been able to know that an instance is being removed before that counts.
     pub announcement: Duration,
+    /// UID of the Kubernetes cluster: that of its namespace kube-system.
+    pub cluster_uid: String,
+    /// Whether PodDisruptionBudgets are made.
+    pub disruption_budgets: bool,
 }
 
 /// What an instance's server told last.
@@ -122,6 +128,12 @@ pub struct Observed {
     pub record: record::Record,
     /// For how long nodes have given no sign of life, by name, where somebody has looked.
     pub silences: BTreeMap<String, Duration>,
+    /// Takeovers pause.
+    pub pause: Option<Pause>,
+    /// What the StatefulSet controller says of pods that it cannot make, by instance.
+    pub creation_failures: BTreeMap<String, String>,
+    /// Names of the PodDisruptionBudgets of this cluster.
+    pub budgets: BTreeSet<String>,
     /// StatefulSets of the bundled target, by name.
     pub target_sets: BTreeMap<String, StatefulSet>,
     /// Pods of the bundled target.
@@ -156,6 +168,8 @@ pub struct Target {
 pub struct PodDeletion {
     /// Its name.
     pub name: String,
+    /// Its instance.
+    pub instance: String,
     /// Only this very pod.
     pub uid: String,
     /// Why, for the Event.
@@ -275,6 +289,18 @@ impl<'a> View<'a> {
         self.cluster.spec.can_move()
     }
 
+    /// Why nothing is taken over that nobody has asked for, where that is so. An administrator may say that it is done anyway.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        self.observed.pause.filter(|_| !self.overridden())
+    }
+
+    /// Whether takeovers are not to pause.
+    #[must_use]
+    pub fn overridden(&self) -> bool {
+        self.cluster.annotations().get(names::ANNOTATION_TAKE_OVER_ANYWAY).is_some_and(|v| v == "true")
+    }
+
     /// The instance's epoch, never less than what was told of it.
     #[must_use]
     pub fn epoch(&self, instance: &str) -> u64 {
@@ -285,7 +311,8 @@ impl<'a> View<'a> {
     #[must_use]
     pub fn known_epoch(&self, instance: &str) -> u64 {
         let told = self.before(instance).filter(|b| !b.node.is_empty()).map_or(0, |b| b.epoch);
-        if !self.movable() {
+        // One that has a directory beside its namespace now may have moved before.
+        if !self.cluster.spec.uses_fabric() {
             return told;
         }
         let made = self.observed.stateful_sets.get(instance).and_then(|set| {
@@ -443,7 +470,32 @@ fn objections(cluster: &StorageCluster, observed: &Observed) -> Objections {
             }
         }
     }
+    objections.extend(unschedulable(cluster, observed));
     objections
+}
+
+/// Nodes on which the scheduler has found no room for a pod for a while. What is bound to one is not moved by that: its volumes are
+/// there.
+fn unschedulable(cluster: &StorageCluster, observed: &Observed) -> Objections {
+    let mut found = Objections::new();
+    for (instance, pod) in &observed.pods {
+        let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+        let refused = conditions.into_iter().find(|c| {
+            c.type_ == "PodScheduled" && c.status == "False" && c.reason.as_deref() == Some("Unschedulable")
+        });
+        let Some(refused) = refused else { continue };
+        let since = refused.last_transition_time.as_ref().map_or(observed.now, |t| t.0);
+        let waited = Duration::try_from(observed.now.duration_since(since)).unwrap_or_default();
+        let set = observed.stateful_sets.get(instance);
+        let node = set.and_then(|s| s.metadata.annotations.as_ref()?.get(names::ANNOTATION_NODE));
+        if let Some(node) = node.filter(|_| waited >= UNSCHEDULABLE_MAX) {
+            let why = refused.message.as_deref().unwrap_or_default();
+            let message =
+                format!("the scheduler finds no room for {instance} of {}: {why}", cluster.name_any());
+            found.insert(node.clone(), (Reason::Unschedulable, message));
+        }
+    }
+    found
 }
 
 /// The server certificates that ought to be: instance and the address it is reached at.

@@ -9,11 +9,12 @@ use kube::ResourceExt as _;
 use forebay_api::names;
 
 use super::objects::{ANNOTATION_EPOCH, revision};
-use super::record::{Move, Moved};
+use super::record::{Move, Moved, Owner};
 use super::rollout::template_is_known;
 use super::status::{Said, pod_ready_since};
 use super::{Desired, PodDeletion, Report, View, fabric, soon, target};
-use crate::placement::{self, Seat, Verdict};
+use crate::limits::LEASE_QUIET;
+use crate::placement::{self, Reason, Seat, Verdict};
 use crate::takeover::{Decision, Kubelet, PodSign, Rule, Signs, Why, decide, is_lost};
 
 /// What the decision for an instance goes by, on the node that it is recorded on.
@@ -32,6 +33,8 @@ fn signs(view: &View<'_>, instance: &str, seat: &Seat) -> Signs {
         asked: present.is_some_and(|pod| asked(pod).is_some()),
         moved: view.observed.record.moved.get(instance).map(|m| m.decided),
         promising: view.observed.pools.contains_key(instance) && targets_are_ready(view, instance),
+        no_room: view.verdicts.iter().any(|v| v.node == seat.node && v.reason == Reason::Unschedulable),
+        paused: view.pause().is_some(),
     }
 }
 
@@ -54,7 +57,7 @@ fn asked(pod: &Pod) -> Option<&str> {
 
 fn rule(view: &View<'_>) -> Rule {
     let takeover = &view.cluster.spec.takeover;
-    Rule { enabled: takeover.enabled, after: Duration::from_secs(takeover.after_seconds.into()) }
+    Rule { enabled: takeover.enabled, after: takeover.after() }
 }
 
 /// Whether a pod is of another epoch than the instance's.
@@ -63,12 +66,10 @@ pub fn is_stale(view: &View<'_>, instance: &str, pod: &Pod) -> bool {
     view.movable() && pod.annotations().get(ANNOTATION_EPOCH) != Some(&view.epoch(instance).to_string())
 }
 
-/// Where an instance could go: not where it was, nor where it is quiet, nor where another instance is.
+/// Where an instance could go: not where it was, nor where a renewal was missed, nor where another instance is. A spare in the
+/// same rack may have died with the node, and Kubernetes calls it ready for half a minute more.
 fn candidates(view: &View<'_>, from: Option<&str>, wanted: Option<&str>) -> Vec<Verdict> {
-    let quiet = |node: &str| {
-        let silent = view.observed.silences.get(node);
-        silent.is_some_and(|s| *s >= Duration::from_secs(view.cluster.spec.takeover.after_seconds.into()))
-    };
+    let quiet = |node: &str| view.observed.silences.get(node).is_some_and(|silent| *silent >= LEASE_QUIET);
     let named = |v: &Verdict| wanted.is_none_or(|w| w == v.node);
     let verdicts =
         view.verdicts.iter().filter(|v| Some(v.node.as_str()) != from && !quiet(&v.node) && named(v));
@@ -87,6 +88,20 @@ fn choose(
     all.push(instance.to_owned());
     let given = placement::assign(&view.cluster.spec, &all, &others, candidates);
     given.get(instance).map(|seat| seat.node.clone())
+}
+
+/// Who an instance is for its target from its next epoch on. One that was known by names alone stays so where an array has to let it in:
+/// its administrator has let in that host. The bundled target lets in both.
+fn owner(view: &View<'_>, instance: &str, node: &str) -> Option<Owner> {
+    let fabrics = || view.cluster.spec.backends.iter().filter(|b| b.is_on_fabric());
+    let fresh = view.known_epoch(instance) == 0;
+    let known = view.observed.record.owners.contains_key(instance);
+    let bundled = fabrics().all(|b| b.target.is_some());
+    let cluster_uid = view.settings.cluster_uid.clone();
+    if cluster_uid.is_empty() || !(fresh || known || bundled) {
+        return None;
+    }
+    Some(Owner { cluster_uid, machine_id: target::machine_id(view, node) })
 }
 
 /// Finds the places to be recorded and the pods to be ended.
@@ -118,6 +133,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
                 let before = view.known_epoch(instance);
                 seats.insert(instance.clone(), Seat { node: node.clone(), bound: true });
                 desired.moves.push(Move {
+                    owner: owner(view, instance, &node),
                     instance: instance.clone(),
                     node,
                     // On which node the last epoch was cannot be told for certain, so that a new one begins.
@@ -131,7 +147,8 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
                     desired.moves.push(step);
                 } else if unrecorded {
                     let (node, epoch) = (seat.node.clone(), view.epoch(instance));
-                    desired.moves.push(Move { instance: instance.clone(), node, epoch, places, moved: None });
+                    let instance = instance.clone();
+                    desired.moves.push(Move { instance, node, epoch, places, moved: None, owner: None });
                 } else {
                     end_stale(view, instance, desired);
                 }
@@ -160,7 +177,7 @@ fn record_places(view: &View<'_>, desired: &mut Desired) {
         let (places, unrecorded) = places(view, instance);
         if unrecorded {
             let (instance, node) = (instance.clone(), String::new());
-            desired.moves.push(Move { instance, node, epoch: 0, places, moved: None });
+            desired.moves.push(Move { instance, node, epoch: 0, places, moved: None, owner: None });
         }
     }
 }
@@ -179,6 +196,12 @@ fn next(
         Decision::Stay => return None,
         Decision::Wait(wait) => {
             desired.again = desired.again.min(wait.max(Duration::from_secs(1)));
+            return None;
+        }
+        Decision::Paused(why) => {
+            let pause = "takeovers pause, as the condition TakeoverPaused says";
+            said.notes.insert(instance.to_owned(), format!("{}; {pause}", reason(why, seat)));
+            soon(desired);
             return None;
         }
         Decision::Move { why, since } => (why, since),
@@ -200,18 +223,18 @@ fn next(
     let wanted = view.observed.pods.get(instance).and_then(asked).filter(|_| why == Why::Asked);
     let wanted = wanted.filter(|w| find(view, w).is_some());
     let found = candidates(view, Some(&seat.node), wanted);
-    let Some(node) = choose(view, instance, seats, &found) else {
-        let why = match why {
-            Why::NodeCordoned => format!("its node {} is cordoned", seat.node),
-            Why::Asked => "it was asked to go to another node".to_owned(),
-            Why::NodeLost | Why::NodeGone => format!("its node {} gives no sign of life", seat.node),
-            Why::ServerDown => format!("it does not come up on {}", seat.node),
-        };
+    // Those that are known to live come first; another one has to prove it before anything is recorded.
+    let known: Vec<Verdict> =
+        found.iter().filter(|v| view.observed.silences.contains_key(&v.node)).cloned().collect();
+    let chosen = choose(view, instance, seats, &known).or_else(|| choose(view, instance, seats, &found));
+    let Some(node) = chosen else {
+        let why = reason(why, seat);
         said.notes.insert(instance.to_owned(), format!("{why}, and {}", explain(seats, &found)));
         return None;
     };
     seats.insert(instance.to_owned(), Seat { node: node.clone(), bound: true });
     Some(Move {
+        owner: owner(view, instance, &node),
         instance: instance.to_owned(),
         node,
         epoch: view.epoch(instance) + 1,
@@ -223,6 +246,15 @@ fn next(
             decided: view.observed.now,
         }),
     })
+}
+
+fn reason(why: Why, seat: &Seat) -> String {
+    match why {
+        Why::NodeCordoned => format!("its node {} is cordoned", seat.node),
+        Why::Asked => "it was asked to go to another node".to_owned(),
+        Why::NodeLost | Why::NodeGone => format!("its node {} gives no sign of life", seat.node),
+        Why::ServerDown => format!("it does not come up on {}", seat.node),
+    }
 }
 
 fn explain(seats: &BTreeMap<String, Seat>, candidates: &[Verdict]) -> String {
@@ -251,13 +283,19 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
         asked: false,
         moved: None,
         promising: false,
+        no_room: false,
+        paused: false,
     };
     // A pod that no node has taken runs nowhere.
     // Where nobody has looked at the node since, what was found when it was left.
     let found_lost = view.observed.record.moved.get(instance).is_some_and(|moved| {
         moved.from == node && [Why::NodeLost, Why::NodeGone].iter().any(|why| why.as_str() == moved.why)
     });
-    let lost = node.is_empty() || is_lost(&signs, rule(view).after) || silent.is_none() && found_lost;
+    // While takeovers pause a silent node is most likely alive: its pod is asked to end, not taken out of the books, but for one
+    // that was left before for being lost.
+    let believed = view.pause().is_none() || found_lost || signs.kubelet == Kubelet::OutOfService;
+    let lost =
+        node.is_empty() || believed && is_lost(&signs, rule(view).after) || silent.is_none() && found_lost;
     if !known || ending && !lost {
         soon(desired);
         return;
@@ -265,6 +303,7 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
     let epoch = view.epoch(instance);
     desired.end.push(PodDeletion {
         name: pod.name_any(),
+        instance: instance.to_owned(),
         uid: pod.uid().unwrap_or_default(),
         why: if lost {
             format!("{instance} goes on in epoch {epoch}; node {node} cannot end its pod")

@@ -6,7 +6,7 @@ use crate::takeover::OUT_OF_SERVICE;
 
 const NQN: &str = "nqn.2026-01.io.example:a";
 
-fn nvmeof(instances: u32) -> Value {
+pub(super) fn nvmeof(instances: u32) -> Value {
     let namespaces: Vec<Value> = (0..instances)
         .map(|n| json!({ "instance": n, "nqn": format!("{NQN}{n}"), "nguid": format!("{:032x}", n + 1) }))
         .collect();
@@ -19,7 +19,7 @@ fn network() -> Value {
     json!({ "addresses": ["192.0.2.200/24", "192.0.2.201/24"], "interface": "eth1" })
 }
 
-fn fabric_cluster(more: Value) -> StorageCluster {
+pub(super) fn fabric_cluster(more: Value) -> StorageCluster {
     let mut spec = json!({ "backends": nvmeof(2), "network": network() });
     for (key, value) in more.as_object().expect("fields") {
         spec[key.as_str()] = value.clone();
@@ -28,7 +28,7 @@ fn fabric_cluster(more: Value) -> StorageCluster {
 }
 
 /// What the API server makes of moves: one write, then all is looked at anew.
-fn write_moves(observed: &mut Observed, moves: &[record::Move]) {
+pub(super) fn write_moves(observed: &mut Observed, moves: &[record::Move]) {
     let mut data: BTreeMap<String, String> = BTreeMap::new();
     for one in moves {
         data.extend(one.data());
@@ -38,12 +38,13 @@ fn write_moves(observed: &mut Observed, moves: &[record::Move]) {
     observed.record.epochs.extend(fresh.epochs);
     observed.record.places.extend(fresh.places);
     observed.record.moved.extend(fresh.moved);
+    observed.record.owners.extend(fresh.owners);
     observed.recorded.extend(data.keys().cloned());
     observed.bound.extend(data.into_iter().filter(|(i, _)| ordinal("a", i).is_some()));
 }
 
 /// As [`settle`], with moves; pods of epochs that are over go as the operator asks.
-fn see_through(cluster: &mut StorageCluster, observed: &mut Observed) {
+pub(super) fn see_through(cluster: &mut StorageCluster, observed: &mut Observed) {
     for _ in 0..8 {
         let found = desired(cluster, &settings(), observed);
         if !found.moves.is_empty() {
@@ -59,7 +60,7 @@ fn see_through(cluster: &mut StorageCluster, observed: &mut Observed) {
     }
 }
 
-fn settle_fabric(cluster: &mut StorageCluster, observed: &mut Observed) {
+pub(super) fn settle_fabric(cluster: &mut StorageCluster, observed: &mut Observed) {
     let bound = observed.bound.clone();
     let recorded = observed.recorded.clone();
     settle(cluster, observed, 1000);
@@ -68,7 +69,7 @@ fn settle_fabric(cluster: &mut StorageCluster, observed: &mut Observed) {
     observed.recorded.extend(recorded);
 }
 
-fn fabric_running(more: Value) -> (StorageCluster, Observed) {
+pub(super) fn fabric_running(more: Value) -> (StorageCluster, Observed) {
     let mut cluster = fabric_cluster(more);
     let mut observed = observed();
     see_through(&mut cluster, &mut observed);
@@ -81,23 +82,23 @@ fn fabric_running(more: Value) -> (StorageCluster, Observed) {
     (cluster, observed)
 }
 
-fn node_with(name: &str, ip: &str, spec: Value) -> Arc<Node> {
+pub(super) fn node_with(name: &str, ip: &str, spec: Value) -> Arc<Node> {
     let mut node = serde_json::to_value(&*node(name, ip)).expect("JSON");
     node["spec"] = spec;
     Arc::new(serde_json::from_value(node).expect("a Node"))
 }
 
-fn config(desired: &Desired, name: &str) -> toml::Table {
+pub(super) fn config(desired: &Desired, name: &str) -> toml::Table {
     let map =
         desired.objects.iter().find(|o| o["metadata"]["name"] == name).unwrap_or_else(|| panic!("no {name}"));
     map["data"]["server.toml"].as_str().expect("a file").parse().expect("TOML")
 }
 
-fn silence(observed: &mut Observed, node: &str, seconds: u64) {
+pub(super) fn silence(observed: &mut Observed, node: &str, seconds: u64) {
     observed.silences.insert(node.to_owned(), Duration::from_secs(seconds));
 }
 
-fn epochs(cluster: &StorageCluster) -> Vec<(String, u64)> {
+pub(super) fn epochs(cluster: &StorageCluster) -> Vec<(String, u64)> {
     cluster.status.iter().flat_map(|s| &s.instances).map(|i| (i.node.clone(), i.epoch)).collect()
 }
 
@@ -119,7 +120,8 @@ fn a_place_is_recorded_before_anything_is_made() {
             "ConfigMap a-0-config-1",
             "StatefulSet a-0",
             "ConfigMap a-1-config-1",
-            "StatefulSet a-1"
+            "StatefulSet a-1",
+            "PodDisruptionBudget a-servers"
         ]
     );
     // What moves write is not applied otherwise: an operator that was stopped would put back what is over.
@@ -186,11 +188,11 @@ fn a_key_of_tls_goes_into_the_servers_only() {
 #[test]
 fn a_node_that_is_lost_is_left_in_the_next_epoch() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
-    silence(&mut observed, "n1", 12);
+    silence(&mut observed, "n1", 22);
     let waiting = desired(&cluster, &settings(), &observed);
     assert!(waiting.moves.is_empty());
     assert_eq!(waiting.again, Duration::from_secs(8));
-    silence(&mut observed, "n1", 21);
+    silence(&mut observed, "n1", 31);
     let lost = desired(&cluster, &settings(), &observed);
     let [step] = lost.moves.as_slice() else { panic!("{:?}", lost.moves) };
     assert_eq!((step.instance.as_str(), step.node.as_str(), step.epoch), ("a-0", "n3", 2));
@@ -367,14 +369,14 @@ fn a_directory_beside_a_namespace_keeps_the_instance_on_its_node() {
     assert!(!found.status.conditions.iter().any(|c| c.type_ == "TakeoverReady"));
 }
 
-fn target_cluster() -> StorageCluster {
+pub(super) fn target_cluster() -> StorageCluster {
     fabric_cluster(json!({ "backends": [{ "name": "main", "kind": "Target", "target": {
         "nodes": [{ "name": "n3", "directory": "/mnt/files" }, { "name": "n2", "devices": ["/dev/disk/by-id/nvme-x"] }],
         "sizeGib": 2,
     } }] }))
 }
 
-fn target_file<'d>(desired: &'d Desired, node: &str) -> (&'d Value, toml::Table) {
+pub(super) fn target_file<'d>(desired: &'d Desired, node: &str) -> (&'d Value, toml::Table) {
     let name = target::name("a", node);
     let mut found = desired.objects.iter().filter(|o| o["metadata"]["name"] == name.as_str());
     let map = found.next().expect("a ConfigMap");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::configuration::{self, CERTIFICATES, CONFIGURATION, KEYS, KEYS_TLS, POOLS};
-use super::{Desired, Report, Target, View, fabric, rdma, record, target};
+use super::{Desired, Report, Target, View, budgets, fabric, rdma, record, target};
 
 /// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
 pub const ANNOTATION_APPLIED: &str = "storage.forebay.io/applied";
@@ -37,13 +37,10 @@ pub const ANNOTATION_EPOCH: &str = "storage.forebay.io/epoch";
 const POOLS_SUFFIX: &str = ".pools";
 /// Seconds that a server has beyond the drain for its own end.
 const GRACE_SECONDS: u32 = 30;
+/// Seconds that a server has for its own start: mounting, and replaying the log of a file system, beside what it waits for.
+const STARTUP_SECONDS: u32 = 300;
 
-/// Name of the ConfigMap that records which node the instances have served on. It outlives the cluster where its
-/// volumes are retained.
-#[must_use]
-pub fn placement_record(cluster: &str) -> String {
-    format!("{cluster}-placement")
-}
+pub use forebay_api::names::placement_record;
 
 /// Name of the ConfigMap with an instance's configuration.
 #[must_use]
@@ -98,6 +95,7 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
         instance_objects(view, instance, desired);
     }
     target::objects(view, desired);
+    budgets::objects(view, desired);
     for template in &view.cluster.spec.storage_classes {
         storage_class(view, template, desired);
     }
@@ -347,7 +345,7 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
             { "name": "metrics", "containerPort": ports.metrics, "protocol": "TCP" },
         ],
         "volumeMounts": mounts,
-        "startupProbe": probe("/healthz", 2, 150),
+        "startupProbe": probe("/healthz", 2, startup_seconds(view, instance).div_ceil(2)),
         "livenessProbe": probe("/healthz", 30, 6),
         "readinessProbe": probe("/readyz", 5, 3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -357,9 +355,11 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
             "capabilities": { "drop": ["ALL"], "add": CAPABILITIES },
         },
     });
-    if let Some(resources) = &spec.limits.resources {
-        container["resources"] = json!(resources);
-    }
+    container["resources"] = match &spec.limits.resources {
+        Some(resources) => json!(resources),
+        // Without any request a server would be the first to be evicted where memory runs short.
+        None => json!({ "requests": { "cpu": "100m", "memory": "256Mi" } }),
+    };
     if rdma::wanted(view, instance) {
         for kind in ["requests", "limits"] {
             container["resources"][kind][names::RESOURCE_RDMA] = "1".into();
@@ -413,6 +413,15 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
     let revision = hash(&template);
     template["metadata"]["annotations"][ANNOTATION_REVISION] = revision.into();
     template
+}
+
+/// How long a server may take until it answers: it waits for each of its namespaces to appear and for its reservation, one pool after
+/// the other, and then for its address, which the server before may have still.
+fn startup_seconds(view: &View<'_>, instance: &str) -> u32 {
+    let fabrics = view.cluster.spec.backends.iter().filter(|b| b.is_on_fabric());
+    let found = fabrics.filter_map(|b| fabric::of(view, instance, b).ok());
+    let waits = found.map(|f| f.connect_time_s.saturating_mul(2).saturating_add(f.loss_time_s));
+    waits.fold(STARTUP_SECONDS, u32::saturating_add)
 }
 
 /// The cluster's tolerations, and one for nodes that are away: an instance can run nowhere else, so evicting it helps

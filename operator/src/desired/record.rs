@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use forebay_api::names::epoch_key;
 use k8s_openapi::jiff::Timestamp;
 
 use super::fabric::Place;
@@ -13,6 +14,10 @@ use super::fabric::Place;
 const EPOCH: &str = ".epoch";
 const MOVED: &str = ".moved";
 const PLACE: &str = ".target.";
+/// See [`forebay_api::names::adopted_key`].
+const ADOPTED: &str = ".adopt.";
+const OWNER: &str = ".owner";
+const NONE: &str = "-";
 
 /// What is recorded of instances that can move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +30,33 @@ pub struct Record {
     pub places: BTreeMap<(String, String), Place>,
     /// How an instance came to its node, where it moved.
     pub moved: BTreeMap<String, Moved>,
+    /// Who an instance is for its target, where that is more than its name and its node's.
+    pub owners: BTreeMap<String, Owner>,
+    /// Keys of former owners that an instance may take a pool from, by instance and pool.
+    pub adopted: BTreeMap<(String, String), String>,
+}
+
+/// What tells an instance from that of the same name in another Kubernetes cluster, and its node from another machine of the same name. It
+/// is part of what the instance's host is for a target, so it changes with the epoch only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// UID of the Kubernetes cluster: that of its namespace kube-system.
+    pub cluster_uid: String,
+    /// The node's system UUID; empty where the kubelet tells none.
+    pub machine_id: String,
+}
+
+impl Owner {
+    fn write(&self) -> String {
+        let machine = if self.machine_id.is_empty() { NONE } else { &self.machine_id };
+        format!("{} {machine}", self.cluster_uid)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let (cluster_uid, machine) = text.split_once(' ')?;
+        let machine_id = if machine == NONE { "" } else { machine }.to_owned();
+        (!cluster_uid.is_empty()).then(|| Self { cluster_uid: cluster_uid.to_owned(), machine_id })
+    }
 }
 
 /// A move as it was decided.
@@ -66,6 +98,8 @@ pub struct Move {
     pub places: BTreeMap<String, Place>,
     /// Why it moved; `None` where it is placed for the first time.
     pub moved: Option<Moved>,
+    /// Who it is in this epoch; `None` where its name and its node's are all, or nothing of that changes.
+    pub owner: Option<Owner>,
 }
 
 impl Move {
@@ -76,11 +110,12 @@ impl Move {
         let mut data = BTreeMap::new();
         if self.epoch > 0 {
             data.insert(instance.clone(), self.node.clone());
-            data.insert(format!("{instance}{EPOCH}"), self.epoch.to_string());
+            data.insert(epoch_key(instance), self.epoch.to_string());
         }
         data.extend(
             self.places.iter().map(|(b, place)| (format!("{instance}{PLACE}{b}"), place.to_string())),
         );
+        data.extend(self.owner.iter().map(|owner| (format!("{instance}{OWNER}"), owner.write())));
         data.extend(self.moved.iter().map(|moved| (format!("{instance}{MOVED}"), moved.write())));
         data
     }
@@ -94,6 +129,10 @@ pub fn read(version: Option<String>, data: &BTreeMap<String, String>) -> Record 
         if let Some((instance, backend)) = key.split_once(PLACE) {
             let place = text.parse().ok();
             record.places.extend(place.map(|p| ((instance.to_owned(), backend.to_owned()), p)));
+        } else if let Some((instance, pool)) = key.split_once(ADOPTED) {
+            record.adopted.insert((instance.to_owned(), pool.to_owned()), text.clone());
+        } else if let Some(instance) = key.strip_suffix(OWNER) {
+            record.owners.extend(Owner::read(text).map(|owner| (instance.to_owned(), owner)));
         } else if let Some(instance) = key.strip_suffix(EPOCH) {
             record.epochs.extend(text.parse().ok().map(|epoch| (instance.to_owned(), epoch)));
         } else if let Some(instance) = key.strip_suffix(MOVED) {
@@ -106,7 +145,7 @@ pub fn read(version: Option<String>, data: &BTreeMap<String, String>) -> Record 
 /// Whether a key outlives the instance: an instance of that name finds its pools again, and an epoch never goes down.
 #[must_use]
 pub fn is_kept(key: &str) -> bool {
-    key.ends_with(EPOCH) || key.contains(PLACE)
+    key.ends_with(EPOCH) || key.contains(PLACE) || key.contains(ADOPTED) || key.ends_with(OWNER)
 }
 
 /// Whether a key is written by moves only.
@@ -134,12 +173,14 @@ mod tests {
             epoch: 7,
             places: BTreeMap::from([("main".to_owned(), place.clone())]),
             moved: Some(moved.clone()),
+            owner: Some(Owner { cluster_uid: "u".to_owned(), machine_id: String::new() }),
         };
         let data = done.data();
         assert_eq!(data["a-0"], "n2");
         let record = read(Some("1".to_owned()), &data);
         assert_eq!(record.epochs["a-0"], 7);
         assert_eq!(record.moved["a-0"], moved);
+        assert_eq!(Some(&record.owners["a-0"]), done.owner.as_ref());
         assert_eq!(record.places[&("a-0".to_owned(), "main".to_owned())], place);
     }
 

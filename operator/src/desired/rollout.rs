@@ -86,6 +86,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         said.rollout = Some(("RollingOut", format!("{progress}; {instance} is restarted")));
         desired.restart = Some(PodDeletion {
             name: pod.name_any(),
+            instance: instance.clone(),
             uid: pod.uid().unwrap_or_default(),
             why: format!("{why}; {progress}"),
             force: false,

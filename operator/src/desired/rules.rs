@@ -79,6 +79,9 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
             fatal("InvalidStorageClass", format!("spec.storageClasses {:?}: {why}", class.name));
         }
     }
+    if let Some(message) = times(view) {
+        found.push(Problem { reason: "TimesAdjusted", message, fatal: false });
+    }
     for class in &spec.storage_classes {
         if let Some(other) = view.observed.storage_classes.get(&class.name)
             && !is_ours(view, other)
@@ -94,6 +97,35 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
         }
     }
     found
+}
+
+/// Objects of earlier versions may have times that lose data: they are not used.
+fn times(view: &View<'_>) -> Option<String> {
+    let takeover = &view.cluster.spec.takeover;
+    if !view.movable() || !takeover.enabled {
+        return None;
+    }
+    let mut adjusted = Vec::new();
+    let after = takeover.after().as_secs();
+    if after != u64::from(takeover.after_seconds) {
+        adjusted.push(format!("takeover.afterSeconds {} is taken for {after}", takeover.after_seconds));
+    }
+    for backend in &view.cluster.spec.backends {
+        let nvmeof = backend.nvmeof.as_ref().map(|b| b.loss_timeout_seconds);
+        let Some(loss) = nvmeof.or(backend.target.as_ref().map(|b| b.loss_timeout_seconds)) else { continue };
+        let used = takeover.loss_seconds(loss);
+        if used != loss {
+            adjusted
+                .push(format!("lossTimeoutSeconds {loss} of backend {} is taken for {used}", backend.name));
+        }
+    }
+    (!adjusted.is_empty()).then(|| {
+        format!(
+            "{}: a server that is cut off has to stop before another one serves; set afterSeconds to 25 at least, and \
+             lossTimeoutSeconds to 10 less at most",
+            adjusted.join("; ")
+        )
+    })
 }
 
 /// Whether it could be an image: `[host[:port]/]path[:tag][@digest]`.

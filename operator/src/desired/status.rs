@@ -6,13 +6,16 @@ use forebay_api::cluster::{
     Backend, ClusterSummary, DeletionPolicy, InstancePhase, InstanceStatus, StorageClusterStatus,
 };
 use forebay_api::fabric::{PoolStatus, TakeoverStatus};
+use forebay_api::names;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::rules::Problem;
 use super::{Desired, Report, ServerReport, View, fabric, ordinal, soon};
-use crate::limits::{CONDITION_MESSAGE_MAX, NODE_VERDICTS_MAX, UNREADY_RESYNC};
+use crate::limits::{
+    CONDITION_MESSAGE_MAX, LEASE_QUIET, NODE_VERDICTS_MAX, SPARES_OBSERVED_MAX, UNREADY_RESYNC,
+};
 use crate::placement::{self, Reason};
 
 /// What the other parts have to say for the conditions.
@@ -71,8 +74,10 @@ pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut
 
 fn nodes(view: &View<'_>) -> Vec<forebay_api::cluster::NodeVerdict> {
     let (unfit, fit): (Vec<_>, Vec<_>) = view.verdicts.iter().partition(|v| !v.fits());
-    let mut chosen: Vec<_> =
-        unfit.into_iter().chain(fit).take(NODE_VERDICTS_MAX).map(|v| v.status()).collect();
+    // Those that fit are few or many: some are told in any case, since takeovers look after them.
+    let (first, rest) = fit.split_at(fit.len().min(SPARES_OBSERVED_MAX + view.seats.len()));
+    let all = first.iter().copied().chain(unfit).chain(rest.iter().copied());
+    let mut chosen: Vec<_> = all.take(NODE_VERDICTS_MAX).map(placement::Verdict::status).collect();
     // The instance stays and starts when the directory is there: moving it about would only hide what is missing.
     for (instance, failure) in &view.observed.mount_failures {
         let lacks = failure.contains("hostPath type check failed");
@@ -142,7 +147,7 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
         free_bytes: kept(|r| r.free_bytes, |b| b.free_bytes),
         volumes: view.volumes(name).or(before.map(|b| b.volumes)).unwrap_or_default(),
         sessions: report.map_or(0, |r| r.sessions),
-        epoch: if view.movable() { view.epoch(name) } else { before.map_or(1, |b| b.epoch.max(1)) },
+        epoch: view.epoch(name),
         pools: pools(view, name, report),
         takeover: takeover(view, name, phase, present),
         message,
@@ -239,6 +244,9 @@ fn phase(
         );
     };
     let Some(pod) = pod else {
+        if let Some(failure) = view.observed.creation_failures.get(name) {
+            return (NotReady, format!("its pod is refused: {failure}"));
+        }
         // A bound instance whose node is unfit now is told so, because that is why its pod may not come.
         let why = verdict.filter(|v| !v.fits()).map(|v| format!("{}: {}", seat.node, v.message));
         let message = why.unwrap_or_else(|| {
@@ -380,6 +388,7 @@ fn conditions(
     ];
     if view.movable() {
         list.push(takeover_ready(view));
+        list.push(takeover_paused(view));
     }
     if let Some((status, reason, message)) = &said.deletable {
         list.push(condition("Deletable", *status, reason, message.clone()));
@@ -392,6 +401,42 @@ fn conditions(
     list
 }
 
+/// Whether nothing is taken over that nobody has asked for.
+fn takeover_paused(view: &View<'_>) -> Condition {
+    let annotation = names::ANNOTATION_TAKE_OVER_ANYWAY;
+    match view.observed.pause {
+        Some(pause) if view.overridden() => condition(
+            "TakeoverPaused",
+            false,
+            "Overridden",
+            format!(
+                "{}; the annotation {annotation} says to take over anyway: remove it when that is over",
+                pause.message()
+            ),
+        ),
+        Some(pause) => condition(
+            "TakeoverPaused",
+            true,
+            pause.cause.as_str(),
+            format!(
+                "{}. Where a node is certainly off, give it the taint {}; where all of them are, set the annotation {annotation}=true \
+                 on this StorageCluster",
+                pause.message(),
+                crate::takeover::OUT_OF_SERVICE
+            ),
+        ),
+        None if view.overridden() => condition(
+            "TakeoverPaused",
+            false,
+            "Overridden",
+            format!(
+                "the annotation {annotation} keeps takeovers from pausing: remove it when it is not needed"
+            ),
+        ),
+        None => condition("TakeoverPaused", false, "NotPaused", ""),
+    }
+}
+
 /// Whether an instance could go to another node now.
 fn takeover_ready(view: &View<'_>) -> Condition {
     if !view.cluster.spec.takeover.enabled {
@@ -402,9 +447,9 @@ fn takeover_ready(view: &View<'_>) -> Condition {
             "spec.takeover.enabled is false: only planned moves are done",
         );
     }
-    let spare =
-        view.verdicts.iter().filter(|v| v.fits() && !view.seats.values().any(|s| s.node == v.node)).count();
-    if spare == 0 {
+    let quiet = |node: &str| view.observed.silences.get(node).is_some_and(|s| *s >= LEASE_QUIET);
+    let free = |v: &&placement::Verdict| !view.seats.values().any(|s| s.node == v.node) && !quiet(&v.node);
+    if !view.verdicts.iter().filter(|v| v.fits()).any(|v| free(&v)) {
         let why = placement::explain(&view.verdicts, &view.seats);
         let message = format!("no node is left that could take an instance over: {why}");
         return condition("TakeoverReady", false, "NoSpareNode", message);

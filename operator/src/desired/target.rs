@@ -99,13 +99,38 @@ fn hosts(view: &View<'_>, instance: &str) -> Vec<String> {
                 | Reason::RdmaMissing
                 | Reason::DeviceNotSelected
                 | Reason::WrongLinkLayer
+                | Reason::PlatformMismatch
+                | Reason::TooSmall
         )
     };
-    let mut nodes: BTreeSet<&str> =
-        view.verdicts.iter().filter(|v| !never(v.reason)).map(|v| v.node.as_str()).collect();
-    nodes.extend(view.seats.get(instance).map(|s| s.node.as_str()));
-    let nqn = |node: &&str| Some(HostIdentity::of(instance, node).ok()?.nqn().as_str().to_owned());
-    nodes.iter().filter_map(nqn).take(HOSTS_MAX).collect()
+    // Its own first, then those that could take it over now: the list ends where a target could not take more.
+    let mut nodes: Vec<&placement::Verdict> = view.verdicts.iter().filter(|v| !never(v.reason)).collect();
+    nodes.sort_by_key(|v| !v.fits());
+    let own = view.seats.get(instance).map(|s| s.node.as_str());
+    let others = nodes.iter().map(|v| v.node.as_str()).filter(|node| Some(*node) != own);
+    // By names alone an instance comes until it has moved once; and where it came from last, until its server there has ended.
+    let owned = view.observed.record.owners.contains_key(instance);
+    let from = view.observed.record.moved.get(instance).map(|moved| moved.from.as_str());
+    let identities = |node: &str| {
+        let uid = &view.settings.cluster_uid;
+        let by_names = !owned || uid.is_empty() || Some(node) == from;
+        let plain = by_names.then(|| HostIdentity::of(instance, node).ok()).flatten();
+        let full = HostIdentity::of_machine(uid, &machine_id(view, node), instance, node).ok();
+        let full = full.filter(|_| !uid.is_empty());
+        full.into_iter().chain(plain).map(|host| host.nqn().as_str().to_owned()).collect::<Vec<_>>()
+    };
+    let mut hosts: Vec<String> = own.into_iter().chain(others).flat_map(identities).take(HOSTS_MAX).collect();
+    // In an order that does not change with what is ready.
+    hosts.sort_unstable();
+    hosts
+}
+
+/// The system UUID that a node's kubelet tells; empty where it tells none.
+#[must_use]
+pub fn machine_id(view: &View<'_>, node: &str) -> String {
+    let found = view.observed.nodes.iter().find(|n| n.metadata.name.as_deref() == Some(node));
+    let info = found.and_then(|n| n.status.as_ref()?.node_info.as_ref());
+    info.map(|info| info.system_uuid.clone()).unwrap_or_default()
 }
 
 /// The file of a node's target. Only what is recorded is offered: nobody else may come to hold it later. `None` where
@@ -202,7 +227,7 @@ fn end(view: &View<'_>, name: &str, node: &str, set: &StatefulSet, desired: &mut
     desired.remove.push(Target { kind: "ConfigMap", name: name.to_owned(), uid: None });
 }
 
-/// Host NQNs, truncated where a target could not take them all.
+/// Host NQNs at most.
 const HOSTS_MAX: usize = 256;
 const PROGRAM: &str = "/usr/local/bin/forebay-target";
 
@@ -229,8 +254,13 @@ fn offering(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(view, node), "data": { (FILE): text },
     });
-    // A pod that is made anew reads its file at once; the kubelet takes a minute to change it under a pod.
-    [map, stateful_set(view, node, &hash(&json!(text)), json!({ "containers": [container] }))]
+    // A new pod reads its file at once; the kubelet takes a minute to change it under a pod that runs, which then follows it. That is
+    // soon enough for hosts: nodes come and go, and the target's pod is not to be restarted for each.
+    for subsystem in &mut file.subsystem {
+        subsystem.hosts.clear();
+    }
+    let lasting = toml::to_string(&file).expect("strings, numbers and lists are TOML");
+    [map, stateful_set(view, node, &hash(&json!(lasting)), json!({ "containers": [container] }))]
 }
 
 /// The StatefulSet of a target that is to go, with the ConfigMap as it was: first everything is taken away, then the pod is
@@ -274,8 +304,12 @@ fn container(view: &View<'_>, node: &str, name: &str, command: &[&str]) -> Value
         json!({ "name": "state", "mountPath": "/var/lib/forebay-target" }),
     ];
     mounts.extend(folders(view, node).iter().map(|(volume, at)| json!({ "name": volume, "mountPath": at })));
+    let of_node = |t: &&TargetBackend| t.nodes.iter().any(|n| n.name == node);
+    let mut targets = view.cluster.spec.backends.iter().filter_map(|b| b.target.as_ref()).filter(of_node);
+    let resources = targets.find_map(|t| t.resources.as_ref());
     json!({
         "name": name,
+        "resources": resources.map_or_else(|| json!({ "requests": { "cpu": "50m", "memory": "64Mi" } }), |r| json!(r)),
         "image": view.image(),
         "imagePullPolicy": pull_policy(view.cluster.spec.image_pull_policy),
         "command": command,

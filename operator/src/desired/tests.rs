@@ -14,6 +14,8 @@ fn settings() -> Settings {
         seccomp_profile: "localhost/forebay/server.json".to_owned(),
         priority_class: "system-cluster-critical".to_owned(),
         announcement: crate::limits::ANNOUNCEMENT,
+        cluster_uid: "a-cluster".to_owned(),
+        disruption_budgets: true,
     }
 }
 
@@ -217,8 +219,16 @@ fn volumes(observed: &mut Observed, instance: &str, count: u32) {
     report.volumes = count;
 }
 
+#[path = "brake_tests.rs"]
+mod brake_tests;
+#[path = "epoch_tests.rs"]
+mod epoch_tests;
 #[path = "moves_tests.rs"]
 mod moves_tests;
+#[path = "nodes_tests.rs"]
+mod nodes_tests;
+#[path = "times_tests.rs"]
+mod times_tests;
 
 #[test]
 fn a_new_cluster_gets_its_objects() {
@@ -230,7 +240,8 @@ fn a_new_cluster_gets_its_objects() {
             "ConfigMap a-0-config",
             "StatefulSet a-0",
             "ConfigMap a-1-config",
-            "StatefulSet a-1"
+            "StatefulSet a-1",
+            "PodDisruptionBudget a-servers"
         ]
     );
     assert!(found.remove.is_empty() && found.restart.is_none() && !found.release);
@@ -266,12 +277,12 @@ fn nothing_is_started_without_a_certificate_or_an_address() {
     seen.certificates.issued = vec!["a-1".to_owned()];
     assert_eq!(
         names_of(&desired(&cluster(json!({})), &settings(), &seen)),
-        ["ConfigMap a-placement", "ConfigMap a-1-config", "StatefulSet a-1"]
+        ["ConfigMap a-placement", "ConfigMap a-1-config", "StatefulSet a-1", "PodDisruptionBudget a-servers"]
     );
     let network = json!({ "network": { "hostNetwork": false } });
     assert_eq!(
         names_of(&desired(&cluster(network.clone()), &settings(), &observed())),
-        ["ConfigMap a-placement", "Service a-0", "Service a-1"]
+        ["ConfigMap a-placement", "Service a-0", "Service a-1", "PodDisruptionBudget a-servers"]
     );
     let (cluster, _) = running(network);
     assert_eq!(cluster.status.expect("a status").instances[0].address, "10.96.0.1");
@@ -842,7 +853,11 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
     assert_eq!(container_of(&found, "a-0").0["limits"][RDMA], "1", "the node plugin may be restarting");
     waiting(&mut observed, 61);
     let found = desired(&cluster, &settings(), &observed);
-    assert!(container_of(&found, "a-0").0.is_null(), "it serves TCP rather than nobody");
+    assert_eq!(
+        container_of(&found, "a-0").0["limits"][RDMA],
+        Value::Null,
+        "it serves TCP rather than no client"
+    );
     // The StatefulSet has it, and then the pod is made anew.
     settle(&mut cluster, &mut observed, 1000);
     let found = desired(&cluster, &settings(), &observed);
@@ -924,5 +939,5 @@ fn a_cluster_on_directories_is_what_it_was_before_pools_could_move() {
     let (cluster, observed) = running(json!({ "storageClasses": [{ "name": "c" }] }));
     let found = desired(&cluster, &settings(), &observed);
     // A change here restarts every server there is when the operator is upgraded.
-    assert_eq!(objects::hash(&json!(found.objects)), "aad7f35214f0cfad1478ff0fc6414d08");
+    assert_eq!(objects::hash(&json!(found.objects)), "6125bdc3d2f52d945c8d8badf4ccbe82");
 }

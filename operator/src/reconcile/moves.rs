@@ -32,7 +32,7 @@ pub(super) async fn record(
 ) -> Result<Duration, ReconcileError> {
     let mut chosen = Vec::new();
     for one in moves {
-        if still_lost(context, cluster, one).await {
+        if still_lost(context, cluster, one).await && lives(context, one).await {
             chosen.push(one);
         }
     }
@@ -109,11 +109,11 @@ async fn still_lost(context: &Context, cluster: &StorageCluster, one: &Move) -> 
         return matches!(nodes.get_opt(&moved.from).await, Ok(None));
     }
     if moved.why == Why::NodeLost.as_str() {
-        let patience = Duration::from_secs(cluster.spec.takeover.after_seconds.into());
+        let patience = cluster.spec.takeover.after();
         let nodes = context.nodes.state();
         let node = nodes.iter().find(|n| n.metadata.name.as_ref() == Some(&moved.from));
         let silent = match context.leases.look(&moved.from).await {
-            Look::Silent(silent) => silent >= patience,
+            Look::Seen(sight) => sight.silent >= patience,
             // Then what Kubernetes says of the kubelet was the reason.
             Look::None => true,
             Look::Failed => false,
@@ -125,4 +125,29 @@ async fn still_lost(context: &Context, cluster: &StorageCluster, one: &Move) -> 
         return off || silent;
     }
     true
+}
+
+/// Whether the node that an instance is to be taken over by lives, at this moment: its Lease was seen to change, and not long ago. One
+/// that is not known yet is looked at from now on, and the move waits.
+async fn lives(context: &Context, one: &Move) -> bool {
+    let unplanned = [Why::NodeLost, Why::NodeGone, Why::ServerDown];
+    if !one.moved.as_ref().is_some_and(|moved| unplanned.iter().any(|why| why.as_str() == moved.why)) {
+        return true;
+    }
+    match context.leases.look(&one.node).await {
+        Look::Seen(sight) if sight.is_fresh() => true,
+        Look::Seen(sight) => {
+            context.leases.attend(&one.node);
+            tracing::warn!(
+                instance = one.instance,
+                node = one.node,
+                silent_s = sight.silent.as_secs(),
+                "the node that was chosen has not proven that it lives"
+            );
+            false
+        }
+        // Then what Kubernetes says of it is all there is.
+        Look::None => true,
+        Look::Failed => false,
+    }
 }

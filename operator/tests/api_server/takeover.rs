@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower::{Layer, Service};
 
-use crate::stage::{Stage, eventually, shared};
+use crate::stage::{Stage, eventually, shared, start_api_server};
 
 /// Kubelets that renew the Leases of their nodes, until a node is switched off.
 struct Kubelets {
@@ -62,6 +62,19 @@ impl Kubelets {
 
     fn switch_off(&self, node: String) {
         self.off.lock().unwrap().push(node);
+    }
+
+    fn switch_on(&self) {
+        self.off.lock().unwrap().clear();
+    }
+
+    /// Takes the Leases away: the nodes of a test that has ended must not count as silent in another one.
+    async fn end(self, stage: &Stage, nodes: u8) {
+        self.work.abort();
+        let api: Api<Lease> = Api::namespaced(stage.client.clone(), "kube-node-lease");
+        for n in 1..=nodes {
+            api.delete(&stage.node(n), &DeleteParams::default()).await.expect("the Lease goes");
+        }
     }
 }
 
@@ -146,7 +159,7 @@ fn spec(instances: u32) -> Value {
         "backends": [{ "name": "main", "kind": "NVMeoF", "nvmeof": {
             "paths": ["tcp://192.0.2.1:4420"], "namespaces": namespaces,
         } }],
-        "takeover": { "afterSeconds": 6 },
+        "takeover": { "afterSeconds": 25 },
     })
 }
 
@@ -274,6 +287,7 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
     .await;
     assert_eq!(witness.end().await, (2, 2), "one takeover, however many operators");
     operator.stop().await;
+    kubelets.end(&stage, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -290,8 +304,9 @@ async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_sile
     operator.kill().await;
     kubelets.switch_off(stage.node(1));
     eventually("the silence is too long", || async {
-        let silent = standby.leases.silences().get(&stage.node(1)).copied().unwrap_or_default();
-        if silent >= Duration::from_secs(6) { Ok(()) } else { Err(format!("{silent:?}")) }
+        let sight = standby.leases.judged("s").0.get(&stage.node(1)).copied();
+        let silent = sight.map(|s| s.silent).unwrap_or_default();
+        if silent >= Duration::from_secs(25) { Ok(()) } else { Err(format!("{silent:?}")) }
     })
     .await;
     let now = k8s_openapi::jiff::Timestamp::now();
@@ -303,12 +318,13 @@ async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_sile
     let since = told.status.unwrap().instances[0].takeover.as_ref().unwrap().since.as_ref().unwrap().0;
     assert!(since < now, "silent since {since}, before it worked at {now}");
     operator.stop().await;
+    kubelets.end(&stage, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     let stage = Stage::new(shared(), "cordon", 2).await;
-    let _kubelets = Kubelets::of(&stage, 2).await;
+    let kubelets = Kubelets::of(&stage, 2).await;
     let operator = stage.operate().await;
     stage.create("o", &spec(1)).await;
     placed(&stage, "o-0", stage.node(1), "1").await;
@@ -361,4 +377,85 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     assert!(events.iter().any(|e| e.reason.as_deref() == Some("HandingOver")));
     assert!(!events.iter().any(|e| e.reason.as_deref() == Some("TakingOver")));
     operator.stop().await;
+    kubelets.end(&stage, 2).await;
+}
+
+/// The control plane hears no worker any more, for longer than a node may be silent; then it does again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_from_all_workers_moves_nothing() {
+    // One of its own: nodes that fall silent matter to everybody.
+    let api = start_api_server();
+    let stage = Stage::new(&api, "storm", 4).await;
+    let kubelets = Kubelets::of(&stage, 4).await;
+    let standby = stage.stand_by().await;
+    let leases = standby.leases.clone();
+    let operator = stage.operate_after(standby);
+    stage.create("p", &spec(2)).await;
+    for (instance, node) in [("p-0", 1), ("p-1", 2)] {
+        placed(&stage, instance, stage.node(node), "1").await;
+        stage.pretend_pod(instance).await;
+    }
+    let paused = |wanted: &'static str| {
+        move |c: &forebay_api::StorageCluster| {
+            let conditions = c.status.iter().flat_map(|s| &s.conditions);
+            conditions.into_iter().any(|c| c.type_ == "TakeoverPaused" && c.status == wanted)
+        }
+    };
+    stage.cluster("p", "nothing pauses", paused("False")).await;
+    let pods = stage.api::<Pod>();
+    let uids = |of: Vec<Pod>| of.into_iter().map(|p| p.metadata.uid).collect::<Vec<_>>();
+    let before = uids(pods.list(&ListParams::default()).await.unwrap().items);
+    eventually("all nodes are known to live", || async {
+        let (sights, _) = leases.judged("p");
+        let fresh = sights.values().filter(|s| s.is_fresh()).count();
+        if fresh == 4 && sights.len() == 4 { Ok(()) } else { Err(format!("{sights:?}")) }
+    })
+    .await;
+    for n in 1..=4 {
+        kubelets.switch_off(stage.node(n));
+    }
+    stage.condition("p", "TakeoverPaused", "True", "ManyNodesSilent").await;
+    eventually("each of them was silent for longer than a node may be", || async {
+        let (sights, _) = leases.judged("p");
+        let patience = Duration::from_secs(25 + 6);
+        if sights.values().all(|s| s.silent > patience) { Ok(()) } else { Err(format!("{sights:?}")) }
+    })
+    .await;
+    let epochs = |data: &std::collections::BTreeMap<String, String>| {
+        [data["p-0.epoch"].clone(), data["p-1.epoch"].clone()]
+    };
+    assert_eq!(epochs(&record(&stage, "p").await), ["1", "1"]);
+    kubelets.switch_on();
+    eventually("all nodes live again", || async {
+        let (sights, _) = leases.judged("p");
+        if sights.values().all(|s| s.is_fresh()) { Ok(()) } else { Err(format!("{sights:?}")) }
+    })
+    .await;
+    stage.cluster("p", "takeovers go on", paused("False")).await;
+    assert_eq!(epochs(&record(&stage, "p").await), ["1", "1"]);
+    assert_eq!(uids(pods.list(&ListParams::default()).await.unwrap().items), before, "no pod was ended");
+    let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    for reason in ["TakeoverPaused", "TakeoverResumed"] {
+        assert!(events.iter().any(|e| e.reason.as_deref() == Some(reason)), "{reason}");
+    }
+    assert!(!events.iter().any(|e| e.reason.as_deref() == Some("TakingOver")));
+    operator.stop().await;
+}
+
+/// A spare that fell silent just before is not chosen, though Kubernetes calls it ready.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spare_that_died_before_is_not_chosen() {
+    let stage = Stage::new(shared(), "rack", 4).await;
+    let kubelets = Kubelets::of(&stage, 4).await;
+    let operator = stage.operate().await;
+    stage.create("r", &spec(1)).await;
+    placed(&stage, "r-0", stage.node(1), "1").await;
+    stage.pretend_pod("r-0").await;
+    stage.cluster("r", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1)).await;
+    // The first of the spares, which would be taken by its name.
+    kubelets.switch_off(stage.node(2));
+    kubelets.switch_off(stage.node(1));
+    placed(&stage, "r-0", stage.node(3), "2").await;
+    operator.stop().await;
+    kubelets.end(&stage, 4).await;
 }

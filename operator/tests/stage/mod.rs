@@ -17,6 +17,7 @@ use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_operator::desired::Settings;
 use forebay_operator::leases::Leases;
 use forebay_operator::metrics::Metrics;
+use forebay_operator::progress::Progress;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, ServiceAccount};
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
@@ -128,6 +129,7 @@ pub struct Standby {
 
 pub struct Operator {
     pub metrics: Arc<Metrics>,
+    pub progress: Arc<Progress>,
     end: watch::Sender<bool>,
     work: JoinHandle<()>,
     watching: JoinHandle<()>,
@@ -226,6 +228,8 @@ impl Stage {
             seccomp_profile: "RuntimeDefault".to_owned(),
             priority_class: String::new(),
             announcement: Duration::from_secs(1),
+            cluster_uid: "a-cluster".to_owned(),
+            disruption_budgets: true,
         }
     }
 
@@ -251,10 +255,17 @@ impl Stage {
     pub fn operate_after(&self, standby: Standby) -> Operator {
         let Standby { client, leases, watching } = standby;
         let metrics = Arc::new(Metrics::default());
+        let progress = Arc::new(Progress::default());
         let (end, ending) = watch::channel(false);
-        let work =
-            forebay_operator::run::operate(client, self.settings(), Arc::clone(&metrics), leases, ending);
-        Operator { metrics, end, work: tokio::spawn(work), watching }
+        let work = forebay_operator::run::operate(
+            client,
+            self.settings(),
+            Arc::clone(&metrics),
+            leases,
+            Arc::clone(&progress),
+            ending,
+        );
+        Operator { metrics, progress, end, work: tokio::spawn(work), watching }
     }
 
     pub fn clusters(&self) -> Api<StorageCluster> {

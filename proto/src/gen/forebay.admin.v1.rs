@@ -96,6 +96,9 @@ pub struct Volume {
     pub sessions: u32,
     #[prost(uint32, tag = "12")]
     pub open_files: u32,
+    /// What CreateVolume and ExpandVolume asked for last, whether it is enforced or not; 0 from servers before this field.
+    #[prost(uint64, tag = "13")]
+    pub requested_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVolumeRequest {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_smb::fs::{
     BasicInfo, DirEntry, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
-    Opened, RelPath, Stat,
+    Opened, RelPath, Stat, Unlink,
 };
 use forebay_smb::status::NtStatus;
 use tempfile::TempDir;
@@ -160,7 +160,7 @@ impl Fixture {
     }
 
     fn unlink(&self, handle: FsHandle) -> Result<(), NtStatus> {
-        self.done(FsOpKind::Close { handle, unlink: true, stat: false })
+        self.done(FsOpKind::Close { handle, unlink: Some(Unlink::unregistered()), stat: false })
     }
 
     fn rename(&self, handle: &FsHandle, to: &str, replace: bool) -> Result<(), NtStatus> {
@@ -441,8 +441,27 @@ fn closing_with_unlink_removes_the_name_and_not_the_open_file() {
     let replacement = f.file("x");
     f.unlink(other).expect("no error");
     assert!(f.existing("x").is_ok(), "what took its name stays");
-    let close = FsOpKind::Close { handle: replacement, unlink: false, stat: true };
+    let close = FsOpKind::Close { handle: replacement, unlink: None, stat: true };
     assert!(matches!(f.run(close), Ok(FsReply::Stat(stat)) if stat.links == 1));
+}
+
+#[test]
+fn closing_with_unlink_removes_the_name_of_that_handle_and_no_other_link() {
+    let f = Fixture::new();
+    let b = f.file("b");
+    f.link(&b, "a", false).expect("linked");
+    let (a, also_b) = (f.existing("a").expect("a"), f.existing("b").expect("b"));
+    f.unlink(a).expect("deleted");
+    assert_eq!(f.names(""), ["b"]);
+    assert_eq!(f.stat(&b).links, 1);
+
+    f.link(&b, "c", false).expect("linked");
+    // The handle that gave the name removes it, also where it took the place of another link to the file.
+    f.rename(&b, "c", true).expect("renamed");
+    f.unlink(also_b).expect("its name is gone already");
+    assert_eq!(f.names(""), ["c"]);
+    f.unlink(b).expect("deleted");
+    assert_eq!(f.names(""), Vec::<String>::new());
 }
 
 #[test]
@@ -479,6 +498,29 @@ fn hard_links_name_one_file() {
     assert_eq!(f.link(&file, "d", true), Err(NtStatus::ACCESS_DENIED));
     f.unlink(f.existing("three").expect("three")).expect("deleted");
     assert_eq!(f.names(""), ["d", "two"], "the name it was opened by goes");
+}
+
+#[test]
+fn a_name_that_a_link_replaces_is_there_at_every_moment() {
+    let f = Fixture::new();
+    let files = [f.file("one"), f.file("two")];
+    f.link(&files[0], "name", false).expect("linked");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            let mut missing = 0;
+            while !done.load(Ordering::Relaxed) {
+                missing += usize::from(f.root.join("name").symlink_metadata().is_err());
+            }
+            missing
+        });
+        for round in 1..300 {
+            f.link(&files[round % 2], "name", true).expect("replaced");
+        }
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(looking.join().expect("no panic"), 0, "looks that found no name");
+    });
+    assert_eq!(f.names(""), ["name", "one", "two"], "nothing is left of links on their way");
 }
 
 #[test]

@@ -7,11 +7,53 @@ pub mod directory;
 pub mod errno;
 
 #[cfg(test)]
+mod closing;
+#[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod power_tests;
 
-use forebay_smb::fs::{FsOpKind, FsResult};
+use forebay_smb::fs::{FsOpKind, FsResult, OpenMode};
 
 use crate::buffers::BufferPool;
+use crate::lanes::Lane;
+
+/// The lane that [`execute`] is to be called in.
+#[must_use]
+pub fn lane(operation: &FsOpKind) -> Lane {
+    use FsOpKind as Op;
+    let unless_written_through =
+        |handle, lane| if directory::writes_through(handle) { Lane::Sync } else { lane };
+    match operation {
+        Op::Open { volume, request } => match request.mode {
+            OpenMode::Existing => Lane::LookUp,
+            // What is made there is on stable storage, name and all, before it is acknowledged.
+            OpenMode::New | OpenMode::Either => unless_written_through(volume, Lane::Change),
+        },
+        Op::Stat { .. }
+        | Op::StatPath { .. }
+        | Op::Space { .. }
+        | Op::ReadDir { .. }
+        | Op::Lookup { .. }
+        | Op::CheckEmpty { .. } => Lane::LookUp,
+        Op::Close { unlink: None, .. } => Lane::Close,
+        Op::Close { unlink: Some(_), handle, .. } | Op::SetBasic { handle, .. } => {
+            unless_written_through(handle, Lane::Change)
+        }
+        Op::Read { .. } | Op::AllocatedRanges { .. } => Lane::Data,
+        Op::Write { write_through: true, .. } | Op::WriteRemote { write_through: true, .. } => Lane::Sync,
+        Op::Write { handle, write_through: false, .. }
+        | Op::WriteRemote { handle, write_through: false, .. }
+        | Op::SetEndOfFile { handle, .. }
+        | Op::SetAllocation { handle, .. }
+        | Op::ZeroRange { handle, .. } => unless_written_through(handle, Lane::Data),
+        Op::CopyRange { target, .. } | Op::CloneRange { target, .. } => {
+            unless_written_through(target, Lane::Data)
+        }
+        // All of them sync a directory or a file.
+        Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => Lane::Sync,
+    }
+}
 
 /// Carries `operation` out on the calling thread, which may block.
 ///
@@ -27,4 +69,52 @@ pub fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
 /// The operation, to be carried out by [`execute`].
 pub fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> {
     directory::execute_cached(operation)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_smb::fs::{FsHandle, FsReply, ObjectKind, OpenRequest, RelPath, Unlink};
+
+    use super::directory::{Promise, Volume};
+    use super::*;
+
+    fn open(volume: &FsHandle, mode: OpenMode) -> FsOpKind {
+        let request = OpenRequest {
+            path: RelPath::new("it").expect("a path"),
+            mode,
+            kind: ObjectKind::File,
+            read: true,
+            write: true,
+            write_through: false,
+            attributes: 0,
+            allocation_size: 0,
+        };
+        FsOpKind::Open { volume: volume.clone(), request }
+    }
+
+    #[test]
+    fn what_waits_for_stable_storage_is_in_a_lane_of_its_own() {
+        for (promise, change, data) in
+            [(Promise::AtFlush, Lane::Change, Lane::Data), (Promise::AtReply, Lane::Sync, Lane::Sync)]
+        {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let volume = Volume::open_with(scratch.path(), promise, None).expect("a volume").handle();
+            assert_eq!(lane(&open(&volume, OpenMode::Existing)), Lane::LookUp);
+            assert_eq!(lane(&open(&volume, OpenMode::New)), change);
+            assert_eq!(lane(&open(&volume, OpenMode::Either)), change);
+            let Ok(FsReply::Opened(opened)) = execute(open(&volume, OpenMode::New), &BufferPool::default())
+            else {
+                panic!("opened")
+            };
+            let handle = opened.handle;
+            let close = |unlink| FsOpKind::Close { handle: handle.clone(), unlink, stat: false };
+            assert_eq!(lane(&close(None)), Lane::Close);
+            assert_eq!(lane(&close(Some(Unlink::unregistered()))), change);
+            assert_eq!(lane(&FsOpKind::Stat { handle: handle.clone() }), Lane::LookUp);
+            assert_eq!(lane(&FsOpKind::SetEndOfFile { handle: handle.clone(), size: 0 }), data);
+            assert_eq!(lane(&FsOpKind::Flush { handle: handle.clone() }), Lane::Sync);
+            let to = RelPath::new("other").expect("a path");
+            assert_eq!(lane(&FsOpKind::Rename { handle, to, replace: true }), Lane::Sync);
+        }
+    }
 }

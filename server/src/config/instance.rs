@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 
 use super::is_label;
-use crate::limits::{INSTANCE_ADDRESSES_MAX, INTERFACE_NAME_BYTES_MAX};
+use crate::limits::{CLUSTER_UID_BYTES_MAX, INSTANCE_ADDRESSES_MAX, INTERFACE_NAME_BYTES_MAX};
 
 /// `[instance]`
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -17,6 +17,10 @@ pub struct InstanceSection {
     pub name: String,
     /// Grows with each start somewhere.
     pub epoch: u64,
+    /// Which cluster it is of: another one may have an instance of the same name. Empty for none.
+    pub cluster_uid: String,
+    /// After how many seconds a node that is silent is taken over; 0 where nobody does that by itself.
+    pub takeover_after_s: u32,
     /// Its own addresses, which go where it goes.
     pub addresses: Vec<InstanceAddress>,
     /// Where they are put; empty for the interfaces that have their networks.
@@ -112,6 +116,12 @@ impl InstanceSection {
             return wrong(
                 "name",
                 "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit".to_owned(),
+            );
+        }
+        if self.cluster_uid.len() > CLUSTER_UID_BYTES_MAX || self.cluster_uid.chars().any(char::is_control) {
+            return wrong(
+                "cluster_uid",
+                format!("must be at most {CLUSTER_UID_BYTES_MAX} bytes without control characters"),
             );
         }
         if self.addresses.len() > INSTANCE_ADDRESSES_MAX {

@@ -5,11 +5,96 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use forebay_nvmeof::{FabricPath, IdentityVersion, NamespaceId, Nqn, Transport};
+use forebay_nvmeof::{FabricPath, IdentityVersion, NamespaceId, Nqn, ReservationKey, Transport};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use super::InstanceSection;
+use super::{InstanceSection, OptionHelp};
+use crate::limits::CLUSTER_UID_BYTES_MAX;
+
+/// The section's name in the file.
+pub(super) const SECTION: &str = "pool.nvmeof";
+
+const fn option(key: &'static str, value: &'static str, help: &'static str) -> OptionHelp {
+    OptionHelp { section: SECTION, key, value, set: false, help }
+}
+
+/// The options of `[pool.nvmeof]`. The first three have no default.
+pub(super) const OPTIONS: &[OptionHelp] = &[
+    option(
+        "nqn",
+        "\"nqn.2026-01.io.example:pool\"",
+        "NVMe Qualified Name of the target's subsystem. Required, and so are instance.name and instance.epoch: the reservation belongs to them.",
+    ),
+    option(
+        "namespace",
+        "\"uuid:8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11\"",
+        "The namespace, \"uuid:...\" or \"nguid:...\", never a device name. Required.",
+    ),
+    option(
+        "paths",
+        "[\"tcp://192.168.77.1:4420\"]",
+        "Paths to the subsystem, \"tcp://ADDRESS:PORT\" or \"rdma://ADDRESS:PORT\". Required. Several need native NVMe multipath in the kernel.",
+    ),
+    option("node", "\"\"", "Name of this machine in its host NQN. \"\": its host name."),
+    option(
+        "machine_id",
+        "\"\"",
+        "What this machine is, whatever its name, such as its system UUID: part of its host NQN, so that a machine that takes the name of a lost one is another host. An operator sets it; \"\": none.",
+    ),
+    option(
+        "adopt_key",
+        "\"\"",
+        "A key as a refused start shows it, 0x and 16 hexadecimal digits: the namespace is taken from that owner, which is another cluster's instance of this name. Only where nothing of that cluster runs any more. \"\": none.",
+    ),
+    option(
+        "format",
+        "false",
+        "Make an XFS on the namespace if it is blank. A namespace that holds anything else is refused.",
+    ),
+    option(
+        "write_through",
+        "true",
+        "Data, sizes and names are on the namespace before a WRITE or CREATE is answered, so that a failover loses nothing that was acknowledged. false: faster, but what was not flushed is lost in a failover, and Linux clients may not report it.",
+    ),
+    option(
+        "dhchap_key",
+        "\"\"",
+        "File with this host's DH-HMAC-CHAP key (DHHC-1:...). \"\": no authentication.",
+    ),
+    option(
+        "dhchap_controller_key",
+        "\"\"",
+        "File with the DH-HMAC-CHAP key of the target. \"\": the target is not authenticated.",
+    ),
+    option(
+        "tls_key",
+        "\"\"",
+        "File with the pre-shared key for TLS 1.3 on NVMe/TCP (NVMeTLSkey-1:...). \"\": no TLS. The node needs tlshd.",
+    ),
+    option(
+        "tls_identity",
+        "1",
+        "Version of the TLS identity for the target, 0 or 1; the target must use the same.",
+    ),
+    option("connect_time_s", "60", "Seconds to wait for target and namespace at start, 1 to 3600."),
+    option(
+        "keep_alive_s",
+        "5",
+        "Seconds between two keep-alives, 1 to 120. A target takes up to twice as long to cut off a host that hangs.",
+    ),
+    option(
+        "loss_time_s",
+        "15",
+        "Seconds that the reservation may stay unconfirmed before the server stops, 5 to 600. It must be less than instance.takeover_after_s.",
+    ),
+];
+
+/// Whether this line of the sample sets a key without a default, or is the section's header.
+#[cfg(test)]
+pub(super) fn is_required(line: &str) -> bool {
+    ["[pool.nvmeof]", "nqn = ", "namespace = ", "paths = "].iter().any(|start| line.starts_with(start))
+}
 
 /// `[pool.nvmeof]`
 #[derive(Clone, Debug, Deserialize)]
@@ -27,6 +112,12 @@ pub struct NvmeofSection {
     /// Name of this machine, for its host NQN; empty for its host name.
     #[serde(default)]
     pub node: String,
+    /// What this machine is, whatever its name, for its host NQN; empty for none.
+    #[serde(default)]
+    pub machine_id: String,
+    /// A key of a reservation, or of a pool's record, that is no epoch of this instance and may be taken over all the same.
+    #[serde(default)]
+    pub adopt_key: String,
     /// Make a file system where the namespace is blank.
     #[serde(default)]
     pub format: bool,
@@ -73,7 +164,7 @@ fn keep_alive_s() -> u32 {
 }
 
 fn loss_time_s() -> u32 {
-    30
+    15
 }
 
 impl NvmeofSection {
@@ -94,6 +185,12 @@ impl NvmeofSection {
     #[must_use]
     pub fn cut_off_time(&self) -> Duration {
         Duration::from_secs(2 * u64::from(self.keep_alive_s) + 1)
+    }
+
+    /// [`Self::adopt_key`], where there is one.
+    #[must_use]
+    pub fn adopts(&self) -> Option<ReservationKey> {
+        ReservationKey::parse(&self.adopt_key)
     }
 
     /// [`Self::tls_identity`], where it is one.
@@ -150,6 +247,21 @@ impl NvmeofSection {
         if !(5..=600).contains(&self.loss_time_s) {
             return wrong("loss_time_s", "must be from 5 to 600");
         }
+        // A server that is cut off from its target and not from its clients answers reads until then: not beside the next one.
+        let after = instance.takeover_after_s;
+        if after > 0 && self.loss_time_s >= after {
+            let message = format!("must be less than instance.takeover_after_s, which is {after}");
+            return Err(("loss_time_s", message));
+        }
+        if self.machine_id.len() > CLUSTER_UID_BYTES_MAX || self.machine_id.chars().any(char::is_control) {
+            return wrong("machine_id", "must be at most 253 bytes without control characters");
+        }
+        if !self.adopt_key.is_empty() && self.adopts().is_none() {
+            return wrong(
+                "adopt_key",
+                "must be a key as a refused start tells it: 0x and 16 hexadecimal digits",
+            );
+        }
         Ok(())
     }
 }
@@ -185,7 +297,7 @@ mod tests {
         let config = Config::parse("server.toml", &format!("{INSTANCE}{POOL}{NVMEOF}")).expect("right");
         let section = config.pool[0].nvmeof.as_ref().expect("it is there");
         assert!(!section.format && section.write_through);
-        assert_eq!((section.connect_time_s, section.keep_alive_s, section.loss_time_s), (60, 5, 30));
+        assert_eq!((section.connect_time_s, section.keep_alive_s, section.loss_time_s), (60, 5, 15));
         assert_eq!(section.paths[0].to_string(), "tcp://192.168.77.1:4420");
     }
 
@@ -196,6 +308,14 @@ mod tests {
         let no_epoch = INSTANCE.replace("epoch = 3\n", "");
         assert!(error(&format!("{no_epoch}{POOL}{NVMEOF}")).contains("needs instance.epoch"));
         assert!(with("loss_time_s = 1\n").starts_with("server.toml:11: pool.nvmeof.loss_time_s: "));
+        assert!(with("adopt_key = \"7\"\n").contains("pool.nvmeof.adopt_key: must be a key"));
+        let taken_over = INSTANCE.replace("epoch = 3\n", "epoch = 3\ntakeover_after_s = 20\n");
+        let late = |seconds: u32| format!("{taken_over}{POOL}{NVMEOF}loss_time_s = {seconds}\n");
+        assert!(
+            error(&late(20))
+                .contains("loss_time_s: must be less than instance.takeover_after_s, which is 20")
+        );
+        assert!(Config::parse("server.toml", &late(19)).is_ok());
         assert!(with("connect_time_s = 0\n").contains("pool.nvmeof.connect_time_s"));
         assert!(with("keep_alive_s = 0\n").contains("pool.nvmeof.keep_alive_s"));
         assert!(with("dhchap_key = \"key\"\n").contains("pool.nvmeof.dhchap_key: must be an absolute path"));

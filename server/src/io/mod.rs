@@ -1,14 +1,15 @@
 //! How an event loop gets its I/O done: one interface, two engines.
 //!
-//! [`uring`] has the kernel do everything on a ring. [`readiness`] is for where io_uring is forbidden (the default
-//! seccomp profile of containers blocks it): sockets by epoll, files by the worker threads. The loop submits
-//! [`Operation`]s, which own all that the kernel touches meanwhile, and gets them back with their results.
+//! [`uring`] has the kernel do everything on a ring but what waits for stable storage: that goes to a lane of its own.
+//! [`readiness`] is for where io_uring is forbidden (the default seccomp profile of containers blocks it): sockets by epoll,
+//! files by the lanes. The loop submits [`Operation`]s, which own all that the kernel touches meanwhile, and gets them back
+//! with their results.
 
+mod on_lanes;
 pub mod readiness;
 #[cfg(test)]
 mod tests;
 pub mod uring;
-pub mod workers;
 
 use std::fmt;
 use std::io::IoSlice;
@@ -22,7 +23,7 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use crate::backend::directory::OpenFile;
-use crate::buffers::Buffer;
+use crate::buffers::{Buffer, Charge};
 use crate::limits::SEND_PARTS_MAX;
 
 /// What an operation was submitted for.
@@ -107,11 +108,6 @@ pub enum Operation {
         /// Which.
         descriptor: Arc<OwnedFd>,
     },
-    /// Data and attributes on stable storage.
-    Sync {
-        /// Of what.
-        file: Arc<OpenFile>,
-    },
 }
 
 /// Whether a read begins past the page cache: once, and what is left after that goes through it.
@@ -139,7 +135,6 @@ impl fmt::Debug for Operation {
             Self::Read { .. } => "Read",
             Self::Write { .. } => "Write",
             Self::Readable { .. } => "Readable",
-            Self::Sync { .. } => "Sync",
         })
     }
 }
@@ -209,8 +204,8 @@ impl Waker {
 pub enum Part {
     /// The length prefix of a frame ([MS-SMB2] 2.1).
     Prefix([u8; 4]),
-    /// Headers and bodies.
-    Bytes(Vec<u8>),
+    /// Headers and bodies; long ones are counted as memory.
+    Bytes(Vec<u8>, Option<Charge>),
     /// Data that were read.
     Payload(Box<dyn Payload>),
     /// Prefix, headers and data in one piece.
@@ -221,7 +216,7 @@ impl Part {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Prefix(bytes) => bytes,
-            Self::Bytes(bytes) => bytes,
+            Self::Bytes(bytes, _) => bytes,
             Self::Payload(payload) => payload.bytes(),
             Self::Whole(buffer, range) => buffer.bytes(range.clone()),
         }
@@ -291,7 +286,7 @@ impl Operation {
     /// Whether it is done only when something is on stable storage.
     #[must_use]
     pub fn is_durable(&self) -> bool {
-        matches!(self, Self::Write { durable: true, .. } | Self::Sync { .. })
+        matches!(self, Self::Write { durable: true, .. })
     }
 
     /// Takes note of `bytes` more having been moved. True where the operation is done.
@@ -305,21 +300,21 @@ impl Operation {
                 message.sent += bytes;
                 message.sent >= message.length
             }
-            Self::Read { filled, length, past_cache, .. } => {
+            Self::Read { file, offset, filled, length, past_cache, .. } => {
                 *filled = (*filled + bytes).min(*length);
-                let all = *filled >= *length;
-                if past_cache.asked == 0 {
-                    return bytes == 0 || all;
+                let through_cache = past_cache.asked == 0;
+                if !through_cache {
+                    // What follows, if anything does, need not be aligned any more.
+                    *past_cache = PastCache { asked: 0, came: *filled };
                 }
-                // Too few, most likely because the file ends there: what follows need not be aligned any more.
-                *past_cache = PastCache { asked: 0, came: *filled };
-                all
+                // Too few, most likely because the file ends there: to ask for its size costs less than to read again.
+                *filled >= *length || (through_cache && bytes == 0) || file.ends_by(*offset + *filled as u64)
             }
             Self::Write { written, range, .. } => {
                 *written += bytes;
                 bytes == 0 || *written >= range.len()
             }
-            Self::Readable { .. } | Self::Sync { .. } => true,
+            Self::Readable { .. } => true,
         }
     }
 

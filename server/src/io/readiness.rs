@@ -1,10 +1,10 @@
-//! I/O where io_uring is forbidden: sockets by epoll, files by the worker threads.
+//! I/O where io_uring is forbidden: sockets by epoll, files by the lanes.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
@@ -12,8 +12,9 @@ use rustix::event::epoll;
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
-use super::workers::Workers;
-use super::{Completion, Engine, Operation, PastCache, Token, Waker, next_read};
+use super::on_lanes::{OnLanes, run};
+use super::{Completion, Engine, Operation, PastCache, Token, Waker};
+use crate::lanes::Queues;
 
 /// epoll data of the waker; descriptors are never negative.
 const WAKER: u64 = u64::MAX;
@@ -23,15 +24,13 @@ const EVENTS: usize = 256;
 pub struct Readiness {
     epoll: OwnedFd,
     waker: Waker,
-    workers: Arc<Workers>,
+    lanes: OnLanes,
     /// By descriptor: what waits for it to be readable, and for it to be writable.
     sockets: HashMap<RawFd, Waiting>,
     /// By descriptor: what waits for it once.
     watched: HashMap<RawFd, (Token, Operation)>,
     /// Done without waiting.
     ready: Vec<Completion>,
-    /// Done by workers.
-    finished: Arc<Mutex<Vec<Completion>>>,
     events: Vec<epoll::Event>,
 }
 
@@ -48,21 +47,20 @@ struct Waiting {
 }
 
 impl Readiness {
-    /// An engine that `waker` wakes.
+    /// An engine that `waker` wakes, which has the threads of these queues do what blocks.
     ///
     /// # Errors
     /// Those of epoll.
-    pub fn new(waker: Waker, workers: Arc<Workers>) -> Result<Self, Errno> {
+    pub fn new(waker: Waker, queues: Queues) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
         Ok(Self {
             epoll,
+            lanes: OnLanes::new(queues, waker.clone()),
             waker,
-            workers,
             sockets: HashMap::new(),
             watched: HashMap::new(),
             ready: Vec::new(),
-            finished: Arc::default(),
             events: Vec::with_capacity(EVENTS),
         })
     }
@@ -173,14 +171,7 @@ impl Engine for Readiness {
                     self.ready.push(Completion { token, operation: file_operation, result });
                     return;
                 }
-                let (finished, waker) = (Arc::clone(&self.finished), self.waker.clone());
-                self.workers.submit(move || {
-                    let mut operation = file_operation;
-                    let result = run(&mut operation, ReadWriteFlags::empty()).unwrap_or(Err(Errno::AGAIN));
-                    let completion = Completion { token, operation, result };
-                    finished.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
-                    waker.wake();
-                });
+                self.lanes.begin(token, file_operation);
             }
         }
     }
@@ -202,39 +193,7 @@ impl Engine for Readiness {
         }
         self.events = events;
         done.append(&mut self.ready);
-        done.append(&mut self.finished.lock().unwrap_or_else(PoisonError::into_inner));
+        self.lanes.take(done);
         Ok(())
-    }
-}
-
-/// Carries a file's operation out; `None` where it would have to wait and must not.
-fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Errno>> {
-    loop {
-        let moved = match operation {
-            Operation::Read { file, buffer, offset, length, filled, past_cache } => {
-                let (descriptor, end) = next_read(file, *length, *past_cache);
-                let slice = buffer.bytes_mut(filled.cast_signed()..end.cast_signed());
-                let slices = &mut [IoSliceMut::new(slice)];
-                rustix::io::preadv2(descriptor, slices, *offset + *filled as u64, flags)
-            }
-            Operation::Write { file, frame, range, offset, written, durable } => {
-                let bytes =
-                    frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
-                let flags = if *durable { flags | ReadWriteFlags::DSYNC } else { flags };
-                rustix::io::pwritev2(&**file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
-            }
-            Operation::Sync { file } => rustix::fs::fsync(&**file).map(|()| 0),
-            Operation::Receive { .. } | Operation::Send { .. } | Operation::Readable { .. } => {
-                unreachable!("sockets are not for workers")
-            }
-        };
-        match moved {
-            Err(Errno::INTR) => {}
-            Err(errno) if operation.turns_back(errno) => {}
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if flags.contains(ReadWriteFlags::NOWAIT) => return None,
-            Ok(n) if !operation.advance(n) => {}
-            Ok(_) => return Some(Ok(())),
-            Err(errno) => return Some(Err(errno)),
-        }
     }
 }

@@ -1,36 +1,55 @@
 //! What every engine must do, run on both.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_smb::fs::{Frame, FsHandle, FsOpKind, FsReply, ObjectKind, OpId, OpenMode, OpenRequest, RelPath};
+use forebay_testing::{Need, skip};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::readiness::Readiness;
 use super::uring::Uring;
-use super::workers::Workers;
 use super::{Completion, Engine, Message, Operation, Part, PastCache, Purpose, Token, Waker};
 use crate::backend::directory::{self, OpenFile, Volume};
 use crate::buffers::BufferPool;
+use crate::lanes::{Lane, Lanes, Origin};
+use crate::scratch_disk::Disk;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-fn on_both(test: fn(&mut dyn Engine, &Waker)) {
+thread_local! {
+    static READS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// An engine asks the kernel to read.
+pub(super) fn count_read() {
+    READS.set(READS.get() + 1);
+}
+
+fn on_both(test: impl Fn(&mut dyn Engine, &Waker)) {
+    on_both_with(|engine, waker, _| test(engine, waker));
+}
+
+fn on_both_with(test: impl Fn(&mut dyn Engine, &Waker, &Lanes)) {
+    let lanes = Lanes::start(2).expect("threads");
+    let queues = || lanes.queues().clone();
     let waker = Waker::new().expect("a waker");
-    let workers = Arc::new(Workers::start(2).expect("threads"));
-    test(&mut Readiness::new(waker.clone(), workers).expect("epoll"), &waker);
+    test(&mut Readiness::new(waker.clone(), queues()).expect("epoll"), &waker, &lanes);
     match super::uring::probe() {
         Ok(()) => {
             let waker = Waker::new().expect("a waker");
-            test(&mut Uring::new(waker.clone()).expect("a ring"), &waker);
+            test(&mut Uring::new(waker.clone(), queues()).expect("a ring"), &waker, &lanes);
         }
         // Where this machine forbids it, the daemon would fall back too.
         Err(unavailable) => {
-            assert!(!matches!(unavailable, super::uring::Unavailable::Other(_)), "{unavailable}")
+            assert!(!matches!(unavailable, super::uring::Unavailable::Other(_)), "{unavailable}");
+            skip(Need::IoUring, unavailable);
         }
     }
 }
@@ -111,13 +130,13 @@ fn sends_all_parts_in_order_to_a_slow_reader() {
         buffer.bytes_mut(-8..5 << 20).fill(9);
         let parts = vec![
             Part::Prefix([0, 1, 2, 3]),
-            Part::Bytes(vec![7; 100_000]),
+            Part::Bytes(vec![7; 100_000], None),
             Part::Whole(buffer, -8..5 << 20),
-            Part::Bytes(vec![]),
-            Part::Bytes(vec![8]),
+            Part::Bytes(vec![], None),
+            Part::Bytes(vec![8], None),
         ];
         let mut message = Message::new(parts);
-        assert!(message.gather(&mut Message::new(vec![Part::Bytes(vec![1, 2])]), 6 << 20));
+        assert!(message.gather(&mut Message::new(vec![Part::Bytes(vec![1, 2], None)]), 6 << 20));
         let length = message.length();
         assert_eq!(length, 4 + 100_000 + 8 + (5 << 20) + 1 + 2);
         engine.submit(token(Purpose::Send), Operation::Send { socket: Arc::clone(&server), message });
@@ -149,7 +168,7 @@ fn shutting_a_socket_down_ends_what_waits_on_it() {
         assert!(done.is_empty());
         rustix::net::shutdown(&*server, rustix::net::Shutdown::Both).expect("shut down");
         assert!(matches!(next(engine).operation, Operation::Receive { filled: 0, .. }));
-        let message = Message::new(vec![Part::Bytes(vec![1; 10])]);
+        let message = Message::new(vec![Part::Bytes(vec![1; 10], None)]);
         engine.submit(token(Purpose::Send), Operation::Send { socket: Arc::clone(&server), message });
         assert!(next(engine).result.is_err());
         engine.forget(&server);
@@ -203,7 +222,7 @@ fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
 }
 
 #[test]
-fn files_are_written_synced_and_read() {
+fn files_are_written_and_read() {
     on_both(|engine, _| {
         let pool = BufferPool::default();
         let scratch = TempDir::new().expect("a directory");
@@ -224,8 +243,6 @@ fn files_are_written_synced_and_read() {
             assert_eq!((done.result, done.token), (Ok(()), token(file_op(id))));
             assert!(matches!(done.operation, Operation::Write { written: 1_999_000, .. }));
         }
-        engine.submit(token(file_op(3)), Operation::Sync { file: Arc::clone(&file) });
-        assert_eq!(next(engine).result, Ok(()));
         let read = |offset, length| Operation::Read {
             file: Arc::clone(&file),
             buffer: pool.take(length).expect("a buffer"),
@@ -321,8 +338,7 @@ fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
         let file = open(&volume, "f");
         let data: Vec<u8> = (0..300_000_u32).map(|i| (i % 233) as u8).collect();
         write(engine, &file, 0, &data);
-        engine.submit(token(file_op(3)), Operation::Sync { file: Arc::clone(&file) });
-        assert_eq!(next(engine).result, Ok(()));
+        rustix::fs::fsync(&*file).expect("synced");
         file.prepare_direct();
         // Between two blocks of any device.
         let (bytes, _) = read_past_cache(engine, &file, 3, 100_000, 100_000);
@@ -342,5 +358,181 @@ fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
             }
             assert_eq!(file.direct_length(0, 65_536, 65_536), None, "it is remembered");
         }
+    });
+}
+
+fn read_at(file: &Arc<OpenFile>, offset: u64, length: usize) -> Operation {
+    Operation::Read {
+        file: Arc::clone(file),
+        buffer: BufferPool::default().take(length).expect("a buffer"),
+        offset,
+        length,
+        filled: 0,
+        past_cache: PastCache::default(),
+    }
+}
+
+#[test]
+fn a_read_that_ends_at_the_end_of_the_file_asks_the_kernel_once() {
+    on_both(|engine, _| {
+        let scratch = TempDir::new().expect("a directory");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let file = open(&volume, "f");
+        write(engine, &file, 0, &[7; 100_000]);
+        for (offset, length, expected) in
+            [(0, 100_000, 100_000), (0, 1 << 20, 100_000), (99_999, 4096, 1), (100_000, 10, 0)]
+        {
+            READS.set(0);
+            engine.submit(token(file_op(1)), read_at(&file, offset, length));
+            let Completion { operation: Operation::Read { filled, .. }, result, .. } = next(engine) else {
+                panic!("a read")
+            };
+            assert_eq!((result, filled), (Ok(()), expected), "{length} bytes at {offset}");
+            assert_eq!(READS.get(), 1, "{length} bytes at {offset} on {}", engine.name());
+        }
+    });
+}
+
+#[test]
+fn a_short_read_within_the_file_goes_on() {
+    let scratch = TempDir::new().expect("a directory");
+    let volume = Volume::open(scratch.path()).expect("a volume").handle();
+    let file = open(&volume, "f");
+    rustix::fs::ftruncate(&*file, 1000).expect("longer");
+    let mut operation = read_at(&file, 100, 600);
+    assert!(!operation.advance(10), "interrupted");
+    assert!(operation.advance(590));
+    let mut operation = read_at(&file, 100, 4096);
+    assert!(!operation.advance(899), "one byte is missing");
+    assert!(operation.advance(1));
+    let mut operation = read_at(&file, 100, 4096);
+    assert!(operation.advance(900));
+}
+
+/// Data that are available only when the sender is dropped, like a page that has to be fetched: a thread that reads them waits.
+struct Late {
+    come: Mutex<Receiver<()>>,
+    bytes: Vec<u8>,
+}
+
+impl Frame for Late {
+    fn bytes(&self) -> &[u8] {
+        let come = self.come.lock().expect("no panic");
+        assert!(
+            come.recv_timeout(DEADLINE)
+                .is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Disconnected),
+            "waited for on a thread that must not wait"
+        );
+        &self.bytes
+    }
+}
+
+#[test]
+fn writes_to_stable_storage_that_block_delay_neither_the_loop_nor_reads_writes_and_look_ups() {
+    on_both_with(|engine, _, lanes| {
+        let scratch = TempDir::new().expect("a directory");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let file = open(&volume, "f");
+        write(engine, &file, 0, &[1; 8192]);
+        let mut releases = Vec::new();
+        for id in 0..64 {
+            let (release, come) = channel();
+            let frame = Late { come: Mutex::new(come), bytes: vec![2; 10] };
+            let operation = Operation::Write {
+                file: Arc::clone(&file),
+                frame: Arc::new(frame),
+                range: 0..10,
+                offset: 10 * id,
+                written: 0,
+                durable: true,
+            };
+            engine.submit(token(file_op(id)), operation);
+            releases.push(release);
+        }
+        engine.submit(token(file_op(100)), read_at(&file, 4096, 4096));
+        assert_eq!(next(engine).token, token(file_op(100)));
+        write(engine, &file, 8192, b"more");
+        let (found, is_found) = channel();
+        lanes.queues().submit(Lane::LookUp, Origin::Connection(1), move || found.send(()).expect("heard"));
+        is_found.recv_timeout(DEADLINE).expect("a look-up waits for stable storage");
+        drop(releases);
+        let (mut done, began) = (Vec::new(), Instant::now());
+        while done.len() < 64 {
+            assert!(began.elapsed() < DEADLINE, "{} of 64 are done", done.len());
+            engine.wait(Duration::from_millis(100), &mut done).expect("the engine works");
+        }
+        assert!(done.iter().all(|completion| completion.result == Ok(())));
+    });
+}
+
+#[test]
+fn more_operations_than_a_ring_has_room_for_complete_without_a_wait_in_between() {
+    if super::uring::probe().is_err() {
+        return;
+    }
+    const COUNT: usize = 500;
+    let lanes = Lanes::start(1).expect("threads");
+    let waker = Waker::new().expect("a waker");
+    // Eight completions.
+    let engine = &mut Uring::with_entries(2, waker, lanes.queues().clone()).expect("a ring");
+    let scratch = TempDir::new().expect("a directory");
+    let volume = Volume::open(scratch.path()).expect("a volume").handle();
+    let file = open(&volume, "f");
+    write(engine, &file, 0, &[1; 4096]);
+    for id in 0..COUNT {
+        engine.submit(token(file_op(id as u64)), read_at(&file, 0, 16));
+    }
+    let (mut done, began) = (Vec::new(), Instant::now());
+    while done.len() < COUNT {
+        assert!(began.elapsed() < DEADLINE, "{} of {COUNT} are done", done.len());
+        engine.wait(Duration::from_millis(100), &mut done).expect("the engine works");
+    }
+    let mut ids: Vec<_> = done
+        .iter()
+        .map(|completion| match completion.token.purpose {
+            Purpose::File(id, _) => id.0 as usize,
+            purpose => panic!("{purpose:?}"),
+        })
+        .collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..COUNT).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission() {
+    let Some(disk) = Disk::new("a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission") else {
+        return;
+    };
+    on_both(|engine, _| {
+        let volume = Volume::open(&disk.path()).expect("a volume").handle();
+        let file = open(&volume, engine.name());
+        // Blocks that are there already: what is then measured is the flush of the device, and no work of the file system's.
+        write(engine, &file, 0, &[1; 64 * 4096]);
+        rustix::fs::fsync(&*file).expect("synced");
+        let (mut submitting, mut all) = (Duration::ZERO, Duration::ZERO);
+        for id in 0..32 {
+            let operation = Operation::Write {
+                file: Arc::clone(&file),
+                frame: Arc::new(Bytes(vec![2; 4096])),
+                range: 0..4096,
+                offset: id * 4096,
+                written: 0,
+                durable: true,
+            };
+            // Where the time of the last change is the present one, the kernel finds nothing to hand to another thread.
+            write(engine, &file, id * 4096, &[3; 4096]);
+            let began = Instant::now();
+            engine.submit(token(file_op(id)), operation);
+            let mut done = Vec::new();
+            engine.wait(Duration::ZERO, &mut done).expect("the engine works");
+            submitting += began.elapsed();
+            if done.is_empty() {
+                done.push(next(engine));
+            }
+            all += began.elapsed();
+            assert_eq!(done[0].result, Ok(()));
+        }
+        let engine = engine.name();
+        assert!(submitting < all / 2, "{engine}: {submitting:?} of {all:?} were spent at the submission");
     });
 }

@@ -4,16 +4,19 @@
 //! owned by its slot, which does not move and is freed only after the completion.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use rustix::io::Errno;
 
+use super::on_lanes::OnLanes;
 use super::{Completion, Engine, Operation, Token, Waker, next_read};
+use crate::lanes::Queues;
 use crate::limits::{RING_ENTRIES, SEND_PARTS_MAX};
 
 /// user_data of the waker's poll; slots count from 0.
@@ -38,14 +41,14 @@ pub enum Unavailable {
     Other(#[from] std::io::Error),
 }
 
-fn build() -> Result<IoUring, Unavailable> {
+fn build(entries: u32) -> Result<IoUring, Unavailable> {
     let tuned = IoUring::builder()
-        .setup_cqsize(RING_ENTRIES * 4)
+        .setup_cqsize(entries * 4)
         .setup_single_issuer()
         .setup_defer_taskrun()
         .setup_submit_all()
-        .build(RING_ENTRIES);
-    let plain = |_| IoUring::builder().setup_cqsize(RING_ENTRIES * 4).build(RING_ENTRIES);
+        .build(entries);
+    let plain = |_| IoUring::builder().setup_cqsize(entries * 4).build(entries);
     tuned.or_else(plain).map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => Unavailable::Forbidden,
         Some(libc::ENOSYS) => Unavailable::Missing,
@@ -58,7 +61,7 @@ fn build() -> Result<IoUring, Unavailable> {
 /// # Errors
 /// Why not.
 pub fn probe() -> Result<(), Unavailable> {
-    let ring = build()?;
+    let ring = build(RING_ENTRIES)?;
     if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
         return Err(Unavailable::Lacking("timed waits"));
     }
@@ -69,7 +72,6 @@ pub fn probe() -> Result<(), Unavailable> {
         ("sendmsg", opcode::SendMsg::CODE),
         ("read", opcode::Read::CODE),
         ("write", opcode::Write::CODE),
-        ("fsync", opcode::Fsync::CODE),
         ("poll", opcode::PollAdd::CODE),
     ];
     match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
@@ -90,6 +92,11 @@ struct Slot {
 pub struct Uring {
     ring: IoUring,
     waker: Waker,
+    /// What waits for stable storage: on XFS the kernel would wait for it at the submission, on this thread, and elsewhere on
+    /// threads of the ring's that other writes need.
+    lanes: OnLanes,
+    /// Completions that were taken off the ring to make room there: what completed, and its result.
+    set_aside: VecDeque<(u64, i32)>,
     /// Boxed: the kernel has their addresses.
     slots: Vec<Option<Box<Slot>>>,
     free: Vec<usize>,
@@ -104,13 +111,24 @@ impl fmt::Debug for Uring {
 }
 
 impl Uring {
-    /// An engine that `waker` wakes.
+    /// An engine that `waker` wakes, which has the threads of these queues do what waits for stable storage.
     ///
     /// # Errors
     /// Why there is no ring.
-    pub fn new(waker: Waker) -> Result<Self, Unavailable> {
-        let ring = build()?;
-        let mut engine = Self { ring, waker, slots: Vec::new(), free: Vec::new(), spare_vectors: Vec::new() };
+    pub fn new(waker: Waker, queues: Queues) -> Result<Self, Unavailable> {
+        Self::with_entries(RING_ENTRIES, waker, queues)
+    }
+
+    pub(super) fn with_entries(entries: u32, waker: Waker, queues: Queues) -> Result<Self, Unavailable> {
+        let mut engine = Self {
+            ring: build(entries)?,
+            lanes: OnLanes::new(queues, waker.clone()),
+            waker,
+            set_aside: VecDeque::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            spare_vectors: Vec::new(),
+        };
         engine.watch_waker();
         Ok(engine)
     }
@@ -130,10 +148,11 @@ impl Uring {
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // Full: the kernel consumes it on submission. EBUSY means that completions must be reaped first, which
-            // makes room in the kernel's overflow list only; the submission is then tried again.
+            // Full: the kernel consumes it on submission, but for EBUSY: then completions must be taken off the ring first.
             if let Err(error) = self.ring.submit() {
                 tracing::debug!(%error, "io_uring submission");
+                let completed = self.ring.completion();
+                self.set_aside.extend(completed.map(|entry| (entry.user_data(), entry.result())));
             }
         }
     }
@@ -163,6 +182,8 @@ impl Uring {
                 opcode::SendMsg::new(Fd(socket.as_raw_fd()), &raw const slot.header).flags(flags).build()
             }
             Operation::Read { file, buffer, offset, length, filled, past_cache } => {
+                #[cfg(test)]
+                super::tests::count_read();
                 let (descriptor, end) = next_read(file, *length, *past_cache);
                 let bytes = buffer.bytes_mut(filled.cast_signed()..end.cast_signed());
                 let fd = Fd(descriptor.as_raw_fd());
@@ -170,18 +191,15 @@ impl Uring {
                 opcode::Read::new(fd, bytes.as_mut_ptr(), bytes.len() as u32).offset(at).build()
             }
             Operation::Write { file, frame, range, offset, written, durable } => {
+                debug_assert!(!*durable, "the lanes do that");
                 let bytes =
                     frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
                 let fd = Fd(file.as_fd().as_raw_fd());
                 let at = *offset + *written as u64;
-                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(at).rw_flags(flags).build()
+                opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(at).build()
             }
             Operation::Readable { descriptor } => {
                 opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), libc::POLLIN as u32).build()
-            }
-            Operation::Sync { file } => {
-                opcode::Fsync::new(Fd(file.as_fd().as_raw_fd())).flags(FsyncFlags::empty()).build()
             }
         };
         let entry = entry.user_data(index as u64);
@@ -200,17 +218,23 @@ impl Uring {
         Completion { token: slot.token, operation: slot.operation, result }
     }
 
+    fn next_completion(&mut self) -> Option<(u64, i32)> {
+        self.set_aside
+            .pop_front()
+            .or_else(|| self.ring.completion().next().map(|entry| (entry.user_data(), entry.result())))
+    }
+
     fn reap(&mut self, done: &mut Vec<Completion>) {
         loop {
-            let Some(entry) = self.ring.completion().next() else { return };
-            if entry.user_data() == WAKER {
+            let Some((of, result)) = self.next_completion() else { return };
+            if of == WAKER {
                 self.waker.clear();
                 self.watch_waker();
                 continue;
             }
-            let index = entry.user_data() as usize;
+            let index = of as usize;
             let slot = self.slots[index].as_mut().expect("a completion belongs to a filled slot");
-            let result = match entry.result() {
+            let result = match result {
                 moved @ 0.. if slot.operation.advance(moved.cast_unsigned() as usize) => Ok(()),
                 0.. => {
                     self.start(index);
@@ -247,6 +271,9 @@ impl Engine for Uring {
     fn forget(&mut self, _socket: &Arc<OwnedFd>) {}
 
     fn submit(&mut self, token: Token, operation: Operation) {
+        if operation.is_durable() {
+            return self.lanes.begin(token, operation);
+        }
         let vectors = match operation {
             Operation::Send { .. } => self.spare_vectors.pop().unwrap_or_default(),
             _ => Vec::new(),
@@ -270,7 +297,8 @@ impl Engine for Uring {
     fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno> {
         let timeout = Timespec::from(time_max);
         let arguments = SubmitArgs::new().timespec(&timeout);
-        match self.ring.submitter().submit_with_args(1, &arguments) {
+        let wanted = usize::from(self.set_aside.is_empty());
+        match self.ring.submitter().submit_with_args(wanted, &arguments) {
             Ok(_) => {}
             Err(error) => match error.raw_os_error() {
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
@@ -279,6 +307,7 @@ impl Engine for Uring {
             },
         }
         self.reap(done);
+        self.lanes.take(done);
         Ok(())
     }
 }

@@ -5,8 +5,9 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,9 @@ use super::mounted::has_ended;
 use super::state::{Fence, State};
 use crate::address::Addresses;
 use crate::daemon::Exit;
-use crate::limits::{FENCE_TIME_MAX, NAMESPACE_GUARD_INTERVAL, NAMESPACE_LOOK_INTERVAL, RECONNECT_TIME_MIN};
+use crate::limits::{
+    FENCE_TIME_MAX, NAMESPACE_GUARD_INTERVAL, NAMESPACE_LOOK_INTERVAL, RECONNECT_TIME_MIN, VOUCHED_TIME,
+};
 
 /// What is watched.
 pub(crate) struct Watched {
@@ -56,9 +59,11 @@ impl Guard {
         let ending = Ending { pool, directory: Arc::new(directory), addresses };
         let (looking, looks_end) = channel();
         let (guarding, guards_end) = channel();
+        let (doubting, watching) = (Arc::clone(&state), Arc::clone(&device));
         let doubted =
-            Doubted { ending: ending.clone(), device: Arc::clone(&device), me, sysfs, nqn, namespace };
+            Doubted { ending: ending.clone(), device: watching, me, sysfs, nqn, namespace, state: doubting };
         DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(doubted));
+        note_confirmed();
         let looks = Looks { ending: ending.clone(), device, me, watch, state: Arc::clone(&state), growing };
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let looking_thread = thread("namespace").spawn(move || looks.run(&looks_end))?;
@@ -76,6 +81,7 @@ impl Guard {
     pub(crate) fn stop(self) {
         // All end together.
         DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        note_confirmed();
         drop(self.senders);
         for thread in self.threads {
             let _ = thread.join();
@@ -100,6 +106,25 @@ struct Doubted {
     sysfs: Sysfs,
     nqn: Nqn,
     namespace: NamespaceId,
+    state: Arc<State>,
+}
+
+/// Until when what was made durable is vouched for by the looks that there were, in milliseconds of [`milliseconds`]: one
+/// that found a reservation ours proves that no connection was lost and made again since, for as long as the kernel waits
+/// before it connects again. Of all namespaces the earliest; `u64::MAX` where there are none.
+static VOUCHED_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Since the first call.
+fn milliseconds(at: Instant) -> u64 {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    at.saturating_duration_since(*FIRST.get_or_init(Instant::now)).as_millis() as u64
+}
+
+/// After a reservation was confirmed, or the namespaces in use have changed.
+fn note_confirmed() {
+    let earliest = doubted().iter().map(|doubted| doubted.state.confirmed()).min();
+    let until = earliest.map_or(u64::MAX, |confirmed| milliseconds(confirmed + VOUCHED_TIME));
+    VOUCHED_UNTIL.store(until, Ordering::Release);
 }
 
 /// An operation has failed, and its client is about to be told. Where that is because a namespace is lost, the server ends
@@ -115,10 +140,18 @@ pub(crate) fn doubt(errno: rustix::io::Errno) {
     }
 }
 
-/// Whether an operation that was begun then has taken long enough for [`vouch`] to have something to do.
+/// Whether [`vouch`] has something to do for an operation that was begun then and has just ended. Costs no lock.
 pub(crate) fn wants_vouching(begun: Instant) -> bool {
-    begun.elapsed() >= RECONNECT_TIME_MIN
-        && !DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    needs_look(begun, Instant::now(), VOUCHED_UNTIL.load(Ordering::Acquire))
+}
+
+/// Whether what was begun and ended then must wait for a look: it took as long as a connection that is lost and made again, or
+/// the last look is so long ago that one may have been before it began.
+fn needs_look(begun: Instant, ended: Instant, vouched_until: u64) -> bool {
+    if vouched_until == u64::MAX {
+        return false;
+    }
+    ended.saturating_duration_since(begun) >= RECONNECT_TIME_MIN || milliseconds(ended) > vouched_until
 }
 
 /// What was begun then is done, and somebody is about to be told that it is on stable storage. Returns when that can be said.
@@ -136,8 +169,13 @@ pub(crate) fn vouch(begun: Instant) {
 impl Doubted {
     /// False where it could not be asked.
     fn is_held(&self) -> bool {
+        let asked = Instant::now();
         match check(&*self.device, &self.me) {
-            Ok(Check::Held) => true,
+            Ok(Check::Held) => {
+                self.state.confirm(asked);
+                note_confirmed();
+                true
+            }
             Ok(Check::Lost(loss)) => self.ending.end(&Fence::Lost(loss)),
             Err(_) => false,
         }
@@ -192,7 +230,10 @@ impl Looks {
             // From before the question: an answer may be as old as that.
             let asked = Instant::now();
             match check(&*self.device, &self.me) {
-                Ok(Check::Held) => self.state.confirm(asked),
+                Ok(Check::Held) => {
+                    self.state.confirm(asked);
+                    note_confirmed();
+                }
                 Ok(Check::Lost(loss)) => self.ending.end(&Fence::Lost(loss)),
                 Err(error) => {
                     debug!(pool = self.ending.pool, %error, "the reservation could not be looked at");
@@ -253,4 +294,26 @@ pub(crate) fn end_file_system(at: &Path) -> std::io::Result<()> {
         return Ok(());
     }
     shut_down_file_system(&File::open(at)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_after_a_connection_may_have_come_again_waits_for_a_look() {
+        milliseconds(Instant::now());
+        let looked = Instant::now();
+        let until = milliseconds(looked + VOUCHED_TIME);
+        let short = Duration::from_millis(10);
+        let ended =
+            |after: Duration, took: Duration| needs_look(looked + after - took, looked + after, until);
+        assert!(!ended(Duration::from_secs(1), short), "the next look is due");
+        // Begun after the connection was made again, and before the next look: as short as any other.
+        let again = Duration::from_secs(forebay_nvmeof::Timing::default().reconnect_delay_s.into());
+        assert!(VOUCHED_TIME < again && NAMESPACE_LOOK_INTERVAL < VOUCHED_TIME);
+        assert!(ended(again + short, short));
+        assert!(ended(Duration::from_secs(1), RECONNECT_TIME_MIN), "it may have been sent again");
+        assert!(!needs_look(looked, looked + again * 9, u64::MAX), "no pool is on a namespace");
+    }
 }

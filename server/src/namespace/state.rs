@@ -47,14 +47,22 @@ struct Seen {
     ana_states: Vec<String>,
     /// Why the file system does not fill its namespace.
     not_grown: Option<String>,
+    /// Why it may lose what was flushed.
+    unreliable: Option<String>,
 }
 
 impl State {
     /// All well, now.
     pub(crate) fn new(pool: String, names: (String, String), paths: usize, loss_time: Duration) -> Self {
         let (confirmed, said) = (Instant::now(), "nothing yet".to_owned());
-        let seen =
-            Mutex::new(Seen { confirmed, said, paths_up: paths, ana_states: Vec::new(), not_grown: None });
+        let seen = Mutex::new(Seen {
+            confirmed,
+            said,
+            paths_up: paths,
+            ana_states: Vec::new(),
+            not_grown: None,
+            unreliable: None,
+        });
         Self { pool, names, paths, loss_time, seen }
     }
 
@@ -65,6 +73,16 @@ impl State {
     /// The reservation was ours at this time.
     pub(crate) fn confirm(&self, at: Instant) {
         self.seen().confirmed = at;
+    }
+
+    /// When the reservation was last seen to be ours.
+    pub(crate) fn confirmed(&self) -> Instant {
+        self.seen().confirmed
+    }
+
+    /// What the target is not to be relied on for; one sentence.
+    pub(crate) fn set_unreliable(&self, why: String) {
+        self.seen().unreliable = Some(why);
     }
 
     /// The target could not be asked.
@@ -146,6 +164,9 @@ impl State {
         }
         if let Some(why) = &seen.not_grown {
             problems.push(format!("pool {pool}: its file system does not grow with its namespace: {why}"));
+        }
+        if let Some(why) = &seen.unreliable {
+            problems.push(format!("pool {pool}: {why}"));
         }
         problems
     }

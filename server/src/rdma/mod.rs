@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
-use forebay_rdma::{CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, Notifier};
+use forebay_rdma::{Budget, CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, Notifier};
 use tracing::info;
 
 use crate::buffers::BufferPool;
-use crate::limits::RDMA_CLOSING_MAX;
+use crate::limits::{RDMA_CLOSING_MAX, TRIM_BYTES_MAX};
 use crate::transport::smb_direct::{SmbDirect, settings};
 
 /// What happened to a connection of an event loop.
@@ -36,7 +36,9 @@ pub(crate) struct Rdma {
     /// Connections, by how events name them.
     connections: HashMap<CmKey, u64>,
     closing: Closing<Endpoint>,
-    buffer_bytes_max: usize,
+    budget: Budget,
+    /// Of the event loop.
+    index: usize,
 }
 
 /// A thread that drops: the kernel may take seconds to let go of a queue pair that a peer has left in disorder, and the
@@ -78,8 +80,8 @@ struct OnDevice {
 }
 
 impl Rdma {
-    /// With at most `buffer_bytes_max` of buffers on each device.
-    pub(crate) fn new(buffer_bytes_max: usize) -> Result<Self, String> {
+    /// Of the event loop `index`, with buffers that are drawn from a budget.
+    pub(crate) fn new(budget: Budget, index: usize) -> Result<Self, String> {
         let channel = EventChannel::new().map_err(|error| error.to_string())?;
         let closing = Closing::new().map_err(|error| error.to_string())?;
         Ok(Self {
@@ -88,7 +90,8 @@ impl Rdma {
             devices: HashMap::new(),
             connections: HashMap::new(),
             closing,
-            buffer_bytes_max,
+            budget,
+            index,
         })
     }
 
@@ -103,23 +106,23 @@ impl Rdma {
             || self.devices.values().any(|device| Arc::ptr_eq(descriptor, &device.completions))
     }
 
-    /// Lets a peer in as connection `id`. What else is to be waited for comes with it.
+    /// Lets a peer in as connection `id`. Where its buffers come from, and what else is to be waited for, comes with it.
     pub(crate) fn accept(
         &mut self,
         id: u64,
         incoming: Incoming,
         peer: SocketAddr,
-    ) -> Result<(SmbDirect, Option<Arc<OwnedFd>>), String> {
+    ) -> Result<(SmbDirect, BufferPool, Option<Arc<OwnedFd>>), String> {
         if self.closing.is_full() {
             return Err("too many connections are still being closed".to_owned());
         }
         let device = incoming.device().map_err(|errno| errno.to_string())?;
         let mut watch = None;
         if !self.devices.contains_key(&device.key()) {
-            let notifier = Notifier::new(&device).map_err(|errno| errno.to_string())?;
+            let notifier = Notifier::of_loop(&device, self.index).map_err(|errno| errno.to_string())?;
             let completions = notifier.descriptor();
             watch = Some(Arc::clone(&completions));
-            let buffers = BufferPool::registered(self.buffer_bytes_max, Arc::clone(&device));
+            let buffers = BufferPool::of(&self.budget, Some(Arc::clone(&device)));
             let on_device = OnDevice { notifier: Arc::new(notifier), completions, buffers };
             self.devices.insert(device.key(), on_device);
         }
@@ -128,9 +131,10 @@ impl Rdma {
         let endpoint = Endpoint::new(incoming, &self.channel, &on_device.notifier, id, sizes)
             .map_err(|errno| format!("{}: {errno}", device.name()))?;
         let key = endpoint.key();
-        let link = SmbDirect::accept(endpoint, config, peer, on_device.buffers.clone(), Instant::now())?;
+        let link = SmbDirect::accept(endpoint, config, peer, Instant::now())?;
+        let buffers = on_device.buffers.clone();
         self.connections.insert(key, id);
-        Ok((link, watch))
+        Ok((link, buffers, watch))
     }
 
     /// A connection is closed.
@@ -162,6 +166,13 @@ impl Rdma {
         });
         found.extend(ready.into_iter().map(|id| (id, Event::Ready)));
         found
+    }
+
+    /// Gives back to the kernel what was not needed since the last call.
+    pub(crate) fn trim(&self) {
+        for device in self.devices.values() {
+            device.buffers.trim(TRIM_BYTES_MAX);
+        }
     }
 
     /// Bytes of buffers in use.

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use forebay_smb::engine::{Disconnect, Sealer, Segment};
 
-use crate::buffers::{Buffer, BufferPool, PAGE, ReadBuffer};
+use crate::buffers::{Buffer, PAGE, ReadBuffer};
+use crate::memory::Allowance;
 
 /// Where the data of a WRITE begin: 64 bytes of header, 48 of the request ([MS-SMB2] 2.2.21).
 pub(crate) const WRITE_DATA: isize = 112;
@@ -13,18 +14,15 @@ pub(crate) const TRANSFORM: isize = 52;
 /// Most bytes that a transport puts before a frame.
 const PREFIX: usize = 4;
 
-pub(crate) const OUT_OF_MEMORY: Disconnect =
-    Disconnect("no buffer to be had: the server's memory for payload is used up");
-
 /// Puts a response into one buffer, in the range returned, sealed where that is asked for. Before it there is place for a
 /// prefix.
 pub(crate) fn in_one_piece(
     segments: Vec<Segment>,
     seal: Option<Sealer>,
-    buffers: &BufferPool,
+    memory: &Allowance,
 ) -> Result<(Buffer, Range<isize>), Disconnect> {
     let length: usize = segments.iter().map(|segment| segment.bytes().len()).sum();
-    let (mut buffer, start) = contiguous(segments, length, buffers)?;
+    let (mut buffer, start) = contiguous(segments, length, memory)?;
     let end = start + length.cast_signed();
     let Some(sealer) = seal else { return Ok((buffer, start..end)) };
     let header = sealer.seal(buffer.bytes_mut(start..end))?;
@@ -36,7 +34,7 @@ pub(crate) fn in_one_piece(
 fn contiguous(
     segments: Vec<Segment>,
     length: usize,
-    buffers: &BufferPool,
+    memory: &Allowance,
 ) -> Result<(Buffer, isize), Disconnect> {
     let segments = match <[Segment; 2]>::try_from(segments) {
         Ok([Segment::Bytes(headers), Segment::Payload(payload)])
@@ -55,7 +53,7 @@ fn contiguous(
         Ok(segments) => Vec::from(segments),
         Err(segments) => segments,
     };
-    let mut buffer = buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
+    let mut buffer = memory.owed(length)?;
     let mut at = 0_isize;
     for segment in &segments {
         let bytes = segment.bytes();

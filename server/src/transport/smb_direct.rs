@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_rdma::{Completed, Device, Endpoint, Failure, Piece, Remote, Sizes};
 use forebay_smb::engine::{Disconnect, RemoteBuffer, Transmit};
@@ -15,9 +15,10 @@ use forebay_smbdirect::wire::Token;
 use forebay_smbdirect::{self as smbdirect, BufferId, Config, Connection, MessageId, Received, Segment};
 use tracing::{debug, info};
 
-use super::frame::{OUT_OF_MEMORY, WRITE_DATA, in_one_piece};
-use crate::buffers::{Buffer, BufferPool, FrameBuffer, ReadBuffer};
-use crate::limits::{RDMA_FRAMES_WAITING_MAX, RDMA_TRANSFERS_MAX, SEND_STALL_TIME_MAX};
+use super::frame::{WRITE_DATA, in_one_piece};
+use crate::buffers::{Buffer, FrameBuffer, ReadBuffer};
+use crate::limits::{RDMA_FRAMES_WAITING_MAX, RDMA_TRANSFERS_MAX};
+use crate::memory::Allowance;
 use crate::metrics::Metrics;
 
 /// A connection over RDMA.
@@ -26,9 +27,10 @@ pub(crate) struct SmbDirect {
     /// None once it is closed.
     endpoint: Option<Endpoint>,
     protocol: Connection,
-    buffers: BufferPool,
     /// Slots in which no receive is under way and nothing is kept.
     slots: Vec<u16>,
+    /// Received, still in slots: there was no buffer for them. The peer has as many credits less.
+    unframed: VecDeque<Unframed>,
     /// Received and not yet taken.
     frames: VecDeque<FrameBuffer>,
     /// Responses that wait until what belongs before them is under way.
@@ -63,8 +65,8 @@ impl Progress {
         self.0 = is.then(|| self.0.unwrap_or(now));
     }
 
-    fn is_stalled(&self, now: Instant) -> bool {
-        self.0.is_some_and(|since| now.saturating_duration_since(since) > SEND_STALL_TIME_MAX)
+    fn is_stalled(&self, now: Instant, time_max: Duration) -> bool {
+        self.0.is_some_and(|since| now.saturating_duration_since(since) > time_max)
     }
 }
 
@@ -74,6 +76,12 @@ struct Outgoing {
     buffer: u32,
     length: u32,
     invalidate: Option<Token>,
+}
+
+/// A message in the slots that it was received in.
+struct Unframed {
+    segments: Vec<Segment>,
+    length: usize,
 }
 
 struct Fetch {
@@ -108,7 +116,6 @@ impl SmbDirect {
         endpoint: Endpoint,
         config: Config,
         peer: SocketAddr,
-        buffers: BufferPool,
         now: Instant,
     ) -> Result<Self, String> {
         let receives = config.receive_buffers();
@@ -117,8 +124,8 @@ impl SmbDirect {
             peer,
             endpoint: Some(endpoint),
             protocol,
-            buffers,
             slots: (0..receives).collect(),
+            unframed: VecDeque::new(),
             frames: VecDeque::new(),
             outbox: VecDeque::new(),
             sending: HashMap::new(),
@@ -137,11 +144,6 @@ impl SmbDirect {
         Ok(link)
     }
 
-    /// Where buffers for it come from.
-    pub(crate) fn buffers(&self) -> &BufferPool {
-        &self.buffers
-    }
-
     /// Bytes of responses that are not sent.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
@@ -154,9 +156,14 @@ impl SmbDirect {
     }
 
     /// Takes what was completed.
-    pub(crate) fn ready(&mut self, now: Instant, metrics: &Metrics) -> Result<(), Disconnect> {
+    pub(crate) fn ready(
+        &mut self,
+        now: Instant,
+        metrics: &Metrics,
+        memory: &mut Allowance,
+    ) -> Result<(), Disconnect> {
         let mut done = std::mem::take(&mut self.done);
-        let result = self.take_completed(now, metrics, &mut done);
+        let result = self.take_completed(now, metrics, memory, &mut done);
         done.clear();
         self.done = done;
         result?;
@@ -165,15 +172,22 @@ impl SmbDirect {
     }
 
     /// The connection is down. What was completed until then tells the log why.
-    pub(crate) fn lost(&mut self, now: Instant, metrics: &Metrics, reason: &'static str) -> Disconnect {
+    pub(crate) fn lost(
+        &mut self,
+        now: Instant,
+        metrics: &Metrics,
+        memory: &mut Allowance,
+        reason: &'static str,
+    ) -> Disconnect {
         let mut done = std::mem::take(&mut self.done);
-        self.take_completed(now, metrics, &mut done).err().unwrap_or(Disconnect(reason))
+        self.take_completed(now, metrics, memory, &mut done).err().unwrap_or(Disconnect(reason))
     }
 
     fn take_completed(
         &mut self,
         now: Instant,
         metrics: &Metrics,
+        memory: &mut Allowance,
         done: &mut Vec<Completed>,
     ) -> Result<(), Disconnect> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
@@ -181,7 +195,7 @@ impl SmbDirect {
         for completed in done.drain(..) {
             match completed {
                 Completed::Received { slot, length, invalidated } => {
-                    self.received(now, slot, length, invalidated)?;
+                    self.received(now, slot, length, invalidated, memory)?;
                 }
                 Completed::Sent(mark) => {
                     self.progress.made();
@@ -222,6 +236,7 @@ impl SmbDirect {
         slot: u16,
         length: u32,
         invalidated: Option<u32>,
+        memory: &mut Allowance,
     ) -> Result<(), Disconnect> {
         let endpoint = self.endpoint.as_ref().ok_or(CLOSED)?;
         let bytes = endpoint.received(slot, length);
@@ -231,17 +246,14 @@ impl SmbDirect {
             Ok(Received::Held) => {}
             Ok(Received::Message(message)) => {
                 let length = message.length as usize;
-                let mut frame = self.buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
-                let mut at = -WRITE_DATA;
-                for segment in message.segments {
-                    let slot = segment.buffer.0 as u16;
-                    let part = endpoint.received(slot, segment.start + segment.length);
-                    let end = at + segment.length as isize;
-                    frame.bytes_mut(at..end).copy_from_slice(&part[segment.start as usize..]);
-                    at = end;
-                    self.slots.push(slot);
+                let buffer = if self.unframed.is_empty() { frame_buffer(length, memory) } else { None };
+                match buffer {
+                    Some(buffer) => {
+                        let frame = frame(buffer, length, message.segments, endpoint, &mut self.slots);
+                        self.frames.push_back(frame);
+                    }
+                    None => self.unframed.push_back(Unframed { segments: message.segments.to_vec(), length }),
                 }
-                self.frames.push_back(FrameBuffer::new(frame, -WRITE_DATA, length));
             }
             Err(reason) => return Err(self.ended(reason)),
         }
@@ -278,7 +290,18 @@ impl SmbDirect {
     }
 
     /// The next frame of what was received. `frame_bytes_max` is the longest that the peer may send now.
-    pub(crate) fn next(&mut self, frame_bytes_max: u32) -> Result<Option<FrameBuffer>, Disconnect> {
+    pub(crate) fn next(
+        &mut self,
+        frame_bytes_max: u32,
+        memory: &mut Allowance,
+    ) -> Result<Option<FrameBuffer>, Disconnect> {
+        while let Some(Unframed { segments, length }) = self.unframed.front()
+            && let Some(endpoint) = &self.endpoint
+            && let Some(buffer) = frame_buffer(*length, memory)
+        {
+            self.frames.push_back(frame(buffer, *length, segments, endpoint, &mut self.slots));
+            self.unframed.pop_front();
+        }
         let Some(frame) = self.frames.pop_front() else { return Ok(None) };
         if frame.length() > frame_bytes_max as usize {
             return Err(Disconnect("a frame beyond the limit"));
@@ -289,15 +312,21 @@ impl SmbDirect {
 
     /// Drops what was received and not taken.
     pub(crate) fn discard(&mut self) {
+        self.unframed.clear();
         self.frames.clear();
     }
 
     /// Queues a response.
-    pub(crate) fn push(&mut self, transmit: Transmit, metrics: &Metrics) -> Result<(), Disconnect> {
+    pub(crate) fn push(
+        &mut self,
+        transmit: Transmit,
+        metrics: &Metrics,
+        memory: &Allowance,
+    ) -> Result<(), Disconnect> {
         let Transmit { segments, remote_writes, invalidate, seal, .. } = transmit;
-        let (buffer, range) = in_one_piece(segments, seal, &self.buffers)?;
+        let (buffer, range) = in_one_piece(segments, seal, memory)?;
         let length = range.len() as u32;
-        let buffer = registered(buffer, range.start, length, &self.buffers)?;
+        let buffer = registered(buffer, range.start, length, memory)?;
         let mut writes = VecDeque::new();
         let mut bytes = u64::from(length);
         for write in remote_writes {
@@ -309,7 +338,7 @@ impl SmbDirect {
             if data.region().is_none() {
                 metrics.rdma_copied_bytes.inc_by(length.into());
             }
-            let data = registered(data, 0, length, &self.buffers)?;
+            let data = registered(data, 0, length, memory)?;
             bytes += u64::from(length);
             let held = self.endpoint.as_mut().ok_or(CLOSED)?.hold(data, 0);
             writes.extend(pieces(held, &write.target, length));
@@ -321,10 +350,15 @@ impl SmbDirect {
         Ok(())
     }
 
-    /// Begins to fetch the data of a WRITE from the peer; [`SmbDirect::next_fetched`] gives them.
-    pub(crate) fn fetch(&mut self, op: OpId, source: &RemoteBuffer, length: u32) -> Result<(), OutOfMemory> {
-        let buffer = self.buffers.take(length as usize).map_err(|_| OutOfMemory)?;
-        let endpoint = self.endpoint.as_mut().ok_or(OutOfMemory)?;
+    /// Begins to fetch the data of a WRITE from the peer into a buffer; [`SmbDirect::next_fetched`] gives them.
+    pub(crate) fn fetch(
+        &mut self,
+        op: OpId,
+        source: &RemoteBuffer,
+        length: u32,
+        buffer: Buffer,
+    ) -> Result<(), Disconnect> {
+        let endpoint = self.endpoint.as_mut().ok_or(CLOSED)?;
         let buffer = endpoint.hold(buffer, 0);
         self.fetches.insert(op.0, Fetch { buffer, length, left: length });
         self.to_fetch.extend(pieces(buffer, source, length).map(|(piece, remote)| (piece, remote, op.0)));
@@ -339,7 +373,7 @@ impl SmbDirect {
     /// Begins all that can be begun now.
     pub(crate) fn pump(&mut self, now: Instant) -> Result<(), Disconnect> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
-        while endpoint.transfers_left() > 0
+        while endpoint.reads_left() > 0
             && let Some((piece, remote, op)) = self.to_fetch.pop_front()
         {
             endpoint.read(piece, remote, Some(op)).map_err(broken)?;
@@ -389,11 +423,11 @@ impl SmbDirect {
     }
 
     /// Looks at the clock; to be called about every second.
-    pub(crate) fn tick(&mut self, now: Instant) -> Result<(), Disconnect> {
+    pub(crate) fn tick(&mut self, now: Instant, stall_time_max: Duration) -> Result<(), Disconnect> {
         if self.protocol.poll_timeout().is_some_and(|at| at <= now) {
             self.protocol.handle_timeout(now).map_err(|reason| self.ended(reason))?;
         }
-        if self.progress.is_stalled(now) {
+        if self.progress.is_stalled(now, stall_time_max) {
             return Err(Disconnect("the peer takes no data"));
         }
         self.pump(now)
@@ -408,6 +442,7 @@ impl SmbDirect {
     /// Ends the connection. The endpoint comes back, to be dropped where nobody waits for it, and what was being fetched: it
     /// will not come any more.
     pub(crate) fn close(&mut self) -> (Option<Endpoint>, Vec<OpId>) {
+        self.unframed.clear();
         self.frames.clear();
         self.outbox.clear();
         self.sending.clear();
@@ -430,9 +465,6 @@ impl SmbDirect {
     }
 }
 
-/// No buffer is to be had.
-pub(crate) struct OutOfMemory;
-
 const CLOSED: Disconnect = Disconnect("connection reset");
 
 fn broken(errno: rustix::io::Errno) -> Disconnect {
@@ -441,14 +473,39 @@ fn broken(errno: rustix::io::Errno) -> Disconnect {
 }
 
 /// `buffer`, or a copy of it that the device can reach.
-fn registered(buffer: Buffer, start: isize, length: u32, buffers: &BufferPool) -> Result<Buffer, Disconnect> {
+fn registered(buffer: Buffer, start: isize, length: u32, memory: &Allowance) -> Result<Buffer, Disconnect> {
     if buffer.region().is_some() {
         return Ok(buffer);
     }
     let range = start..start + length as isize;
-    let mut copy = buffers.take((range.end.max(1)) as usize).map_err(|_| OUT_OF_MEMORY)?;
+    let mut copy = memory.owed((range.end.max(1)) as usize)?;
     copy.bytes_mut(range.clone()).copy_from_slice(buffer.bytes(range));
     Ok(copy)
+}
+
+/// A buffer for a frame of so many bytes, of which the first lie before the buffer's data.
+fn frame_buffer(length: usize, memory: &mut Allowance) -> Option<Buffer> {
+    memory.take(length.saturating_sub(WRITE_DATA.unsigned_abs()))
+}
+
+/// Copies a message out of its slots, which are free then.
+fn frame(
+    mut buffer: Buffer,
+    length: usize,
+    segments: &[Segment],
+    endpoint: &Endpoint,
+    slots: &mut Vec<u16>,
+) -> FrameBuffer {
+    let mut at = -WRITE_DATA;
+    for segment in segments {
+        let slot = segment.buffer.0 as u16;
+        let part = endpoint.received(slot, segment.start + segment.length);
+        let end = at + segment.length as isize;
+        buffer.bytes_mut(at..end).copy_from_slice(&part[segment.start as usize..]);
+        at = end;
+        slots.push(slot);
+    }
+    FrameBuffer::new(buffer, -WRITE_DATA, length)
 }
 
 /// What goes between a held buffer and the peer's memory.
@@ -463,25 +520,24 @@ fn pieces(buffer: u32, remote: &RemoteBuffer, length: u32) -> impl Iterator<Item
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::limits::STALL_TIME_DEFAULT_MAX as TIME_MAX;
 
     #[test]
     fn a_device_that_gets_nothing_done_is_noticed() {
         let second = Duration::from_secs(1);
         let began = Instant::now();
         let mut progress = Progress::default();
-        assert!(!progress.is_stalled(began + 2 * SEND_STALL_TIME_MAX), "nothing is to be done");
+        assert!(!progress.is_stalled(began + 2 * TIME_MAX, TIME_MAX), "nothing is to be done");
         progress.under_way(true, began);
         // More is given to it, which is no progress.
-        progress.under_way(true, began + SEND_STALL_TIME_MAX);
-        assert!(!progress.is_stalled(began + SEND_STALL_TIME_MAX));
-        assert!(progress.is_stalled(began + SEND_STALL_TIME_MAX + second));
+        progress.under_way(true, began + TIME_MAX);
+        assert!(!progress.is_stalled(began + TIME_MAX, TIME_MAX));
+        assert!(progress.is_stalled(began + TIME_MAX + second, TIME_MAX));
         progress.made();
-        progress.under_way(true, began + SEND_STALL_TIME_MAX);
-        assert!(!progress.is_stalled(began + SEND_STALL_TIME_MAX + second));
-        progress.under_way(false, began + SEND_STALL_TIME_MAX + second);
-        assert!(!progress.is_stalled(began + 3 * SEND_STALL_TIME_MAX));
+        progress.under_way(true, began + TIME_MAX);
+        assert!(!progress.is_stalled(began + TIME_MAX + second, TIME_MAX));
+        progress.under_way(false, began + TIME_MAX + second);
+        assert!(!progress.is_stalled(began + 3 * TIME_MAX, TIME_MAX));
     }
 }

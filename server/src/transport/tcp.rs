@@ -7,15 +7,16 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_smb::engine::{Disconnect, Segment, Transmit};
 
 use super::acknowledged::{Unacknowledged, outstanding};
-use super::frame::{OUT_OF_MEMORY, TRANSFORM, WRITE_DATA, in_one_piece};
-use crate::buffers::{Buffer, BufferPool, FrameBuffer};
+use super::frame::{TRANSFORM, WRITE_DATA, in_one_piece};
+use crate::buffers::{Buffer, FrameBuffer};
 use crate::io::{Message, Operation, Part};
 use crate::limits::{SEND_GATHER_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES};
+use crate::memory::Allowance;
 
 const PREFIX: usize = 4;
 /// How a sealed frame begins.
@@ -44,9 +45,9 @@ impl TcpLink {
     }
 
     /// Queues a frame.
-    pub(crate) fn push(&mut self, transmit: Transmit, buffers: &BufferPool) -> Result<(), Disconnect> {
+    pub(crate) fn push(&mut self, transmit: Transmit, memory: &Allowance) -> Result<(), Disconnect> {
         self.unacknowledged.sending(transmit.is_break);
-        self.queue.push(message(transmit, buffers)?);
+        self.queue.push(message(transmit, memory)?);
         Ok(())
     }
 
@@ -65,6 +66,31 @@ pub(crate) struct Receiver {
     state: State,
     /// The last frame did not fit in the staging buffer.
     large: bool,
+    /// What the frame that has begun takes.
+    rest: Rest,
+}
+
+/// How long the rest of a frame that has begun takes to come. Time in which the server receives nothing does not count.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rest {
+    /// Time of the receives that are done.
+    spent: Duration,
+    /// When the receive in flight was begun.
+    since: Option<Instant>,
+}
+
+impl Rest {
+    fn begin(&mut self, now: Instant) {
+        self.since = Some(now);
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.spent += self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+    }
+
+    fn time(&self, now: Instant) -> Duration {
+        self.spent + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
 }
 
 enum State {
@@ -86,24 +112,26 @@ pub(crate) enum Received {
     Frame(FrameBuffer),
     /// Not enough: receive more.
     More,
+    /// A frame is to be received, and there is no buffer for it yet.
+    Short,
 }
 
 impl Receiver {
     pub(crate) fn new() -> Self {
-        Self { state: State::Empty, large: false }
+        Self { state: State::Empty, large: false, rest: Rest::default() }
     }
 
     /// The operation that receives more; `None` while one is in flight or a frame is to be taken first.
     pub(crate) fn operation(
         &mut self,
         socket: &Arc<OwnedFd>,
-        buffers: &BufferPool,
+        memory: &Allowance,
     ) -> Result<Option<Operation>, Disconnect> {
         let socket = Arc::clone(socket);
         let (buffer, start, filled, least, most) = match std::mem::replace(&mut self.state, State::Waiting) {
             State::Partial { buffer, start, filled, length } => (buffer, start, filled, length, length),
             State::Empty => {
-                let buffer = buffers.take(STAGING_BYTES).map_err(|_| OUT_OF_MEMORY)?;
+                let buffer = memory.owed(STAGING_BYTES)?;
                 (buffer, 0, 0, 1, self.staging())
             }
             State::Staged { mut buffer, from, to } => {
@@ -119,7 +147,15 @@ impl Receiver {
                 return Ok(None);
             }
         };
+        if filled > 0 {
+            self.rest.begin(Instant::now());
+        }
         Ok(Some(Operation::Receive { socket, buffer, start, filled, least, most }))
+    }
+
+    /// For how long the rest of a frame has been received.
+    pub(crate) fn time_of_rest(&self, now: Instant) -> Duration {
+        self.rest.time(now)
     }
 
     fn staging(&self) -> usize {
@@ -135,6 +171,9 @@ impl Receiver {
         least: usize,
         most: usize,
     ) -> bool {
+        if self.rest.since.is_some() {
+            self.rest.end(Instant::now());
+        }
         if filled < least {
             self.state = State::Empty;
             return false;
@@ -163,14 +202,15 @@ impl Receiver {
     pub(crate) fn next(
         &mut self,
         frame_bytes_max: u32,
-        buffers: &BufferPool,
+        memory: &mut Allowance,
     ) -> Result<Received, Disconnect> {
         match std::mem::replace(&mut self.state, State::Empty) {
             State::Whole(frame) => {
                 self.large = true;
+                self.rest = Rest::default();
                 Ok(Received::Frame(frame))
             }
-            State::Staged { buffer, from, to } => self.split(buffer, from, to, frame_bytes_max, buffers),
+            State::Staged { buffer, from, to } => self.split(buffer, from, to, frame_bytes_max, memory),
             other => {
                 self.state = other;
                 Ok(Received::More)
@@ -184,7 +224,7 @@ impl Receiver {
         from: usize,
         to: usize,
         frame_bytes_max: u32,
-        buffers: &BufferPool,
+        memory: &mut Allowance,
     ) -> Result<Received, Disconnect> {
         let staged = buffer.bytes(from.cast_signed()..to.cast_signed());
         if staged.is_empty() {
@@ -208,14 +248,19 @@ impl Receiver {
             return Ok(Received::More);
         }
         let start = if rest.starts_with(SEALED) { -WRITE_DATA - TRANSFORM } else { -WRITE_DATA };
-        let mut frame = buffers.take(length).map_err(|_| OUT_OF_MEMORY)?;
         let there = rest.len().min(length);
+        // What lies before the buffer's data needs no place among them.
+        let Some(mut frame) = memory.take(length.saturating_sub(start.unsigned_abs())) else {
+            self.state = State::Staged { buffer, from, to };
+            return Ok(Received::Short);
+        };
         frame.bytes_mut(start..start + there.cast_signed()).copy_from_slice(&rest[..there]);
         if there < length {
             self.state = State::Partial { buffer: frame, start, filled: there, length };
             return Ok(Received::More);
         }
         self.large = false;
+        self.rest = Rest::default();
         let from = from + PREFIX + length;
         if from < to {
             self.state = State::Staged { buffer, from, to };
@@ -268,19 +313,22 @@ impl SendQueue {
 }
 
 /// Makes a message of a frame, sealing it where that is asked for.
-fn message(transmit: Transmit, buffers: &BufferPool) -> Result<Message, Disconnect> {
+fn message(transmit: Transmit, memory: &Allowance) -> Result<Message, Disconnect> {
     let length = transmit.len();
     let Transmit { segments, seal, .. } = transmit;
     let Some(sealer) = seal else {
         let mut parts = Vec::with_capacity(1 + segments.len());
         parts.push(Part::Prefix(prefix(length)?));
         parts.extend(segments.into_iter().map(|segment| match segment {
-            Segment::Bytes(bytes) => Part::Bytes(bytes),
+            Segment::Bytes(bytes) => {
+                let charge = memory.charge(bytes.capacity());
+                Part::Bytes(bytes, charge)
+            }
             Segment::Payload(payload) => Part::Payload(payload),
         }));
         return Ok(Message::new(parts));
     };
-    let (mut buffer, range) = in_one_piece(segments, Some(sealer), buffers)?;
+    let (mut buffer, range) = in_one_piece(segments, Some(sealer), memory)?;
     let begin = range.start - PREFIX.cast_signed();
     buffer.bytes_mut(begin..range.start).copy_from_slice(&prefix(range.len())?);
     Ok(Message::new(vec![Part::Whole(buffer, begin..range.end)]))
@@ -296,7 +344,8 @@ fn prefix(length: usize) -> Result<[u8; PREFIX], Disconnect> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffers::PAGE;
+    use crate::buffers::{BufferPool, PAGE};
+    use forebay_rdma::{Account, Group};
     use forebay_smb::fs::Frame;
 
     fn framed(payload: &[u8]) -> Vec<u8> {
@@ -305,16 +354,16 @@ mod tests {
 
     /// Feeds `wire` in pieces of at most `piece` bytes and returns the frames that come out.
     fn frames(wire: &[u8], piece: usize, frame_bytes_max: u32) -> Result<Vec<FrameBuffer>, Disconnect> {
-        let buffers = BufferPool::default();
+        let mut memory = Allowance::alone();
         let socket = Arc::new(OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket")));
         let mut receiver = Receiver::new();
         let mut found = Vec::new();
         let mut wire = wire;
         loop {
-            while let Received::Frame(frame) = receiver.next(frame_bytes_max, &buffers)? {
+            while let Received::Frame(frame) = receiver.next(frame_bytes_max, &mut memory)? {
                 found.push(frame);
             }
-            let operation = receiver.operation(&socket, &buffers)?.expect("nothing is in flight");
+            let operation = receiver.operation(&socket, &memory)?.expect("nothing is in flight");
             let Operation::Receive { mut buffer, start, mut filled, least, most, .. } = operation else {
                 panic!("a receive")
             };
@@ -345,6 +394,48 @@ mod tests {
             let found: Vec<&[u8]> = found.iter().map(Frame::bytes).collect();
             assert!(found == sent, "pieces of {piece}");
         }
+    }
+
+    #[test]
+    fn only_time_in_which_the_server_receives_counts_for_a_frame() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut rest = Rest::default();
+        assert_eq!(rest.time(at(100)), Duration::ZERO);
+        rest.begin(at(0));
+        assert_eq!(rest.time(at(3)), Duration::from_secs(3));
+        rest.end(at(3));
+        assert_eq!(rest.time(at(60)), Duration::from_secs(3));
+        rest.begin(at(60));
+        assert_eq!(rest.time(at(61)), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn a_frame_without_a_buffer_waits_where_it_is() {
+        let account = Account::new(Group::new(1 << 20), 1 << 20);
+        let mut memory = Allowance::new(BufferPool::new(1 << 20), account, Arc::new(|| ()));
+        let held = memory.take(400 << 10).expect("memory");
+        let socket = Arc::new(OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket")));
+        let mut receiver = Receiver::new();
+        let operation = receiver.operation(&socket, &memory).expect("memory").expect("nothing is in flight");
+        let Operation::Receive { mut buffer, start, least, most, .. } = operation else {
+            panic!("a receive")
+        };
+        let wire = [framed(b"small"), framed(&[7; 400 << 10])].concat();
+        buffer.bytes_mut(0..most.cast_signed()).copy_from_slice(&wire[..most]);
+        assert!(receiver.completed(buffer, start, most, least, most));
+        assert!(
+            matches!(receiver.next(1 << 20, &mut memory), Ok(Received::Frame(frame)) if frame.length() == 5)
+        );
+        for _ in 0..2 {
+            assert!(matches!(receiver.next(1 << 20, &mut memory), Ok(Received::Short)));
+            assert!(memory.is_short());
+        }
+        drop(held);
+        assert!(matches!(receiver.next(1 << 20, &mut memory), Ok(Received::More)));
+        let operation = receiver.operation(&socket, &memory).expect("memory").expect("the rest");
+        let Operation::Receive { least, filled, .. } = operation else { panic!("a receive") };
+        assert_eq!((least, filled), (400 << 10, most - 4 - 5 - 4));
     }
 
     #[test]

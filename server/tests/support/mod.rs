@@ -5,6 +5,8 @@
 #[path = "../../../smb/tests/support/requests.rs"]
 pub mod requests;
 
+pub mod random;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -25,8 +27,9 @@ use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::negotiate::Dialect;
 use forebay_smb::wire::{
     AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, query_info, read,
-    session_setup, write,
+    session_setup, set_info, write,
 };
+use forebay_testing::{Need, skip};
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
@@ -44,6 +47,16 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         std::thread::yield_now();
         std::thread::park_timeout(Duration::from_millis(5));
     }
+}
+
+/// The engines to try: both, unless io_uring may be missing.
+pub fn engines() -> Vec<&'static str> {
+    let mut engines = vec!["readiness"];
+    match forebay_server::io::uring::probe() {
+        Ok(()) => engines.push("io_uring"),
+        Err(unavailable) => skip(Need::IoUring, unavailable),
+    }
+    engines
 }
 
 /// A place for a daemon: pool, socket, configuration.
@@ -75,7 +88,7 @@ impl Place {
 
     pub fn configure(&self, listen: &str, pool: &Path) {
         let text = format!(
-            "[server]\nlisten = [\"{listen}\"]\nio_engine = \"{}\"\nevent_loops = 2\ndrain_timeout_s = 20\n\
+            "[server]\nlisten = [\"{listen}\"]\nmin_dialect = \"2.0.2\"\nio_engine = \"{}\"\nevent_loops = 2\ndrain_timeout_s = 20\n\
              [admin]\nsocket = \"{}\"\n[http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n\
              [[pool]]\nname = \"p\"\npath = \"{}\"\nquota = \"none\"\n",
             self.engine,
@@ -376,7 +389,7 @@ impl Client {
         preauth.update(&answer.message);
         self.session_id = answer.header.session_id;
         let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
-        let now = forebay_server::clock::now();
+        let now = forebay_server::clock::wall().0;
         let ClientStep::Last(token, key) = initiator.step(&token, now).expect("a challenge") else {
             panic!("NTLM takes two legs")
         };
@@ -406,25 +419,65 @@ impl Client {
     }
 
     pub fn open(&mut self, name: &str, disposition: CreateDisposition) -> Result<FileId, NtStatus> {
-        let mut body = Vec::new();
-        create::Request {
-            requested_oplock_level: OplockLevel::NONE,
-            impersonation_level: ImpersonationLevel::IMPERSONATION,
-            smb_create_flags: 0,
-            desired_access: AccessMask::FILE_ALL_ACCESS,
-            file_attributes: FileAttributes::NORMAL,
-            share_access: ShareAccess(7),
-            create_disposition: disposition,
-            create_options: CreateOptions(0),
-            name: name.to_owned(),
-            contexts: Vec::new(),
-        }
-        .encode(&mut body);
+        self.open_with(name, disposition, OplockLevel::NONE)
+    }
+
+    pub fn open_with(
+        &mut self,
+        name: &str,
+        disposition: CreateDisposition,
+        oplock: OplockLevel,
+    ) -> Result<FileId, NtStatus> {
+        let body = create_body_with(name, disposition, AccessMask::FILE_ALL_ACCESS, oplock);
         let answer = self.call(Smb::CREATE, &body);
         match answer.status() {
             NtStatus::SUCCESS => Ok(create::Response::parse(&answer.message).unwrap().file_id),
             status => Err(status),
         }
+    }
+
+    pub fn send_rename(&mut self, file_id: FileId, to: &str) -> u64 {
+        // [MS-FSCC] 2.4.37.2: ReplaceIfExists, Reserved, RootDirectory, FileNameLength, FileName.
+        let name: Vec<u8> = to.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let mut information = vec![0; 16];
+        information.extend_from_slice(&(name.len() as u32).to_le_bytes());
+        information.extend_from_slice(&name);
+        let mut body = Vec::new();
+        set_info::Request {
+            info_type: query_info::InfoType::FILE,
+            file_info_class: FileInformationClass::FILE_RENAME_INFORMATION.0,
+            additional_information: 0,
+            file_id,
+            buffer: &information,
+        }
+        .encode(&mut body);
+        self.send(Smb::SET_INFO, 1, &body)
+    }
+
+    /// The frame of a WRITE up to its data, in the clear; the data are to follow.
+    pub fn write_frame(&mut self, file_id: FileId, offset: u64, length: u32) -> Vec<u8> {
+        let message =
+            self.message(Smb::WRITE, length.div_ceil(65536) as u16, &write_body(file_id, offset, length));
+        framed(message, length)
+    }
+
+    /// The frame of a compound of CREATE and a WRITE to what that opens, up to the data; they are to follow.
+    pub fn create_and_write_frame(&mut self, name: &str, length: u32) -> Vec<u8> {
+        let mut message = self.message(
+            Smb::CREATE,
+            1,
+            &create_body(name, CreateDisposition::OPEN, AccessMask::FILE_ALL_ACCESS),
+        );
+        message.resize(message.len().next_multiple_of(8), 0);
+        let next = (message.len() as u32).to_le_bytes();
+        // [MS-SMB2] 2.2.1.2: NextCommand, and Flags of the second.
+        message[20..24].copy_from_slice(&next);
+        let related = FileId { persistent: u64::MAX, volatile: u64::MAX };
+        let mut second =
+            self.message(Smb::WRITE, length.div_ceil(65536) as u16, &write_body(related, 0, length));
+        second[16] |= 4;
+        message.append(&mut second);
+        framed(message, length)
     }
 
     pub fn send_read(&mut self, file_id: FileId, offset: u64, length: u32) -> u64 {
@@ -450,19 +503,7 @@ impl Client {
 
     /// Fails where the server has ended the connection.
     pub fn try_send_write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> std::io::Result<u64> {
-        let mut body = Vec::new();
-        write::Request {
-            data_offset: 112,
-            length: data.len() as u32,
-            offset,
-            file_id,
-            channel: read::Channel::NONE,
-            remaining_bytes: 0,
-            flags: write::Flags(0),
-            channel_info: &[],
-        }
-        .encode(&mut body);
-        body.truncate(48);
+        let mut body = write_body(file_id, offset, data.len() as u32);
         body.extend_from_slice(data);
         self.try_send(Smb::WRITE, data.len().div_ceil(65536) as u16, &body)
     }
@@ -503,6 +544,57 @@ impl Client {
         close::Request { flags: close::Flags(0), file_id }.encode(&mut body);
         self.call(Smb::CLOSE, &body).status()
     }
+}
+
+/// The body of a CREATE.
+pub fn create_body(name: &str, disposition: CreateDisposition, access: AccessMask) -> Vec<u8> {
+    create_body_with(name, disposition, access, OplockLevel::NONE)
+}
+
+fn create_body_with(
+    name: &str,
+    disposition: CreateDisposition,
+    access: AccessMask,
+    oplock: OplockLevel,
+) -> Vec<u8> {
+    let mut body = Vec::new();
+    create::Request {
+        requested_oplock_level: oplock,
+        impersonation_level: ImpersonationLevel::IMPERSONATION,
+        smb_create_flags: 0,
+        desired_access: access,
+        file_attributes: FileAttributes::NORMAL,
+        share_access: ShareAccess(7),
+        create_disposition: disposition,
+        create_options: CreateOptions(0),
+        name: name.to_owned(),
+        contexts: Vec::new(),
+    }
+    .encode(&mut body);
+    body
+}
+
+fn write_body(file_id: FileId, offset: u64, length: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    write::Request {
+        data_offset: 112,
+        length,
+        offset,
+        file_id,
+        channel: read::Channel::NONE,
+        remaining_bytes: 0,
+        flags: write::Flags(0),
+        channel_info: &[],
+    }
+    .encode(&mut body);
+    body.truncate(48);
+    body
+}
+
+/// A message with the transport's prefix, to be followed by `more` bytes.
+fn framed(message: Vec<u8>, more: u32) -> Vec<u8> {
+    let length = message.len() as u32 + more;
+    [&length.to_be_bytes(), &message[..]].concat()
 }
 
 /// What a READ's answer carries.

@@ -22,6 +22,9 @@ pub struct AcceptorConfig {
     pub dns_domain: String,
     /// DNS name of the server.
     pub dns_computer: String,
+    /// Host names by which clients mean this server. Where there are any, the SPN of a client that sends one (MsvAvTargetName) must
+    /// be `cifs/` and one of them; where there are none, it is not judged.
+    pub target_names: Vec<String>,
 }
 
 /// Gives the hashes under which a user may log on, none if there is no such user; several while a password is rotated.

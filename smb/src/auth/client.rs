@@ -26,6 +26,8 @@ pub struct InitiatorConfig {
     pub spnego: bool,
     /// ChallengeFromClient.
     pub challenge: [u8; 8],
+    /// The SPN of the server that is meant, like `cifs/server`; `None` does not say.
+    pub target_name: Option<String>,
     /// RandomSessionKey; `None` asks for no key exchange.
     pub random_session_key: Option<SessionKey>,
 }
@@ -142,6 +144,9 @@ impl Initiator {
             message::push_av(&mut target_info, id, value);
         }
         message::push_av(&mut target_info, av::FLAGS, &av::FLAG_MIC.to_le_bytes());
+        if let Some(name) = &self.config.target_name {
+            message::push_av(&mut target_info, av::TARGET_NAME, &message::to_utf16(name));
+        }
         message::push_av(&mut target_info, av::EOL, &[]);
 
         // temp, [MS-NLMP] 3.3.2

@@ -9,11 +9,17 @@ use crate::crypto::vectors::hex;
 const NOW: u64 = 133_000_000_000_000_000;
 
 fn acceptor() -> Acceptor {
+    acceptor_named(&[])
+}
+
+/// One that clients know by these names.
+fn acceptor_named(target_names: &[&str]) -> Acceptor {
     let config = AcceptorConfig {
         nb_domain: "FOREBAY".into(),
         nb_computer: "NODE1".into(),
         dns_domain: String::new(),
         dns_computer: "node1.example".into(),
+        target_names: target_names.iter().map(|name| (*name).to_owned()).collect(),
     };
     Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef", NOW)
 }
@@ -26,6 +32,7 @@ fn initiator() -> InitiatorConfig {
         nt_hash: NtHash::from_password("right"),
         spnego: true,
         challenge: [0xAA; 8],
+        target_name: None,
         random_session_key: Some(SessionKey::new(&[0x55; 16])),
     }
 }
@@ -65,6 +72,31 @@ fn converse(
         }
     }
     unreachable!("the loop has no other end")
+}
+
+#[test]
+fn a_client_that_means_another_server_is_refused_where_names_are_known() {
+    let log_on = |names: &[&str], target_name: Option<&str>| {
+        let (mut server, mut client) = (
+            acceptor_named(names),
+            Initiator::new(InitiatorConfig { target_name: target_name.map(str::to_owned), ..bare() }),
+        );
+        let Ok(Step::Continue(challenge)) = server.step(&client.first(), &lookup) else {
+            panic!("negotiate")
+        };
+        let Ok(ClientStep::Last(last, _)) = client.step(&challenge, 0) else { panic!("challenge") };
+        server.step(&last, &lookup).map(drop)
+    };
+    let names = ["node1.example", "192.168.77.1"];
+    for good in
+        [None, Some(""), Some("cifs/node1.example"), Some("CIFS/Node1.Example"), Some("cifs/192.168.77.1")]
+    {
+        assert_eq!(log_on(&names, good), Ok(()), "{good:?}");
+    }
+    for bad in ["cifs/elsewhere", "http/node1.example", "node1.example", "cifs/", "cifs/node1.example.org"] {
+        assert_eq!(log_on(&names, Some(bad)), Err(AuthError::LogonFailure), "{bad}");
+        assert_eq!(log_on(&[], Some(bad)), Ok(()), "not judged without names");
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(super) struct Chain {
     pub(super) responses: Vec<Response>,
     /// The session whose key opened the frame; the answer is sealed for it.
     pub(super) sealed_for: Option<u64>,
+    /// Bytes that it keeps in memory: its frame, and the answers that are being made.
+    pub(super) pinned_bytes: u64,
     /// Set while the request waits whose interim response was sent: the final one carries it and grants nothing.
     pub(super) async_id: Option<u64>,
 }
@@ -52,6 +54,13 @@ pub(super) struct Response {
     pub(super) remote: Option<RemoteWrite>,
     pub(super) invalidate: Option<Token>,
     pub(super) sign: Option<SigningKey>,
+}
+
+impl Response {
+    /// Bytes of it in a frame.
+    pub(super) fn length(&self) -> u64 {
+        (HEADER_LEN + self.body.len() + self.payload.as_ref().map_or(0, |p| p.bytes().len())) as u64
+    }
 }
 
 /// The body of the ERROR response without data ([MS-SMB2] 2.2.2): one byte of ErrorData is always there.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_smbdirect::wire::Token;
 
@@ -21,6 +22,7 @@ use super::remote::RemoteWrite;
 use super::server::{BreakNotice, ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
+use super::tally::Taken;
 use super::transform::Transforms;
 use super::volume::Protection;
 use crate::crypto::Cipher;
@@ -31,6 +33,7 @@ use crate::crypto::{
 use crate::fs::{Frame, FsOp, FsOpKind, FsResult, OpId};
 use crate::limits;
 use crate::status::NtStatus;
+use crate::time::Now;
 use crate::wire::compound;
 use crate::wire::header::UNSOLICITED_MESSAGE_ID;
 use crate::wire::{Capabilities, Command, Dialect, Header, HeaderFlags, Ids, SecurityMode};
@@ -163,8 +166,8 @@ pub enum Event {
         command: Command,
         /// The answer.
         status: NtStatus,
-        /// FILETIME when it came in.
-        began: u64,
+        /// When it came in.
+        began: Instant,
         /// Payload read or written, in bytes.
         payload_bytes: u32,
         /// Which went by RDMA rather than in messages.
@@ -200,6 +203,24 @@ pub(crate) struct Channel {
     pub(crate) reauth: Option<PendingAuth>,
 }
 
+impl Channel {
+    /// Whether a request of its session is protected as the session demands ([MS-SMB2] 3.3.5.2.4, 3.3.5.2.9).
+    fn believes(&self, header: &Header, message: &[u8], sealed: bool) -> bool {
+        // A sealed message is not signed, its tag has proved more.
+        if sealed {
+            return true;
+        }
+        if self.session.encrypt.load(Ordering::Relaxed) && header.command != Command::SESSION_SETUP {
+            return false;
+        }
+        if header.flags.contains(HeaderFlags::SIGNED) {
+            self.signing.verify(&[message])
+        } else {
+            !self.session.signing_required.load(Ordering::Relaxed)
+        }
+    }
+}
+
 /// The keys and nonces of a channel whose session can seal.
 pub(crate) struct Sealing {
     pub(crate) sealing: SealingKey,
@@ -215,6 +236,14 @@ enum Pending {
 struct Parked {
     chain: u64,
     message_id: u64,
+    /// The session that asked.
+    session_id: u64,
+    /// It was asked under seal.
+    sealed: bool,
+    /// Bytes of its frame.
+    bytes: u64,
+    /// Their part, and its own, of what may wait at the volume.
+    _counted: Option<[Taken; 2]>,
     resume: Resume,
 }
 
@@ -300,7 +329,7 @@ impl Core {
     }
 
     /// Ends a session on all its channels and closes what it has open.
-    pub(crate) fn end_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
+    pub(crate) fn end_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(channel) = self.channels.get(&session_id) else { return };
         server.sessions().remove(&session_id);
         for connection in channel.session.end() {
@@ -312,11 +341,11 @@ impl Core {
     }
 
     /// What becomes of an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1).
-    fn lose(&mut self, server: &Arc<Server>, now: u64, open: &Arc<Open>) {
+    fn lose(&mut self, server: &Arc<Server>, now: Instant, open: &Arc<Open>) {
         if open.is_closing() {
             return;
         }
-        server.lost(open.id);
+        open.volume.lost().note(open.id);
         if !server.keep(now, open) && open.begin_close() {
             close_open(self, server, open);
         }
@@ -324,7 +353,7 @@ impl Core {
 
     /// Ends a session whose client has come back with another: its channels are lost, whether that was noticed or not
     /// ([MS-SMB2] 3.3.5.5.3).
-    pub(crate) fn replace_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
+    pub(crate) fn replace_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(session) = server.sessions().remove(&session_id) else { return };
         let connections = session.end();
         // Here and now: the client asks for what was kept as soon as it has its answer.
@@ -343,7 +372,7 @@ impl Core {
 
     /// Takes this connection's channel of a session away. With its last channel, or where it has ended already, what the
     /// session has open is closed here, or kept where the session was only lost.
-    fn leave_session(&mut self, server: &Arc<Server>, now: u64, session_id: u64) {
+    fn leave_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);
         if let Some(keys) = channel.seal {
@@ -354,7 +383,7 @@ impl Core {
             if left.lost {
                 self.lose(server, now, &open);
             } else if open.begin_close() {
-                server.lost(open.id);
+                open.volume.lost().note(open.id);
                 close_open(self, server, &open);
             }
         }
@@ -376,6 +405,10 @@ pub struct Connection {
     next_chain: u64,
     /// By wake token, which is the AsyncId too.
     parked: HashMap<u64, Parked>,
+    /// Bytes of their frames.
+    parked_bytes: u64,
+    /// Bytes that all chains keep in memory.
+    pinned_bytes: u64,
     transmit: VecDeque<Transmit>,
 }
 
@@ -407,6 +440,8 @@ impl Connection {
             chains: HashMap::new(),
             next_chain: 1,
             parked: HashMap::new(),
+            parked_bytes: 0,
+            pinned_bytes: 0,
             transmit: VecDeque::new(),
         }
     }
@@ -460,7 +495,7 @@ impl Connection {
     /// [`Disconnect`] where the specification asks for it; call [`Self::close`] then.
     pub fn handle(
         &mut self,
-        now: u64,
+        now: Now,
         frame: Arc<dyn Frame>,
         unsealed: Option<&Unsealed>,
     ) -> Result<(), Disconnect> {
@@ -488,7 +523,7 @@ impl Connection {
             }
             // [MS-SMB2] 3.3.5.2.3: CANCEL uses no message id of its own.
             if header.command == Command::CANCEL {
-                cancels.push(header);
+                cancels.push((header, range));
                 continue;
             }
             if !self.credits.consume(header.message_id, self.charge(&header)) {
@@ -496,17 +531,21 @@ impl Connection {
             }
             requests.push((header, range));
         }
-        for header in cancels {
-            self.cancel(now, &header)?;
+        for (header, range) in cancels {
+            let message = frame.bytes().get(range).unwrap_or_default();
+            self.cancel(now, &header, message, sealed_for)?;
         }
         if requests.is_empty() {
             return Ok(());
         }
         let id = self.next_chain;
         self.next_chain += 1;
+        let pinned_bytes = pinned_bytes(&*frame, &requests);
+        self.pinned_bytes += pinned_bytes;
         let chain = Chain {
             frame,
             requests,
+            pinned_bytes,
             next: 0,
             current: None,
             related: Related::default(),
@@ -523,7 +562,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`Disconnect`] where what follows in a compound breaks the protocol.
-    pub fn complete(&mut self, now: u64, id: OpId, result: FsResult) -> Result<(), Disconnect> {
+    pub fn complete(&mut self, now: Now, id: OpId, result: FsResult) -> Result<(), Disconnect> {
         match self.core.ops.remove(&id) {
             None | Some(Pending::Background) => Ok(()),
             Some(Pending::Chain(chain_id, then)) => {
@@ -547,12 +586,12 @@ impl Connection {
     ///
     /// # Errors
     /// [`Disconnect`] where the connection has lost its last session.
-    pub fn deliver(&mut self, now: u64, mail: Mail) -> Result<(), Disconnect> {
+    pub fn deliver(&mut self, now: Now, mail: Mail) -> Result<(), Disconnect> {
         match mail {
-            Mail::Wake(token) => self.wake(now, token, Mail::wake_reason()),
+            Mail::Wake(token) => self.wake(now, token, Wake::Ready),
             Mail::SessionClosed(session_id) => {
                 if self.core.channels.contains_key(&session_id) {
-                    self.core.leave_session(&self.server, now, session_id);
+                    self.core.leave_session(&self.server, now.instant, session_id);
                     if self.core.channels.is_empty() {
                         return Err(Disconnect("its session was closed"));
                     }
@@ -560,7 +599,7 @@ impl Connection {
                 Ok(())
             }
             Mail::SessionEnded(session_id) => {
-                self.core.leave_session(&self.server, now, session_id);
+                self.core.leave_session(&self.server, now.instant, session_id);
                 Ok(())
             }
             Mail::Break(notice) => {
@@ -587,14 +626,14 @@ impl Connection {
 
     /// The transport is gone: ends the sessions that have no other channel and closes what they have open. Operations for
     /// backends go on to come out of [`Self::poll_fs`] until [`Self::is_finished`].
-    pub fn close(&mut self, now: u64) {
+    pub fn close(&mut self, now: Now) {
         if self.core.closed {
             return;
         }
         self.core.closed = true;
         let sessions: Vec<u64> = self.core.channels.keys().copied().collect();
         for session_id in sessions {
-            self.core.leave_session(&self.server, now, session_id);
+            self.core.leave_session(&self.server, now.instant, session_id);
         }
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();
@@ -623,6 +662,13 @@ impl Connection {
         self.chains.len() - self.parked.len().min(self.chains.len())
     }
 
+    /// Bytes that requests keep in memory until they are answered: their frames, and answers that are being made. Beyond
+    /// [`limits::PINNED_BYTES_PER_CONNECTION_MAX`] a transport receives nothing more.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned_bytes
+    }
+
     fn charge(&self, header: &Header) -> u16 {
         match &self.core.negotiated {
             Some(n) if n.capabilities.contains(Capabilities::LARGE_MTU) => header.credit_charge,
@@ -631,12 +677,12 @@ impl Connection {
     }
 
     /// SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3).
-    fn multi_protocol(&mut self, now: u64, message: &[u8]) -> Result<(), Disconnect> {
+    fn multi_protocol(&mut self, now: Now, message: &[u8]) -> Result<(), Disconnect> {
         if self.core.negotiated.is_some() || self.core.wildcard || !self.credits.consume(0, 1) {
             return Err(Disconnect("an SMB1 message after NEGOTIATE"));
         }
         let (header, reply) =
-            commands::negotiate::multi_protocol(&mut self.core, &self.server, now, message)?;
+            commands::negotiate::multi_protocol(&mut self.core, &self.server, now.wall, message)?;
         self.finish(Response::reply(header, reply));
         Ok(())
     }
@@ -681,7 +727,7 @@ impl Connection {
     }
 
     /// Runs a chain until it waits or ends.
-    fn advance(&mut self, now: u64, id: u64, mut chain: Chain) -> Result<(), Disconnect> {
+    fn advance(&mut self, now: Now, id: u64, mut chain: Chain) -> Result<(), Disconnect> {
         while let Some((header, range)) = chain.requests.get(chain.next).cloned() {
             chain.next += 1;
             let mut request = Request {
@@ -714,6 +760,7 @@ impl Connection {
                 return Ok(());
             }
         }
+        self.pinned_bytes -= chain.pinned_bytes;
         self.send(chain);
         Ok(())
     }
@@ -749,7 +796,6 @@ impl Connection {
             return Ok(());
         }
         let session_id = header.session_id;
-        let flags = header.flags;
         let tree_id = header.tree_id();
         let optional = matches!(command, Command::SESSION_SETUP | Command::ECHO);
         let Some(channel) = self.core.channels.get_mut(&session_id) else {
@@ -768,19 +814,8 @@ impl Connection {
         if command == Command::SESSION_SETUP {
             request.session = Some(Arc::clone(&session));
         }
-        // [MS-SMB2] 3.3.5.2.4: a sealed message is not signed, its tag has proved more.
-        if chain.sealed_for.is_none() {
-            if flags.contains(HeaderFlags::SIGNED) {
-                if !channel.signing.verify(&[request.message()]) {
-                    return fail(NtStatus::ACCESS_DENIED);
-                }
-            } else if session.signing_required.load(Ordering::Relaxed) {
-                return fail(NtStatus::ACCESS_DENIED);
-            }
-            // [MS-SMB2] 3.3.5.2.9
-            if session.encrypt.load(Ordering::Relaxed) && command != Command::SESSION_SETUP {
-                return fail(NtStatus::ACCESS_DENIED);
-            }
+        if !channel.believes(&request.header, request.message(), chain.sealed_for.is_some()) {
+            return fail(NtStatus::ACCESS_DENIED);
         }
         request.session = Some(Arc::clone(&session));
         if !optional && !matches!(command, Command::LOGOFF | Command::TREE_CONNECT) {
@@ -812,6 +847,14 @@ impl Connection {
                 return fail(NtStatus::INVALID_PARAMETER);
             }
         }
+        // The answers of a compound are one frame, which has a longest length.
+        if chain.requests.len() > 1 {
+            let before: u64 = chain.responses.iter().map(Response::length).sum();
+            let more = u64::from(commands::answer_bytes(command, request.message()));
+            if before + more > u64::from(limits::FRAME_BYTES_MAX) {
+                return fail(NtStatus::INSUFFICIENT_RESOURCES);
+            }
+        }
         // A file that was never created cannot be worked on.
         if request.related
             && command != Command::CREATE
@@ -837,26 +880,29 @@ impl Connection {
                 Ok(false)
             }
             Step::Park(resume) => {
-                // [MS-SMB2] 3.3.5.2.7: in the middle of a compound only what has to wait for a break does.
-                let may_wait = chain.next == chain.requests.len()
-                    || matches!(request.header.command, Command::CREATE | Command::SET_INFO);
-                if !may_wait || (self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX && !self.core.closed) {
-                    // Let the handler take back what it registered, then say why.
-                    let status =
-                        if may_wait { NtStatus::INSUFFICIENT_RESOURCES } else { NtStatus::INTERNAL_ERROR };
-                    let mut ctx =
-                        Ctx { core: &mut self.core, server: &self.server, now: request.began, request };
-                    let _ = resume(&mut ctx, Wake::Cancelled);
-                    let request = ctx.request;
-                    return self.settle(id, chain, request, Step::Fail(status));
-                }
+                let bytes = chain.frame.held_bytes() as u64;
+                let counted = match self.may_wait(chain, &request, bytes) {
+                    Ok(counted) => counted,
+                    Err(status) => {
+                        // Let the handler take back what it registered, then say why.
+                        let mut ctx =
+                            Ctx { core: &mut self.core, server: &self.server, now: request.began, request };
+                        let _ = resume(&mut ctx, Wake::Cancelled);
+                        let request = ctx.request;
+                        return self.settle(id, chain, request, Step::Fail(status));
+                    }
+                };
                 let token = request.wake_token;
                 if chain.async_id.is_none() {
                     chain.async_id = Some(token);
                     self.interim(chain, &request, token);
                 }
-                self.parked
-                    .insert(token, Parked { chain: id, message_id: request.header.message_id, resume });
+                let Header { message_id, session_id, .. } = request.header;
+                let sealed = request.sealed;
+                let parked =
+                    Parked { chain: id, message_id, session_id, sealed, bytes, _counted: counted, resume };
+                self.parked.insert(token, parked);
+                self.parked_bytes += bytes;
                 chain.current = Some(request);
                 Ok(false)
             }
@@ -880,6 +926,32 @@ impl Connection {
                 Ok(true)
             }
         }
+    }
+
+    /// Whether a request may wait whose frame has `bytes`; its part of what may wait at its volume.
+    fn may_wait(&self, chain: &Chain, request: &Request, bytes: u64) -> Result<Option<[Taken; 2]>, NtStatus> {
+        // [MS-SMB2] 3.3.5.2.7: in the middle of a compound only what has to wait for a break does.
+        if chain.next != chain.requests.len()
+            && !matches!(request.header.command, Command::CREATE | Command::SET_INFO)
+        {
+            return Err(NtStatus::INTERNAL_ERROR);
+        }
+        // No other request comes any more.
+        if self.core.closed {
+            return Ok(None);
+        }
+        let no_room = NtStatus::INSUFFICIENT_RESOURCES;
+        if self.parked.len() >= limits::ASYNC_PER_CONNECTION_MAX
+            || self.parked_bytes + bytes > limits::PARKED_BYTES_PER_CONNECTION_MAX
+        {
+            return Err(no_room);
+        }
+        let Some(Share::Volume(volume)) = request.tree.as_ref().map(|tree| &tree.share) else {
+            return Ok(None);
+        };
+        let used = &volume.used;
+        let counted = [used.waiting.take(1).ok_or(no_room)?, used.parked_bytes.take(bytes).ok_or(no_room)?];
+        Ok(Some(counted))
     }
 
     fn answer(&mut self, chain: &mut Chain, request: &mut Request, reply: Reply) {
@@ -908,7 +980,7 @@ impl Connection {
         self.core.events.push_back(Event::Completed {
             command: request.header.command,
             status,
-            began: request.began,
+            began: request.began.instant,
             payload_bytes,
             by_rdma: request.by_rdma,
         });
@@ -1017,8 +1089,9 @@ impl Connection {
         self.transmit.push_back(Transmit::new(responses, seal));
     }
 
-    fn wake(&mut self, now: u64, token: u64, reason: Wake) -> Result<(), Disconnect> {
+    fn wake(&mut self, now: Now, token: u64, reason: Wake) -> Result<(), Disconnect> {
         let Some(parked) = self.parked.remove(&token) else { return Ok(()) };
+        self.parked_bytes -= parked.bytes;
         let Some(mut chain) = self.chains.remove(&parked.chain) else { return Ok(()) };
         let Some(request) = chain.current.take() else { return Ok(()) };
         let mut ctx = Ctx { core: &mut self.core, server: &self.server, now, request };
@@ -1032,14 +1105,49 @@ impl Connection {
         }
     }
 
-    /// [MS-SMB2] 3.3.5.16: by AsyncId or by MessageId; no answer of its own, and none for what is not waiting.
-    fn cancel(&mut self, now: u64, header: &Header) -> Result<(), Disconnect> {
-        let token = match header.ids {
-            Ids::Async { async_id } => self.parked.contains_key(&async_id).then_some(async_id),
-            Ids::Sync { .. } => {
-                self.parked.iter().find(|(_, p)| p.message_id == header.message_id).map(|(t, _)| *t)
-            }
+    /// [MS-SMB2] 3.3.5.16: by AsyncId or by MessageId; no answer of its own, and none for what is not waiting. One that does
+    /// not prove that it comes from the session whose request it names is dropped.
+    fn cancel(
+        &mut self,
+        now: Now,
+        header: &Header,
+        message: &[u8],
+        sealed_for: Option<u64>,
+    ) -> Result<(), Disconnect> {
+        // [MS-SMB2] 3.3.5.2.1.1, as in `admit`.
+        if sealed_for.is_some_and(|session_id| session_id != header.session_id) {
+            return Err(Disconnect("a sealed request for another session"));
+        }
+        let Some(channel) = self.core.channels.get(&header.session_id) else { return Ok(()) };
+        if channel.session.closed.load(Ordering::Acquire)
+            || !channel.believes(header, message, sealed_for.is_some())
+        {
+            return Ok(());
+        }
+        let found = match header.ids {
+            Ids::Async { async_id } => self.parked.get_key_value(&async_id),
+            Ids::Sync { .. } => self.parked.iter().find(|(_, p)| p.message_id == header.message_id),
         };
-        token.map_or(Ok(()), |t| self.wake(now, t, Wake::Cancelled))
+        let is_its = |parked: &Parked| {
+            parked.session_id == header.session_id && (sealed_for.is_some() || !parked.sealed)
+        };
+        match found.filter(|(_, parked)| is_its(parked)).map(|(token, _)| *token) {
+            Some(token) => self.wake(now, token, Wake::Cancelled),
+            None => Ok(()),
+        }
     }
+}
+
+/// What a frame's requests keep in memory: the frame, and answers that are made in memory of the protocol's own. What READs
+/// find lies in buffers of the transport's.
+fn pinned_bytes(frame: &dyn Frame, requests: &[(Header, Range<usize>)]) -> u64 {
+    let answers: u64 = requests
+        .iter()
+        .filter(|(header, _)| header.command != Command::READ)
+        .map(|(header, range)| {
+            let message = frame.bytes().get(range.clone()).unwrap_or_default();
+            u64::from(commands::answer_bytes(header.command, message))
+        })
+        .sum();
+    frame.held_bytes() as u64 + answers.min(limits::FRAME_BYTES_MAX.into())
 }

@@ -3,8 +3,9 @@
 //! Who cannot be let in beside such an open does not wait for a client that is away: the open ends.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
 
 use super::commands::close::{close_open, end_open};
 use super::commands::create;
@@ -13,15 +14,15 @@ use super::open::Open;
 use super::server::{ConnectionId, Mail, Server};
 use super::session::{Session, Share};
 use super::step::{Ctx, Step, Wake};
+use super::tally::Taken;
 use crate::fs::{FsOpKind, FsReply};
 use crate::ids::FileId;
 use crate::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_MAX, RECONNECT_WAIT_MS};
 use crate::status::NtStatus;
+use crate::sync::MutexGuard;
+use crate::time::{Due, ms};
 use crate::wire::create::{CreateAction, OplockLevel, Request};
 use crate::wire::create_context::{DurableFlags, Lease, LeaseState, RequestContext, ResponseContext};
-
-/// Units of FILETIME.
-const TICKS_PER_MS: u64 = 10_000;
 
 /// What was granted to a durable open.
 pub(crate) struct Durable {
@@ -230,14 +231,14 @@ pub(crate) fn reclaim(
     let (session, tree) = (ctx.session(), ctx.tree());
     let sequence = ctx.request.header.channel_sequence();
     let attach = |open: &Open| open.attach(session.id, tree.id, sequence);
-    let (open, until) = ctx.server.kept().take(persistent, check, attach)?;
-    if let Err(status) = session.add_open(Arc::clone(&open)) {
-        let mut kept = ctx.server.kept();
-        open.detach();
-        kept.put(open, until);
+    let kept = ctx.server.kept().take(persistent, check, attach)?;
+    if let Err(status) = session.add_open(Arc::clone(&kept.open)) {
+        let mut all = ctx.server.kept();
+        kept.open.detach();
+        all.put(kept);
         return Err(status);
     }
-    Ok(open)
+    Ok(kept.open)
 }
 
 /// A kept open that its user names without having asked for it.
@@ -245,7 +246,7 @@ pub(crate) fn kept_of_user(ctx: &Ctx<'_>, id: FileId) -> Option<Arc<Open>> {
     let session = ctx.request.session.as_ref()?;
     let Share::Volume(volume) = &ctx.request.tree.as_ref()?.share else { return None };
     let kept = ctx.server.kept();
-    let (open, _) = kept.by_id.get(&id.persistent)?;
+    let open = &kept.by_id.get(&id.persistent)?.open;
     let is_its = open.id == id
         && Arc::ptr_eq(&open.volume, volume)
         && open.durable.get().is_some_and(|durable| is_owner(durable, &session.username));
@@ -286,8 +287,8 @@ pub(crate) fn displace(server: &Server, open: &Arc<Open>) -> Option<FsOpKind> {
 /// Opens without a session.
 #[derive(Default)]
 pub(crate) struct KeptOpens {
-    /// With the FILETIME until which each is kept, by Open.DurableFileId.
-    by_id: HashMap<u64, (Arc<Open>, u64)>,
+    /// By Open.DurableFileId.
+    by_id: HashMap<u64, Kept>,
     /// Who has come back for one that is not lost yet, as far as the server knows.
     waiting: Vec<Waiting>,
     /// The server stops: nothing is kept any more.
@@ -296,10 +297,18 @@ pub(crate) struct KeptOpens {
     left: Vec<FsOpKind>,
 }
 
+/// An open without a session.
+struct Kept {
+    open: Arc<Open>,
+    until: Instant,
+    /// Its part of what may be kept in its volume.
+    _counted: Taken,
+}
+
 struct Waiting {
     persistent: u64,
     /// When the clock saw it first.
-    since: Option<u64>,
+    since: Option<Instant>,
     connection: ConnectionId,
     token: u64,
 }
@@ -312,16 +321,16 @@ impl KeptOpens {
     }
 
     /// Wakes those that have waited long enough.
-    fn tick(&mut self, server: &Server, now: u64) {
-        let enough = u64::from(RECONNECT_WAIT_MS) * TICKS_PER_MS;
+    fn tick(&mut self, server: &Server, now: Instant) {
+        let enough = ms(RECONNECT_WAIT_MS);
         for waiting in &mut self.waiting {
             waiting.since.get_or_insert(now);
         }
-        self.wake(server, |w| w.since.is_some_and(|since| now.saturating_sub(since) >= enough));
+        self.wake(server, |w| w.since.is_some_and(|since| now.saturating_duration_since(since) >= enough));
     }
 
-    fn put(&mut self, open: Arc<Open>, until: u64) {
-        self.by_id.insert(open.id.persistent, (open, until));
+    fn put(&mut self, kept: Kept) {
+        self.by_id.insert(kept.open.id.persistent, kept);
     }
 
     fn take(
@@ -329,10 +338,10 @@ impl KeptOpens {
         persistent: u64,
         check: impl FnOnce(&Open, &Durable) -> Result<(), NtStatus>,
         attach: impl FnOnce(&Open),
-    ) -> Result<(Arc<Open>, u64), NtStatus> {
-        let found = self.by_id.get(&persistent).filter(|(open, _)| !open.is_closing());
+    ) -> Result<Kept, NtStatus> {
+        let found = self.by_id.get(&persistent).filter(|kept| !kept.open.is_closing());
         let (open, durable) = found
-            .and_then(|(open, _)| Some((open, open.durable.get()?)))
+            .and_then(|kept| Some((&kept.open, kept.open.durable.get()?)))
             .ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
         check(open, durable)?;
         // At once, so that nobody finds it neither kept nor in use.
@@ -344,12 +353,12 @@ impl KeptOpens {
         self.by_id.remove(&open.id.persistent).is_some()
     }
 
-    fn take_all(&mut self, which: impl Fn(&Open, u64) -> bool) -> Vec<Arc<Open>> {
-        self.by_id.extract_if(|_, (open, until)| which(open, *until)).map(|(_, (open, _))| open).collect()
+    fn take_all(&mut self, which: impl Fn(&Open, Instant) -> bool) -> Vec<Arc<Open>> {
+        self.by_id.extract_if(|_, kept| which(&kept.open, kept.until)).map(|(_, kept)| kept.open).collect()
     }
 
     pub(crate) fn opens(&self) -> impl Iterator<Item = &Arc<Open>> {
-        self.by_id.values().map(|(open, _)| open)
+        self.by_id.values().map(|kept| &kept.open)
     }
 }
 
@@ -359,7 +368,7 @@ impl Server {
     }
 
     /// Keeps an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1). False where it must be closed.
-    pub(crate) fn keep(&self, now: u64, open: &Arc<Open>) -> bool {
+    pub(crate) fn keep(&self, now: Instant, open: &Arc<Open>) -> bool {
         let Some(durable) = open.durable.get() else { return false };
         if !open.keeps_handle() {
             return false;
@@ -372,28 +381,29 @@ impl Server {
         if kept.stopped || kept.by_id.len() >= KEPT_OPENS_MAX || open.volume.removed.load(Ordering::Acquire) {
             return false;
         }
+        let Some(counted) = open.volume.used.kept.take(1) else { return false };
         open.detach();
         // Who waits for a lock on a connection that is lost but not gone yet must not get it.
         open.file.end_waits(open.id, self);
-        kept.put(Arc::clone(open), now.saturating_add(u64::from(durable.timeout_ms) * TICKS_PER_MS));
+        kept.put(Kept { open: Arc::clone(open), until: now + ms(durable.timeout_ms), _counted: counted });
         kept.wake(self, |w| w.persistent == open.id.persistent);
         true
     }
 
-    /// When [`Self::handle_timeout`] is to be called next, FILETIME.
+    /// When [`Self::handle_timeout`] is to be called next.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<u64> {
+    pub fn next_timeout(&self) -> Option<Due> {
         let kept = self.kept();
         if !kept.left.is_empty() {
-            return Some(0);
+            return Some(Due::Now);
         }
-        kept.by_id.values().map(|(_, until)| *until).min()
+        kept.by_id.values().map(|kept| Due::At(kept.until)).min()
     }
 
     /// Ends what has been kept long enough for clients that did not come back. What it returns is for a backend to do;
     /// nobody waits for the outcome.
     #[must_use]
-    pub fn handle_timeout(&self, now: u64) -> Vec<FsOpKind> {
+    pub fn handle_timeout(&self, now: Instant) -> Vec<FsOpKind> {
         // A handle that somebody's rename or write has taken from a lease is of no use any more.
         let all: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
         let useless: HashSet<FileId> =

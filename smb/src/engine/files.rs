@@ -1,36 +1,36 @@
-//! Files that are open: share modes, pending deletion and byte-range locks, whatever names and sessions they were
-//! opened by ([MS-FSA] 2.1.1.5, 2.1.1.10).
+//! One file that is open: share modes, names, pending deletion and byte-range locks, whatever sessions opened it
+//! ([MS-FSA] 2.1.1.5, 2.1.1.10). [`super::file_table`] has the ways in and out.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
+use super::file_table::{Entrant, Entry};
 use super::leases::LeaseId;
+use super::links::{LinkId, Links};
 use super::locks::{LockList, LockRange};
 use super::open::Open;
-use super::oplocks::{Cached, Caching, Opener, Waiter as BreakWaiter};
+use super::oplocks::{Cached, Caching, Waiter as BreakWaiter};
 use super::server::{ConnectionId, Mail, Server};
-use crate::fs::{FileKey, RelPath, Stat};
+use super::share::compatible;
+use super::tally::Tally;
+use crate::fs::{FileKey, FsHandle, RelPath, Stat};
 use crate::ids::FileId;
+use crate::limits::LOCK_WAITERS_PER_FILE_MAX;
 use crate::status::NtStatus;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
 use crate::wire::create::{CreateOptions, OplockLevel};
 use crate::wire::create_context::LeaseState;
 use crate::wire::{AccessMask, ShareAccess};
 
 const LOCK: &str = "no panic under this lock";
 
-/// The files of a volume that are open.
-#[derive(Default)]
-pub(crate) struct FileTable {
-    files: HashMap<FileKey, Arc<FileState>>,
-}
-
 /// One file that is open, once for all its opens.
 pub(crate) struct FileState {
     key: FileKey,
     /// Whether `inner.locks` has any, so that READ and WRITE need not look.
     locks_present: AtomicBool,
-    /// Whether somebody in `inner.caching` may keep what he has read while another writes, so that WRITE need not look.
+    /// Whether a client in `inner.caching` may keep what it has read while another writes, so that WRITE need not look.
     breakable: AtomicBool,
     /// Whether `inner.change_time` is there.
     change_time_set: AtomicBool,
@@ -40,10 +40,7 @@ pub(crate) struct FileState {
 #[derive(Default)]
 struct Inner {
     opens: Vec<Registered>,
-    /// [MS-FSA] Link.IsDeleted: it goes with its last open.
-    delete_pending: bool,
-    /// Its last open is being closed and its name removed: nobody may open it any more.
-    going: bool,
+    links: Links,
     /// ChangeTime as the file system has it and as a client set it.
     change_time: Option<(u64, u64)>,
     locks: LockList,
@@ -56,6 +53,8 @@ pub(super) struct Registered {
     pub(super) id: FileId,
     pub(super) access: AccessMask,
     share: ShareAccess,
+    /// The name that it was opened by.
+    link: LinkId,
     open: Weak<Open>,
 }
 
@@ -75,16 +74,6 @@ impl Registered {
     }
 }
 
-/// What became of an attempt to open a file.
-pub(crate) enum Admission {
-    /// It is open.
-    Open,
-    /// Somebody has to give up first what he may cache; the waiter will hear of it.
-    Wait,
-    /// These opens without a connection are in the way: they are to be closed.
-    Displaces(Vec<Arc<Open>>),
-}
-
 /// A LOCK request that waits, in order of arrival.
 struct Waiter {
     owner: FileId,
@@ -93,169 +82,25 @@ struct Waiter {
     token: u64,
 }
 
-/// What the end of an open means for its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    /// The name must go: it was the last open of a file to be deleted. [`FileTable::gone`] must follow.
-    pub(crate) unlink: bool,
-}
-
-/// Rights that share modes are about ([MS-FSA] 2.1.5.1.2.2); an open without any of them shares with everything.
-const SHARED_RIGHTS: AccessMask = AccessMask::FILE_READ_DATA
-    .union(AccessMask::FILE_WRITE_DATA)
-    .union(AccessMask::FILE_APPEND_DATA)
-    .union(AccessMask::FILE_EXECUTE)
-    .union(AccessMask::DELETE);
-
-/// Whether two opens of one file tolerate each other.
-fn compatible(a: (AccessMask, ShareAccess), b: (AccessMask, ShareAccess)) -> bool {
-    let one_way = |access: AccessMask, share: ShareAccess| {
-        let reads = access.intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE);
-        let writes = access.intersects(AccessMask::FILE_WRITE_DATA | AccessMask::FILE_APPEND_DATA);
-        let deletes = access.contains(AccessMask::DELETE);
-        (!reads || share.contains(ShareAccess::READ))
-            && (!writes || share.contains(ShareAccess::WRITE))
-            && (!deletes || share.contains(ShareAccess::DELETE))
-    };
-    if !a.0.intersects(SHARED_RIGHTS) || !b.0.intersects(SHARED_RIGHTS) {
-        return true;
-    }
-    one_way(a.0, b.1) && one_way(b.0, a.1)
-}
-
-impl FileTable {
-    /// The state of a file, made where there is none; [`Self::register`] or [`Self::abandon`] must follow.
-    pub(crate) fn state(&mut self, key: FileKey) -> Arc<FileState> {
-        let file = self.files.entry(key).or_insert_with(|| {
-            Arc::new(FileState {
-                key,
-                locks_present: AtomicBool::new(false),
-                breakable: AtomicBool::new(false),
-                change_time_set: AtomicBool::new(false),
-                inner: Mutex::default(),
-            })
-        });
-        Arc::clone(file)
-    }
-
-    /// The state of a file that is open.
-    pub(crate) fn find(&self, key: FileKey) -> Option<Arc<FileState>> {
-        self.files.get(&key).cloned()
-    }
-
-    /// Adds an open if the others tolerate it ([MS-FSA] 2.1.5.1.2), and grants it what it may cache. Where somebody has to
-    /// give something up first, `waiter` is woken when he has.
-    ///
-    /// # Errors
-    /// `STATUS_DELETE_PENDING`, `STATUS_SHARING_VIOLATION`; `STATUS_INVALID_PARAMETER` for a lease key of another file.
-    pub(crate) fn register(
-        &mut self,
-        open: &Arc<Open>,
-        opener: &Opener,
-        waiter: BreakWaiter,
-        server: &Server,
-    ) -> Result<Admission, NtStatus> {
-        let admission = open.file.admit(open, opener, waiter, server);
-        if !matches!(admission, Ok(Admission::Open)) {
-            self.abandon(&open.file);
-        }
-        admission
-    }
-
-    /// Forgets a state that no open was added to. False where others have the file open.
-    pub(crate) fn abandon(&mut self, file: &Arc<FileState>) -> bool {
-        let idle = {
-            let inner = file.inner();
-            inner.opens.is_empty() && !inner.going
-        };
-        if idle {
-            self.files.remove(&file.key);
-        }
-        idle
-    }
-
-    /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
-    pub(crate) fn unregister(&mut self, open: &Open, server: &Server) -> Ended {
-        let file = &open.file;
-        open.used(server);
-        let mut guard = file.inner();
-        let inner = &mut *guard;
-        // [MS-FSA] 2.1.5.5: delete-on-close becomes the file's business when that open ends.
-        if CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE) {
-            inner.delete_pending = true;
-            inner.caching.break_handles(Some(open.id), &inner.opens, server);
-        }
-        inner.caching.closed(open.id, &open.volume.leases, server);
-        inner.opens.retain(|o| o.id != open.id);
-        file.caching_changed(inner, server);
-        inner.locks.remove_owner(open.id);
-        inner.end_waits(open.id, server);
-        file.locks_changed(inner, server);
-        if !inner.opens.is_empty() {
-            return Ended { unlink: false };
-        }
-        if inner.delete_pending {
-            inner.going = true;
-            return Ended { unlink: true };
-        }
-        drop(guard);
-        self.files.remove(&file.key);
-        Ended { unlink: false }
-    }
-
-    /// A file that was made for an open that comes to nothing goes with it, unless somebody else has found it meanwhile.
-    pub(crate) fn discard(&mut self, open: &Open) {
-        let mut inner = open.file.inner();
-        if inner.opens.iter().all(|o| o.id == open.id) {
-            inner.delete_pending = true;
-        }
-    }
-
-    /// The name of a file that was to go is removed (or could not be).
-    pub(crate) fn gone(&mut self, file: &FileState) {
-        self.files.remove(&file.key);
-    }
-
-    /// Whether anything below a directory is open.
-    pub(crate) fn any_open_below(&self, directory: &RelPath) -> bool {
-        self.files.values().any(|file| file.is_open_below(directory))
-    }
-
-    /// Has handles below a directory closed that are kept for the cache alone, where there are no others; once, so that who
-    /// opens again and again does not keep it for ever. True where somebody has to; `waiter` is woken when one of them has.
-    pub(crate) fn break_handles_below(
-        &self,
-        directory: &RelPath,
-        first: bool,
-        waiter: BreakWaiter,
-        server: &Server,
-    ) -> bool {
-        let below: Vec<&Arc<FileState>> =
-            self.files.values().filter(|file| file.is_open_below(directory)).collect();
-        if below.iter().any(|file| file.has_other_handles()) {
-            return false;
-        }
-        below.into_iter().fold(false, |waits, file| {
-            let asked = if first {
-                file.break_handles(None, waiter, server)
-            } else {
-                file.wait_while_breaking(waiter)
-            };
-            asked || waits
-        })
-    }
-}
-
-impl FileTable {
-    /// A request does not wait any more until somebody closes a handle.
-    pub(crate) fn stop_waiting_for_breaks(&self, token: u64) {
-        for file in self.files.values() {
-            file.stop_waiting_for_break(token);
-        }
-    }
+/// What the end of an open means for the name that it was opened by.
+pub(super) enum Left {
+    /// It stays.
+    Stays,
+    /// It goes when others have closed it, too.
+    Doomed,
+    /// It goes now.
+    Goes {
+        link: LinkId,
+        /// The handle that gave it the name, where it was not made by that.
+        named_by: Option<FsHandle>,
+    },
 }
 
 impl Inner {
+    fn link_of(&self, open: FileId) -> Option<LinkId> {
+        self.opens.iter().find(|o| o.id == open).map(|o| o.link)
+    }
+
     /// Has an open's LOCK requests that wait look at whether it is still theirs.
     fn end_waits(&mut self, owner: FileId, server: &Server) {
         let (own, others): (Vec<Waiter>, Vec<Waiter>) =
@@ -281,53 +126,125 @@ impl FileState {
         self.key
     }
 
-    fn admit(
+    pub(super) fn new(key: FileKey) -> Self {
+        Self {
+            key,
+            locks_present: AtomicBool::new(false),
+            breakable: AtomicBool::new(false),
+            change_time_set: AtomicBool::new(false),
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Adds the open that `make` makes if the others tolerate it ([MS-FSA] 2.1.5.1.2), and grants it what it may cache.
+    pub(super) fn admit(
         self: &Arc<Self>,
-        open: &Arc<Open>,
-        opener: &Opener,
-        waiter: BreakWaiter,
+        entrant: &Entrant<'_>,
         server: &Server,
-    ) -> Result<Admission, NtStatus> {
+        make: impl FnOnce() -> Open,
+    ) -> Result<Entry, NtStatus> {
+        let Entrant { access, share, opener, leases, .. } = entrant;
         let mut guard = self.inner();
         let inner = &mut *guard;
-        if inner.delete_pending || inner.going {
+        if inner.links.is_doomed_at(entrant.pin.path()) {
             return Err(NtStatus::DELETE_PENDING);
         }
         // [MS-SMB2] 3.3.5.9.8
-        let leases = &open.volume.leases;
         let lease = opener.ask.lease_id();
         if lease.is_some_and(|id| leases.is_of_another(id, self)) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
-        let (access, share) = (AccessMask(open.access), ShareAccess(open.share));
-        let excluding = |o: &&Registered| !compatible((o.access, o.share), (access, share));
+        let excluding = |o: &&Registered| !compatible((o.access, o.share), (*access, *share));
         let violation = inner.opens.iter().any(|o| excluding(&o));
         let mut displaced = inner.caching.displaced(opener, violation, &inner.opens);
         let others = inner.opens.iter().filter(excluding).filter(|o| o.is_disconnected());
         displaced.extend(others.filter_map(Registered::open));
         if !displaced.is_empty() {
-            return Ok(Admission::Displaces(displaced));
+            return Ok(Entry::Displaces(displaced));
         }
         let waits = inner.caching.contend(opener, violation, &inner.opens, server);
         self.caching_changed(inner, server);
         if waits {
-            inner.caching.wait(waiter);
-            return Ok(Admission::Wait);
+            inner.caching.wait(entrant.waiter);
+            return Ok(Entry::Wait(Arc::clone(self)));
         }
         if violation {
             return Err(NtStatus::SHARING_VIOLATION);
         }
         // Directories are not cached.
-        if !open.directory {
-            if lease.is_some_and(|id| !leases.claim(id, self)) {
-                return Err(NtStatus::INVALID_PARAMETER);
-            }
+        if !entrant.directory && lease.is_some_and(|id| !leases.claim(id, self)) {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let open = Arc::new(make());
+        if !entrant.directory {
             let granted = inner.caching.grantable(opener, &inner.opens, !inner.locks.is_empty());
             inner.caching.grant(open.id, &opener.ask, granted);
         }
-        inner.opens.push(Registered { id: open.id, access, share, open: Arc::downgrade(open) });
+        let link = inner.links.enter(entrant.pin.path());
+        let (access, share) = (*access, *share);
+        inner.opens.push(Registered { id: open.id, access, share, link, open: Arc::downgrade(&open) });
         self.caching_changed(inner, server);
-        Ok(Admission::Open)
+        Ok(Entry::Open(open))
+    }
+
+    /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
+    pub(super) fn leave(self: &Arc<Self>, open: &Open, server: &Server) -> Left {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let Some(link) = inner.link_of(open.id) else { return Left::Stays };
+        // [MS-FSA] 2.1.5.5: delete-on-close becomes the name's business when that open ends.
+        if CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE) {
+            inner.links.set_doomed(link, true);
+            inner.caching.break_handles(Some(open.id), &inner.opens, server);
+        }
+        inner.caching.closed(open.id, &open.volume.leases, server);
+        inner.opens.retain(|o| o.id != open.id);
+        self.caching_changed(inner, server);
+        inner.locks.remove_owner(open.id);
+        inner.end_waits(open.id, server);
+        self.locks_changed(inner, server);
+        if inner.opens.iter().any(|o| o.link == link) {
+            return if inner.links.is_doomed(link) { Left::Doomed } else { Left::Stays };
+        }
+        match inner.links.last_closed(link) {
+            Some(named_by) => Left::Goes { link, named_by },
+            None => Left::Stays,
+        }
+    }
+
+    /// Its name goes with an open that alone has it.
+    pub(super) fn discard(&self, open: &Open) {
+        let mut inner = self.inner();
+        if let Some(link) = inner.link_of(open.id)
+            && inner.opens.iter().all(|o| o.id == open.id)
+        {
+            inner.links.set_doomed(link, true);
+        }
+    }
+
+    /// A name that was made and is removed again before anything opens it.
+    pub(super) fn undo(&self, path: &RelPath) -> LinkId {
+        self.inner().links.undo(path)
+    }
+
+    /// A name that was to go has been removed, or could not be; which one.
+    pub(super) fn unlinked(&self, link: LinkId) -> Option<RelPath> {
+        self.inner().links.forget(link)
+    }
+
+    /// Whether such a name of it is being removed.
+    pub(super) fn is_any_unlinking(&self, which: impl Fn(&RelPath) -> bool) -> bool {
+        self.inner().links.is_any_unlinking(which)
+    }
+
+    pub(super) fn open_count(&self) -> usize {
+        self.inner().opens.len()
+    }
+
+    /// Neither open nor losing a name.
+    pub(super) fn is_idle(&self) -> bool {
+        let inner = self.inner();
+        inner.opens.is_empty() && inner.links.is_empty()
     }
 
     /// What a CREATE response tells of what an open may cache.
@@ -385,19 +302,19 @@ impl FileState {
         self.locks_changed(&inner, server);
     }
 
-    /// Whether somebody has yet to give up what he may cache.
+    /// Whether a client has yet to give up what it may cache.
     pub(crate) fn is_breaking(&self) -> bool {
         self.inner().caching.is_breaking()
     }
 
-    /// Whether it is open by somebody who does not keep it for the cache alone.
-    fn has_other_handles(&self) -> bool {
+    /// Whether it is open by a client that does not keep it for the cache alone.
+    pub(super) fn has_other_handles(&self) -> bool {
         let inner = self.inner();
         inner.opens.iter().any(|o| !inner.caching.is_kept(o.id))
     }
 
     /// True where a break waits for its acknowledgment; `waiter` is woken when it has come.
-    fn wait_while_breaking(&self, waiter: BreakWaiter) -> bool {
+    pub(super) fn wait_while_breaking(&self, waiter: BreakWaiter) -> bool {
         let mut inner = self.inner();
         let breaking = inner.caching.is_breaking();
         if breaking {
@@ -440,7 +357,7 @@ impl FileState {
     }
 
     /// True while a break waits for its acknowledgment.
-    pub(crate) fn tick(self: &Arc<Self>, now: u64, server: &Server) -> bool {
+    pub(crate) fn tick(self: &Arc<Self>, now: Instant, server: &Server) -> bool {
         let mut guard = self.inner();
         let inner = &mut *guard;
         let breaking = inner.caching.tick(now, &inner.opens, server);
@@ -462,18 +379,12 @@ impl FileState {
         }
     }
 
-    fn is_open_below(&self, directory: &RelPath) -> bool {
-        let below = |path: &RelPath| {
-            directory.is_root() && !path.is_root()
-                || path.as_str().strip_prefix(directory.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        let opens: Vec<Arc<Open>> = {
-            let inner = self.inner();
-            // One that nobody can come back for is as good as closed.
-            let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
-            inner.opens.iter().filter(counts).filter_map(Registered::open).collect()
-        };
-        opens.iter().any(|open| below(&open.state().path))
+    pub(super) fn is_open_below(&self, directory: &RelPath) -> bool {
+        let inner = self.inner();
+        // One that nobody can come back for is as good as closed.
+        let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
+        let mut paths = inner.opens.iter().filter(counts).filter_map(|o| inner.links.path(o.link));
+        paths.any(|path| path.is_below(directory))
     }
 
     /// Remembers the ChangeTime that a client set, which no file system keeps: it is told until the file changes again
@@ -484,7 +395,7 @@ impl FileState {
     }
 
     /// `stat` with the ChangeTime that a client set.
-    pub(crate) fn told(&self, mut stat: Stat) -> Stat {
+    pub(crate) fn with_client_change_time(&self, mut stat: Stat) -> Stat {
         if self.change_time_set.load(Ordering::Acquire)
             && let Some((real, told)) = self.inner().change_time
             && real == stat.times.change
@@ -494,14 +405,26 @@ impl FileState {
         stat
     }
 
-    /// [MS-FSCC] 2.4.45 DeletePending.
-    pub(crate) fn delete_pending(&self) -> bool {
-        self.inner().delete_pending
+    /// [MS-FSCC] 2.4.45 DeletePending: of the name that `open` has.
+    pub(crate) fn delete_pending(&self, open: FileId) -> bool {
+        let inner = self.inner();
+        inner.link_of(open).is_some_and(|link| inner.links.is_doomed(link))
     }
 
-    /// FileDispositionInformation.
-    pub(crate) fn set_delete_pending(&self, delete: bool) {
-        self.inner().delete_pending = delete;
+    /// As [`Self::delete_pending`], of the name at `path`.
+    pub(crate) fn delete_pending_at(&self, path: &RelPath) -> bool {
+        self.inner().links.is_doomed_at(path)
+    }
+
+    /// FileDispositionInformation, of the name that `open` has.
+    ///
+    /// # Errors
+    /// `STATUS_FILE_CLOSED` where that has ended.
+    pub(crate) fn set_delete_pending(&self, open: FileId, delete: bool) -> Result<(), NtStatus> {
+        let mut inner = self.inner();
+        let link = inner.link_of(open).ok_or(NtStatus::FILE_CLOSED)?;
+        inner.links.set_doomed(link, delete);
+        Ok(())
     }
 
     /// Whether an open with `access` and `share` would be tolerated by the opens there are.
@@ -514,13 +437,19 @@ impl FileState {
         self.inner().opens.iter().all(|o| o.id == except || o.share.contains(ShareAccess::DELETE))
     }
 
-    /// Gives all opens of it that are known by `from` the name `to`.
-    pub(crate) fn renamed(&self, from: &RelPath, to: &RelPath) {
-        let opens: Vec<Arc<Open>> = self.inner().opens.iter().filter_map(|o| o.open.upgrade()).collect();
-        for open in opens {
-            let mut state = open.state();
-            if state.path == *from {
-                state.path = to.clone();
+    /// Gives all opens of it that are known by `from` the name `to`, which the backend gave it by the handle `by`.
+    pub(crate) fn renamed(&self, from: &RelPath, to: &RelPath, by: &FsHandle) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let Some((link, replaced)) = inner.links.renamed(from, to, by) else { return };
+        for registered in &mut inner.opens {
+            if Some(registered.link) == replaced {
+                registered.link = link;
+            }
+            if registered.link == link
+                && let Some(open) = registered.open()
+            {
+                open.state().path.clone_from(to);
             }
         }
     }
@@ -547,10 +476,10 @@ impl FileState {
     ///
     /// # Errors
     /// `STATUS_LOCK_NOT_GRANTED`, `STATUS_INSUFFICIENT_RESOURCES`.
-    pub(crate) fn lock(&self, owner: FileId, ranges: &[LockRange]) -> Result<(), NtStatus> {
+    pub(crate) fn lock(&self, owner: FileId, ranges: &[LockRange], volume: &Tally) -> Result<(), NtStatus> {
         let mut inner = self.inner();
         inner.must_be_open(owner)?;
-        let result = inner.locks.lock(owner, ranges);
+        let result = inner.locks.lock(owner, ranges, volume);
         self.locks_present.store(!inner.locks.is_empty(), Ordering::Release);
         result
     }
@@ -561,12 +490,13 @@ impl FileState {
         &self,
         owner: FileId,
         range: LockRange,
+        volume: &Tally,
         connection: ConnectionId,
         token: u64,
     ) -> Result<bool, NtStatus> {
         let mut inner = self.inner();
         inner.must_be_open(owner)?;
-        match inner.locks.lock(owner, &[range]) {
+        match inner.locks.lock(owner, &[range], volume) {
             Ok(()) => {
                 inner.waiters.retain(|w| w.token != token);
                 self.locks_present.store(true, Ordering::Release);
@@ -574,6 +504,9 @@ impl FileState {
             }
             Err(NtStatus::LOCK_NOT_GRANTED) => {
                 if !inner.waiters.iter().any(|w| w.token == token) {
+                    if inner.waiters.len() >= LOCK_WAITERS_PER_FILE_MAX {
+                        return Err(NtStatus::INSUFFICIENT_RESOURCES);
+                    }
                     inner.waiters.push(Waiter { owner, range, connection, token });
                 }
                 Ok(false)
@@ -592,55 +525,29 @@ impl FileState {
         self.locks_changed(&inner, server);
     }
 
-    /// Releases a lock with exactly this range. False where there is none.
-    pub(crate) fn unlock(&self, owner: FileId, offset: u64, length: u64, server: &Server) -> bool {
+    /// Releases locks with exactly these ranges, up to the first that is not there. False where one is not.
+    pub(crate) fn unlock(
+        &self,
+        owner: FileId,
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+        server: &Server,
+    ) -> bool {
         let mut inner = self.inner();
-        let found = inner.locks.unlock(owner, offset, length);
-        if found {
-            self.locks_changed(&inner, server);
-        }
+        let found = ranges.into_iter().all(|(offset, length)| inner.locks.unlock(owner, offset, length));
+        self.locks_changed(&inner, server);
         found
     }
 
     /// Wakes, in order of arrival, the waiters that can all have their ranges now.
     fn locks_changed(&self, inner: &Inner, server: &Server) {
         self.locks_present.store(!inner.locks.is_empty(), Ordering::Release);
-        let mut promised: Vec<&Waiter> = Vec::new();
+        let mut promised = LockList::default();
         for waiter in &inner.waiters {
-            let free = inner.locks.grants(waiter.owner, waiter.range)
-                && promised.iter().all(|p| !p.range.excludes(p.owner, waiter.range, waiter.owner));
-            if free {
+            let Waiter { owner, range, .. } = *waiter;
+            if inner.locks.grants(owner, range) && promised.grants(owner, range) {
                 server.post(waiter.connection, Mail::Wake(waiter.token));
-                promised.push(waiter);
+                promised.put(owner, range);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const READ: AccessMask = AccessMask::FILE_READ_DATA;
-    const WRITE: AccessMask = AccessMask::FILE_WRITE_DATA;
-    const NONE: ShareAccess = ShareAccess::empty();
-
-    #[test]
-    fn sharing_is_checked_both_ways() {
-        let all = ShareAccess::READ | ShareAccess::WRITE | ShareAccess::DELETE;
-        assert!(compatible((READ, ShareAccess::READ), (READ, ShareAccess::READ)));
-        assert!(!compatible((READ, NONE), (READ, all)), "the second reads what the first does not share");
-        assert!(!compatible((READ, all), (READ, NONE)), "the first reads what the second does not share");
-        assert!(!compatible((WRITE, all), (READ, ShareAccess::READ)));
-        assert!(compatible((WRITE, all), (READ, all)));
-        assert!(!compatible((AccessMask::DELETE, all), (READ, ShareAccess::READ | ShareAccess::WRITE)));
-        assert!(!compatible((AccessMask::FILE_EXECUTE, all), (READ, ShareAccess::WRITE)));
-    }
-
-    #[test]
-    fn opens_for_attributes_share_with_everything() {
-        let stat = AccessMask::FILE_READ_ATTRIBUTES | AccessMask::SYNCHRONIZE;
-        assert!(compatible((stat, NONE), (READ | WRITE, NONE)));
-        assert!(compatible((READ | WRITE, NONE), (stat, NONE)));
     }
 }

@@ -1,4 +1,6 @@
-//! Who may cache something of a file, and how he is asked to give it up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+//! Who may cache something of a file, and how it is asked to give that up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+
+use std::time::{Duration, Instant};
 
 use super::files::Registered;
 use super::leases::LeaseId;
@@ -10,9 +12,6 @@ use crate::wire::create::OplockLevel;
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseState, LeaseV2};
 use crate::wire::oplock_break::{LeaseBreakFlags, LeaseBreakNotification, Notification, OplockBreak};
 use crate::wire::{AccessMask, ShareAccess};
-
-/// 100 ns intervals in a millisecond.
-const TICKS_PER_MS: u64 = 10_000;
 
 pub(super) struct Holder {
     pub(super) kind: Kind,
@@ -44,11 +43,11 @@ pub(super) struct Breaking {
     /// Channels that the notification went out on.
     pub(super) tried: Vec<ConnectionId>,
     /// When it was first seen by the clock.
-    pub(super) since: Option<u64>,
+    pub(super) since: Option<Instant>,
     /// From when on the channel that was asked last has its time.
-    pub(super) sent: Option<u64>,
+    pub(super) sent: Option<Instant>,
     /// When the clock saw a channel being asked last.
-    pub(super) asked: Option<u64>,
+    pub(super) asked: Option<Instant>,
     /// Channels to ask because others were lost that had been asked.
     pub(super) owed: usize,
 }
@@ -66,11 +65,12 @@ impl Breaking {
 
     /// Asks on one more channel if it is time to: the last one has had its time, or one that was asked before is lost. Never
     /// two at a time, so that a client sees them in order.
-    pub(super) fn ask_again(&mut self, now: u64, patience: u64, sessions: &[u64], server: &Server) {
+    pub(super) fn ask_again(&mut self, now: Instant, patience: Duration, sessions: &[u64], server: &Server) {
         let sent = *self.sent.get_or_insert(now);
         let asked = *self.asked.get_or_insert(now);
-        let due = now.saturating_sub(sent) >= patience;
-        if !due && self.owed == 0 || now.saturating_sub(asked) < limits::OPLOCK_BREAK_PACE_MS * TICKS_PER_MS {
+        let due = now.saturating_duration_since(sent) >= patience;
+        let pace = Duration::from_millis(limits::OPLOCK_BREAK_PACE_MS);
+        if !due && self.owed == 0 || now.saturating_duration_since(asked) < pace {
             return;
         }
         if due {

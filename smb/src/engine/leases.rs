@@ -2,9 +2,10 @@
 //! kept with the file ([`super::oplocks`]).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use super::files::FileState;
+use crate::sync::{Mutex, MutexGuard};
 
 /// A lease: a client's key means another one than the same key of another client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

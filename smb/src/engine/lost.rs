@@ -9,22 +9,33 @@ use std::collections::{HashMap, VecDeque};
 use crate::ids::FileId;
 use crate::limits::{LOST_OPENS_MAX, RETRIES_PER_OPEN_MAX, RETURNS_PER_OPEN_MAX};
 
+/// Those of one volume: its clients have nothing to do with those of others.
 #[derive(Default)]
-pub(super) struct Lost {
+pub(crate) struct Lost {
+    /// Opens that this start has given out.
+    own: Recent,
+    /// Handles of earlier starts. Those that were given out cannot be told from those that a client makes up, so they have a
+    /// place of their own, and push out no other's.
+    earlier: Recent,
+}
+
+/// The opens that came last.
+#[derive(Default)]
+struct Recent {
     opens: HashMap<FileId, Patience>,
     /// The oldest first.
     order: VecDeque<FileId>,
 }
 
-/// What was done already for an open: a client that never opens anew gets its answer in the end.
+/// What was done already for an open: a client that never opens it again gets its answer in the end.
 #[derive(Default)]
 struct Patience {
     returns: u8,
     retries: u8,
 }
 
-impl Lost {
-    pub(super) fn note(&mut self, id: FileId) {
+impl Recent {
+    fn note(&mut self, id: FileId) {
         if self.opens.insert(id, Patience::default()).is_none() {
             self.order.push_back(id);
         }
@@ -34,26 +45,34 @@ impl Lost {
             self.opens.remove(&oldest);
         }
     }
+}
 
-    /// Whether to end the connection that reads or writes by this handle; `known` where an earlier start gave it out.
-    pub(super) fn is_worth_a_return(&mut self, id: FileId, known: bool) -> bool {
-        let Some(patience) = self.patience(id, known) else { return false };
+impl Lost {
+    /// An open ended with its session.
+    pub(crate) fn note(&mut self, id: FileId) {
+        self.own.note(id);
+    }
+
+    /// Whether to end the connection that reads or writes by this handle; `earlier` where an earlier start gave it out.
+    pub(crate) fn is_worth_a_return(&mut self, id: FileId, earlier: bool) -> bool {
+        let Some(patience) = self.patience(id, earlier) else { return false };
         patience.returns = patience.returns.saturating_add(1);
         patience.returns <= RETURNS_PER_OPEN_MAX
     }
 
     /// Whether to have the client ask again that asks about this handle.
-    pub(super) fn is_worth_a_retry(&mut self, id: FileId, known: bool) -> bool {
-        let Some(patience) = self.patience(id, known) else { return false };
+    pub(crate) fn is_worth_a_retry(&mut self, id: FileId, earlier: bool) -> bool {
+        let Some(patience) = self.patience(id, earlier) else { return false };
         patience.retries = patience.retries.saturating_add(1);
         patience.retries <= RETRIES_PER_OPEN_MAX
     }
 
-    fn patience(&mut self, id: FileId, known: bool) -> Option<&mut Patience> {
-        if known && !self.opens.contains_key(&id) {
-            self.note(id);
+    fn patience(&mut self, id: FileId, earlier: bool) -> Option<&mut Patience> {
+        let recent = if earlier { &mut self.earlier } else { &mut self.own };
+        if earlier && !recent.opens.contains_key(&id) {
+            recent.note(id);
         }
-        self.opens.get_mut(&id)
+        recent.opens.get_mut(&id)
     }
 }
 
@@ -83,7 +102,7 @@ mod tests {
         for number in 0..=LOST_OPENS_MAX as u64 {
             lost.note(id(number));
         }
-        assert_eq!((lost.order.len(), lost.opens.len()), (LOST_OPENS_MAX, LOST_OPENS_MAX));
+        assert_eq!((lost.own.order.len(), lost.own.opens.len()), (LOST_OPENS_MAX, LOST_OPENS_MAX));
         assert!(!lost.is_worth_a_return(id(0), false) && lost.is_worth_a_return(id(1), false));
     }
 }

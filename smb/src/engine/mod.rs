@@ -7,7 +7,7 @@
 //! frame ─► Connection::unseal ─► handle ─► FsOps ─► (event loop, backend) ─► complete ─► Transmit
 //! ```
 //!
-//! Time (FILETIME, 100 ns since 1601) and randomness are parameters, so a whole conversation runs in a unit test.
+//! Time ([`crate::time::Now`]) and randomness are parameters, so a whole conversation runs in a unit test.
 //! What one connection must tell another (a lock that became free, a session that was closed) travels as [`Mail`].
 
 mod access;
@@ -18,25 +18,33 @@ mod commands;
 mod connection;
 mod credits;
 mod durable;
+mod file_table;
 mod files;
 mod holder;
+mod intervals;
 mod leases;
+mod links;
 mod locks;
 mod lookup;
 mod lost;
+mod mailbox;
 mod names;
 mod open;
 mod oplocks;
+mod paths;
 mod remote;
 mod replay;
 mod server;
 mod session;
+mod share;
 mod step;
+mod tally;
 mod transform;
 mod volume;
 mod watches;
 
 pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
+pub use file_table::Unlink;
 pub use open::OpenInfo;
 pub use remote::{RemoteBuffer, RemoteWrite};
 pub use server::{

@@ -1,16 +1,21 @@
 //! An open file or directory ([MS-SMB2] 3.3.1.10).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::channel_sequence::ChannelSequence;
 use super::durable::Durable;
+use super::file_table::Entered;
 use super::files::FileState;
 use super::oplocks::Cached;
 use super::replay::Replayable;
+use super::server::Server;
+use super::tally::Taken;
 use super::volume::Volume;
+use super::watches::CONTENTS;
 use crate::fs::{DirEntry, FsHandle, RelPath};
 use crate::ids::FileId;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// An open. Owned by its session, so that it can outlive a connection.
 pub(crate) struct Open {
@@ -26,8 +31,6 @@ pub(crate) struct Open {
     pub(crate) directory: bool,
     /// Open.GrantedAccess.
     pub(crate) access: u32,
-    /// ShareAccess.
-    pub(crate) share: u32,
     /// CreateOptions as asked for.
     pub(crate) options: u32,
     /// Set once CLOSE has begun, so that it happens once.
@@ -41,6 +44,8 @@ pub(crate) struct Open {
     /// By what its CREATE is found where it is sent again.
     pub(crate) replayable: Option<Replayable>,
     pub(crate) state: Mutex<OpenState>,
+    /// Its part of the volume's opens.
+    pub(super) counted: OnceLock<Taken>,
 }
 
 /// What an open is made of.
@@ -50,10 +55,8 @@ pub(crate) struct NewOpen {
     pub(crate) tree_id: u32,
     pub(crate) volume: Arc<Volume>,
     pub(crate) handle: FsHandle,
-    pub(crate) file: Arc<FileState>,
     pub(crate) directory: bool,
     pub(crate) access: u32,
-    pub(crate) share: u32,
     pub(crate) options: u32,
     pub(crate) channel_sequence: u16,
     pub(crate) replayable: Option<Replayable>,
@@ -96,17 +99,16 @@ impl OpenState {
 }
 
 impl Open {
-    pub(crate) fn new(new: NewOpen) -> Self {
+    pub(crate) fn new(new: NewOpen, entered: Entered) -> Self {
         Self {
             id: new.id,
             session_id: AtomicU64::new(new.session_id),
             tree_id: AtomicU32::new(new.tree_id),
             volume: new.volume,
             handle: new.handle,
-            file: new.file,
+            file: entered.into_file(),
             directory: new.directory,
             access: new.access,
-            share: new.share,
             options: new.options,
             closing: AtomicBool::new(false),
             position: AtomicU64::new(0),
@@ -114,6 +116,7 @@ impl Open {
             durable: OnceLock::new(),
             replayable: new.replayable,
             state: Mutex::new(OpenState::new(new.path)),
+            counted: OnceLock::new(),
         }
     }
 
@@ -163,6 +166,13 @@ impl Open {
     /// What its client may cache, as a CREATE response tells it.
     pub(crate) fn cached(&self) -> Cached {
         self.file.cached(self.id)
+    }
+
+    /// The contents have changed; where a change has failed they may have changed in part, which counts as much: what others
+    /// have read is not to be used any more, and watchers are told.
+    pub(crate) fn contents_changed(&self, server: &Server) {
+        self.file.data_changed(self.id, server);
+        self.volume.watches.modified(CONTENTS, self, server);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {

@@ -5,6 +5,7 @@
 //! was written against.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::files::Registered;
 use super::holder::{Holder, Kind, Leased, send};
@@ -32,9 +33,6 @@ const STAT_ONLY: AccessMask =
     AccessMask::SYNCHRONIZE.union(AccessMask::FILE_READ_ATTRIBUTES).union(AccessMask::FILE_WRITE_ATTRIBUTES);
 /// As that, for leases, which are not about the descriptor either.
 const LEASE_STAT_ONLY: AccessMask = STAT_ONLY.union(AccessMask::READ_CONTROL);
-
-/// In units of a FILETIME.
-const SECOND: u64 = 10_000_000;
 
 /// What a CREATE asks for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,13 +106,14 @@ pub(crate) struct Opener {
 }
 
 /// How long a channel has for an answer before the next one is asked: each has had its turn when time is over.
-fn patience(server: &Server, sessions: &[u64]) -> u64 {
+fn patience(server: &Server, sessions: &[u64]) -> Duration {
     let channels: usize = {
         let all = server.sessions();
         sessions.iter().filter_map(|id| all.get(id)).map(|session| session.connections().len()).sum()
     };
-    let turn = limits::OPLOCK_BREAK_SECONDS_MAX * SECOND / (channels as u64 + 1);
-    turn.min(limits::OPLOCK_BREAK_RESEND_SECONDS * SECOND)
+    let turns = u32::try_from(channels).unwrap_or(u32::MAX).saturating_add(1);
+    let turn = Duration::from_secs(limits::OPLOCK_BREAK_SECONDS_MAX) / turns;
+    turn.min(Duration::from_secs(limits::OPLOCK_BREAK_RESEND_SECONDS))
 }
 
 /// Whether an open with these rights does without oplocks.
@@ -437,13 +436,13 @@ impl Caching {
 
     /// Time has passed: who was asked on a channel that has not brought an answer is asked on another one, and who does not
     /// answer at all loses what he held. True while a break waits.
-    pub(super) fn tick(&mut self, now: u64, opens: &[Registered], server: &Server) -> bool {
+    pub(super) fn tick(&mut self, now: Instant, opens: &[Registered], server: &Server) -> bool {
         let mut expired = false;
         for holder in &mut self.holders {
             let sessions = holder.sessions(opens, server);
             let Some(breaking) = &mut holder.breaking else { continue };
             let since = *breaking.since.get_or_insert(now);
-            if now.saturating_sub(since) >= limits::OPLOCK_BREAK_SECONDS_MAX * SECOND {
+            if now.saturating_duration_since(since) >= Duration::from_secs(limits::OPLOCK_BREAK_SECONDS_MAX) {
                 holder.breaking = None;
                 holder.state = NONE;
                 expired = true;

@@ -2,8 +2,8 @@
 //! CreateGuid that it gave it, for as long as it has not used the open.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::commands::create;
 use super::durable;
@@ -15,6 +15,7 @@ use super::step::{Ctx, Step};
 use crate::fs::{FsOpKind, FsReply};
 use crate::limits::ABANDONED_CREATES_MAX;
 use crate::status::NtStatus;
+use crate::sync::{AtomicBool, MutexGuard};
 use crate::wire::HeaderFlags;
 use crate::wire::create::{CreateAction, OplockLevel, Request};
 

@@ -2,20 +2,22 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, Weak};
+use std::time::Instant;
 
 use super::durable::KeptOpens;
 use super::files::FileState;
-use super::lost::Lost;
+use super::mailbox::Mailbox;
 use super::open::{FileIds, Open, OpenInfo};
 use super::replay::Creations;
 use super::session::Session;
-use super::step::Wake;
 use super::volume::{Account, Accounts, Volume, VolumeConfig};
 use crate::auth::NtHash;
 use crate::crypto::Cipher;
 use crate::ids::FileId;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
+use crate::wire::Dialect;
 use crate::wire::oplock_break::Notification;
 
 /// Identifies a connection for as long as the server runs.
@@ -43,6 +45,11 @@ pub struct ServerConfig {
     pub server_name: String,
     /// ServerStartTime, FILETIME; sent as 0 to be unremarkable, kept for the session list.
     pub started: u64,
+    /// The oldest dialect that is spoken.
+    pub min_dialect: Dialect,
+    /// Names that clients know the server by. Where there are any, a client that says by NTLM whom it means must mean one of
+    /// them.
+    pub target_names: Vec<String>,
     /// Every session must sign or seal.
     pub signing_required: bool,
     /// Sealing.
@@ -106,16 +113,10 @@ pub struct BreakNotice {
     pub(crate) notification: Notification,
 }
 
-impl Mail {
-    pub(crate) fn wake_reason() -> Wake {
-        Wake::Ready
-    }
-}
-
 /// A volume that is still in use.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InUse {
-    /// Open files and directories.
+    /// Open files and directories, those included that are kept for clients that are away.
     pub open_files: usize,
 }
 
@@ -146,7 +147,9 @@ pub struct SessionInfo {
     pub open_files: u32,
 }
 
-/// The server as a whole. Cheap to share; every lock in it is for cold paths and never held across another.
+/// The server as a whole. Cheap to share; every lock in it is for cold paths. Whoever holds one takes only those after it: kept
+/// opens; a volume's files; one file; its volume's leases, CREATEs that can be sent again, files with breaks, sessions, one
+/// session; what clients watch; an open's own state; mail.
 pub struct Server {
     pub(crate) config: ServerConfig,
     pub(crate) file_ids: FileIds,
@@ -155,9 +158,7 @@ pub struct Server {
     interfaces: RwLock<Vec<NetworkInterface>>,
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
     next_wake: AtomicU64,
-    mail: Mutex<Vec<(ConnectionId, Mail)>>,
-    has_mail: AtomicBool,
-    lost: Mutex<Lost>,
+    mailbox: Arc<Mailbox>,
     pub(super) kept_opens: Mutex<KeptOpens>,
     pub(super) creations: Mutex<Creations>,
     /// Files with a break that waits for its acknowledgment.
@@ -177,9 +178,7 @@ impl Server {
             interfaces: RwLock::default(),
             sessions: Mutex::default(),
             next_wake: AtomicU64::new(1),
-            mail: Mutex::default(),
-            has_mail: AtomicBool::new(false),
-            lost: Mutex::default(),
+            mailbox: Arc::default(),
             kept_opens: Mutex::default(),
             creations: Mutex::default(),
             breaking: Mutex::default(),
@@ -193,7 +192,7 @@ impl Server {
     /// The user name of an account that another volume has already.
     pub fn add_volume(&self, config: VolumeConfig) -> Result<(), String> {
         self.accounts.write().expect(LOCK).set(&config.id, config.accounts.clone())?;
-        let volume = Arc::new(Volume::new(config));
+        let volume = Arc::new(Volume::new(config, Arc::clone(&self.mailbox)));
         self.volumes.write().expect(LOCK).insert(volume.id.clone(), volume);
         Ok(())
     }
@@ -201,21 +200,16 @@ impl Server {
     /// Stops to serve a volume: no new sessions, tree connects or opens. Its sessions are closed.
     ///
     /// # Errors
-    /// [`InUse`] where files are open and `force` is not set. A volume that is not there is no error.
+    /// [`InUse`] where files are open and `force` is not set: its clients have noticed nothing then. A volume that is not there is no error.
     pub fn remove_volume(&self, id: &str, force: bool) -> Result<(), InUse> {
         let Some(volume) = self.volume(id) else { return Ok(()) };
-        volume.removed.store(true, Ordering::Release);
-        let sessions: Vec<Arc<Session>> =
-            self.sessions().values().filter(|s| s.volume_id == id).cloned().collect();
-        let open_files = sessions.iter().map(|s| s.counts().0).sum();
-        if open_files > 0 && !force {
-            volume.removed.store(false, Ordering::Release);
-            return Err(InUse { open_files });
-        }
+        volume.remove(force)?;
         self.accounts.write().expect(LOCK).remove(id);
         self.volumes.write().expect(LOCK).remove(id);
+        let sessions: Vec<u64> =
+            self.sessions().values().filter(|s| s.volume_id == id).map(|s| s.id).collect();
         for session in sessions {
-            self.close_session(session.id);
+            self.close_session(session);
         }
         self.end_kept_of(id);
         Ok(())
@@ -253,7 +247,7 @@ impl Server {
                     dialect: s.dialect.name(),
                     signed,
                     cipher: s.cipher.filter(|_| sealed).map_or("", Cipher::name),
-                    established: s.established,
+                    established: s.established.wall.0,
                     volume_ids,
                     open_files: open_files as u32,
                 }
@@ -290,25 +284,20 @@ impl Server {
         true
     }
 
-    /// Whether [`Self::take_mail`] has something; one relaxed load.
+    /// Whether [`Self::take_mail`] has something; one load.
     #[must_use]
     pub fn has_mail(&self) -> bool {
-        self.has_mail.load(Ordering::Acquire)
+        self.mailbox.has_mail()
     }
 
     /// What must be delivered to other connections, in order. Call after every call into a connection or the server.
     #[must_use]
     pub fn take_mail(&self) -> Vec<(ConnectionId, Mail)> {
-        if !self.has_mail() {
-            return Vec::new();
-        }
-        let mut mail = self.mail.lock().expect(LOCK);
-        self.has_mail.store(false, Ordering::Release);
-        std::mem::take(&mut *mail)
+        self.mailbox.take()
     }
 
     /// Has breaks that nobody acknowledges come to their end. To be called about once a second; mail may follow.
-    pub fn tick(&self, now: u64) {
+    pub fn tick(&self, now: Instant) {
         for file in self.breaking() {
             if file.tick(now, self) {
                 self.watch(&file);
@@ -329,27 +318,14 @@ impl Server {
     pub(crate) fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64> {
         let sessions = self.sessions();
         let its = sessions.values().filter(|s| s.client_guid == client && s.volume_id == volume);
-        let mut its: Vec<(u64, u64)> = its.map(|s| (s.established, s.id)).collect();
+        let mut its: Vec<(Instant, u64)> = its.map(|s| (s.established.instant, s.id)).collect();
         its.sort_unstable();
         its.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Takes the notifications that are for this connection's own client.
     pub(crate) fn take_breaks(&self, of: ConnectionId) -> Vec<BreakNotice> {
-        if !self.has_mail() {
-            return Vec::new();
-        }
-        let mut mail = self.mail.lock().expect(LOCK);
-        let (own, others) = std::mem::take(&mut *mail)
-            .into_iter()
-            .partition::<Vec<_>, _>(|(to, what)| *to == of && matches!(what, Mail::Break(_)));
-        *mail = others;
-        own.into_iter()
-            .filter_map(|(_, what)| match what {
-                Mail::Break(notice) => Some(notice),
-                _ => None,
-            })
-            .collect()
+        self.mailbox.take_breaks(of)
     }
 
     /// A connection is no channel any more: breaks that were sent over it are sent over another one.
@@ -370,9 +346,7 @@ impl Server {
     }
 
     pub(crate) fn post(&self, to: ConnectionId, what: Mail) {
-        let mut mail = self.mail.lock().expect(LOCK);
-        mail.push((to, what));
-        self.has_mail.store(true, Ordering::Release);
+        self.mailbox.post(to, what);
     }
 
     pub(crate) fn sessions(&self) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {
@@ -410,20 +384,9 @@ impl Server {
         self.predecessor(id).is_some_and(|start| start.durable)
     }
 
-    /// Notes that this open ended with its session.
-    pub(crate) fn lost(&self, id: FileId) {
-        self.lost.lock().expect(LOCK).note(id);
-    }
-
-    /// Whether to make a client return that reads or writes by this open: it was lost, with its session or with the
-    /// server, and asked for not too often yet.
-    pub(crate) fn is_worth_a_return(&self, id: FileId) -> bool {
-        self.lost.lock().expect(LOCK).is_worth_a_return(id, self.predecessor(id).is_some())
-    }
-
-    /// Whether to have a client ask again that asks about this open: as [`Self::is_worth_a_return`].
-    pub(crate) fn is_worth_a_retry(&self, id: FileId) -> bool {
-        self.lost.lock().expect(LOCK).is_worth_a_retry(id, self.predecessor(id).is_some())
+    /// Whether an earlier start may have given this id out.
+    pub(crate) fn is_of_predecessor(&self, id: FileId) -> bool {
+        self.predecessor(id).is_some()
     }
 
     pub(crate) fn next_wake(&self) -> u64 {

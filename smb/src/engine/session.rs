@@ -1,17 +1,20 @@
 //! Sessions and their tree connects ([MS-SMB2] 3.3.1.8, 3.3.1.9). They outlive connections and are shared by channels.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::channels::{ChannelLink, ChannelList, NoncePart};
 use super::open::Open;
 use super::server::ConnectionId;
+use super::tally::Taken;
 use super::volume::Volume;
 use crate::crypto::{Cipher, OpeningKey, SealingKey, SigningKey};
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
+use crate::time::Now;
 use crate::wire::Dialect;
 
 /// An authenticated session.
@@ -30,8 +33,7 @@ pub(crate) struct Session {
     pub(crate) signing: SigningKey,
     /// Session.EncryptionKey and Session.DecryptionKey, which all channels share.
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
-    /// FILETIME.
-    pub(crate) established: u64,
+    pub(crate) established: Now,
     /// The connection it was made on goes over RDMA.
     pub(crate) over_rdma: bool,
     /// Session.SigningRequired.
@@ -43,6 +45,8 @@ pub(crate) struct Session {
     /// Logged off, closed by an administrator or without a channel left.
     pub(crate) closed: AtomicBool,
     inner: Mutex<Inner>,
+    /// Its part of the volume's sessions.
+    _counted: Taken,
 }
 
 struct Inner {
@@ -115,12 +119,13 @@ pub(crate) struct NewSession {
     pub(crate) cipher: Option<Cipher>,
     pub(crate) signing: SigningKey,
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
-    pub(crate) established: u64,
+    pub(crate) established: Now,
     pub(crate) signing_required: bool,
     pub(crate) encrypt: bool,
     /// The connection it is made on and that one's peer.
     pub(crate) connection: ConnectionId,
     pub(crate) link: ChannelLink,
+    pub(crate) counted: Taken,
 }
 
 impl Session {
@@ -146,6 +151,7 @@ impl Session {
                 next_tree: 1,
                 opens: HashMap::new(),
             }),
+            _counted: new.counted,
         }
     }
 
@@ -270,6 +276,11 @@ impl Session {
         if inner.opens.len() >= limits::OPENS_PER_SESSION_MAX {
             return Err(NtStatus::TOO_MANY_OPENED_FILES);
         }
+        // One that its client has again is counted already.
+        if open.counted.get().is_none() {
+            let taken = open.volume.used.opens.take(1).ok_or(NtStatus::TOO_MANY_OPENED_FILES)?;
+            let _ = open.counted.set(taken);
+        }
         inner.opens.insert(open.id.volatile, open);
         Ok(())
     }
@@ -302,3 +313,6 @@ impl Session {
         (inner.opens.len(), volumes)
     }
 }
+
+#[cfg(test)]
+mod models;

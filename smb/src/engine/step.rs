@@ -10,11 +10,13 @@ use super::connection::Core;
 use super::open::Open;
 use super::remote::RemoteWrite;
 use super::server::Server;
-use super::session::{Session, Tree};
+use super::session::{Session, Share, Tree};
+use super::volume::Volume;
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
 use crate::ids::FileId;
 use crate::status::NtStatus;
+use crate::time::Now;
 use crate::wire::{Command, Header, HeaderFlags};
 
 /// The outcome of one step of a request.
@@ -74,8 +76,7 @@ pub(crate) enum Wake {
 pub(crate) struct Ctx<'a> {
     pub(crate) core: &'a mut Core,
     pub(crate) server: &'a Arc<Server>,
-    /// FILETIME.
-    pub(crate) now: u64,
+    pub(crate) now: Now,
     pub(crate) request: Request,
 }
 
@@ -97,8 +98,8 @@ pub(crate) struct Request {
     pub(crate) wake_token: u64,
     /// It came in a sealed frame.
     pub(crate) sealed: bool,
-    /// FILETIME when it came in.
-    pub(crate) began: u64,
+    /// When it came in.
+    pub(crate) began: Now,
     /// What to sign the answer with where the session ends with this request.
     pub(crate) signing: Option<SigningKey>,
     /// Its payload goes by RDMA.
@@ -198,11 +199,32 @@ impl Ctx<'_> {
     /// As [`Self::open`], for READ and WRITE: those clients ask again by a new handle where theirs ended with its session.
     pub(crate) fn open_for_io(&mut self, id: FileId) -> Result<Arc<Open>, Step> {
         self.open(id).map_err(|status| {
-            if status == NtStatus::FILE_CLOSED && self.server.is_worth_a_return(id) {
+            if status == NtStatus::FILE_CLOSED && self.is_worth_a_return(id) {
                 return Step::Leave("a handle of before it reconnected");
             }
             Step::Fail(status)
         })
+    }
+
+    /// Whether to make a client return that reads or writes by this handle: it was lost, with its session or with the server,
+    /// and was not asked for too often yet.
+    fn is_worth_a_return(&self, id: FileId) -> bool {
+        let earlier = self.server.is_of_predecessor(id);
+        self.volume().is_some_and(|volume| volume.lost().is_worth_a_return(id, earlier))
+    }
+
+    /// Whether to have a client ask again that asks about this handle: as [`Self::is_worth_a_return`].
+    pub(crate) fn is_worth_a_retry(&self, id: FileId) -> bool {
+        let earlier = self.server.is_of_predecessor(id);
+        self.volume().is_some_and(|volume| volume.lost().is_worth_a_retry(id, earlier))
+    }
+
+    /// The volume of the request's tree.
+    fn volume(&self) -> Option<&Arc<Volume>> {
+        match &self.request.tree.as_ref()?.share {
+            Share::Volume(volume) => Some(volume),
+            Share::Ipc => None,
+        }
     }
 
     /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).

@@ -2,14 +2,21 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::files::FileTable;
+use super::file_table::FileTable;
 use super::leases::LeaseTable;
+use super::lost::Lost;
+use super::mailbox::Mailbox;
+use super::oplocks::Waiter;
+use super::server::{InUse, Mail};
+use super::tally::Tally;
 use super::watches::Watches;
 use crate::auth::NtHash;
 use crate::fs::FsHandle;
+use crate::limits;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// A user that may open one volume and nothing else.
 #[derive(Clone)]
@@ -71,14 +78,47 @@ pub(crate) struct Volume {
     pub(crate) leases: LeaseTable,
     /// Its directories that clients watch.
     pub(crate) watches: Watches,
-    /// Set when the volume is being removed: no new tree connects or opens.
+    /// What its clients use of the server.
+    pub(crate) used: Used,
+    /// Its opens that ended with their session.
+    lost: Mutex<Lost>,
+    /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens.
     pub(crate) removed: AtomicBool,
     /// Tree connects in being.
     pub(crate) trees: AtomicU32,
+    /// The server's.
+    mailbox: Arc<Mailbox>,
+}
+
+/// What the clients of one volume use, so that they leave room for those of others.
+pub(crate) struct Used {
+    pub(crate) sessions: Tally,
+    pub(crate) opens: Tally,
+    /// Opens without a session.
+    pub(crate) kept: Tally,
+    /// Byte-range locks.
+    pub(crate) locks: Tally,
+    /// Requests that wait.
+    pub(crate) waiting: Tally,
+    /// Bytes of their frames.
+    pub(crate) parked_bytes: Tally,
+}
+
+impl Default for Used {
+    fn default() -> Self {
+        Self {
+            sessions: Tally::new(limits::SESSIONS_PER_VOLUME_MAX),
+            opens: Tally::new(limits::OPENS_PER_VOLUME_MAX),
+            kept: Tally::new(limits::KEPT_OPENS_PER_VOLUME_MAX),
+            locks: Tally::new(limits::LOCKS_PER_VOLUME_MAX),
+            waiting: Tally::new(limits::ASYNC_PER_VOLUME_MAX),
+            parked_bytes: Tally::new(limits::PARKED_BYTES_PER_VOLUME_MAX),
+        }
+    }
 }
 
 impl Volume {
-    pub(crate) fn new(config: VolumeConfig) -> Self {
+    pub(crate) fn new(config: VolumeConfig, mailbox: Arc<Mailbox>) -> Self {
         Self {
             id: config.id,
             backend: config.backend,
@@ -89,8 +129,31 @@ impl Volume {
             files: Mutex::new(FileTable::default()),
             leases: LeaseTable::default(),
             watches: Watches::default(),
+            used: Used::default(),
+            lost: Mutex::default(),
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),
+            mailbox,
+        }
+    }
+
+    pub(crate) fn lost(&self) -> MutexGuard<'_, Lost> {
+        self.lost.lock().expect("no panic under this lock")
+    }
+
+    /// Ends it for new opens, unless it has some and this is not forced. Decided under the lock that opens are registered under:
+    /// clients of a volume that stays notice nothing.
+    pub(crate) fn remove(&self, force: bool) -> Result<(), InUse> {
+        let mut files = self.files();
+        files.close(force).map_err(|open_files| InUse { open_files })?;
+        self.removed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Has requests look again at what they wait for.
+    pub(super) fn wake(&self, waiters: Vec<Waiter>) {
+        for waiter in waiters {
+            self.mailbox.post(waiter.connection, Mail::Wake(waiter.token));
         }
     }
 

@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
 use super::open::Open;
 use super::server::{ConnectionId, Mail, Server};
@@ -11,6 +10,7 @@ use crate::fs::RelPath;
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
+use crate::sync::{Mutex, MutexGuard};
 use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::notify::{FileNotifyInformation, NotifyAction};
 use crate::wire::utf16;

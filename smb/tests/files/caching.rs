@@ -1,27 +1,34 @@
 //! Oplocks and leases: what clients may cache, and how they are told to stop.
 
+use std::time::Duration;
+
 use forebay_smb::engine::Encryption;
 use forebay_smb::ids::FileId;
 use forebay_smb::limits::{CHANNELS_PER_SESSION_MAX, OPLOCK_BREAK_RESEND_SECONDS, OPLOCK_BREAK_SECONDS_MAX};
 use forebay_smb::status::NtStatus;
+use forebay_smb::time::Now;
 use forebay_smb::wire::create::{self, CreateDisposition, CreateOptions, OplockLevel};
 use forebay_smb::wire::create_context::{
     Lease, LeaseFlags, LeaseState, LeaseV2, RequestContext, ResponseContext,
 };
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::file_info::FileEndOfFileInformation;
+use forebay_smb::wire::fscc::fsctl::FsctlCode;
 use forebay_smb::wire::oplock_break::{
     LeaseBreakAcknowledgment, LeaseBreakNotification, Notification, OplockBreak, Request,
 };
 use forebay_smb::wire::{
-    AccessMask, Capabilities, Command, Dialect, Header, HeaderFlags, Ids, ShareAccess, close, negotiate,
+    AccessMask, Capabilities, Command, Dialect, FileTime, Header, HeaderFlags, Ids, ShareAccess, close,
+    negotiate,
 };
 
 use crate::calls::{
     EXCLUSIVE, Lab, NOW_OR_NEVER, Open, close, compound, delete_pending, directory, file, lock, rename,
     set_file, write,
 };
-use crate::support::{Answer, Client, NOW};
+use crate::copying;
+use crate::memory::FILE_BYTES_MAX;
+use crate::support::{Answer, Client, NOW, start};
 
 const NONE: LeaseState = LeaseState::empty();
 const R: LeaseState = LeaseState::READ_CACHING;
@@ -30,7 +37,7 @@ const H: LeaseState = LeaseState::HANDLE_CACHING;
 const RH: LeaseState = R.union(H);
 const RW: LeaseState = R.union(W);
 const RWH: LeaseState = RW.union(H);
-const SECOND: u64 = 10_000_000;
+const SECOND: Duration = Duration::from_secs(1);
 
 /// What a CREATE was answered with.
 #[derive(Debug)]
@@ -264,11 +271,11 @@ fn a_client_that_does_not_answer_loses_what_it_held() {
             false => oplock(&mut a, "f", OplockLevel::BATCH).id,
         };
         waits(&mut b, Command::CREATE, &lease(file("f"), 2, RWH));
-        lab.server.tick(NOW);
-        lab.server.tick(NOW + (OPLOCK_BREAK_SECONDS_MAX - 1) * SECOND);
+        lab.server.tick(start());
+        lab.server.tick(start() + Duration::from_secs(OPLOCK_BREAK_SECONDS_MAX - 1));
         lab.deliver(&mut [&mut a, &mut b]);
         assert!(b.answers.is_empty());
-        lab.server.tick(NOW + OPLOCK_BREAK_SECONDS_MAX * SECOND);
+        lab.server.tick(start() + Duration::from_secs(OPLOCK_BREAK_SECONDS_MAX));
         lab.deliver(&mut [&mut a, &mut b]);
         let answer = granted(&waited(&mut b)).unwrap();
         assert_eq!(answer.lease.unwrap().lease_state, RH);
@@ -447,8 +454,8 @@ fn a_break_goes_out_again_on_another_channel_when_its_own_is_lost_or_silent() {
         if lost {
             a.disconnect();
         } else {
-            lab.server.tick(NOW);
-            lab.server.tick(NOW + OPLOCK_BREAK_RESEND_SECONDS * SECOND);
+            lab.server.tick(start());
+            lab.server.tick(start() + Duration::from_secs(OPLOCK_BREAK_RESEND_SECONDS));
         }
         lab.deliver(&mut [&mut a, &mut second, &mut b]);
         assert_eq!(lease_broken(&mut second), (RWH, RH, true));
@@ -456,6 +463,54 @@ fn a_break_goes_out_again_on_another_channel_when_its_own_is_lost_or_silent() {
         lab.deliver(&mut [&mut a, &mut second, &mut b]);
         assert!(granted(&waited(&mut b)).is_ok());
     }
+}
+
+#[test]
+fn a_change_that_finds_no_place_midway_ends_what_others_have_read() {
+    for copies in [false, true] {
+        let mut lab = Lab::caching();
+        let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
+        assert_eq!(leased(&mut a, "f", 1, R).1, R);
+        let target = oplock(&mut b, "f", OplockLevel::NONE).id;
+        if copies {
+            let source = oplock(&mut b, "source", OplockLevel::NONE).id;
+            write(&mut b, source, 0, b"data").unwrap();
+            let key = copying::key(&mut b, source);
+            let chunks = [(0, FILE_BYTES_MAX - 2, 4)];
+            let (status, _) = copying::copy(&mut b, FsctlCode::SRV_COPYCHUNK_WRITE, key, target, &chunks);
+            assert_eq!(status, NtStatus::DISK_FULL);
+        } else {
+            assert_eq!(write(&mut b, target, FILE_BYTES_MAX - 2, b"data"), Err(NtStatus::DISK_FULL));
+        }
+        lab.deliver(&mut [&mut a, &mut b]);
+        let contents = lab.memory.contents("f").unwrap();
+        assert!(contents.ends_with(b"\0da"), "half of it is there");
+        assert_eq!(lease_broken(&mut a), (R, NONE, false), "copies: {copies}");
+    }
+}
+
+#[test]
+fn a_step_of_the_wall_clock_ends_no_wait() {
+    let mut lab = Lab::caching();
+    let (mut a, mut b, mut c) = (lab.client_of(1), lab.client_of(2), lab.client_of(3));
+    leased(&mut a, "f", 1, RWH);
+    waits(&mut b, Command::CREATE, &body(&file("f"), OplockLevel::NONE));
+    lab.server.tick(start());
+    // An administrator sets the clock: by an hour to the future, then by as much to the past.
+    for wall in [FileTime(NOW + 36_000_000_000), FileTime(NOW - 36_000_000_000)] {
+        for client in [&mut a, &mut b, &mut c] {
+            client.now = Now { instant: start() + SECOND, wall };
+        }
+        let other = oplock(&mut c, "other", OplockLevel::NONE).id;
+        close(&mut c, other).unwrap();
+        lab.server.tick(start() + SECOND);
+        lab.deliver(&mut [&mut a, &mut b]);
+        assert!(b.answers.is_empty(), "the holder has its time");
+    }
+    assert_eq!(lease_broken(&mut a), (RWH, RH, true));
+    assert_eq!(acknowledge_lease(&mut a, 1, RH), NtStatus::SUCCESS);
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert!(granted(&waited(&mut b)).is_ok());
 }
 
 #[test]
@@ -467,7 +522,7 @@ fn each_of_many_silent_channels_is_asked_before_a_break_is_given_up() {
     leased(&mut a, "f", 1, RWH);
     waits(&mut b, Command::CREATE, &body(&file("f"), OplockLevel::NONE));
     for second in 0..OPLOCK_BREAK_SECONDS_MAX {
-        lab.server.tick(NOW + second * SECOND);
+        lab.server.tick(start() + Duration::from_secs(second));
         let mut all: Vec<_> = others.iter_mut().chain([&mut a, &mut b]).collect();
         lab.deliver(&mut all);
     }
@@ -491,21 +546,21 @@ fn a_client_whose_channels_are_lost_one_after_the_other_is_asked_on_more_of_them
     };
     let asked = |others: &Vec<Client>| others.iter().filter(|c| !c.answers.is_empty()).count();
     deliver(&lab, &mut a, &mut others);
-    lab.server.tick(NOW);
-    lab.server.tick(NOW + 5 * SECOND);
+    lab.server.tick(start());
+    lab.server.tick(start() + 5 * SECOND);
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 1, "the first was silent");
     a.disconnect();
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 1, "the second has its time");
-    lab.server.tick(NOW + 5 * SECOND + SECOND / 10);
+    lab.server.tick(start() + 5 * SECOND + SECOND / 10);
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 1, "not at once");
-    lab.server.tick(NOW + 6 * SECOND);
-    lab.server.tick(NOW + 7 * SECOND);
+    lab.server.tick(start() + 6 * SECOND);
+    lab.server.tick(start() + 7 * SECOND);
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 2, "one for the one that is lost");
-    lab.server.tick(NOW + 10 * SECOND);
+    lab.server.tick(start() + 10 * SECOND);
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 3, "the clock goes on");
     for channel in &mut others {

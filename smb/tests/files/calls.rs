@@ -6,6 +6,7 @@ use forebay_smb::engine::{Encryption, Mail, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
+use forebay_smb::time::Now;
 use forebay_smb::wire::create::{
     CreateAction, CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel,
 };
@@ -57,7 +58,7 @@ impl Lab {
         Self::of(config, |volume| volume.accounts.push(second))
     }
 
-    fn of(config: ServerConfig, change: impl FnOnce(&mut forebay_smb::engine::VolumeConfig)) -> Self {
+    pub fn of(config: ServerConfig, change: impl FnOnce(&mut forebay_smb::engine::VolumeConfig)) -> Self {
         let encryption = config.encryption;
         let server = Server::new(config);
         let mut volume = volume("vol", FsHandle(Arc::new(())));
@@ -135,7 +136,7 @@ impl Lab {
     }
 }
 
-fn deliver(client: &mut Client, now: u64, mail: Mail) {
+fn deliver(client: &mut Client, now: Now, mail: Mail) {
     client.connection.deliver(now, mail).unwrap();
     client.run().unwrap();
 }
@@ -295,13 +296,7 @@ pub fn flush(client: &mut Client, file_id: FileId) -> Result<(), NtStatus> {
     simple(client, Command::FLUSH, |b| flush::Request { file_id }.encode(b)).map(drop)
 }
 
-pub fn read_min(
-    client: &mut Client,
-    file_id: FileId,
-    offset: u64,
-    length: u32,
-    minimum_count: u32,
-) -> Result<Vec<u8>, NtStatus> {
+pub fn read_body(file_id: FileId, offset: u64, length: u32, minimum_count: u32) -> Vec<u8> {
     let mut body = Vec::new();
     read::Request {
         padding: 0x50,
@@ -315,6 +310,17 @@ pub fn read_min(
         channel_info: &[],
     }
     .encode(&mut body);
+    body
+}
+
+pub fn read_min(
+    client: &mut Client,
+    file_id: FileId,
+    offset: u64,
+    length: u32,
+    minimum_count: u32,
+) -> Result<Vec<u8>, NtStatus> {
+    let body = read_body(file_id, offset, length, minimum_count);
     let charge = length.div_ceil(65536).max(1) as u16;
     let answer = client.call_charged(Command::READ, &body, charge).unwrap();
     success(&answer)?;

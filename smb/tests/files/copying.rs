@@ -17,13 +17,13 @@ use crate::calls::{
 };
 use crate::support::Client;
 
-fn key(c: &mut Client, id: FileId) -> [u8; 24] {
+pub fn key(c: &mut Client, id: FileId) -> [u8; 24] {
     let (status, output) = fsctl(c, id, FsctlCode::SRV_REQUEST_RESUME_KEY, &[], 32);
     assert_eq!(status, NtStatus::SUCCESS);
     ResumeKeyResponse::parse(&output).unwrap().resume_key
 }
 
-fn copy(
+pub fn copy(
     c: &mut Client,
     code: FsctlCode,
     source_key: [u8; 24],

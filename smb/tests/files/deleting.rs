@@ -1,12 +1,17 @@
 //! Deletion: delete-on-close and FileDispositionInformation.
 
+use forebay_smb::fs::FsOpKind;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::create::{CreateDisposition, CreateOptions};
+use forebay_smb::wire::create::{CreateAction, CreateDisposition, CreateOptions};
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::file_info::FileStandardInformation;
-use forebay_smb::wire::{AccessMask, FileAttributes, ShareAccess};
+use forebay_smb::wire::{AccessMask, Command, FileAttributes, ShareAccess};
 
 use crate::calls::{Lab, close, close_stat, delete_pending, directory, file, query_file, write};
+
+fn removes(op: &FsOpKind) -> bool {
+    matches!(op, FsOpKind::Close { unlink: Some(_), .. })
+}
 
 #[test]
 fn a_file_goes_with_its_last_open() {
@@ -71,7 +76,7 @@ fn directories_must_be_empty() {
     close(&mut c, d).unwrap();
     // Delete-on-close cannot know: the directory stays.
     let d = directory("d").option(CreateOptions::DELETE_ON_CLOSE).id(&mut c);
-    close(&mut c, d).unwrap();
+    assert_eq!(close(&mut c, d), Ok(()));
     let d = directory("d").disposition(CreateDisposition::OPEN).id(&mut c);
     delete_pending(&mut c, f, true).unwrap();
     close(&mut c, f).unwrap();
@@ -102,4 +107,50 @@ fn not_everything_can_be_deleted() {
     let deleting = file("g").access(AccessMask::DELETE);
     assert_eq!(deleting.send(&mut c), Err(NtStatus::SHARING_VIOLATION));
     close(&mut c, g).unwrap();
+}
+
+#[test]
+fn a_close_tells_that_the_name_could_not_be_removed() {
+    let mut lab = Lab::new();
+    let mut c = lab.client();
+    let f = file("f").id(&mut c);
+    delete_pending(&mut c, f, true).unwrap();
+    let mut backend = lab.memory.backend();
+    c.backend = Box::new(move |op| match removes(&op) {
+        true => Err(NtStatus::UNEXPECTED_IO_ERROR),
+        false => backend(op),
+    });
+    assert_eq!(close(&mut c, f), Err(NtStatus::UNEXPECTED_IO_ERROR));
+    assert!(lab.server.open_infos(None).is_empty(), "the open has ended all the same");
+    let again = file("f").disposition(CreateDisposition::OPEN).id(&mut c);
+    assert_eq!(close(&mut c, again), Ok(()), "the name stays, and nothing wants it to go any more");
+}
+
+#[test]
+fn a_name_is_in_use_until_the_backend_has_removed_it_also_where_its_connection_was_lost() {
+    let mut lab = Lab::new();
+    let (mut a, mut b) = (lab.client(), lab.client());
+    file("f").option(CreateOptions::DELETE_ON_CLOSE).id(&mut a);
+    a.connection.close(a.now);
+    assert_eq!(file("f").send(&mut b), Err(NtStatus::DELETE_PENDING), "the backend is slow");
+    a.run().unwrap();
+    assert_eq!(lab.memory.contents("f"), None);
+    assert_eq!(file("f").send(&mut b).unwrap().action, CreateAction::CREATED);
+}
+
+#[test]
+fn a_name_that_was_removed_while_it_was_being_opened_is_not_opened() {
+    let mut lab = Lab::new();
+    let (mut a, mut b) = (lab.client(), lab.client());
+    let f = file("f").id(&mut a);
+    let op = b.begin(Command::CREATE, &file("f").body());
+    // The backend finds the file, and its answer takes longer than the removal.
+    let found = (b.backend)(op.kind);
+    delete_pending(&mut a, f, true).unwrap();
+    close(&mut a, f).unwrap();
+    b.connection.complete(b.now, op.id, found).unwrap();
+    b.run().unwrap();
+    let answer = b.answers.pop_front().expect("an answer");
+    assert_eq!(answer.status(), NtStatus::DELETE_PENDING);
+    assert_eq!(file("f").send(&mut b).unwrap().action, CreateAction::CREATED);
 }

@@ -1,9 +1,14 @@
 //! Opens that outlive their client's connections.
 
-use forebay_smb::fs::FsOpKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_smb::engine::InUse;
+use forebay_smb::fs::{FsHandle, FsOpKind};
 use forebay_smb::ids::FileId;
-use forebay_smb::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_MAX};
+use forebay_smb::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX, KEPT_OPENS_PER_VOLUME_MAX};
 use forebay_smb::status::NtStatus;
+use forebay_smb::time::Due;
 use forebay_smb::wire::create::{CreateAction, CreateDisposition, CreateOptions, OplockLevel};
 use forebay_smb::wire::create_context::{DurableFlags, RequestContext, ResponseContext};
 use forebay_smb::wire::{Command, Dialect, ShareAccess, create};
@@ -12,9 +17,9 @@ use crate::calls::{
     EXCLUSIVE, Lab, NEWEST, NOW_OR_NEVER, Open, UNLOCK, directory, file, flush, lock, lock_waits, read,
     success, write,
 };
-use crate::support::{Client, NOW};
+use crate::support::{Client, start, volume};
 
-const MS: u64 = 10_000;
+const SECOND: Duration = Duration::from_secs(1);
 const GUID: [u8; 16] = [0xc7; 16];
 const LOGOFF: [u8; 4] = [4, 0, 0, 0];
 
@@ -68,13 +73,13 @@ fn back(lab: &mut Lab) -> Client {
     lab.back("vol-user", "vol-secret", 0)
 }
 
-/// Has the lab's backend do what the server's clock asks for.
-fn tick(lab: &Lab, now: u64) -> Vec<bool> {
+/// Has the lab's backend do what is due.
+fn tick(lab: &Lab, now: Instant) -> Vec<bool> {
     let mut backend = lab.memory.backend();
     let mut unlinked = Vec::new();
     for op in lab.server.handle_timeout(now) {
-        let FsOpKind::Close { unlink, .. } = op else { panic!("only ends") };
-        unlinked.push(unlink);
+        let FsOpKind::Close { unlink, .. } = &op else { panic!("only ends") };
+        unlinked.push(unlink.is_some());
         backend(op).map(drop).unwrap();
     }
     unlinked
@@ -174,7 +179,7 @@ fn only_its_user_gets_it_and_only_by_its_names() {
     // Its session is there, as far as the server knows: it waits for a moment.
     let waits = b.call(Command::CREATE, &claim(id, GUID).body()).unwrap();
     assert_eq!(waits.status(), NtStatus::PENDING);
-    for (now, answers) in [(NOW, 0), (NOW + 1000 * MS, 1)] {
+    for (now, answers) in [(start(), 0), (start() + SECOND, 1)] {
         assert!(lab.server.handle_timeout(now).is_empty());
         lab.deliver(&mut [&mut a, &mut b]);
         assert_eq!(b.answers.len(), answers);
@@ -205,9 +210,9 @@ fn it_is_kept_for_the_time_that_was_granted() {
         let made = make(&mut a, &file("f").context(wanted(asked, GUID))).unwrap();
         assert_eq!(made.durable, Some(granted));
         a.disconnect();
-        let until = NOW + u64::from(granted) * MS;
-        assert_eq!(lab.server.next_timeout(), Some(until));
-        assert!(tick(&lab, until - 1).is_empty());
+        let until = start() + Duration::from_millis(granted.into());
+        assert_eq!(lab.server.next_timeout(), Some(Due::At(until)));
+        assert!(tick(&lab, until - Duration::from_nanos(1)).is_empty());
         assert_eq!(tick(&lab, until), [false]);
         assert!(lab.server.open_infos(None).is_empty());
         a = back(&mut lab);
@@ -217,7 +222,7 @@ fn it_is_kept_for_the_time_that_was_granted() {
     make(&mut a, &doomed).unwrap();
     a.disconnect();
     assert!(lab.memory.contents("doomed").is_some());
-    assert_eq!(tick(&lab, NOW + 1000 * MS), [true]);
+    assert_eq!(tick(&lab, start() + SECOND), [true]);
     assert!(lab.memory.contents("doomed").is_none());
 }
 
@@ -233,7 +238,7 @@ fn what_is_ended_on_purpose_is_not_kept() {
             2 => {
                 lab.server.close_session(a.session_id);
                 for (_, mail) in lab.server.take_mail() {
-                    a.connection.deliver(NOW, mail).unwrap_err();
+                    a.connection.deliver(a.now, mail).unwrap_err();
                 }
             }
             3 => {
@@ -254,17 +259,19 @@ fn what_is_kept_goes_with_its_volume_and_with_the_server() {
     let mut a = lab.client();
     durable(&mut a, "f");
     a.disconnect();
-    lab.server.remove_volume("vol", false).unwrap();
+    // A client that is away for a moment uses its volume still.
+    assert_eq!(lab.server.remove_volume("vol", false), Err(InUse { open_files: 1 }));
+    lab.server.remove_volume("vol", true).unwrap();
     assert!(lab.server.open_infos(None).is_empty());
-    assert_eq!(tick(&lab, NOW), [false]);
+    assert_eq!(tick(&lab, start()), [false]);
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, GUID));
     make(&mut a, &doomed).unwrap();
     a.disconnect();
     lab.server.stop_keeping();
-    assert_eq!(lab.server.next_timeout(), Some(0));
-    assert_eq!(tick(&lab, NOW), [true]);
+    assert_eq!(lab.server.next_timeout(), Some(Due::Now));
+    assert_eq!(tick(&lab, start()), [true]);
 }
 
 #[test]
@@ -279,7 +286,7 @@ fn a_client_that_is_back_before_its_loss_was_noticed_gets_it_too() {
     assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
     assert_eq!(read(&mut a, id, 0, 1), Err(NtStatus::USER_SESSION_DELETED));
     for (_, mail) in lab.server.take_mail() {
-        a.connection.deliver(NOW, mail).unwrap();
+        a.connection.deliver(a.now, mail).unwrap();
     }
     a.disconnect();
     write(&mut b, id, 0, b"x").unwrap();
@@ -321,15 +328,25 @@ fn a_client_that_is_there_does_not_wait_for_one_that_is_away() {
 fn no_more_are_kept_than_the_limit() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
-    for number in 0..=KEPT_OPENS_MAX as u64 {
+    for number in 0..=KEPT_OPENS_PER_VOLUME_MAX {
         let mut guid = GUID;
         guid[..8].copy_from_slice(&number.to_le_bytes());
         let name = number.to_string();
         let new = file(&name).disposition(CreateDisposition::CREATE).context(wanted(0, guid));
         assert!(make(&mut a, &new).unwrap().durable.is_some());
     }
+    lab.server.add_volume(volume("third", FsHandle(Arc::new(())))).unwrap();
+    let mut other = Client::new(&lab.server, 777, NEWEST);
+    other.backend = lab.memory.backend();
+    success(&other.negotiate().unwrap()).unwrap();
+    success(&other.logon("third-user", "third-secret", 0).unwrap()).unwrap();
+    success(&other.tree_connect("third").unwrap()).unwrap();
+    durable(&mut other, "theirs");
     a.disconnect();
-    assert_eq!(lab.server.open_infos(None).len(), KEPT_OPENS_MAX);
+    let of = |volume| lab.server.open_infos(Some(volume)).len() as u64;
+    assert_eq!(of("vol"), KEPT_OPENS_PER_VOLUME_MAX);
+    other.disconnect();
+    assert_eq!(of("third"), 1, "one volume leaves room for others");
     assert_eq!(a.dialect, NEWEST);
 }
 
@@ -346,7 +363,7 @@ fn a_lock_that_waits_on_a_connection_that_is_lost_is_not_taken_by_the_way() {
     lock(&mut b, id, &[(0, 1, UNLOCK)]).unwrap();
     for (to, mail) in lab.server.take_mail() {
         assert_eq!(to.0, a.id);
-        a.connection.deliver(NOW, mail).unwrap();
+        a.connection.deliver(a.now, mail).unwrap();
         a.run().unwrap();
     }
     lock(&mut b, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
@@ -378,4 +395,21 @@ fn a_client_that_is_back_before_the_loss_is_noticed_waits_for_that() {
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(made(&b.answers.pop_front().unwrap().message).id, id);
     write(&mut b, id, 0, b"x").unwrap();
+}
+
+#[test]
+fn a_name_that_goes_by_the_clock_is_in_use_until_the_backend_has_removed_it() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, GUID));
+    make(&mut a, &doomed).unwrap();
+    a.disconnect();
+    let mut ops = lab.server.handle_timeout(start() + Duration::from_secs(1000));
+    let mut b = back(&mut lab);
+    assert_eq!(make(&mut b, &file("doomed")).unwrap_err(), NtStatus::DELETE_PENDING);
+    let op = ops.pop().expect("an end");
+    assert!(ops.is_empty());
+    (lab.memory.backend())(op).map(drop).unwrap();
+    assert_eq!(lab.memory.contents("doomed"), None);
+    make(&mut b, &file("doomed")).unwrap();
 }

@@ -6,15 +6,19 @@ use std::thread;
 use forebay_smb::fs::FsOpKind;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::create::{self, OplockLevel};
+use forebay_smb::wire::create::{self, CreateOptions, OplockLevel};
 use forebay_smb::wire::create_context::{
     DurableFlags, Lease, LeaseFlags, LeaseState, LeaseV2, RequestContext, ResponseContext,
 };
+use forebay_smb::wire::fscc::FileInformationClass;
+use forebay_smb::wire::fscc::name_info::FileRenameInformation;
 use forebay_smb::wire::{AccessMask, Command, ShareAccess};
 
-use crate::calls::{EXCLUSIVE, Lab, NOW_OR_NEVER, Open, UNLOCK, file, lock, rename, success, write};
+use crate::calls::{
+    EXCLUSIVE, Lab, NOW_OR_NEVER, Open, UNLOCK, close, file, lock, rename, set_file, success, write,
+};
 use crate::durable::{make, wanted};
-use crate::support::{Answer, Client, NOW};
+use crate::support::{Answer, Client, start};
 
 const GUID: [u8; 16] = [0x1e; 16];
 const RH: LeaseState = LeaseState::READ_CACHING.union(LeaseState::HANDLE_CACHING);
@@ -136,10 +140,36 @@ fn one_whose_lease_was_taken_by_a_change_is_not_given_back() {
         }
         let mut b = back(&mut lab);
         assert_eq!(leased(&mut b, &claim("f", id), lease(1, RH)).unwrap_err(), NOT_FOUND);
-        let ops = lab.server.handle_timeout(NOW);
-        assert!(matches!(ops.as_slice(), [FsOpKind::Close { unlink: false, .. }]), "renames: {renames}");
+        let ops = lab.server.handle_timeout(start());
+        assert!(matches!(ops.as_slice(), [FsOpKind::Close { unlink: None, .. }]), "renames: {renames}");
         assert_eq!(lab.server.open_infos(None).len(), 1);
     }
+}
+
+#[test]
+fn all_names_go_whose_opens_make_way_for_another_client() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let f = plain(&mut a, &file("f"));
+    for name in ["g", "h"] {
+        set_file(&mut a, f, FileInformationClass::FILE_LINK_INFORMATION, |out| {
+            let file_name = name.to_owned();
+            FileRenameInformation { replace_if_exists: false, root_directory: 0, file_name }.encode(out);
+        })
+        .unwrap();
+    }
+    close(&mut a, f).unwrap();
+    for (name, guid) in [("f", GUID), ("g", [0x1f; 16])] {
+        let doomed = file(name).option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, guid));
+        let (_, _, durable) = leased(&mut a, &doomed, lease(1, RH)).unwrap();
+        assert!(durable);
+    }
+    a.disconnect();
+    assert_eq!(lab.server.open_infos(None).len(), 2, "both are kept");
+    let mut other = lab.client_of(9);
+    plain(&mut other, &file("h").share(ShareAccess::empty()));
+    let left = ["f", "g", "h"].map(|name| lab.memory.contents(name).is_some());
+    assert_eq!(left, [false, false, true]);
 }
 
 #[test]

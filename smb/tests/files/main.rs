@@ -10,8 +10,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod budget;
 mod caching;
 mod calls;
+mod cancelling;
 mod copying;
 mod creating;
 mod deleting;
@@ -21,11 +23,15 @@ mod durable_leases;
 mod failover;
 mod hostile;
 mod information;
+mod links;
 mod locking;
+mod lost;
 mod memory;
+mod moving;
 mod rdma;
 mod reading_and_writing;
 mod renaming;
 mod replay;
 mod transform;
+mod volumes;
 mod watching;

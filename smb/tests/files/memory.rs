@@ -1,7 +1,7 @@
 //! A file system in memory that keeps the contract of `forebay_smb::fs`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use forebay_smb::fs::{
     DirEntry, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
@@ -17,7 +17,7 @@ const DIRECTORY: u32 = 0x10;
 const NORMAL: u32 = 0x80;
 const UNIT: u64 = 4096;
 /// The longest file.
-const FILE_BYTES_MAX: u64 = 64 << 20;
+pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone)]
 struct Node {
@@ -59,6 +59,8 @@ pub struct Memory(Arc<Mutex<Inner>>);
 struct Inner {
     nodes: HashMap<u64, Node>,
     next: u64,
+    /// Those that are open, to follow renames.
+    handles: Vec<Weak<Handle>>,
     /// Operations carried out, by name.
     log: Vec<&'static str>,
 }
@@ -92,7 +94,7 @@ impl Node {
 impl Default for Memory {
     fn default() -> Self {
         let nodes = HashMap::from([(ROOT, Node::new(true))]);
-        Self(Arc::new(Mutex::new(Inner { nodes, next: ROOT + 1, log: Vec::new() })))
+        Self(Arc::new(Mutex::new(Inner { nodes, next: ROOT + 1, handles: Vec::new(), log: Vec::new() })))
     }
 }
 
@@ -188,7 +190,10 @@ impl Inner {
             _ => {}
         }
         let handle = Handle { ino, path: Mutex::new(request.path), position: Mutex::default() };
-        Ok(Opened { handle: FsHandle(Arc::new(handle)), created, stat })
+        let handle = Arc::new(handle);
+        self.handles.retain(|known| known.strong_count() > 0);
+        self.handles.push(Arc::downgrade(&handle));
+        Ok(Opened { handle: FsHandle(handle), created, stat })
     }
 
     fn unlink(&mut self, path: &RelPath, ino: u64) -> Result<(), NtStatus> {
@@ -228,10 +233,10 @@ impl Inner {
                 FsReply::Opened(self.open(request)?)
             }
             FsOpKind::Close { handle: h, unlink, stat } => {
-                self.log.push(if unlink { "close+unlink" } else { "close" });
+                self.log.push(if unlink.is_some() { "close+unlink" } else { "close" });
                 let h = handle(&h);
                 let last = self.stat(h.ino);
-                if unlink {
+                if let Some(_token) = unlink {
                     self.unlink(&h.path.lock().unwrap(), h.ino)?;
                 }
                 if stat { FsReply::Stat(last) } else { FsReply::Done }
@@ -247,12 +252,15 @@ impl Inner {
             FsOpKind::Write { handle: h, offset, frame, range, .. } => {
                 self.log.push("write");
                 let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
-                limit(offset, range.len() as u64)?;
-                let end = offset as usize + range.len();
+                limit(offset, 0)?;
+                // As on real file systems, what finds its place is written before the rest does not.
+                let place = range.len().min((FILE_BYTES_MAX - offset) as usize);
+                let end = offset as usize + place;
                 if data.len() < end {
                     data.resize(end, 0);
                 }
-                data[offset as usize..end].copy_from_slice(&frame.bytes()[range.clone()]);
+                data[offset as usize..end].copy_from_slice(&frame.bytes()[range.clone()][..place]);
+                limit(offset, range.len() as u64)?;
                 FsReply::Written(range.len() as u32)
             }
             FsOpKind::Flush { .. } => {
@@ -321,9 +329,17 @@ impl Inner {
                 self.log.push("rename");
                 let h = handle(&h);
                 let from = h.path.lock().unwrap().clone();
+                // Of the handles by another name of the file only this one follows it.
+                let takes_place = self.find(&to) == Ok(h.ino);
                 self.name(h.ino, &to, replace)?;
                 let parent = self.parent(&from)?;
                 self.nodes.get_mut(&parent).unwrap().children.remove(from.name());
+                for other in self.handles.iter().filter_map(Weak::upgrade).filter(|_| !takes_place) {
+                    let mut path = other.path.lock().unwrap();
+                    if other.ino == h.ino && *path == from {
+                        path.clone_from(&to);
+                    }
+                }
                 *h.path.lock().unwrap() = to;
                 FsReply::Done
             }
@@ -341,14 +357,16 @@ impl Inner {
                 }
             }
             FsOpKind::CopyRange { source, source_offset, target, target_offset, length } => {
-                limit(target_offset, length)?;
-                let bytes = part(&self.nodes[&ino(&source)].data, source_offset, length).to_vec();
+                limit(target_offset, 0)?;
+                let place = length.min(FILE_BYTES_MAX - target_offset);
+                let bytes = part(&self.nodes[&ino(&source)].data, source_offset, place).to_vec();
                 let to = &mut self.nodes.get_mut(&ino(&target)).unwrap().data;
                 let end = target_offset as usize + bytes.len();
                 if to.len() < end {
                     to.resize(end, 0);
                 }
                 to[target_offset as usize..end].copy_from_slice(&bytes);
+                limit(target_offset, length)?;
                 FsReply::Copied(bytes.len() as u64)
             }
             FsOpKind::CloneRange { .. } => return Err(NtStatus::NOT_SUPPORTED),

@@ -1,12 +1,14 @@
 //! CREATEs that are sent again because their answer was lost.
 
+use std::time::Duration;
+
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateAction, CreateDisposition};
 use forebay_smb::wire::{Command, FileAttributes, ShareAccess};
 
 use crate::calls::{Lab, Open, close, file, read, write};
 use crate::durable::{Made, make, wanted};
-use crate::support::Client;
+use crate::support::{Client, start};
 
 const GUID: [u8; 16] = [0x9e; 16];
 const DUPLICATE: Result<Made, NtStatus> = Err(NtStatus::DUPLICATE_OBJECTID);
@@ -125,7 +127,7 @@ fn a_create_that_waits_for_others_is_under_way_even_when_its_connection_is_lost(
     assert_eq!(again(&mut b, &shared()), Err(NtStatus::FILE_NOT_AVAILABLE));
     assert_eq!(make(&mut b, &shared()), DUPLICATE);
     a.disconnect();
-    for now in [a.now, a.now + 10_000_000] {
+    for now in [start(), start() + Duration::from_secs(1)] {
         let _ = lab.server.handle_timeout(now);
         assert_eq!(again(&mut b, &shared()), Err(NtStatus::FILE_NOT_AVAILABLE));
         assert_eq!(make(&mut b, &shared()), DUPLICATE);

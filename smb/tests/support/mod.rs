@@ -5,7 +5,8 @@
 pub mod requests;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 use forebay_smb::auth::{ClientStep, NtHash};
 use forebay_smb::crypto::{
@@ -18,13 +19,26 @@ use forebay_smb::engine::{
 };
 use forebay_smb::fs::{Frame, FsHandle, FsOp, FsOpKind, FsResult};
 use forebay_smb::status::NtStatus;
+use forebay_smb::time::Now;
 use forebay_smb::wire::negotiate::{self, Dialect};
 use forebay_smb::wire::negotiate_context::{NegotiateContext, RdmaTransform};
-use forebay_smb::wire::{Capabilities, Command, HEADER_LEN, Header, HeaderFlags, session_setup};
+use forebay_smb::wire::{Capabilities, Command, FileTime, HEADER_LEN, Header, HeaderFlags, session_setup};
 use forebay_smbdirect::wire::Token;
 
 /// 2026-11-21, FILETIME.
 pub const NOW: u64 = 134_082_432_000_000_000;
+
+/// When virtual time begins, by the clock that never steps.
+pub fn start() -> Instant {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    *START
+}
+
+/// When virtual time begins, by both clocks.
+pub fn present() -> Now {
+    Now { instant: start(), wall: FileTime(NOW) }
+}
+
 /// Where a client's memory begins for RDMA.
 pub const MEMORY_AT: u64 = 0x7f00_0000_0000;
 
@@ -42,6 +56,8 @@ pub fn config() -> ServerConfig {
         guid: [7; 16],
         server_name: "FOREBAY".to_owned(),
         started: NOW,
+        min_dialect: Dialect::SMB2_0_2,
+        target_names: Vec::new(),
         signing_required: false,
         encryption: Encryption::Offered,
         instance: 0x5eed_0000_0000,
@@ -127,7 +143,7 @@ pub struct Client {
     pub credits: u64,
     pub backend: Backend,
     pub events: Vec<Event>,
-    pub now: u64,
+    pub now: Now,
     /// Unclaimed answers.
     pub answers: VecDeque<Answer>,
     /// What the server reaches by RDMA: byte 0 has the address [`MEMORY_AT`].
@@ -183,7 +199,7 @@ impl Client {
             credits: 1,
             backend: Box::new(|_| Err(NtStatus::NOT_SUPPORTED)),
             events: Vec::new(),
-            now: NOW,
+            now: present(),
             answers: VecDeque::new(),
             memory: Vec::new(),
             invalidated: Vec::new(),
@@ -461,7 +477,8 @@ impl Client {
         assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "every leg is signed");
         preauth.update(&answer.message);
         let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
-        let ClientStep::Last(token, key) = initiator.step(&token, self.now).expect("a challenge") else {
+        let ClientStep::Last(token, key) = initiator.step(&token, self.now.wall.0).expect("a challenge")
+        else {
             panic!("NTLM takes two legs")
         };
         let mut message = self.binding_message(first, &token);
@@ -547,7 +564,8 @@ impl Client {
         preauth.update(&answer.message);
         self.session_id = answer.header.session_id;
         let token = session_setup::Response::parse(&answer.message).unwrap().security_buffer.to_vec();
-        let ClientStep::Last(token, key) = initiator.step(&token, self.now).expect("a challenge") else {
+        let ClientStep::Last(token, key) = initiator.step(&token, self.now.wall.0).expect("a challenge")
+        else {
             panic!("NTLM takes two legs")
         };
         let message = self.session_setup_message(&token, previous);

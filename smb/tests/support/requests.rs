@@ -99,6 +99,7 @@ pub fn initiator_with(user: &str, password: &str, session_key: [u8; 16]) -> Init
         nt_hash: NtHash::from_password(password),
         spnego: true,
         challenge: [9; 8],
+        target_name: None,
         random_session_key: Some(SessionKey::new(&session_key)),
     })
 }

@@ -123,11 +123,9 @@ fn find(seen: &Seen) -> Result<(Fabrics, Namespace)> {
 }
 
 fn me(seen: &Seen) -> Result<Me> {
-    Ok(Me {
-        instance: InstanceHash::of(&seen.instance),
-        epoch: Epoch::new(seen.epoch).context("epoch 0")?,
-        host: HostIdentity::of(&seen.instance, &seen.node)?.id(),
-    })
+    let epoch = Epoch::new(seen.epoch).context("epoch 0")?;
+    let host = HostIdentity::of(&seen.instance, &seen.node)?;
+    Ok(Me::new(InstanceHash::of(&seen.instance), epoch, host.id()))
 }
 
 /// The reason's name, without what it carries.
@@ -203,7 +201,7 @@ pub fn acquire(seen: Seen) -> Result<Option<String>> {
     let (fabrics, namespace) = find(&seen)?;
     let device = fabrics.open(&namespace)?;
     match forebay_nvmeof::acquire(&device, &me(&seen)?) {
-        Ok(()) => Ok(None),
+        Ok(_) => Ok(None),
         Err(error) => Ok(Some(format!("{error:?}: {error}"))),
     }
 }

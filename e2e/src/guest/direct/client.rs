@@ -261,6 +261,7 @@ impl Client {
             nt_hash: NtHash::from_password(&target.password),
             spnego: true,
             challenge: CHALLENGE,
+            target_name: None,
             random_session_key: Some(SessionKey::new(&[5; 16])),
         });
         let message = self.session_setup(&initiator.first());

@@ -9,6 +9,7 @@ use crate::guest::GUEST_BINARY;
 use crate::guest::calls::writer::Records;
 use crate::lab::Lab;
 use crate::progress::say;
+use crate::scenario::crash::refused;
 use crate::scenario::nvmeof::{CLIENT, Cut, FIRST, SECOND, conflict};
 use crate::site::POOL;
 
@@ -40,6 +41,9 @@ impl Drop for BootedAnew<'_> {
 pub(in crate::scenario) fn synced(lines: &[String]) -> Vec<u64> {
     lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect()
 }
+
+/// Writes that may fail while a server is away: the one that is under way, and those that are tried while nobody listens.
+const REFUSED_MAX: usize = 8;
 
 /// Files that are fsynced before the first server goes.
 pub(in crate::scenario) const FILES: usize = 20;
@@ -215,7 +219,7 @@ pub(in crate::scenario) fn away(lab: &Lab) -> Result<String> {
     reach(&mut writer, "the client reconnects by itself and writes on", before + FILES)?;
     let lines = writer.finish(Duration::from_secs(60))?;
     let numbers = synced(&lines);
-    let failed = lines.iter().filter(|line| line.starts_with("failed")).count();
+    let failed = refused(&lines, REFUSED_MAX)?;
     let bytes = intact(&again, id, &numbers, &mounted)?;
     mounted.unmount()?;
     again.stop()?;

@@ -129,10 +129,14 @@ pub(super) fn key_of_entry(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(Fi
     Ok((key(&x), file_type(&x) == FileType::Directory))
 }
 
+/// Identity of what a descriptor is open on.
+pub(super) fn key_of(fd: BorrowedFd<'_>) -> Result<FileKey, Errno> {
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).map(|x| key(&x))
+}
+
 /// Whether two descriptors are open on the same directory.
 pub(super) fn same(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> Result<bool, Errno> {
-    let of = |fd| rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).map(|x| key(&x));
-    Ok(of(a)? == of(b)?)
+    Ok(key_of(a)? == key_of(b)?)
 }
 
 fn file_type(x: &Statx) -> FileType {

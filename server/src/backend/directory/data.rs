@@ -103,17 +103,7 @@ pub(super) fn set_end(file: &OpenFile, size: u64) -> Result<(), NtStatus> {
     if !in_range(size, 0) {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    retry(|| rustix::fs::ftruncate(&file.fd, size)).map_err(status)?;
-    written_through(file)
-}
-
-/// After a change of contents or size by other means than a write: it is on stable storage before it is acknowledged, where
-/// that is asked for.
-fn written_through(file: &OpenFile) -> Result<(), NtStatus> {
-    if file.write_through {
-        retry(|| rustix::fs::fdatasync(&file.fd)).map_err(status)?;
-    }
-    Ok(())
+    retry(|| rustix::fs::ftruncate(&file.fd, size)).map_err(status)
 }
 
 pub(super) fn set_allocation(file: &OpenFile, size: u64) -> Result<(), NtStatus> {
@@ -168,7 +158,6 @@ pub(super) fn copy(
             Err(errno) => return Err(status(errno)),
         }
     }
-    written_through(target)?;
     Ok(copied)
 }
 
@@ -214,7 +203,7 @@ pub(super) fn zero(file: &OpenFile, offset: u64, length: u64) -> Result<(), NtSt
             }
             Ok(())
         }
-        result => result.map_err(status).and_then(|()| written_through(file)),
+        result => result.map_err(status),
     }
 }
 

@@ -12,7 +12,9 @@ mod attrs;
 pub mod data;
 mod direct;
 mod dirs;
+mod durability;
 mod ioctl;
+mod name_locks;
 mod names;
 mod open;
 mod path;
@@ -23,6 +25,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+pub use self::durability::Promise;
+use self::durability::Settlement;
+use self::name_locks::NameLocks;
 use forebay_smb::fs::{FileKey, FsHandle, FsOpKind, FsReply, FsResult, RelPath, Space};
 use forebay_smb::status::NtStatus;
 use rustix::fs::{Mode, OFlags};
@@ -30,6 +35,7 @@ use rustix::io::Errno;
 
 use crate::backend::errno::status;
 use crate::buffers::BufferPool;
+use crate::lanes::Descriptor;
 
 /// A volume's root.
 #[derive(Debug)]
@@ -37,10 +43,11 @@ pub struct Volume {
     root: OwnedFd,
     /// Whether the file system keeps user extended attributes.
     xattrs: bool,
-    /// Whether every write is on stable storage before it is acknowledged.
-    write_through: bool,
-    /// Held while a name is looked up and then changed, so that no other client changes it in between.
-    names: Mutex<()>,
+    /// What is on stable storage when it is answered.
+    promise: Promise,
+    /// Where links wait that are to replace a name: a directory of the same file system that no client sees.
+    aside: Option<OwnedFd>,
+    names: NameLocks,
 }
 
 impl Volume {
@@ -49,18 +56,20 @@ impl Volume {
     /// # Errors
     /// Those of opening it.
     pub fn open(path: &Path) -> Result<Arc<Self>, Errno> {
-        Self::open_with(path, false)
+        Self::open_with(path, Promise::AtFlush, None)
     }
 
-    /// Same; with `write_through`, every write is on stable storage before it is acknowledged.
+    /// Same, with what is promised, and a directory of the same file system for links that are on their way; without it they
+    /// are seen beside the name that they replace.
     ///
     /// # Errors
     /// Those of opening it.
-    pub fn open_with(path: &Path, write_through: bool) -> Result<Arc<Self>, Errno> {
+    pub fn open_with(path: &Path, promise: Promise, aside: Option<&Path>) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
+        let aside = aside.map(|path| rustix::fs::open(path, flags, Mode::empty())).transpose()?;
         let xattrs = attrs::kept(root.as_fd());
-        Ok(Arc::new(Self { root, xattrs, write_through, names: Mutex::new(()) }))
+        Ok(Arc::new(Self { root, xattrs, promise, aside, names: NameLocks::default() }))
     }
 
     /// As the protocol keeps it.
@@ -91,7 +100,7 @@ impl Volume {
 /// An open file or directory.
 #[derive(Debug)]
 pub struct OpenFile {
-    fd: OwnedFd,
+    fd: Descriptor,
     volume: Arc<Volume>,
     key: FileKey,
     directory: bool,
@@ -100,6 +109,8 @@ pub struct OpenFile {
     path: Mutex<RelPath>,
     /// Its name was made or changed and the directory that holds it not yet synced.
     name_unsynced: AtomicBool,
+    /// The directory that its name was removed from, until that is settled.
+    removed_from: Mutex<Option<OwnedFd>>,
     /// Writing back failed once: what was lost then cannot be known, so no later flush may succeed.
     sync_failed: AtomicBool,
     position: Mutex<dirs::Position>,
@@ -126,14 +137,14 @@ impl OpenFile {
         self.write_through
     }
 
-    /// Whether a flush is a mere fsync of the file, which the transport may then do in its own way.
+    /// Whether nothing of the file lies at `end` or beyond it.
     #[must_use]
-    pub fn flush_is_fsync(&self) -> bool {
-        !self.name_unsynced.load(Ordering::Acquire) && !self.sync_failed.load(Ordering::Acquire)
+    pub fn ends_by(&self, end: u64) -> bool {
+        rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_size.cast_unsigned() <= end)
     }
 
     /// Remembers that an fsync failed.
-    pub fn set_sync_failed(&self) {
+    pub(super) fn set_sync_failed(&self) {
         self.sync_failed.store(true, Ordering::Release);
     }
 }
@@ -144,6 +155,14 @@ impl OpenFile {
 /// `STATUS_INVALID_HANDLE` where the handle is of something else.
 pub fn file(handle: &FsHandle) -> Result<Arc<OpenFile>, NtStatus> {
     Arc::clone(&handle.0).downcast().map_err(|_| NtStatus::INVALID_HANDLE)
+}
+
+/// Whether all that is done by a handle, of a volume or of a file, has to be on stable storage before it is acknowledged.
+pub(super) fn writes_through(handle: &FsHandle) -> bool {
+    file(handle).map_or_else(
+        |_| volume(handle).is_ok_and(|volume| volume.promise == Promise::AtReply),
+        |file| file.write_through,
+    )
 }
 
 fn volume(handle: &FsHandle) -> Result<Arc<Volume>, NtStatus> {
@@ -164,22 +183,29 @@ pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> 
         Op::StatPath { volume: at, path } => volume(at)
             .ok()
             .and_then(|volume| open::stat_path_cached(&volume, path))
-            .map(|stat| Ok(FsReply::Stat(stat))),
+            .map(|r| r.map(FsReply::Stat)),
         Op::Stat { handle } => Some(file(handle).and_then(|file| attrs::stat(&file)).map(FsReply::Stat)),
         Op::Space { handle } => {
             Some(volume(handle).and_then(|v| v.space().map_err(status)).map(FsReply::Space))
         }
-        Op::Close { handle, unlink: false, stat: true } => {
+        Op::Close { handle, unlink: None, stat: true } => {
             Some(file(handle).and_then(|file| attrs::stat(&file)).map(FsReply::Stat))
         }
-        Op::Close { unlink: false, stat: false, .. } => Some(Ok(FsReply::Done)),
+        Op::Close { unlink: None, stat: false, .. } => Some(Ok(FsReply::Done)),
         _ => None,
     };
     done.ok_or(operation)
 }
 
-/// Carries one operation out.
+/// Carries one operation out, and puts on stable storage what the volume promises of it.
 pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
+    let settlement = Settlement::of(&operation)?;
+    let reply = carry_out(operation, buffers)?;
+    settlement.settle(&reply)?;
+    Ok(reply)
+}
+
+fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     use FsOpKind as Op;
     match operation {
         Op::Open { volume: at, request } => open::open(&volume(&at)?, &request).map(FsReply::Opened),
@@ -187,7 +213,8 @@ pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             let file = file(&handle)?;
             // Taken first: the name's end shows in neither.
             let last = if stat { Some(attrs::stat(&file)?) } else { None };
-            if unlink {
+            // Nobody opens the name until the token is dropped.
+            if let Some(_token) = unlink {
                 names::unlink(&file)?;
             }
             Ok(last.map_or(FsReply::Done, FsReply::Stat))

@@ -1,29 +1,28 @@
 //! Changing names by handle, and making them durable.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_smb::fs::RelPath;
 use forebay_smb::status::NtStatus;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::path::{Place, current, directory, open_below, place};
+use super::name_locks::NamesHeld;
+use super::path::{Place, current, directory, place};
 use super::{OpenFile, attrs};
 use crate::backend::errno::status;
+use crate::limits::RACE_ATTEMPTS_MAX;
 
 /// Where `file` is now: the name the kernel knows it by or, without that, the one it was opened by; `None` where
-/// neither denotes it any more. To be called, and its answer used, with the volume's `names` held.
+/// neither denotes it any more.
 fn locate(file: &OpenFile) -> Result<Option<Place>, NtStatus> {
     let last = file.path.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let candidates = [current(&file.volume, file.fd.as_fd()), Some(last.as_str().as_bytes().to_vec())];
     for path in candidates.into_iter().flatten().filter(|path| !path.is_empty()) {
         match place(&file.volume, &path) {
-            Ok(found) if matches!(attrs::key_of_entry(found.parent.as_fd(), &found.name), Ok((key, _)) if key == file.key) =>
-            {
-                return Ok(Some(found));
-            }
+            Ok(found) if is_at(file, &found)? => return Ok(Some(found)),
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => {}
             Err(errno) => return Err(status(errno)),
         }
@@ -31,17 +30,59 @@ fn locate(file: &OpenFile) -> Result<Option<Place>, NtStatus> {
     Ok(None)
 }
 
+/// Whether the name there denotes `file`.
+fn is_at(file: &OpenFile, place: &Place) -> Result<bool, NtStatus> {
+    match attrs::key_of_entry(place.parent.as_fd(), &place.name) {
+        Ok((key, _)) => Ok(key == file.key),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => Ok(false),
+        Err(errno) => Err(status(errno)),
+    }
+}
+
+/// A name of a file, which no other client of the volume changes as long as this is held.
+struct Held<'a> {
+    place: Place,
+    _names: NamesHeld<'a>,
+}
+
+/// Looks the file's name up and holds it, together with those of the directory `also`. `None` where it has none any more.
+fn hold<'a>(file: &'a OpenFile, also: Option<&OwnedFd>) -> Result<Option<Held<'a>>, NtStatus> {
+    let also = also.map(|fd| attrs::key_of(fd.as_fd())).transpose().map_err(status)?;
+    for _ in 0..RACE_ATTEMPTS_MAX {
+        let Some(place) = locate(file)? else { return Ok(None) };
+        let parent = attrs::key_of(place.parent.as_fd()).map_err(status)?;
+        let names = match also {
+            Some(also) => file.volume.names.of_both(parent, also),
+            None => file.volume.names.of(parent),
+        };
+        // Looked up without the lock: it may have been renamed meanwhile.
+        if is_at(file, &place)? {
+            return Ok(Some(Held { place, _names: names }));
+        }
+    }
+    Err(NtStatus::SHARING_VIOLATION)
+}
+
 /// Removes the file's name; one that is gone already is no error.
 pub(super) fn unlink(file: &OpenFile) -> Result<(), NtStatus> {
-    let _names = file.volume.names.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(place) = locate(file)? else { return Ok(()) };
+    let Some(Held { place, _names }) = hold(file, None)? else { return Ok(()) };
     let flags = if file.directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
     match rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Ok(()) => {
+            *file.removed_from.lock().unwrap_or_else(PoisonError::into_inner) = Some(place.parent);
+            Ok(())
+        }
+        Err(Errno::NOENT) => Ok(()),
         // Some file systems say so.
         Err(Errno::EXIST) => Err(NtStatus::DIRECTORY_NOT_EMPTY),
         Err(errno) => Err(status(errno)),
     }
+}
+
+/// Puts the end of the name that [`unlink`] has removed on stable storage.
+pub(super) fn settle_removal(file: &OpenFile) -> Result<(), NtStatus> {
+    let parent = file.removed_from.lock().unwrap_or_else(PoisonError::into_inner).take();
+    parent.map_or(Ok(()), |parent| sync_directory(&parent))
 }
 
 /// Gives the file another name, on stable storage: Linux takes it for that and sends nothing when a program then syncs the
@@ -50,9 +91,9 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
     if to.is_root() {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    let names = file.volume.names.lock().unwrap_or_else(PoisonError::into_inner);
-    let from = locate(file)?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     let target = directory(&file.volume, &to.parent())?;
+    let held = hold(file, Some(&target))?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+    let from = &held.place;
     match attrs::key_of_entry(target.as_fd(), to.name().as_bytes()) {
         Ok((key, _)) if key == file.key => {
             let same_name = from.name == to.name().as_bytes()
@@ -66,7 +107,8 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
             // Another link to the same file: rename(2) would leave both.
             rustix::fs::unlinkat(&from.parent, from.name.as_slice(), AtFlags::empty()).map_err(status)?;
             renamed(file, to);
-            drop(names);
+            sync_directory(&from.parent)?;
+            drop(held);
             return settle_name(file);
         }
         Ok(_) if !replace => return Err(NtStatus::OBJECT_NAME_COLLISION),
@@ -91,7 +133,7 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
         result => result.map_err(status)?,
     }
     renamed(file, to);
-    drop(names);
+    drop(held);
     settle_name(file)
 }
 
@@ -100,7 +142,7 @@ fn renamed(file: &OpenFile, to: &RelPath) {
     file.name_unsynced.store(true, Ordering::Release);
 }
 
-/// Adds a name.
+/// Adds a name, on stable storage.
 pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), NtStatus> {
     if file.directory {
         return Err(NtStatus::FILE_IS_A_DIRECTORY);
@@ -108,29 +150,48 @@ pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), N
     if to.is_root() {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    let _names = file.volume.names.lock().unwrap_or_else(PoisonError::into_inner);
-    let from = locate(file)?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     let target = directory(&file.volume, &to.parent())?;
+    let held = hold(file, Some(&target))?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+    let from = &held.place;
     let name = to.name().as_bytes();
     match attrs::key_of_entry(target.as_fd(), name) {
         Ok((key, _)) if replace && key == file.key => return Ok(()),
         Ok(_) if !replace => return Err(NtStatus::OBJECT_NAME_COLLISION),
         Ok((_, true)) => return Err(NtStatus::ACCESS_DENIED),
-        Ok(_) => rustix::fs::unlinkat(&target, name, AtFlags::empty()).map_err(status)?,
-        Err(Errno::NOENT) => {}
+        Ok(_) => link_over(file, from, &target, name)?,
+        Err(Errno::NOENT) => {
+            rustix::fs::linkat(&from.parent, from.name.as_slice(), &target, name, AtFlags::empty())
+                .map_err(status)?;
+        }
         Err(errno) => return Err(status(errno)),
     }
-    rustix::fs::linkat(&from.parent, from.name.as_slice(), &target, name, AtFlags::empty())
-        .map_err(status)?;
-    drop(from);
-    let parent = open_directory(file, &to.parent())?;
-    rustix::fs::fsync(parent).map_err(status)
+    drop(held);
+    sync_directory(&target)
 }
 
-fn open_directory(file: &OpenFile, path: &RelPath) -> Result<std::os::fd::OwnedFd, NtStatus> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    open_below(&file.volume, path.as_str().as_bytes(), flags, Mode::empty()).map_err(status)
+/// Puts a further name of the file in the place of another file's in one step, so that there is no moment without that name:
+/// link(2) replaces nothing, rename(2) does.
+fn link_over(file: &OpenFile, from: &Place, target: &OwnedFd, name: &[u8]) -> Result<(), NtStatus> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let aside = file.volume.aside.as_ref().unwrap_or(target);
+    for _ in 0..RACE_ATTEMPTS_MAX {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let temporary = format!("{TEMPORARY}{}-{count}", std::process::id());
+        match rustix::fs::linkat(&from.parent, from.name.as_slice(), aside, &temporary, AtFlags::empty()) {
+            // Left by a server that was killed here.
+            Err(Errno::EXIST) => continue,
+            linked => linked.map_err(status)?,
+        }
+        return rustix::fs::renameat(aside, &temporary, target, name).map_err(|errno| {
+            let _ = rustix::fs::unlinkat(aside, &temporary, AtFlags::empty());
+            status(errno)
+        });
+    }
+    Err(NtStatus::SHARING_VIOLATION)
 }
+
+/// What names of links begin with that are on their way to their place.
+const TEMPORARY: &str = ".forebay-link-";
 
 /// Puts data, attributes and, where it was made or renamed by this handle, the name on stable storage. SMB clients
 /// have no dependable way to sync a directory, so the name is part of the file's flush.
@@ -155,12 +216,19 @@ fn settle_name(file: &OpenFile) -> Result<(), NtStatus> {
 }
 
 fn sync_name(file: &OpenFile) -> Result<(), NtStatus> {
-    let parent = {
-        let _names = file.volume.names.lock().unwrap_or_else(PoisonError::into_inner);
-        // Unlinked meanwhile: there is no name to keep.
-        let Some(place) = locate(file)? else { return Ok(()) };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::openat(&place.parent, c".", flags, Mode::empty()).map_err(status)?
+    // Unlinked meanwhile: there is no name to keep.
+    let Some(place) = locate(file)? else { return Ok(()) };
+    sync_directory(&place.parent)
+}
+
+/// By a descriptor that may be good for looking names up only.
+fn sync_directory(directory: &OwnedFd) -> Result<(), NtStatus> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = match rustix::fs::openat(directory, c".", flags, Mode::empty()) {
+        Ok(open) => open,
+        // Removed itself: then that is to be settled by whoever does it.
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(status(errno)),
     };
-    rustix::fs::fsync(parent).map_err(status)
+    rustix::fs::fsync(open).map_err(status)
 }

@@ -9,8 +9,10 @@ use forebay_smb::status::NtStatus;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::durability::Promise;
 use super::{OpenFile, Volume, attrs, dirs, path};
 use crate::backend::errno::status;
+use crate::lanes::Descriptor;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
@@ -21,14 +23,24 @@ pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened
     finish(volume, request, fd, created)
 }
 
-/// Opens what exists and is in the kernel's caches; `None` where that takes more.
+/// Opens what exists and is in the kernel's caches, or fails as they know it must; `None` where that takes more.
 pub(super) fn open_cached(volume: &Arc<Volume>, request: &OpenRequest) -> Option<Result<Opened, NtStatus>> {
     if request.mode == OpenMode::New {
         return None;
     }
     let kind = if request.kind == ObjectKind::Directory { OFlags::DIRECTORY } else { access(request) };
-    let fd = path::open_cached(volume, request.path.as_str().as_bytes(), FIND | kind)?;
-    Some(finish(volume, request, fd, false))
+    let name = request.path.as_str().as_bytes();
+    let found = match path::open_cached(volume, name, FIND | kind)? {
+        Err(Errno::ISDIR) if request.kind == ObjectKind::Any => {
+            path::open_cached(volume, name, FIND | OFlags::DIRECTORY)?
+        }
+        found => found,
+    };
+    match found {
+        Ok(fd) => Some(finish(volume, request, fd, false)),
+        Err(Errno::NOENT) if request.mode == OpenMode::Either => None,
+        Err(errno) => path::error_cached(volume, &request.path, errno).map(Err),
+    }
 }
 
 fn finish(
@@ -37,20 +49,25 @@ fn finish(
     fd: OwnedFd,
     created: bool,
 ) -> Result<Opened, NtStatus> {
+    let mut fd = Descriptor::new(fd);
     let stat = attrs::stat_fd(volume, fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)?;
     match request.kind {
         ObjectKind::File if stat.directory => return Err(NtStatus::FILE_IS_A_DIRECTORY),
         ObjectKind::Directory if !stat.directory => return Err(NtStatus::NOT_A_DIRECTORY),
         _ => {}
     }
+    if stat.directory {
+        fd.set_directory();
+    }
     let file = Arc::new(OpenFile {
         fd,
         volume: Arc::clone(volume),
         key: stat.key,
         directory: stat.directory,
-        write_through: request.write_through || volume.write_through,
+        write_through: request.write_through || volume.promise == Promise::AtReply,
         path: Mutex::new(request.path.clone()),
         name_unsynced: AtomicBool::new(created),
+        removed_from: Mutex::default(),
         sync_failed: AtomicBool::new(false),
         position: Mutex::new(dirs::Position::default()),
         direct: OnceLock::new(),
@@ -67,10 +84,6 @@ fn furnish(file: &Arc<OpenFile>, request: &OpenRequest) -> Result<Stat, NtStatus
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(errno) => return Err(status(errno)),
             }
-        }
-        // Where writes are, the file is on stable storage before it is acknowledged: what is in it must have a name.
-        if file.volume.write_through {
-            super::names::flush(file)?;
         }
         attrs::stat(file)
     });
@@ -140,10 +153,12 @@ fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
 }
 
 /// As [`stat_path`], from the kernel's caches alone.
-pub(super) fn stat_path_cached(volume: &Volume, path: &RelPath) -> Option<Stat> {
+pub(super) fn stat_path_cached(volume: &Volume, path: &RelPath) -> Option<Result<Stat, NtStatus>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW;
-    let fd = path::open_cached(volume, path.as_str().as_bytes(), flags)?;
-    attrs::stat_fd(volume, fd.as_fd()).ok()?
+    match path::open_cached(volume, path.as_str().as_bytes(), flags)? {
+        Ok(fd) => attrs::stat_fd(volume, fd.as_fd()).ok()?.map(Ok),
+        Err(errno) => path::error_cached(volume, path, errno).map(Err),
+    }
 }
 
 pub(super) fn stat_path(volume: &Volume, path: &RelPath) -> Result<Stat, NtStatus> {

@@ -25,6 +25,8 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
     let path = if path.is_empty() { b"." } else { path };
     let mut attempts = 0;
     loop {
+        #[cfg(test)]
+        count_call();
         match rustix::fs::openat2(
             &volume.root,
             OsStr::from_bytes(path),
@@ -40,12 +42,19 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
     }
 }
 
-/// As [`open_below`], from the kernel's caches alone: `None` where anything would have to be waited for, or failed.
-pub(super) fn open_cached(volume: &Volume, path: &[u8], flags: OFlags) -> Option<OwnedFd> {
+/// As [`open_below`], from the kernel's caches alone. `None` where they do not know, or where a look at the device may
+/// tell otherwise; that there is no such name they know as well as the file system.
+pub(super) fn open_cached(volume: &Volume, path: &[u8], flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
     let path = if path.is_empty() { b"." } else { path };
     let how = BENEATH | ResolveFlags::CACHED;
-    rustix::fs::openat2(&volume.root, OsStr::from_bytes(path), flags | OFlags::CLOEXEC, Mode::empty(), how)
-        .ok()
+    #[cfg(test)]
+    count_call();
+    let flags = flags | OFlags::CLOEXEC;
+    match rustix::fs::openat2(&volume.root, OsStr::from_bytes(path), flags, Mode::empty(), how) {
+        Ok(fd) => Some(Ok(fd)),
+        Err(errno @ (Errno::NOENT | Errno::NOTDIR | Errno::ISDIR)) => Some(Err(errno)),
+        Err(_) => None,
+    }
 }
 
 /// The directory at `path`, to look names up in.
@@ -59,13 +68,26 @@ pub(super) fn directory(volume: &Volume, path: &RelPath) -> Result<OwnedFd, NtSt
 
 /// The status for `errno` from `openat2` of `path`: tells a missing file from a missing directory on the way to it.
 pub(super) fn error(volume: &Volume, path: &RelPath, errno: Errno) -> NtStatus {
-    match errno {
-        Errno::NOENT | Errno::NOTDIR if !path.is_root() => match directory(volume, &path.parent()) {
-            Ok(_) => status(errno),
-            Err(status) => status,
-        },
-        errno => status(errno),
+    match parent_in_doubt(path, errno) {
+        Some(parent) => directory(volume, &parent).err().unwrap_or_else(|| status(errno)),
+        None => status(errno),
     }
+}
+
+/// As [`error`], from the kernel's caches alone; `None` where they do not know.
+pub(super) fn error_cached(volume: &Volume, path: &RelPath, errno: Errno) -> Option<NtStatus> {
+    let Some(parent) = parent_in_doubt(path, errno) else { return Some(status(errno)) };
+    match open_cached(volume, parent.as_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY)? {
+        Ok(_) => Some(status(errno)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Some(NtStatus::OBJECT_PATH_NOT_FOUND),
+        Err(_) => None,
+    }
+}
+
+/// The directory of `path`, where it may be the one that is missing: the root is there.
+fn parent_in_doubt(path: &RelPath, errno: Errno) -> Option<RelPath> {
+    let is_missing = matches!(errno, Errno::NOENT | Errno::NOTDIR);
+    is_missing.then(|| path.parent()).filter(|parent| !parent.is_root())
 }
 
 /// Where an open file's name is now.
@@ -101,4 +123,87 @@ pub(super) fn place(volume: &Volume, path: &[u8]) -> Result<Place, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     let parent = open_below(volume, parent, flags, Mode::empty())?;
     Ok(Place { parent, name: name.to_vec() })
+}
+
+#[cfg(test)]
+thread_local! {
+    static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+fn count_call() {
+    CALLS.set(CALLS.get() + 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_smb::fs::{FsHandle, FsOpKind, FsResult, ObjectKind, OpenMode, OpenRequest};
+
+    use super::*;
+    use crate::backend;
+    use crate::buffers::BufferPool;
+
+    /// What an event loop does with an operation, how many calls of openat2 that took, and whether a thread of a lane took
+    /// part.
+    fn run(operation: FsOpKind) -> (FsResult, usize, bool) {
+        CALLS.set(0);
+        let (result, elsewhere) = match backend::execute_cached(operation) {
+            Ok(result) => (result, false),
+            Err(operation) => (backend::execute(operation, &BufferPool::default()), true),
+        };
+        (result, CALLS.get(), elsewhere)
+    }
+
+    fn open(volume: &FsHandle, path: &str, kind: ObjectKind) -> FsOpKind {
+        let request = OpenRequest {
+            path: RelPath::new(path).expect("a path"),
+            mode: OpenMode::Existing,
+            kind,
+            read: true,
+            write: false,
+            write_through: false,
+            attributes: 0,
+            allocation_size: 0,
+        };
+        FsOpKind::Open { volume: volume.clone(), request }
+    }
+
+    #[test]
+    fn a_name_that_the_kernel_knows_to_be_missing_is_answered_without_another_thread() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(scratch.path().join("a/b")).expect("free");
+        std::fs::write(scratch.path().join("file"), "").expect("free");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let stat = |path: &str| {
+            let path = RelPath::new(path).expect("a path");
+            FsOpKind::StatPath { volume: volume.clone(), path }
+        };
+        let (missing, no_path) = (NtStatus::OBJECT_NAME_NOT_FOUND, NtStatus::OBJECT_PATH_NOT_FOUND);
+        for (path, calls, expected) in
+            [("missing", 1, missing), ("a/b/missing", 2, missing), ("a/missing/name", 2, no_path)]
+        {
+            for operation in [
+                &|| open(&volume, path, ObjectKind::Any),
+                &|| open(&volume, path, ObjectKind::Directory),
+                &|| stat(path),
+            ] as [&dyn Fn() -> FsOpKind; 3]
+            {
+                // The first one asks the file system, and the kernel remembers.
+                let (result, _, _) = run(operation());
+                assert_eq!(result.err(), Some(expected), "{path}");
+                let (result, took, elsewhere) = run(operation());
+                assert_eq!((result.err(), took, elsewhere), (Some(expected), calls, false), "{path}");
+            }
+        }
+        // One that nobody has asked for: the loop's look, the thread's, and no third for a directory that is the root.
+        let (result, took, elsewhere) = run(stat("never asked for"));
+        assert_eq!((result.err(), took, elsewhere), (Some(missing), 2, true));
+        // What comes after it was missing is found.
+        std::fs::write(scratch.path().join("a/b/missing"), "").expect("free");
+        assert!(run(stat("a/b/missing")).0.is_ok());
+        assert_eq!(
+            run(open(&volume, "file", ObjectKind::Directory)).0.err(),
+            Some(NtStatus::NOT_A_DIRECTORY)
+        );
+    }
 }

@@ -15,6 +15,8 @@ pub(in crate::auth) struct NtlmAcceptor {
     challenge: [u8; 8],
     target_name: Vec<u8>,
     target_info: Vec<u8>,
+    /// `cifs/` and a host name each; none: not judged.
+    spns: Vec<Vec<u8>>,
     state: State,
 }
 
@@ -43,6 +45,7 @@ impl NtlmAcceptor {
             challenge,
             target_name: message::to_utf16(&config.nb_computer),
             target_info,
+            spns: config.target_names.iter().map(|name| spn(name)).collect(),
             state: State::Start,
         }
     }
@@ -156,6 +159,14 @@ impl NtlmAcceptor {
         if base_key.is_none() {
             return Err(AuthError::LogonFailure);
         }
+        // [MS-NLMP] 3.2.5.1.2: under the proof, so it is what the client meant. One that was led elsewhere and relayed from
+        // there means another server.
+        if let Some(meant) = response.target_name
+            && !self.spns.is_empty()
+            && !self.spns.contains(&folded(meant))
+        {
+            return Err(AuthError::LogonFailure);
+        }
         if response.has_mic {
             check_mic(&exported_session_key, earlier, token)?;
         }
@@ -191,6 +202,21 @@ impl NtlmAcceptor {
         }
         proven
     }
+}
+
+/// The SPN of an SMB server ([MS-SMB2] 3.2.4.2.3: "cifs/" and its name), as it is compared.
+fn spn(host: &str) -> Vec<u8> {
+    folded(&message::to_utf16(&format!("cifs/{host}")))
+}
+
+/// UTF-16 with the case of ASCII letters folded: host names have no others.
+fn folded(utf16: &[u8]) -> Vec<u8> {
+    let fold = |unit: &[u8]| match unit {
+        [letter, 0] => [letter.to_ascii_lowercase(), 0],
+        [low, high] => [*low, *high],
+        _ => [0, 0],
+    };
+    utf16.chunks(2).flat_map(fold).collect()
 }
 
 fn check_mic(exported_session_key: &Key, earlier: &[&[u8]; 2], token: &[u8]) -> Result<(), AuthError> {

@@ -32,6 +32,7 @@ pub(in crate::auth) mod av {
     pub(in crate::auth) const DNS_DOMAIN_NAME: u16 = 4;
     pub(in crate::auth) const FLAGS: u16 = 6;
     pub(in crate::auth) const TIMESTAMP: u16 = 7;
+    pub(in crate::auth) const TARGET_NAME: u16 = 9;
     /// In FLAGS: the AUTHENTICATE message has a MIC.
     pub(in crate::auth) const FLAG_MIC: u32 = 0x2;
 }
@@ -130,6 +131,8 @@ pub(in crate::auth) struct NtlmV2Response<'a> {
     pub(in crate::auth) temp: &'a [u8],
     /// The message's MIC is present, says the client under the protection of NTProofStr.
     pub(in crate::auth) has_mic: bool,
+    /// The SPN of the server that the client means, in UTF-16; none where it does not say.
+    pub(in crate::auth) target_name: Option<&'a [u8]>,
 }
 
 impl<'a> NtlmV2Response<'a> {
@@ -147,14 +150,16 @@ impl<'a> NtlmV2Response<'a> {
         if temp[..2] != [1, 1] {
             return Err(AuthError::Incompatible("response is not NTLMv2"));
         }
-        let mut av_flags = 0;
+        let (mut av_flags, mut target_name) = (0, None);
         for pair in AvPairs(&temp[FIXED_LEN..]) {
             let (id, value) = pair?;
-            if id == av::FLAGS {
-                av_flags = u32_at(value, 0)?;
+            match id {
+                av::FLAGS => av_flags = u32_at(value, 0)?,
+                av::TARGET_NAME if !value.is_empty() => target_name = Some(value),
+                _ => {}
             }
         }
-        Ok(NtlmV2Response { nt_proof, temp, has_mic: av_flags & av::FLAG_MIC != 0 })
+        Ok(NtlmV2Response { nt_proof, temp, has_mic: av_flags & av::FLAG_MIC != 0, target_name })
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     match open.volume.watches.ask(&open, asked, ctx.core.id, token) {
         Ok(Some(outcome)) => answer(outcome),
         // Its last open may have been marked between the two.
-        Ok(None) if open.file.delete_pending() => {
+        Ok(None) if open.file.delete_pending(open.id) => {
             open.volume.watches.stop_waiting(open.id, token);
             Step::Fail(NtStatus::DELETE_PENDING)
         }

@@ -1,7 +1,7 @@
 //! CLOSE ([MS-SMB2] 3.3.5.10) and every other end of an open.
 
 use crate::engine::connection::Core;
-use crate::engine::files::Ended;
+use crate::engine::file_table::Ended;
 use crate::engine::open::Open;
 use crate::engine::server::Server;
 use crate::engine::step::{Ctx, Reply, Step};
@@ -25,22 +25,24 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         return Step::Fail(NtStatus::FILE_CLOSED);
     }
     ctx.session().remove_open(open.id);
-    let ended = open.volume.files().unregister(&open, ctx.server);
-    watched_no_more(ctx.server, &open, ended);
+    let ended = open.volume.files().leave(&open, ctx.server);
+    watched_no_more(ctx.server, &open, &ended);
+    let removes = matches!(ended, Ended::Goes(..));
     let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
-    let close = FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: query };
     Step::Fs(
-        close,
+        close(&open, ended, query),
         Box::new(move |ctx, result| {
-            if ended.unlink {
-                open.volume.files().gone(&open.file);
-                if result.is_ok() {
-                    removed(ctx.server, &open);
+            match &result {
+                Ok(_) if removes => removed(ctx.server, &open),
+                // [MS-FSA] 2.1.5.5: a directory that is not empty when its last open ends stays, and CLOSE succeeds.
+                Err(status) if removes && *status != NtStatus::DIRECTORY_NOT_EMPTY => {
+                    // The open has ended all the same.
+                    return Step::Fail(*status);
                 }
+                _ => {}
             }
-            // The open is gone whatever became of the name: a directory that filled up in the meantime stays.
             let stat = match result {
-                Ok(FsReply::Stat(stat)) if query => Some(open.file.told(stat)),
+                Ok(FsReply::Stat(stat)) if query => Some(open.file.with_client_change_time(stat)),
                 _ => None,
             };
             Step::Reply(Reply::ok(body(stat)))
@@ -48,13 +50,20 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     )
 }
 
+fn close(open: &Open, ended: Ended, stat: bool) -> FsOpKind {
+    match ended {
+        Ended::Goes(handle, unlink) => FsOpKind::Close { handle, unlink: Some(unlink), stat },
+        Ended::Stays | Ended::Doomed => FsOpKind::Close { handle: open.handle.clone(), unlink: None, stat },
+    }
+}
+
 /// [MS-FSA] 2.1.5.5: what an end means for who watches the directory that was open, be it by this open or by another one.
-fn watched_no_more(server: &Server, open: &Open, ended: Ended) {
+fn watched_no_more(server: &Server, open: &Open, ended: &Ended) {
     if !open.directory {
         return;
     }
     open.volume.watches.closed(open.id, server);
-    if !ended.unlink && open.file.delete_pending() {
+    if matches!(ended, Ended::Doomed) {
         let path = open.state().path.clone();
         open.volume.watches.deleted(&path, server);
     }
@@ -88,16 +97,10 @@ pub(crate) fn close_open(core: &mut Core, server: &Server, open: &Open) {
 
 /// As [`close_open`]; what a backend has to do then.
 pub(crate) fn end_open(server: &Server, open: &Open) -> FsOpKind {
-    let mut files = open.volume.files();
-    let ended = files.unregister(open, server);
-    if ended.unlink {
-        // Nobody waits for the backend's answer. Who opens the name before it is gone keeps a file without one.
-        files.gone(&open.file);
-    }
-    drop(files);
-    watched_no_more(server, open, ended);
-    if ended.unlink {
+    let ended = open.volume.files().leave(open, server);
+    watched_no_more(server, open, &ended);
+    if matches!(ended, Ended::Goes(..)) {
         removed(server, open);
     }
-    FsOpKind::Close { handle: open.handle.clone(), unlink: ended.unlink, stat: false }
+    close(open, ended, false)
 }

@@ -6,7 +6,6 @@ use super::ioctl::ioctl_reply;
 use super::read::OFFSET_END;
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Step};
-use crate::engine::watches::CONTENTS;
 use crate::fs::{FsOpKind, FsReply};
 use crate::ids::FileId;
 use crate::limits;
@@ -152,23 +151,25 @@ fn next(mut copy: Copy) -> Step {
     };
     Step::Fs(
         op,
-        Box::new(move |ctx, result| match result {
-            Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
-            Ok(FsReply::Copied(bytes)) => {
-                copy.target.file.data_changed(copy.target.id, ctx.server);
-                copy.target.volume.watches.modified(CONTENTS, &copy.target, ctx.server);
-                let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(chunk.length - copy.copied);
-                copy.copied += bytes;
-                copy.total += bytes;
-                if copy.copied == chunk.length {
-                    copy.chunks.pop();
-                    copy.copied = 0;
-                    copy.chunks_written += 1;
+        Box::new(move |ctx, result| {
+            // A copy that failed may have been done in part.
+            copy.target.contents_changed(ctx.server);
+            match result {
+                Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
+                Ok(FsReply::Copied(bytes)) => {
+                    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(chunk.length - copy.copied);
+                    copy.copied += bytes;
+                    copy.total += bytes;
+                    if copy.copied == chunk.length {
+                        copy.chunks.pop();
+                        copy.copied = 0;
+                        copy.chunks_written += 1;
+                    }
+                    next(copy)
                 }
-                next(copy)
+                Ok(_) => copy.finished(NtStatus::INTERNAL_ERROR),
+                Err(status) => copy.finished(status),
             }
-            Ok(_) => copy.finished(NtStatus::INTERNAL_ERROR),
-            Err(status) => copy.finished(status),
         }),
     )
 }

@@ -1,38 +1,28 @@
 //! CREATE ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+mod plan;
 
-use crate::engine::access::{self, DATA_CHANGING};
+use std::sync::Arc;
+
+pub(super) use self::plan::ATTRIBUTES_SETTABLE;
+use self::plan::{Plan, overwrites, plan};
 use crate::engine::durable::{self, Asked, Wanted};
-use crate::engine::files::{Admission, FileState};
-use crate::engine::names;
+use crate::engine::file_table::{Entered, Entrant, Entry};
+use crate::engine::files::FileState;
 use crate::engine::open::{NewOpen, Open};
-use crate::engine::oplocks::{Ask, Cached, Opener, Waiter};
+use crate::engine::oplocks::{Cached, Opener, Waiter};
+use crate::engine::paths::PathPin;
 use crate::engine::replay::{self, Begun, Creation};
-use crate::engine::session::Share;
 use crate::engine::step::{Ctx, Reply, Step, Wake};
-use crate::engine::volume::Volume;
 use crate::engine::watches::{CONTENTS, name_of};
-use crate::fs::{
-    BasicInfo, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat,
-};
+use crate::fs::{BasicInfo, FsOpKind, FsReply, FsResult, Opened, Stat};
 use crate::status::NtStatus;
 use crate::wire::change_notify::CompletionFilter;
-use crate::wire::create::{
-    CreateAction, CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request, Response,
-    ResponseFlags,
-};
-use crate::wire::create_context::{RequestContext, ResponseContext};
+use crate::wire::create::{CreateAction, CreateDisposition, CreateOptions, Request, Response, ResponseFlags};
+use crate::wire::create_context::ResponseContext;
 use crate::wire::fscc::notify::NotifyAction;
-use crate::wire::{AccessMask, Fault, FileAttributes, FileTime, ShareAccess};
+use crate::wire::{AccessMask, Fault, FileAttributes, FileTime};
 
-/// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
-const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
-/// Options that no file system here can follow ([MS-SMB2] 3.3.5.9).
-const OPTIONS_UNSUPPORTED: CreateOptions = CreateOptions::CREATE_TREE_CONNECTION
-    .union(CreateOptions::OPEN_BY_FILE_ID)
-    .union(CreateOptions::RESERVE_OPFILTER);
 /// Options that FileModeInformation tells ([MS-FSCC] 2.4.31).
 const MODE: CreateOptions = CreateOptions::WRITE_THROUGH
     .union(CreateOptions::SEQUENTIAL_ONLY)
@@ -40,43 +30,6 @@ const MODE: CreateOptions = CreateOptions::WRITE_THROUGH
     .union(CreateOptions::SYNCHRONOUS_IO_ALERT)
     .union(CreateOptions::SYNCHRONOUS_IO_NONALERT)
     .union(CreateOptions::DELETE_ON_CLOSE);
-/// Attributes that may be named in a CREATE ([MS-FSCC] 2.6, [MS-FSA] 2.1.5.1).
-const ATTRIBUTES_KNOWN: FileAttributes = FileAttributes(0x0000_7fb7);
-/// Attributes that a CREATE or SET_INFO sets; the others tell what the file is.
-pub(super) const ATTRIBUTES_SETTABLE: FileAttributes = FileAttributes::READONLY
-    .union(FileAttributes::HIDDEN)
-    .union(FileAttributes::SYSTEM)
-    .union(FileAttributes::ARCHIVE)
-    .union(FileAttributes::TEMPORARY)
-    .union(FileAttributes::OFFLINE)
-    .union(FileAttributes::NOT_CONTENT_INDEXED);
-
-/// A CREATE that makes sense, before the file is known.
-struct Plan {
-    volume: Arc<Volume>,
-    tree_id: u32,
-    /// TreeConnect.MaximalAccess.
-    maximal: AccessMask,
-    path: RelPath,
-    desired: AccessMask,
-    share: ShareAccess,
-    disposition: CreateDisposition,
-    options: CreateOptions,
-    attributes: FileAttributes,
-    allocation_size: u64,
-    query_maximal_access: bool,
-    query_on_disk_id: bool,
-    /// RequestedOplockLevel.
-    oplock_level: OplockLevel,
-    /// The lease that was asked for, if that is what the level says.
-    ask: Ask,
-    /// It has not waited for a break yet.
-    first: bool,
-    durable: Option<Wanted>,
-    /// Of a CREATE that can be sent again.
-    creation: Option<Creation>,
-}
-
 /// An open that others can see already.
 struct Pending {
     open: Arc<Open>,
@@ -86,10 +39,10 @@ struct Pending {
 
 /// What has to come to its end before a file can be opened.
 enum InTheWay {
-    /// Somebody is asked to give up what he may cache.
+    /// A client is asked to give up what it may cache.
     Holder(Arc<FileState>),
-    /// The file that was found goes with the open of a client that is away, and its name with it.
-    Name(FsOpKind),
+    /// Names of the file that was found go with the opens of clients that are away.
+    Names(Vec<FsOpKind>),
 }
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -129,220 +82,33 @@ fn begin(
     creation: Option<Creation>,
 ) -> Step {
     match plan(ctx, request) {
-        Ok(plan) => open(Plan { durable, creation, ..plan }),
+        Ok(plan) => open(ctx, Plan { durable, creation, ..plan }),
         Err(status) => status.into(),
     }
 }
 
-fn open(plan: Plan) -> Step {
+/// Has a backend open it, once nothing on its path is being renamed.
+fn open(ctx: &mut Ctx<'_>, plan: Plan) -> Step {
+    let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
+    let Some(pin) = PathPin::new(&plan.volume, &plan.path, waiter) else {
+        return wait_for_rename(plan, waiter.token);
+    };
     let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
-    Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, result)))
+    Step::Fs(open, Box::new(move |ctx, result| opened(ctx, plan, pin, result)))
 }
 
-/// Everything that can be refused without looking at the file.
-fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
-    let tree = ctx.tree();
-    let Share::Volume(volume) = &tree.share else {
-        // No pipes.
-        return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
-    };
-    if volume.removed.load(Ordering::Acquire) {
-        return Err(NtStatus::NETWORK_NAME_DELETED);
-    }
-    if request.impersonation_level > ImpersonationLevel::DELEGATE {
-        return Err(NtStatus::BAD_IMPERSONATION_LEVEL);
-    }
-    let (options, disposition) = (request.create_options, request.create_disposition);
-    let maximal = AccessMask(tree.access);
-    let desired = access::desired(request.desired_access, maximal)?;
-    check_options(request)?;
-    if request.name.starts_with('\\') {
-        return Err(NtStatus::INVALID_PARAMETER);
-    }
-    let name = names::parse(&request.name)?;
-    if name.directory && options.contains(CreateOptions::NON_DIRECTORY_FILE) {
-        return Err(NtStatus::OBJECT_NAME_INVALID);
-    }
-    if options.contains(CreateOptions::DELETE_ON_CLOSE) {
-        // [MS-SMB2] 3.3.5.9
-        if !desired.intersects(AccessMask::DELETE | AccessMask::MAXIMUM_ALLOWED) || volume.read_only {
-            return Err(NtStatus::ACCESS_DENIED);
+fn wait_for_rename(plan: Plan, token: u64) -> Step {
+    Step::Park(Box::new(move |ctx, wake| match wake {
+        Wake::Ready => open(ctx, plan),
+        Wake::Cancelled | Wake::Closed => {
+            plan.volume.files().stop_waiting_for_paths(token);
+            Step::Fail(NtStatus::CANCELLED)
         }
-        if name.path.is_root() || request.file_attributes.contains(FileAttributes::READONLY) {
-            return Err(NtStatus::CANNOT_DELETE);
-        }
-    }
-    if volume.read_only && !matches!(disposition, CreateDisposition::OPEN | CreateDisposition::OPEN_IF) {
-        return Err(NtStatus::MEDIA_WRITE_PROTECTED);
-    }
-    let mut plan = Plan {
-        volume: Arc::clone(volume),
-        tree_id: tree.id,
-        maximal,
-        path: name.path,
-        desired,
-        share: request.share_access,
-        disposition,
-        options: if name.directory { options | CreateOptions::DIRECTORY_FILE } else { options },
-        attributes: request.file_attributes & ATTRIBUTES_SETTABLE,
-        allocation_size: 0,
-        query_maximal_access: false,
-        query_on_disk_id: false,
-        oplock_level: OplockLevel::NONE,
-        ask: Ask::Nothing,
-        first: true,
-        durable: None,
-        creation: None,
-    };
-    if ctx.server.config.caching {
-        plan.oplock_level = request.requested_oplock_level;
-        plan.ask = Ask::oplock(plan.oplock_level);
-    }
-    for context in &request.contexts {
-        plan.context(ctx, context)?;
-    }
-    Ok(plan)
-}
-
-/// [MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1
-fn check_options(request: &Request<'_>) -> Result<(), NtStatus> {
-    let (options, disposition) = (request.create_options, request.create_disposition);
-    if disposition > CreateDisposition::OVERWRITE_IF
-        || request.share_access.0 & !0x7 != 0
-        || !options.without(OPTIONS_KNOWN).is_empty()
-        || !request.file_attributes.without(ATTRIBUTES_KNOWN).is_empty()
-    {
-        return Err(NtStatus::INVALID_PARAMETER);
-    }
-    if options.intersects(OPTIONS_UNSUPPORTED) {
-        return Err(NtStatus::NOT_SUPPORTED);
-    }
-    if request.file_attributes.contains(FileAttributes::ENCRYPTED) {
-        return Err(NtStatus::ACCESS_DENIED);
-    }
-    if options.contains(CreateOptions::DIRECTORY_FILE)
-        && (options.contains(CreateOptions::NON_DIRECTORY_FILE)
-            || request.file_attributes.contains(FileAttributes::TEMPORARY)
-            || overwrites(disposition))
-    {
-        return Err(NtStatus::INVALID_PARAMETER);
-    }
-    Ok(())
-}
-
-fn overwrites(disposition: CreateDisposition) -> bool {
-    matches!(
-        disposition,
-        CreateDisposition::SUPERSEDE | CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF
-    )
-}
-
-impl Plan {
-    fn context(&mut self, ctx: &Ctx<'_>, context: &RequestContext<'_>) -> Result<(), NtStatus> {
-        match context {
-            // There are no extended attributes; an empty list asks for none.
-            RequestContext::EaBuffer(list) if !list.is_empty() => Err(NtStatus::EAS_NOT_SUPPORTED),
-            // Nor snapshots.
-            RequestContext::TimewarpToken(_) => Err(NtStatus::OBJECT_NAME_NOT_FOUND),
-            RequestContext::AllocationSize(size) => {
-                self.allocation_size = *size;
-                Ok(())
-            }
-            RequestContext::QueryMaximalAccess(_) => {
-                self.query_maximal_access = true;
-                Ok(())
-            }
-            RequestContext::QueryOnDiskId => {
-                self.query_on_disk_id = true;
-                Ok(())
-            }
-            // [MS-SMB2] 2.2.13.2: names have at least four bytes.
-            RequestContext::Unknown { name, .. } if name.len() < 4 => Err(NtStatus::INVALID_PARAMETER),
-            // There is nothing to reconnect to where nothing is cached.
-            RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
-                Err(NtStatus::OBJECT_NAME_NOT_FOUND)
-            }
-            // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
-            RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
-                self.ask = ctx.lease(lease);
-                Ok(())
-            }
-            // Durable handles are looked at elsewhere; security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
-            _ => Ok(()),
-        }
-    }
-
-    fn open_request(&self) -> OpenRequest {
-        let mode = match self.disposition {
-            // Nothing is made on a read-only volume.
-            _ if self.volume.read_only => OpenMode::Existing,
-            CreateDisposition::OPEN | CreateDisposition::OVERWRITE => OpenMode::Existing,
-            CreateDisposition::CREATE => OpenMode::New,
-            _ => OpenMode::Either,
-        };
-        let kind = if self.options.contains(CreateOptions::DIRECTORY_FILE) {
-            ObjectKind::Directory
-        } else if self.options.contains(CreateOptions::NON_DIRECTORY_FILE) {
-            ObjectKind::File
-        } else {
-            ObjectKind::Any
-        };
-        let desired = if self.desired.contains(AccessMask::MAXIMUM_ALLOWED) {
-            self.desired | self.maximal
-        } else {
-            self.desired
-        };
-        OpenRequest {
-            path: self.path.clone(),
-            mode,
-            kind,
-            read: desired.intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE),
-            write: desired.intersects(DATA_CHANGING) || overwrites(self.disposition),
-            write_through: self.options.contains(CreateOptions::WRITE_THROUGH),
-            attributes: self.attributes.0,
-            allocation_size: self.allocation_size,
-        }
-    }
-
-    /// Whether what was found loses its contents.
-    fn overwrites(&self, opened: &Opened) -> bool {
-        !opened.created && overwrites(self.disposition)
-    }
-
-    /// Whether the client asked to cache.
-    fn caches(&self) -> bool {
-        !matches!(self.ask, Ask::Nothing)
-    }
-
-    /// What the file as it was found forbids.
-    fn granted(&self, opened: &Opened) -> Result<AccessMask, NtStatus> {
-        let attributes = FileAttributes(opened.stat.attributes);
-        let access = access::grant(self.desired, self.maximal, attributes, opened.created)?;
-        if opened.created {
-            return Ok(access);
-        }
-        let delete = self.options.contains(CreateOptions::DELETE_ON_CLOSE);
-        if delete && (attributes.contains(FileAttributes::READONLY)) {
-            return Err(NtStatus::CANNOT_DELETE);
-        }
-        if overwrites(self.disposition) {
-            if opened.stat.directory {
-                return Err(NtStatus::INVALID_PARAMETER);
-            }
-            // [MS-FSA] 2.1.5.1.2.3: hidden and system files are only replaced by such.
-            let kept = FileAttributes::HIDDEN | FileAttributes::SYSTEM;
-            if attributes.contains(FileAttributes::READONLY)
-                || !(attributes & kept).without(self.attributes).is_empty()
-            {
-                return Err(NtStatus::ACCESS_DENIED);
-            }
-        }
-        Ok(access)
-    }
+    }))
 }
 
 /// The backend has opened it; now the other opens of the file are asked.
-fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
+fn opened(ctx: &mut Ctx<'_>, plan: Plan, pin: PathPin, result: FsResult) -> Step {
     let opened = match result {
         Ok(FsReply::Opened(opened)) => opened,
         Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
@@ -354,62 +120,65 @@ fn opened(ctx: &mut Ctx<'_>, plan: Plan, result: FsResult) -> Step {
         }
         Err(status) => return Step::Fail(status),
     };
-    admit(ctx, plan, opened)
+    admit(ctx, plan, pin, opened)
 }
 
 /// The others let it in, now or when they have given up what they may cache.
-fn admit(ctx: &mut Ctx<'_>, plan: Plan, opened: Opened) -> Step {
-    let pending = match plan.granted(&opened).and_then(|access| register(ctx, &plan, &opened, access)) {
+fn admit(ctx: &mut Ctx<'_>, plan: Plan, pin: PathPin, opened: Opened) -> Step {
+    let pending = match plan.granted(&opened).and_then(|access| register(ctx, &plan, &pin, &opened, access)) {
         Ok(Ok(pending)) => pending,
-        Ok(Err(InTheWay::Holder(file))) => return wait(ctx, plan, opened, file),
-        Ok(Err(InTheWay::Name(deletion))) => {
+        Ok(Err(InTheWay::Holder(file))) => return wait(ctx, plan, pin, opened, file),
+        Ok(Err(InTheWay::Names(removals))) => {
             drop_opened(ctx, &plan, opened);
-            return Step::Fs(deletion, Box::new(move |_, _| open(plan)));
+            return remove_names(ctx, plan, removals);
         }
         Err(status) => {
             drop_opened(ctx, &plan, opened);
             return Step::Fail(status);
         }
     };
+    // Renames look at the open from now on.
+    drop(pin);
     if pending.created || !overwrites(plan.disposition) {
         return finish(ctx, plan, pending);
     }
     let truncate = FsOpKind::SetEndOfFile { handle: pending.open.handle.clone(), size: 0 };
     Step::Fs(
         truncate,
-        Box::new(move |ctx, result| match result {
-            Ok(_) => {
-                // Somebody may have read it since it was opened.
-                pending.open.file.data_replaced(pending.open.id, ctx.server);
-                set_attributes(plan, pending)
+        Box::new(move |ctx, result| {
+            // Another client may have read it since it was opened. A failure may come after the truncation.
+            pending.open.file.data_replaced(pending.open.id, ctx.server);
+            match result {
+                Ok(_) => set_attributes(plan, pending),
+                Err(status) => give_up(ctx, &pending, status),
             }
-            Err(status) => give_up(ctx, &pending, status),
         }),
     )
 }
 
 /// What was made for this request goes with it, unless somebody else has found it meanwhile.
 fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
-    let unlink = opened.created && plan.volume.files().find(opened.stat.key).is_none();
+    let unlink =
+        opened.created.then(|| plan.volume.files().undo(&plan.volume, opened.stat.key, &plan.path)).flatten();
     ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
 }
 
 /// Waits for the end of a break. Who gives something up may write, rename or delete first, so the file is looked for anew.
-fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, opened: Opened, file: Arc<FileState>) -> Step {
+fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, pin: PathPin, opened: Opened, file: Arc<FileState>) -> Step {
     plan.first = false;
     let token = ctx.wake_token();
     let made = if opened.created {
-        Some(opened)
+        Some((opened, pin))
     } else {
         drop_opened(ctx, &plan, opened);
         None
     };
     Step::Park(Box::new(move |ctx, wake| match (wake, made) {
-        (Wake::Ready, Some(made)) => admit(ctx, plan, made),
-        (Wake::Ready, None) => open(plan),
+        (Wake::Ready, Some((made, pin))) => admit(ctx, plan, pin, made),
+        (Wake::Ready, None) => open(ctx, plan),
         (Wake::Cancelled | Wake::Closed, made) => {
             file.stop_waiting_for_break(token);
-            if let Some(made) = made {
+            if let Some((made, _pin)) = made {
                 drop_opened(ctx, &plan, made);
             }
             if let (Wake::Closed, Some(creation)) = (wake, plan.creation) {
@@ -425,6 +194,7 @@ fn wait(ctx: &mut Ctx<'_>, mut plan: Plan, opened: Opened, file: Arc<FileState>)
 fn register(
     ctx: &mut Ctx<'_>,
     plan: &Plan,
+    pin: &PathPin,
     opened: &Opened,
     access: AccessMask,
 ) -> Result<Result<Pending, InTheWay>, NtStatus> {
@@ -437,53 +207,70 @@ fn register(
         first: plan.first,
         ask: plan.ask,
     };
+    let entrant = Entrant {
+        key: opened.stat.key,
+        pin,
+        directory: opened.stat.directory,
+        access,
+        share: plan.share,
+        opener,
+        waiter,
+        leases: &plan.volume.leases,
+    };
     loop {
-        let open = new_open(ctx, plan, opened, access);
-        let admission = plan.volume.files().register(&open, &opener, waiter, ctx.server)?;
-        match admission {
-            Admission::Open => {
+        let make = |entered| new_open(ctx, plan, opened, access, entered);
+        let entry = plan.volume.files().enter(&entrant, ctx.server, make)?;
+        match entry {
+            Entry::Open(open) => {
                 return Ok(Ok(Pending { open, stat: opened.stat, created: opened.created }));
             }
-            Admission::Wait => return Ok(Err(InTheWay::Holder(Arc::clone(&open.file)))),
-            Admission::Displaces(others) => {
-                if let Some(deletion) = displace(ctx, &others) {
-                    return Ok(Err(InTheWay::Name(deletion)));
+            Entry::Wait(file) => return Ok(Err(InTheWay::Holder(file))),
+            Entry::Displaces(others) => {
+                let removals = displace(ctx, &others);
+                if !removals.is_empty() {
+                    return Ok(Err(InTheWay::Names(removals)));
                 }
             }
         }
     }
 }
 
-/// Ends opens of clients that are away. What has to be done first, where a file goes with them.
-fn displace(ctx: &mut Ctx<'_>, others: &[Arc<Open>]) -> Option<FsOpKind> {
-    let mut deletion = None;
+/// Ends opens of clients that are away. What has to be done first, where names go with them.
+fn displace(ctx: &mut Ctx<'_>, others: &[Arc<Open>]) -> Vec<FsOpKind> {
+    let mut removals = Vec::new();
     for other in others {
         match durable::displace(ctx.server, other) {
-            Some(op @ FsOpKind::Close { unlink: true, .. }) => deletion = Some(op),
+            Some(op @ FsOpKind::Close { unlink: Some(_), .. }) => removals.push(op),
             Some(op) => ctx.background(op),
             None => {}
         }
     }
-    deletion
+    removals
 }
 
-fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask) -> Arc<Open> {
-    let mut files = plan.volume.files();
-    let open = Arc::new(Open::new(NewOpen {
+/// Looks for the file anew when these names are gone.
+fn remove_names(ctx: &mut Ctx<'_>, plan: Plan, mut removals: Vec<FsOpKind>) -> Step {
+    match removals.pop() {
+        Some(removal) => Step::Fs(removal, Box::new(move |ctx, _| remove_names(ctx, plan, removals))),
+        None => open(ctx, plan),
+    }
+}
+
+fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, entered: Entered) -> Open {
+    let new = NewOpen {
         id: ctx.server.file_ids.next(),
         session_id: ctx.session().id,
         tree_id: plan.tree_id,
         volume: Arc::clone(&plan.volume),
         handle: opened.handle.clone(),
-        file: files.state(opened.stat.key),
         directory: opened.stat.directory,
         access: access.0,
-        share: plan.share.0,
         options: plan.options.0,
         channel_sequence: ctx.request.header.channel_sequence(),
         replayable: plan.creation.as_ref().map(Creation::replayable),
         path: plan.path.clone(),
-    }));
+    };
+    let open = Open::new(new, entered);
     open.state().mode = (plan.options & MODE).0;
     open
 }
@@ -591,7 +378,7 @@ pub(crate) fn respond(
     mut contexts: Vec<ResponseContext<'_>>,
 ) -> Step {
     contexts.extend(cached.lease.map(ResponseContext::Lease));
-    let stat = open.file.told(stat);
+    let stat = open.file.with_client_change_time(stat);
     let response = Response {
         oplock_level: cached.level,
         flags: ResponseFlags::empty(),

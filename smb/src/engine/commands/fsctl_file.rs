@@ -8,7 +8,6 @@ use super::read::OFFSET_END;
 use crate::engine::access::{CHANGING, DATA_CHANGING};
 use crate::engine::open::Open;
 use crate::engine::step::{Ctx, Step};
-use crate::engine::watches::CONTENTS;
 use crate::fs::{BasicInfo, FsOpKind, FsReply};
 use crate::ids::FileId;
 use crate::limits;
@@ -174,8 +173,7 @@ fn done_after_change(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(
         op,
         Box::new(move |ctx, result| {
-            open.file.data_changed(open.id, ctx.server);
-            open.volume.watches.modified(CONTENTS, &open, ctx.server);
+            open.contents_changed(ctx.server);
             result.map_or_else(Step::Fail, |_| empty(code, open.id))
         }),
     )

@@ -87,20 +87,12 @@ fn done() -> Step {
 
 /// [MS-SMB2] 3.3.5.14.1: one after the other; what was released before an error stays released.
 fn unlock(ctx: &mut Ctx<'_>, open: &Open, elements: &[LockElement]) -> Result<(), NtStatus> {
-    let mut rest = elements.iter();
-    let Some(first) = rest.next() else { return Err(NtStatus::INVALID_PARAMETER) };
-    if first.flags != LockFlags::UNLOCK {
-        return Err(NtStatus::INVALID_PARAMETER);
+    let to_unlock = elements.iter().take_while(|element| element.flags == LockFlags::UNLOCK);
+    let count = to_unlock.clone().count();
+    if count > 0 && !open.file.unlock(open.id, to_unlock.map(|e| (e.offset, e.length)), ctx.server) {
+        return Err(NtStatus::RANGE_NOT_LOCKED);
     }
-    for element in elements {
-        if element.flags != LockFlags::UNLOCK {
-            return Err(NtStatus::INVALID_PARAMETER);
-        }
-        if !open.file.unlock(open.id, element.offset, element.length, ctx.server) {
-            return Err(NtStatus::RANGE_NOT_LOCKED);
-        }
-    }
-    Ok(())
+    if count < elements.len() { Err(NtStatus::INVALID_PARAMETER) } else { Ok(()) }
 }
 
 /// [MS-SMB2] 3.3.5.14.2: all or none.
@@ -120,7 +112,7 @@ fn lock(ctx: &mut Ctx<'_>, open: &Arc<Open>, elements: &[LockElement], sequence:
     }
     match (elements, ranges.as_slice()) {
         ([element], [range]) if !immediately(element) => wait(ctx, Arc::clone(open), *range, sequence),
-        _ => match open.file.lock(open.id, &ranges) {
+        _ => match open.file.lock(open.id, &ranges, &open.volume.used.locks) {
             Ok(()) => granted(open, sequence),
             Err(status) => Step::Fail(status),
         },
@@ -139,7 +131,7 @@ fn range(element: &LockElement) -> Result<LockRange, NtStatus> {
 /// Takes the range, now or when those before are gone.
 fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<Sequence>) -> Step {
     let token = ctx.wake_token();
-    match open.file.lock_or_wait(open.id, range, ctx.core.id, token) {
+    match open.file.lock_or_wait(open.id, range, &open.volume.used.locks, ctx.core.id, token) {
         Ok(true) => granted(&open, sequence),
         Ok(false) => Step::Park(Box::new(move |ctx, wake| match wake {
             Wake::Cancelled => {

@@ -25,6 +25,7 @@ mod tree_disconnect;
 mod write;
 
 use super::step::{Ctx, Step};
+use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::{Command, Malformed};
 
@@ -67,11 +68,27 @@ impl From<NtStatus> for Step {
     }
 }
 
+/// The most bytes that a request's answer may carry, as far as its length is the client's to choose.
+pub(crate) fn answer_bytes(command: Command, message: &[u8]) -> u32 {
+    let asked = |at: usize| u32_at(message, at).unwrap_or(0).min(limits::IO_BYTES_MAX);
+    match command {
+        Command::READ => asked(4),
+        Command::QUERY_DIRECTORY => asked(28),
+        Command::QUERY_INFO => asked(4).min(limits::INFO_ANSWER_BYTES_MAX),
+        Command::IOCTL => asked(44).min(limits::INFO_ANSWER_BYTES_MAX),
+        _ => 0,
+    }
+}
+
+/// The number at a place of a message's body.
+fn u32_at(message: &[u8], at: usize) -> Option<u32> {
+    message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
+}
+
 /// What a request's CreditCharge must pay for, in bytes ([MS-SMB2] 3.3.5.2.5): the larger of what it sends and what it asks
 /// for. `None` for commands without payload and for bodies too short to say.
 pub(crate) fn payload_bytes(command: Command, message: &[u8]) -> Option<u32> {
-    let u32_at =
-        |at: usize| message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
+    let u32_at = |at: usize| u32_at(message, at);
     match command {
         // By RDMA, Length of a WRITE is 0 and RemainingBytes counts ([MS-SMB2] 3.2.4.7).
         Command::WRITE => match u32_at(32)? {

@@ -37,11 +37,12 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(e) => return e.into(),
     };
     let salt = ctx.core.random::<32>();
-    match agree(&ctx.server.config, ctx.core.over_rdma, &request) {
+    let config = &ctx.server.config;
+    match agree(config, config.min_dialect, ctx.core.over_rdma, &request) {
         Err(status) => Step::Fail(status),
         Ok(agreed) => {
             ctx.core.events.push_back(Event::Negotiated { dialect: agreed.negotiated.dialect.name() });
-            let body = response(ctx.server, ctx.now, &agreed, &salt);
+            let body = response(ctx.server, ctx.now.wall, &agreed, &salt);
             ctx.core.negotiated = Some(agreed.negotiated);
             Step::Reply(Reply::ok(body))
         }
@@ -59,13 +60,16 @@ struct Agreed {
 
 fn agree(
     config: &crate::engine::ServerConfig,
+    min_dialect: Dialect,
     over_rdma: bool,
     request: &Request<'_>,
 ) -> Result<Agreed, NtStatus> {
     if request.dialects.is_empty() {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    let dialect = *DIALECTS.iter().find(|d| request.dialects.contains(d)).ok_or(NtStatus::NOT_SUPPORTED)?;
+    // [MS-SMB2] 3.3.5.4: the best that both speak. Their numbers grow with them.
+    let mut spoken = DIALECTS.iter().take_while(|dialect| dialect.0 >= min_dialect.0);
+    let dialect = *spoken.find(|d| request.dialects.contains(d)).ok_or(NtStatus::NOT_SUPPORTED)?;
     let mut security_mode = SecurityMode::SIGNING_ENABLED;
     if config.signing_required {
         security_mode.insert(SecurityMode::SIGNING_REQUIRED);
@@ -169,7 +173,7 @@ fn agree(
     Ok(Agreed { negotiated, answer_encryption, answer_signing, answer_transforms })
 }
 
-fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<u8> {
+fn response(server: &Server, now: FileTime, agreed: &Agreed, salt: &[u8; 32]) -> Vec<u8> {
     let n = &agreed.negotiated;
     let mut contexts = Vec::new();
     if n.dialect == Dialect::SMB3_1_1 {
@@ -197,7 +201,7 @@ fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<
         max_transact_size: n.io_bytes_max,
         max_read_size: n.io_bytes_max,
         max_write_size: n.io_bytes_max,
-        system_time: FileTime(now),
+        system_time: now,
         // [MS-SMB2] 3.3.5.4: implementations may send 0.
         server_start_time: FileTime(0),
         security_buffer: &negotiate_hint(),
@@ -211,7 +215,7 @@ fn response(server: &Server, now: u64, agreed: &Agreed, salt: &[u8; 32]) -> Vec<
 pub(crate) fn multi_protocol(
     core: &mut Core,
     server: &Server,
-    now: u64,
+    now: FileTime,
     message: &[u8],
 ) -> Result<(Header, Reply), Disconnect> {
     let dialects = smb1::parse_negotiate(message).map_err(|_| Disconnect("malformed SMB1 message"))?;
@@ -226,13 +230,14 @@ pub(crate) fn multi_protocol(
     };
     if dialects.contains(&smb1::DIALECT_2_WILDCARD) {
         core.wildcard = true;
-        let mut agreed = agree(&server.config, false, &request(Dialect::SMB2_1))
+        // Not a dialect yet: the NEGOTIATE that follows says which.
+        let mut agreed = agree(&server.config, Dialect::SMB2_1, false, &request(Dialect::SMB2_1))
             .map_err(|_| Disconnect("no dialect in common"))?;
         agreed.negotiated.dialect = Dialect::SMB2_WILDCARD;
         return Ok((header, Reply::ok(response(server, now, &agreed, &[0; 32]))));
     }
     if dialects.contains(&smb1::DIALECT_2_002) {
-        let agreed = agree(&server.config, false, &request(Dialect::SMB2_0_2))
+        let agreed = agree(&server.config, server.config.min_dialect, false, &request(Dialect::SMB2_0_2))
             .map_err(|_| Disconnect("no dialect in common"))?;
         let body = response(server, now, &agreed, &[0; 32]);
         core.events.push_back(Event::Negotiated { dialect: agreed.negotiated.dialect.name() });
@@ -252,6 +257,8 @@ mod tests {
             guid: [0; 16],
             server_name: String::new(),
             started: 0,
+            min_dialect: Dialect::SMB2_0_2,
+            target_names: Vec::new(),
             signing_required: false,
             encryption: Encryption::Offered,
             instance: 0,
@@ -280,9 +287,9 @@ mod tests {
                 dialects: vec![Dialect::SMB3_1_1],
                 contexts: [vec![preauth], contexts].concat(),
             };
-            let status = agree(&config(), true, &request).map(drop);
+            let status = agree(&config(), Dialect::SMB2_0_2, true, &request).map(drop);
             assert_eq!(status, if is_good { Ok(()) } else { Err(NtStatus::INVALID_PARAMETER) });
-            assert!(agree(&config(), false, &request).is_ok(), "elsewhere nobody looks");
+            assert!(agree(&config(), Dialect::SMB2_0_2, false, &request).is_ok(), "elsewhere nobody looks");
         }
     }
 }

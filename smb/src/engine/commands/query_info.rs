@@ -52,7 +52,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Ok(o) => o,
         // cifs.ko asks about a file by whatever handle it has. Told to try again it looks at its handles anew; any other
         // error goes to the program.
-        Err(NtStatus::FILE_CLOSED) if ctx.server.is_worth_a_retry(file_id) => {
+        Err(NtStatus::FILE_CLOSED) if ctx.is_worth_a_retry(file_id) => {
             return Step::Fail(NtStatus::RETRY);
         }
         Err(status) => return status.into(),
@@ -150,7 +150,9 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         | Class::FILE_ID_INFORMATION => Step::Fs(
             FsOpKind::Stat { handle: open.handle.clone() },
             Box::new(move |_, result| match result {
-                Ok(FsReply::Stat(stat)) => of_stat(&open, class, &open.file.told(stat), limit),
+                Ok(FsReply::Stat(stat)) => {
+                    of_stat(&open, class, &open.file.with_client_change_time(stat), limit)
+                }
                 Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
                 Err(status) => Step::Fail(status),
             }),
@@ -285,7 +287,7 @@ fn basic(stat: &Stat) -> FileBasicInformation {
 }
 
 fn standard(open: &Open, stat: &Stat) -> FileStandardInformation {
-    let delete_pending = open.file.delete_pending();
+    let delete_pending = open.file.delete_pending(open.id);
     FileStandardInformation {
         allocation_size: stat.allocation_size,
         end_of_file: stat.end_of_file,

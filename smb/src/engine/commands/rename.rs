@@ -6,7 +6,9 @@ use super::handles::{self, Whose};
 use super::set_info::done;
 use crate::engine::names;
 use crate::engine::open::Open;
-use crate::engine::step::{Ctx, Step};
+use crate::engine::oplocks::Waiter;
+use crate::engine::paths::Move;
+use crate::engine::step::{Ctx, Step, Wake};
 use crate::engine::watches::{Change, name_of};
 use crate::fs::{FsOpKind, FsReply, FsResult, RelPath};
 use crate::status::NtStatus;
@@ -39,7 +41,7 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
         return Err(NtStatus::ACCESS_DENIED);
     }
     let from = open.state().path.clone();
-    if from.is_root() || target.path.is_root() || open.file.delete_pending() {
+    if from.is_root() || target.path.is_root() || open.file.delete_pending(open.id) {
         return Err(NtStatus::ACCESS_DENIED);
     }
     if target.directory && !open.directory {
@@ -51,21 +53,79 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
     let whose = if open.directory { Whose::Below(from.clone(), true) } else { Whose::Others };
     let moved = Arc::clone(open);
-    let next = Box::new(move |_: &mut Ctx<'_>| begin(moved, from, target));
+    let next = Box::new(move |ctx: &mut Ctx<'_>| begin(ctx, moved, Kind::Rename, target));
     Ok(handles::once_closed(ctx, Arc::clone(open), whose, next))
 }
 
-fn begin(open: Arc<Open>, from: RelPath, target: Target) -> Step {
-    // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
-    if open.directory && open.volume.files().any_open_below(&from) {
+/// What a file gets a name by.
+#[derive(Clone, Copy)]
+enum Kind {
+    Rename,
+    /// The old name stays.
+    Link,
+}
+
+fn waiter(ctx: &mut Ctx<'_>) -> Waiter {
+    Waiter { connection: ctx.core.id, token: ctx.wake_token() }
+}
+
+/// Waits until no other rename touches these names.
+fn begin(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, target: Target) -> Step {
+    let waiter = waiter(ctx);
+    let moving = match kind {
+        Kind::Rename => Move::rename(&open, &target.path, waiter),
+        Kind::Link => Move::link(&open.volume, &target.path, waiter),
+    };
+    match moving {
+        Some(moving) => settle(ctx, open, kind, moving, target),
+        None => wait(open, waiter, move |ctx, open| begin(ctx, open, kind, target)),
+    }
+}
+
+/// Waits until nothing is being opened or removed by these names or below.
+fn settle(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, moving: Move, target: Target) -> Step {
+    let waiter = waiter(ctx);
+    if !moving.is_clear(waiter) {
+        return wait(open, waiter, move |ctx, open| settle(ctx, open, kind, moving, target));
+    }
+    if open.file.delete_pending(open.id) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
-    let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.parent() };
-    Step::Fs(parent, Box::new(move |_, result| with_parent(open, from, target, result)))
+    match kind {
+        Kind::Rename => clear(open, moving, target),
+        Kind::Link => add_link(open, moving, target),
+    }
+}
+
+fn wait(
+    open: Arc<Open>,
+    waiter: Waiter,
+    next: impl FnOnce(&mut Ctx<'_>, Arc<Open>) -> Step + Send + 'static,
+) -> Step {
+    Step::Park(Box::new(move |ctx, wake| {
+        if wake == Wake::Ready && !open.is_closing() {
+            return next(ctx, open);
+        }
+        open.volume.files().stop_waiting_for_paths(waiter.token);
+        Step::Fail(if wake == Wake::Cancelled { NtStatus::CANCELLED } else { NtStatus::FILE_CLOSED })
+    }))
+}
+
+fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
+    // Another rename came first.
+    if moving.from() == moving.to() {
+        return done();
+    }
+    // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
+    if open.directory && open.volume.files().any_open_below(moving.from()) {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: moving.to().parent() };
+    Step::Fs(parent, Box::new(move |_, result| with_parent(open, moving, target, result)))
 }
 
 /// The target's directory is known: those who have it open must share it with someone who adds a file.
-fn with_parent(open: Arc<Open>, from: RelPath, target: Target, result: FsResult) -> Step {
+fn with_parent(open: Arc<Open>, moving: Move, target: Target, result: FsResult) -> Step {
     let parent = match result {
         Ok(FsReply::Stat(stat)) if !stat.directory => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
         Ok(FsReply::Stat(stat)) => open.volume.files().find(stat.key),
@@ -78,7 +138,7 @@ fn with_parent(open: Arc<Open>, from: RelPath, target: Target, result: FsResult)
         return Step::Fail(NtStatus::SHARING_VIOLATION);
     }
     if !target.replace {
-        return carry_out(open, from, target);
+        return carry_out(open, moving, target);
     }
     let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
     Step::Fs(
@@ -89,8 +149,8 @@ fn with_parent(open: Arc<Open>, from: RelPath, target: Target, result: FsResult)
                 _ => None,
             };
             let moved = Arc::clone(&open);
-            let next = move |_: &mut Ctx<'_>| match may_replace(&moved, result) {
-                Ok(()) => carry_out(moved, from, target),
+            let next = move |_: &mut Ctx<'_>| match may_replace(&moved, &target.path, result) {
+                Ok(()) => carry_out(moved, moving, target),
                 Err(status) => Step::Fail(status),
             };
             match replaced {
@@ -103,7 +163,7 @@ fn with_parent(open: Arc<Open>, from: RelPath, target: Target, result: FsResult)
 
 /// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all who
 /// have it open share its deletion, as clients with POSIX semantics do (docs/spec-exceptions.md).
-fn may_replace(open: &Open, result: FsResult) -> Result<(), NtStatus> {
+fn may_replace(open: &Open, path: &RelPath, result: FsResult) -> Result<(), NtStatus> {
     let stat = match result {
         Ok(FsReply::Stat(stat)) => stat,
         Ok(_) => return Err(NtStatus::INTERNAL_ERROR),
@@ -118,19 +178,20 @@ fn may_replace(open: &Open, result: FsResult) -> Result<(), NtStatus> {
         return Err(NtStatus::ACCESS_DENIED);
     }
     match open.volume.files().find(stat.key) {
-        Some(file) if file.delete_pending() || !file.shares_delete(open.id) => Err(NtStatus::ACCESS_DENIED),
+        Some(file) if file.delete_pending_at(path) || !file.shares_delete(open.id) => {
+            Err(NtStatus::ACCESS_DENIED)
+        }
         _ => Ok(()),
     }
 }
 
-fn carry_out(open: Arc<Open>, from: RelPath, target: Target) -> Step {
-    let Target { path: to, replace, .. } = target;
+fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
     Step::Fs(
-        FsOpKind::Rename { handle: open.handle.clone(), to: to.clone(), replace },
+        moving.operation(&open.handle, target.replace),
         Box::new(move |ctx, result| match result {
             Ok(_) => {
-                open.file.renamed(&from, &to);
-                tell(ctx, &open, &from, &to);
+                open.file.renamed(moving.from(), moving.to(), &open.handle);
+                tell(ctx, &open, moving.from(), moving.to());
                 done()
             }
             Err(status) => Step::Fail(status),
@@ -161,23 +222,26 @@ fn tell(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
 }
 
 /// Gives a file one more name.
-pub(super) fn link(open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+pub(super) fn link(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
     if open.volume.read_only {
         return Err(NtStatus::MEDIA_WRITE_PROTECTED);
     }
     if open.directory {
         return Err(NtStatus::FILE_IS_A_DIRECTORY);
     }
-    if open.file.delete_pending() {
+    if open.file.delete_pending(open.id) {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    let open = Arc::clone(open);
+    Ok(begin(ctx, Arc::clone(open), Kind::Link, target))
+}
+
+fn add_link(open: Arc<Open>, moving: Move, target: Target) -> Step {
     let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
-    Ok(Step::Fs(
+    Step::Fs(
         existing,
         Box::new(move |_, result| {
             if target.replace
-                && let Err(status) = may_replace(&open, result)
+                && let Err(status) = may_replace(&open, &target.path, result)
             {
                 return Step::Fail(status);
             }
@@ -186,6 +250,7 @@ pub(super) fn link(open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
                 FsOpKind::Link { handle: open.handle.clone(), to: to.clone(), replace },
                 Box::new(move |ctx, result| match result {
                     Ok(_) => {
+                        drop(moving);
                         let (action, filter) = (NotifyAction::ADDED, CompletionFilter::FILE_NAME);
                         open.volume.watches.report(&[Change { action, filter, path: &to }], ctx.server);
                         done()
@@ -194,5 +259,5 @@ pub(super) fn link(open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
                 }),
             )
         }),
-    ))
+    )
 }

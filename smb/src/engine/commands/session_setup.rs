@@ -124,9 +124,10 @@ fn begin(ctx: &mut Ctx<'_>, binding: bool) -> PendingAuth {
         nb_computer: name.to_uppercase(),
         dns_domain: String::new(),
         dns_computer: name.to_lowercase(),
+        target_names: ctx.server.config.target_names.clone(),
     };
     let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth).unwrap_or_default();
-    PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now), preauth, rounds: 0, binding }
+    PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now.wall.0), preauth, rounds: 0, binding }
 }
 
 pub(super) enum AuthOutcome {
@@ -178,7 +179,7 @@ pub(super) fn authenticate(
                 if let Some(channel) = ctx.core.channels.get(&id) {
                     ctx.request.signing = Some(channel.signing.clone());
                 }
-                ctx.core.end_session(ctx.server, ctx.now, id);
+                ctx.core.end_session(ctx.server, ctx.now.instant, id);
             }
             let (username, reason) = (claimed.into_inner(), error.to_string());
             ctx.core.events.push_back(Event::AuthenticationFailed { username, reason });
@@ -193,7 +194,7 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
     };
     // A session never changes hands: another user's proof ends it.
     if !channel.session.username.eq_ignore_ascii_case(&done.who.user) {
-        ctx.core.end_session(ctx.server, ctx.now, id);
+        ctx.core.end_session(ctx.server, ctx.now.instant, id);
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     channel.session.reauthenticated(ctx.core.id);
@@ -262,6 +263,9 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
     let signing_required = ctx.server.config.signing_required
         || request.security_mode.contains(SecurityMode::SIGNING_REQUIRED)
         || volume.protection == Protection::Sign;
+    let Some(counted) = volume.used.sessions.take(1) else {
+        return Step::Fail(NtStatus::INSUFFICIENT_RESOURCES);
+    };
     let session = Arc::new(Session::new(NewSession {
         id,
         username: done.who.user.clone(),
@@ -276,6 +280,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
         encrypt,
         connection: ctx.core.id,
         link: ctx.core.link(),
+        counted,
     }));
     ctx.server.sessions().insert(id, Arc::clone(&session));
     add_channel(ctx, &session, signing, FIRST_NONCE_PART);
@@ -301,5 +306,5 @@ fn replace_previous(ctx: &mut Ctx<'_>, previous: u64, session: &Session) {
     if !same_user {
         return;
     }
-    ctx.core.replace_session(ctx.server, ctx.now, previous);
+    ctx.core.replace_session(ctx.server, ctx.now.instant, previous);
 }

@@ -129,7 +129,11 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         }
         Class::FILE_LINK_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
-            rename::link(open, Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?)
+            rename::link(
+                ctx,
+                open,
+                Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?,
+            )
         }
         Class::FILE_POSITION_INFORMATION => {
             let position = parsed(FilePositionInformation::parse(buffer))?.current_byte_offset;
@@ -268,7 +272,7 @@ fn disposition(
 ) -> Result<Step, NtStatus> {
     needs(open, AccessMask::DELETE)?;
     if !delete {
-        open.file.set_delete_pending(false);
+        open.file.set_delete_pending(open.id, false)?;
         return Ok(done());
     }
     if open.state().path.is_root() {
@@ -294,7 +298,10 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
                 Step::Fail(NtStatus::CANNOT_DELETE)
             }
             Ok(_) => {
-                open.file.set_delete_pending(true);
+                // It may have been closed meanwhile.
+                if let Err(status) = open.file.set_delete_pending(open.id, true) {
+                    return Step::Fail(status);
+                }
                 if open.directory {
                     let path = open.state().path.clone();
                     open.volume.watches.deleted(&path, ctx.server);

@@ -7,7 +7,6 @@ use super::read::OFFSET_END;
 use crate::engine::access::DATA_CHANGING;
 use crate::engine::remote::{self, Source};
 use crate::engine::step::{Ctx, Reply, Step};
-use crate::engine::watches::CONTENTS;
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
@@ -75,15 +74,17 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
                 FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through }
             }
         },
-        Box::new(move |ctx, result| match result {
-            Ok(FsReply::Written(count)) => {
-                open.file.data_changed(open.id, ctx.server);
-                open.volume.watches.modified(CONTENTS, &open, ctx.server);
-                open.position.store(offset + u64::from(count), Ordering::Relaxed);
-                Step::Reply(Reply::ok(body(count)))
+        Box::new(move |ctx, result| {
+            // A write that failed, for want of place for example, may have been done in part.
+            open.contents_changed(ctx.server);
+            match result {
+                Ok(FsReply::Written(count)) => {
+                    open.position.store(offset + u64::from(count), Ordering::Relaxed);
+                    Step::Reply(Reply::ok(body(count)))
+                }
+                Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+                Err(status) => Step::Fail(status),
             }
-            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-            Err(status) => Step::Fail(status),
         }),
     )
 }

@@ -44,24 +44,41 @@ impl fmt::Display for InstanceName {
     }
 }
 
-/// A volume's id as the orchestrator keeps it: `<instance>/<share>`. A volume never changes its instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Handle {
-    pub(crate) instance: InstanceName,
-    pub(crate) share: VolumeId,
+/// A volume's id as the orchestrator keeps it. A volume never changes its server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Handle {
+    /// `<share>`: on the only server there is.
+    Server { share: VolumeId },
+    /// `<instance>/<share>`: on an instance of a StorageCluster.
+    Instance { instance: InstanceName, share: VolumeId },
 }
 
 impl Handle {
-    /// `None`: no volume can have this id.
+    /// `None`: this driver gives no volume such an id.
     pub(crate) fn parse(id: &str) -> Option<Self> {
-        let (instance, share) = id.split_once('/')?;
-        Some(Self { instance: InstanceName::parse(instance)?, share: VolumeId::parse(share)? })
+        match id.split_once('/') {
+            None => Some(Self::Server { share: VolumeId::parse(id)? }),
+            Some((instance, share)) => Some(Self::Instance {
+                instance: InstanceName::parse(instance)?,
+                share: VolumeId::parse(share)?,
+            }),
+        }
+    }
+
+    /// The share that clients mount.
+    pub(crate) fn share(&self) -> &VolumeId {
+        match self {
+            Self::Server { share } | Self::Instance { share, .. } => share,
+        }
     }
 }
 
 impl fmt::Display for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.instance, self.share)
+        match self {
+            Self::Server { share } => share.fmt(f),
+            Self::Instance { instance, share } => write!(f, "{instance}/{share}"),
+        }
     }
 }
 
@@ -72,17 +89,22 @@ mod tests {
     #[test]
     fn handles_are_read_and_written() {
         let handle = Handle::parse("my-cluster-12/pvc-1").expect("a handle");
-        assert_eq!((handle.instance.cluster(), handle.instance.ordinal()), ("my-cluster", 12));
-        assert_eq!((handle.share.as_str(), &*handle.to_string()), ("pvc-1", "my-cluster-12/pvc-1"));
+        let Handle::Instance { instance, share } = &handle else { panic!("{handle:?}") };
+        assert_eq!((instance.cluster(), instance.ordinal()), ("my-cluster", 12));
+        assert_eq!((share.as_str(), handle.share().as_str()), ("pvc-1", "pvc-1"));
+        assert_eq!(handle.to_string(), "my-cluster-12/pvc-1");
+        let handle = Handle::parse("pvc-1").expect("a handle");
+        assert!(matches!(&handle, Handle::Server { share } if share.as_str() == "pvc-1"));
+        assert_eq!(handle.to_string(), "pvc-1");
     }
 
     #[test]
-    fn what_is_none_is_known() {
+    fn other_texts_are_no_handles() {
         let long = format!("{}-0/v", "c".repeat(62));
         for id in [
             "",
-            "pvc-1",
-            "c-0",
+            "Pvc-1",
+            "-",
             "c-0/",
             "/v",
             "c/v",

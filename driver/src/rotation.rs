@@ -1,0 +1,69 @@
+//! Another password for a volume, by the command line and not by a CSI call: nothing asks for it in Kubernetes.
+//!
+//! The Secret has the next password before the server does, and as its password only after that. Whatever a crash cuts
+//! off, the Secret's password is one that the server takes, and the next run goes on with the same one.
+
+use anyhow::Context;
+use tracing::info;
+
+use crate::cluster::record::Record;
+use crate::cluster::{Clusters, Kubernetes};
+use crate::config::RotateCredentials;
+use crate::error::Error;
+use crate::handle::Handle;
+
+/// Does what the command line says, and tells of it on standard output.
+pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<()> {
+    crate::runtime()?.block_on(async {
+        let kubernetes =
+            Kubernetes::new(&command.namespace).await.context("find the Kubernetes API server")?;
+        let done = rotate(&Clusters::new(kubernetes), &command.volume_id).await?;
+        println!("{}: {}", command.volume_id, done.describe());
+        Ok(())
+    })
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    /// The Secret has a new password, and the previous one beside it.
+    Rotated,
+    /// There was no Secret, and there is one now.
+    Restored,
+}
+
+impl Done {
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Rotated => {
+                "has a new password; the previous one is good until the next rotation, for what is mounted with it"
+            }
+            Self::Restored => "its Secret was lost and has been made again, with a new password",
+        }
+    }
+}
+
+async fn rotate(clusters: &Clusters, volume_id: &str) -> Result<Done, Error> {
+    let none = || Error::NoVolume(volume_id.to_owned());
+    let Some(Handle::Instance { instance, share }) = Handle::parse(volume_id) else { return Err(none()) };
+    let kubernetes = clusters.kubernetes();
+    let cluster = clusters.find(instance.cluster()).await?.ok_or_else(none)?;
+    let admin = clusters.connect(&cluster, &instance).await?;
+    admin.stat(&share).await?.ok_or_else(none)?;
+    let Some(record) = Record::find(kubernetes, &share).await? else {
+        let made = Record::make(kubernetes, &share, &instance).await?;
+        let made = made.ok_or_else(|| Error::Overtaken(share.to_string()))?;
+        admin.add_credentials(&share, made.credentials()?).await?;
+        info!(volume_id, "made the volume's Secret again");
+        return Ok(Done::Restored);
+    };
+    if record.instance != instance {
+        let found = &record.instance;
+        return Err(Error::Refused(format!("Secret {} is of a volume on {found}", Record::name_of(&share))));
+    }
+    let (record, next) = record.with_next(kubernetes).await?;
+    admin.add_credentials(&share, &next).await?;
+    record.promote(kubernetes, &next).await?;
+    info!(volume_id, "rotated the volume's password");
+    Ok(Done::Rotated)
+}

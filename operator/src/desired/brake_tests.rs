@@ -1,0 +1,112 @@
+//! Takeovers pause while many nodes are silent, and a spare has to live itself.
+
+use super::moves_tests::{epochs, fabric_running, node_with, see_through, silence, write_moves};
+use super::*;
+use crate::brake::{Cause, Pause, Scope};
+use crate::takeover::OUT_OF_SERVICE;
+
+fn pause() -> Option<Pause> {
+    let cause = Cause::ManyNodesSilent { scope: Scope::Cluster, silent: 3, of: 3 };
+    Some(Pause { cause, settling: false })
+}
+
+/// The control plane is cut off from all workers, and gives their pods up after a while.
+fn cut_off(observed: &mut Observed) {
+    for node in ["n1", "n2", "n3"] {
+        silence(observed, node, 60);
+    }
+    observed.reports.clear();
+    observed.pause = pause();
+}
+
+#[test]
+fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
+    let (mut cluster, mut observed) = fabric_running(json!({}));
+    // A node more that looks fresh still: without the pause it would take an instance over.
+    observed.nodes.push(node("n4", "10.0.0.4"));
+    cut_off(&mut observed);
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.moves.is_empty() && found.end.is_empty() && found.restart.is_none(), "{:?}", found.moves);
+    let told = condition(&found, "TakeoverPaused");
+    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "ManyNodesSilent"));
+    assert!(told.message.contains("3 of 3") && told.message.contains(OUT_OF_SERVICE), "{}", told.message);
+    assert!(found.status.instances[0].message.contains("takeovers pause"), "{:?}", found.status.instances[0]);
+    cluster.status = Some(found.status);
+    // It heals: Leases are renewed, pods are not ready yet, servers were not asked yet.
+    for node in ["n1", "n2", "n3"] {
+        silence(&mut observed, node, 0);
+    }
+    let long_ago = (now() - k8s_openapi::jiff::SignedDuration::from_secs(900)).to_string();
+    for pod in observed.pods.values_mut() {
+        let mut value = serde_json::to_value(&*pod).expect("JSON");
+        value["status"]["conditions"][0]["status"] = "False".into();
+        value["status"]["conditions"][0]["lastTransitionTime"] = long_ago.clone().into();
+        *pod = serde_json::from_value(value).expect("a Pod");
+    }
+    observed.pause = pause().map(|p| Pause { settling: true, ..p });
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.moves.is_empty() && found.end.is_empty(), "{:?}", found.moves);
+    assert_eq!(condition(&found, "TakeoverPaused").status, "True");
+    assert_eq!(epochs(&cluster), [("n1".to_owned(), 1), ("n2".to_owned(), 1)]);
+}
+
+#[test]
+fn a_person_may_say_that_nodes_are_off() {
+    let (cluster, mut observed) = fabric_running(json!({}));
+    observed.nodes.push(node("n4", "10.0.0.4"));
+    cut_off(&mut observed);
+    // One of them.
+    observed.nodes[0] =
+        node_with("n1", "10.0.0.1", json!({ "taints": [{ "key": OUT_OF_SERVICE, "effect": "NoExecute" }] }));
+    let found = desired(&cluster, &settings(), &observed);
+    let to: Vec<_> = found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str())).collect();
+    assert_eq!(to, [("a-0", "n4")]);
+    // All that are silent.
+    let (mut cluster, mut observed) = fabric_running(json!({}));
+    observed.nodes.extend([node("n4", "10.0.0.4"), node("n5", "10.0.0.5")]);
+    cut_off(&mut observed);
+    cluster.metadata.annotations =
+        Some([(names::ANNOTATION_TAKE_OVER_ANYWAY.to_owned(), "true".to_owned())].into());
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(found.moves.len(), 2);
+    let told = condition(&found, "TakeoverPaused");
+    assert_eq!((told.status.as_str(), told.reason.as_str()), ("False", "Overridden"));
+}
+
+#[test]
+fn a_pod_that_is_over_is_not_taken_out_of_the_books_while_takeovers_pause() {
+    let (mut cluster, mut observed) = fabric_running(json!({}));
+    // A planned move; before the old pod has ended the nodes fall silent.
+    observed.nodes[0] = node_with("n1", "10.0.0.1", json!({ "unschedulable": true }));
+    let step = desired(&cluster, &settings(), &observed);
+    write_moves(&mut observed, &step.moves);
+    moves_tests::settle_fabric(&mut cluster, &mut observed);
+    cut_off(&mut observed);
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.end.iter().all(|pod| !pod.force), "{:?}", found.end);
+    observed.pause = None;
+    let found = desired(&cluster, &settings(), &observed);
+    assert!(found.end.iter().any(|pod| pod.force), "{:?}", found.end);
+}
+
+/// A spare in the same rack that died with the node is still called ready by Kubernetes.
+#[test]
+fn a_spare_that_has_missed_a_renewal_is_not_chosen() {
+    let (mut cluster, mut observed) = fabric_running(json!({}));
+    observed.nodes.push(node("n4", "10.0.0.4"));
+    silence(&mut observed, "n1", 60);
+    silence(&mut observed, "n3", 12);
+    let found = desired(&cluster, &settings(), &observed);
+    let to: Vec<_> = found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str())).collect();
+    assert_eq!(to, [("a-0", "n4")]);
+    // Those whose Leases are looked at go before those of which nothing is known.
+    silence(&mut observed, "n3", 60);
+    observed.nodes.push(node("n5", "10.0.0.5"));
+    silence(&mut observed, "n5", 3);
+    assert_eq!(desired(&cluster, &settings(), &observed).moves[0].node, "n5");
+    see_through(&mut cluster, &mut observed);
+    assert_eq!(epochs(&cluster)[0], ("n5".to_owned(), 2));
+    observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n4"));
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&found, "TakeoverReady").reason, "NoSpareNode", "n1 and n3 are silent");
+}

@@ -1,0 +1,225 @@
+//! Nodes as placement and takeovers see them: what they lack, who leaves them, whom the bundled target lets in.
+
+use super::moves_tests::{fabric_cluster, fabric_running, node_with, target_cluster, target_file};
+use super::*;
+use forebay_api::node::{Fact, StorageNode};
+
+fn storage_node(name: &str, nvme_tcp: Fact, nvme_rdma: Fact) -> Arc<StorageNode> {
+    let mut node = StorageNode::new(name, forebay_api::StorageNodeSpec::default());
+    let mut status = forebay_api::StorageNodeStatus::default();
+    status.kernel.nvme_tcp = nvme_tcp;
+    status.kernel.nvme_rdma = nvme_rdma;
+    node.status = Some(status);
+    Arc::new(node)
+}
+
+/// The fixtures' paths are one over TCP and one over RDMA.
+#[test]
+fn a_spare_without_the_modules_for_the_paths_is_none() {
+    let (cluster, mut observed) = fabric_running(json!({}));
+    assert_eq!(condition(&desired(&cluster, &settings(), &observed), "TakeoverReady").reason, "SpareNode");
+    observed.storage_nodes = vec![storage_node("n3", Fact::No, Fact::No)];
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&found, "TakeoverReady").reason, "NoSpareNode");
+    let told = found.status.nodes.iter().find(|n| n.name == "n3").expect("n3");
+    assert_eq!((told.fits, told.reason.as_str()), (false, "FabricMissing"));
+    assert!(told.message.contains("modprobe"), "{}", told.message);
+    // One way of two is enough, and what cannot be told speaks against nothing.
+    for (tcp, rdma) in [(Fact::Yes, Fact::No), (Fact::Unknown, Fact::No), (Fact::No, Fact::Yes)] {
+        observed.storage_nodes = vec![storage_node("n3", tcp, rdma)];
+        assert_eq!(
+            condition(&desired(&cluster, &settings(), &observed), "TakeoverReady").reason,
+            "SpareNode"
+        );
+    }
+}
+
+#[test]
+fn a_node_that_an_autoscaler_takes_away_is_left_as_a_drained_one() {
+    for key in ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"] {
+        let (cluster, mut observed) = fabric_running(json!({}));
+        let taint = json!({ "taints": [{ "key": key, "effect": "NoSchedule" }] });
+        observed.nodes[0] = node_with("n1", "10.0.0.1", taint);
+        let found = desired(&cluster, &settings(), &observed);
+        let [step] = found.moves.as_slice() else { panic!("{key}: {:?}", found.moves) };
+        assert_eq!((step.instance.as_str(), step.node.as_str()), ("a-0", "n3"), "{key}");
+        assert_eq!(step.moved.as_ref().map(|m| m.why.as_str()), Some("NodeCordoned"));
+    }
+}
+
+#[test]
+fn a_node_of_another_platform_is_no_place_for_a_server() {
+    for (label, value) in [("kubernetes.io/os", "windows"), ("kubernetes.io/arch", "s390x")] {
+        let mut observed = observed();
+        let mut node = serde_json::to_value(&*observed.nodes[0]).expect("JSON");
+        node["metadata"]["labels"] = json!({ label: value });
+        observed.nodes[0] = Arc::new(serde_json::from_value(node).expect("a Node"));
+        let found = desired(&cluster(json!({})), &settings(), &observed);
+        let told = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
+        assert_eq!((told.fits, told.reason.as_str()), (false, "PlatformMismatch"), "{label}");
+        assert_eq!(found.status.instances[0].node, "n2");
+    }
+}
+
+#[test]
+fn a_node_that_is_too_small_is_no_place_for_a_server() {
+    let spec = json!({ "limits": { "resources": { "requests": { "cpu": "2", "memory": "4Gi" } } } });
+    for (amounts, fits) in [
+        (json!({ "cpu": "4", "memory": "8Gi" }), true),
+        (json!({ "cpu": "1500m", "memory": "8Gi" }), false),
+        (json!({ "cpu": "4", "memory": "3Gi" }), false),
+    ] {
+        let mut observed = observed();
+        let mut node = serde_json::to_value(&*observed.nodes[0]).expect("JSON");
+        node["status"]["allocatable"] = amounts.clone();
+        observed.nodes[0] = Arc::new(serde_json::from_value(node).expect("a Node"));
+        let found = desired(&cluster(spec.clone()), &settings(), &observed);
+        let told = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
+        assert_eq!(told.fits, fits, "{amounts}: {told:?}");
+    }
+}
+
+/// The scheduler's verdict counts, too, as long as nothing binds the instance to its node.
+#[test]
+fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
+    let mut cluster = cluster(json!({ "instances": 1 }));
+    let mut observed = observed();
+    settle(&mut cluster, &mut observed, 1000);
+    observed.reports.clear();
+    let unscheduled = |since: &str| {
+        json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 1 Insufficient cpu", "lastTransitionTime": since }] })
+    };
+    let since = |seconds: i64| (now() - k8s_openapi::jiff::SignedDuration::from_secs(seconds)).to_string();
+    let mut wait = |seconds: i64| {
+        let mut pod = serde_json::to_value(&observed.pods["a-0"]).expect("JSON");
+        pod["status"] = unscheduled(&since(seconds));
+        pod["spec"]["nodeName"] = Value::Null;
+        observed.pods.insert("a-0".to_owned(), serde_json::from_value(pod).expect("a Pod"));
+        observed.bound.clear();
+        observed.recorded.clear();
+        let mut fresh = cluster.clone();
+        for instance in fresh.status.iter_mut().flat_map(|s| &mut s.instances) {
+            instance.capacity_bytes = 0;
+        }
+        desired(&fresh, &settings(), &observed)
+    };
+    assert_eq!(wait(5).status.instances[0].node, "n1", "the scheduler may still find room");
+    let found = wait(300);
+    assert_eq!(found.status.instances[0].node, "n2");
+    let told = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
+    assert!(told.message.contains("Insufficient cpu"), "{told:?}");
+}
+
+#[test]
+fn the_bundled_target_always_lets_in_the_instances_own_node() {
+    let mut cluster = target_cluster();
+    let mut observed = observed();
+    observed.nodes.extend((0..300).map(|n| node(&format!("a{n:03}"), "10.1.0.1")));
+    moves_tests::see_through(&mut cluster, &mut observed);
+    // A node whose name sorts behind 256 others is the instance's.
+    let own = "n3".to_owned();
+    observed.bound.insert("a-0".to_owned(), own.clone());
+    let found = desired(&cluster, &settings(), &observed);
+    let place = observed.record.places[&("a-0".to_owned(), "main".to_owned())].node.clone();
+    let (_, file) = target_file(&found, &place);
+    let wanted = forebay_nvmeof::HostIdentity::of_machine("a-cluster", "", "a-0", &own)
+        .expect("an identity")
+        .nqn()
+        .as_str()
+        .to_owned();
+    let mine = file["subsystem"]
+        .as_array()
+        .expect("subsystems")
+        .iter()
+        .find(|s| s["nqn"].as_str().expect("an NQN").ends_with("a-0"));
+    let hosts = mine.expect("its subsystem")["hosts"].as_array().expect("hosts").clone();
+    assert!(hosts.len() <= 256);
+    assert!(hosts.iter().any(|h| h.as_str() == Some(wanted.as_str())), "{} hosts, not its own", hosts.len());
+    // Nor does one node more or less roll the target's pod.
+    let text = |found: &Desired| target_file(found, &place).0["spec"]["template"].to_string();
+    let before = text(&found);
+    observed.nodes.push(node("a999", "10.1.0.9"));
+    assert_eq!(
+        before,
+        text(&desired(&cluster, &settings(), &observed)),
+        "the pod is not made again for a host"
+    );
+}
+
+#[test]
+fn why_no_pod_is_made_is_told() {
+    let mut cluster = fabric_cluster(json!({}));
+    let mut observed = observed();
+    moves_tests::see_through(&mut cluster, &mut observed);
+    observed.pods.remove("a-0");
+    observed.reports.remove("a-0");
+    observed.creation_failures.insert(
+        "a-0".to_owned(),
+        "pods \"a-0-0\" is forbidden: violates PodSecurity \"baseline:latest\": privileged".to_owned(),
+    );
+    let found = desired(&cluster, &settings(), &observed);
+    let told = &found.status.instances[0];
+    assert_eq!(told.phase, InstancePhase::NotReady);
+    assert!(told.message.contains("violates PodSecurity"), "{}", told.message);
+}
+
+/// A dead server of one cluster does not keep the healthy ones of another from being drained.
+#[test]
+fn every_cluster_has_a_disruption_budget_of_its_own() {
+    let (cluster, mut observed) = fabric_running(json!({}));
+    let found = desired(&cluster, &settings(), &observed);
+    let budget = found.objects.iter().find(|o| o["kind"] == "PodDisruptionBudget").expect("one");
+    let selected = budget["spec"]["selector"]["matchLabels"].as_object().expect("labels").clone();
+    assert_eq!(selected[names::LABEL_CLUSTER], "a");
+    let pod = observed.pods["a-0"].labels().clone();
+    assert!(
+        selected.iter().all(|(key, value)| pod.get(key).map(String::as_str) == value.as_str()),
+        "{pod:?}"
+    );
+    observed.budgets = ["a-servers".to_owned(), "a-targets".to_owned()].into();
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(removed(&found), ["PodDisruptionBudget a-targets"], "there is no bundled target");
+    let without = Settings { disruption_budgets: false, ..settings() };
+    let found = desired(&cluster, &without, &observed);
+    assert_eq!(removed(&found), ["PodDisruptionBudget a-servers", "PodDisruptionBudget a-targets"]);
+}
+
+#[test]
+fn what_a_server_may_cache_and_how_it_reads_is_told() {
+    let (cluster, observed) = fabric_running(json!({}));
+    let found = desired(&cluster, &settings(), &observed);
+    let file = moves_tests::config(&found, "a-0-config-1");
+    assert!(file["server"].get("caching").is_none() && file["server"].get("direct_reads").is_none());
+    assert!(file["pool"][0]["nvmeof"].get("write_through").is_none());
+    let mut backends = moves_tests::nvmeof(2);
+    backends[0]["nvmeof"]["writeThrough"] = json!(false);
+    let io = json!({ "caching": false, "directReads": true });
+    let (cluster, observed) = fabric_running(json!({ "io": io, "backends": backends }));
+    let found = desired(&cluster, &settings(), &observed);
+    let file = moves_tests::config(&found, "a-0-config-1");
+    assert_eq!(file["server"]["caching"].as_bool(), Some(false));
+    assert_eq!(file["server"]["direct_reads"].as_bool(), Some(true));
+    assert_eq!(file["pool"][0]["nvmeof"]["write_through"].as_bool(), Some(false));
+}
+
+/// What has no request is the first to be evicted.
+#[test]
+fn servers_and_targets_ask_for_what_they_need() {
+    let mut cluster = target_cluster();
+    let mut observed = observed();
+    moves_tests::see_through(&mut cluster, &mut observed);
+    let requests = |found: &Desired| -> Vec<Value> {
+        let sets = found.objects.iter().filter(|o| o["kind"] == "StatefulSet");
+        sets.map(|s| {
+            s["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["memory"].clone()
+        })
+        .collect()
+    };
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(requests(&found), ["256Mi", "256Mi", "64Mi", "64Mi"]);
+    let wanted = serde_json::from_value(json!({ "requests": { "memory": "1Gi" } })).expect("resources");
+    cluster.spec.backends[0].target.as_mut().expect("a target").resources = Some(wanted);
+    let found = desired(&cluster, &settings(), &observed);
+    assert_eq!(requests(&found), ["256Mi", "256Mi", "1Gi", "1Gi"]);
+}

@@ -1,0 +1,64 @@
+//! Times that depend on each other: a kubelet's renewal, the silence of a node, how long a server goes on without its target.
+
+use super::moves_tests::{config, fabric_running, nvmeof, silence};
+use super::*;
+
+/// A server that is cut off from target and Kubernetes, but not from its clients, has ended before another one acknowledges
+/// writes. The kubelet's last sign of life can be one renewal older than the cut.
+#[test]
+fn a_server_that_is_cut_off_ends_before_another_takes_over() {
+    for (after, loss) in [(5, 30), (20, 30), (25, 14), (25, 30), (30, 30), (40, 30), (600, 600)] {
+        let mut backends = nvmeof(2);
+        backends[0]["nvmeof"]["lossTimeoutSeconds"] = json!(loss);
+        let spec = json!({ "backends": backends, "takeover": { "afterSeconds": after } });
+        let (cluster, mut observed) = fabric_running(spec);
+        let found = desired(&cluster, &settings(), &observed);
+        let told = &config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"];
+        let told = u64::try_from(told.as_integer().expect("a number")).expect("of seconds");
+        assert!(told >= 5 && told <= loss, "{after} {loss}: {told}");
+        // The least silence that makes the operator act.
+        let acts = (1..=700).find(|seconds| {
+            silence(&mut observed, "n1", *seconds);
+            !desired(&cluster, &settings(), &observed).moves.is_empty()
+        });
+        assert!(
+            told + 10 <= acts.expect("it acts"),
+            "{after} {loss}: ends after {told}, taken over at {acts:?}"
+        );
+    }
+}
+
+/// The same with what nobody has configured.
+#[test]
+fn the_defaults_leave_a_renewal_between_the_end_and_the_takeover() {
+    let (cluster, observed) = fabric_running(json!({}));
+    let found = desired(&cluster, &settings(), &observed);
+    let told = config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"].as_integer();
+    assert!(told.expect("a number") + 10 <= i64::from(cluster.spec.takeover.after_seconds), "{told:?}");
+    assert_eq!(condition(&found, "Valid").status, "True", "{:?}", condition(&found, "Valid"));
+}
+
+/// A kubelet renews its Lease every 10 s: a silence of two renewals may be one request that hung.
+#[test]
+fn one_hung_renewal_is_no_lost_node() {
+    let (cluster, mut observed) = fabric_running(json!({ "takeover": { "afterSeconds": 5 } }));
+    silence(&mut observed, "n1", 21);
+    assert!(desired(&cluster, &settings(), &observed).moves.is_empty());
+}
+
+/// A server that waits for its target is not restarted by the kubelet meanwhile: it would never get as far.
+#[test]
+fn a_server_may_wait_for_its_namespace_for_as_long_as_is_configured() {
+    let mut backends = nvmeof(2);
+    backends[0]["nvmeof"]["connectTimeoutSeconds"] = json!(3600);
+    let second = backends[0].clone();
+    backends.as_array_mut().expect("a list").push(second);
+    backends[1]["name"] = json!("second");
+    let (cluster, observed) = fabric_running(json!({ "backends": backends }));
+    let found = desired(&cluster, &settings(), &observed);
+    let set = found.objects.iter().find(|o| o["kind"] == "StatefulSet").expect("one");
+    let probe = &set["spec"]["template"]["spec"]["containers"][0]["startupProbe"];
+    let patience = probe["periodSeconds"].as_u64().expect("a period")
+        * probe["failureThreshold"].as_u64().expect("a count");
+    assert!(patience >= 2 * 2 * 3600 + 300, "{patience} s for two pools that may wait an hour each, twice");
+}

@@ -1,0 +1,91 @@
+//! How many RDMA READs and WRITEs a connection may have under way.
+//!
+//! Of READs the two ends have negotiated a number (the initiator depth). A device holds one more back together with all
+//! that was posted after it, responses included: what exceeds the number has to wait before it is posted.
+
+/// What is under way, and what may be.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    max: u16,
+    reads_max: u16,
+    under_way: u16,
+    reads: u16,
+}
+
+impl Transfers {
+    /// Room for `max`, of which `reads_max` may be READs.
+    pub(crate) fn new(max: u16, reads_max: u8) -> Self {
+        // A peer that serves none and asks for one all the same: the device says how that ends.
+        Self { max, reads_max: u16::from(reads_max.max(1)), under_way: 0, reads: 0 }
+    }
+
+    /// WRITEs that may be begun now.
+    pub(crate) fn left(&self) -> u16 {
+        self.max - self.under_way
+    }
+
+    /// READs that may be begun now.
+    pub(crate) fn reads_left(&self) -> u16 {
+        self.left().min(self.reads_max - self.reads)
+    }
+
+    /// A WRITE, or the binding of a window, begins. False where there is no room.
+    #[must_use]
+    pub(crate) fn begin(&mut self) -> bool {
+        let may = self.left() > 0;
+        self.under_way += u16::from(may);
+        may
+    }
+
+    /// A READ begins. False where there is no room.
+    #[must_use]
+    pub(crate) fn begin_read(&mut self) -> bool {
+        let may = self.reads_left() > 0;
+        self.under_way += u16::from(may);
+        self.reads += u16::from(may);
+        may
+    }
+
+    /// What was begun by [`Transfers::begin`] has ended.
+    pub(crate) fn end(&mut self) {
+        self.under_way -= 1;
+    }
+
+    /// A READ has ended.
+    pub(crate) fn end_read(&mut self) {
+        self.reads -= 1;
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_reads_are_under_way_as_were_negotiated_and_writes_pass_those_that_wait() {
+        let mut transfers = Transfers::new(128, 16);
+        let begun = (0..128).filter(|_| transfers.begin_read()).count();
+        assert_eq!((begun, transfers.reads_left(), transfers.left()), (16, 0, 112));
+        assert!(transfers.begin());
+        transfers.end_read();
+        assert_eq!((transfers.reads_left(), transfers.left()), (1, 112));
+        assert!(transfers.begin_read() && !transfers.begin_read());
+    }
+
+    #[test]
+    fn reads_and_writes_share_the_room_of_the_queue() {
+        let mut transfers = Transfers::new(4, 255);
+        assert!(transfers.begin() && transfers.begin() && transfers.begin_read() && transfers.begin());
+        assert_eq!((transfers.left(), transfers.reads_left()), (0, 0));
+        assert!(!transfers.begin() && !transfers.begin_read());
+        transfers.end();
+        assert_eq!((transfers.left(), transfers.reads_left()), (1, 1));
+    }
+
+    #[test]
+    fn a_peer_that_serves_no_reads_is_asked_one_at_a_time() {
+        let mut transfers = Transfers::new(4, 0);
+        assert!(transfers.begin_read() && !transfers.begin_read() && transfers.begin());
+    }
+}

@@ -1,0 +1,137 @@
+//! What an operation has put on stable storage when it is answered: one rule for all operations and both kinds of pools
+//! (docs/adr/0015-durability-rule.md).
+
+use std::sync::Arc;
+
+use forebay_smb::fs::{FsHandle, FsOpKind, FsReply};
+use forebay_smb::status::NtStatus;
+use rustix::io::Errno;
+
+use super::{OpenFile, file, names};
+use crate::backend::errno::status;
+
+/// What a volume promises of an operation that was answered and not flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// It survives the end of the server, not that of the machine. FLUSH, RENAME and links survive that, too.
+    AtFlush,
+    /// It survives both, whoever serves the volume next.
+    AtReply,
+}
+
+/// The part of the file system that an operation changes, and with it what its reply may have to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// Nothing.
+    None,
+    /// The operation puts it on stable storage itself, in every volume: FLUSH, and what a directory's fsync would be for,
+    /// since SMB has none and Linux's client sends nothing for it.
+    Settled,
+    /// Contents; the writing call itself carries the flag (RWF_DSYNC) where the open file or the request asks for it.
+    Write,
+    /// A file or directory that may be made: contents, attributes and name.
+    Made,
+    /// A name that goes.
+    Removed,
+    /// Contents or size of an open file, by another call than a write.
+    Contents,
+    /// Attributes or times of an open file.
+    Attributes,
+}
+
+/// The rule: exhaustive, so that a new operation does not compile before it has its place here.
+fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
+    use FsOpKind as Op;
+    match operation {
+        Op::Open { .. } => (Change::Made, None),
+        Op::Close { unlink: Some(_), handle, .. } => (Change::Removed, Some(handle)),
+        Op::Close { unlink: None, .. }
+        | Op::Read { .. }
+        | Op::Stat { .. }
+        | Op::Space { .. }
+        | Op::ReadDir { .. }
+        | Op::Lookup { .. }
+        | Op::CheckEmpty { .. }
+        | Op::StatPath { .. }
+        | Op::AllocatedRanges { .. } => (Change::None, None),
+        Op::Write { .. } | Op::WriteRemote { .. } => (Change::Write, None),
+        Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => (Change::Settled, None),
+        Op::SetBasic { handle, .. } => (Change::Attributes, Some(handle)),
+        Op::SetEndOfFile { handle, .. }
+        | Op::SetAllocation { handle, .. }
+        | Op::ZeroRange { handle, .. }
+        | Op::CopyRange { target: handle, .. }
+        | Op::CloneRange { target: handle, .. } => (Change::Contents, Some(handle)),
+    }
+}
+
+/// What is left to do between an operation that succeeded and its reply.
+#[derive(Debug)]
+pub(super) enum Settlement {
+    /// Nothing: it changed nothing, has settled it itself, or its volume promises less.
+    None,
+    /// The name that an open has made, with what is below it.
+    Made,
+    /// The directory that a name was removed from.
+    Removed(Arc<OpenFile>),
+    /// fdatasync.
+    Contents(Arc<OpenFile>),
+    /// fsync: fdatasync leaves times out.
+    Attributes(Arc<OpenFile>),
+}
+
+impl Settlement {
+    /// To be asked before the operation, which consumes its handle.
+    pub(super) fn of(operation: &FsOpKind) -> Result<Self, NtStatus> {
+        let (change, handle) = change(operation);
+        let written_through = || -> Result<Option<Arc<OpenFile>>, NtStatus> {
+            let file = handle.map(file).transpose()?;
+            Ok(file.filter(|file| file.write_through()))
+        };
+        Ok(match change {
+            Change::None | Change::Settled | Change::Write => Self::None,
+            Change::Made => Self::Made,
+            Change::Removed => written_through()?.map_or(Self::None, Self::Removed),
+            Change::Contents => written_through()?.map_or(Self::None, Self::Contents),
+            Change::Attributes => written_through()?.map_or(Self::None, Self::Attributes),
+        })
+    }
+
+    /// Waits for it.
+    pub(super) fn settle(self, reply: &FsReply) -> Result<(), NtStatus> {
+        match self {
+            Self::None => Ok(()),
+            Self::Made => match reply {
+                FsReply::Opened(opened) if opened.created => {
+                    let made = file(&opened.handle)?;
+                    if made.volume.promise != Promise::AtReply {
+                        return Ok(());
+                    }
+                    names::flush(&made).inspect_err(|_| {
+                        // The first error is the one to tell; nothing may stay of what was refused.
+                        let _ = names::unlink(&made);
+                    })
+                }
+                _ => Ok(()),
+            },
+            Self::Removed(file) => names::settle_removal(&file),
+            Self::Contents(file) => sync(&file, || rustix::fs::fdatasync(&file.fd)),
+            Self::Attributes(file) => sync(&file, || rustix::fs::fsync(&file.fd)),
+        }
+    }
+}
+
+/// The kernel tells of a write that failed once for each descriptor: later flushes must know.
+fn sync(file: &OpenFile, call: impl Fn() -> Result<(), Errno>) -> Result<(), NtStatus> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => {
+                return result.map_err(|errno| {
+                    file.set_sync_failed();
+                    status(errno)
+                });
+            }
+        }
+    }
+}

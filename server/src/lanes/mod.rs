@@ -1,0 +1,243 @@
+//! Lanes: the threads for system calls that block.
+//!
+//! Each lane waits for one kind of thing, and has threads and a queue of its own: what waits for stable storage does not
+//! hold up a look-up. In a lane the connections take turns, and none of them has all of the threads. `backend::lane` says
+//! which lane an operation belongs to; [`Share`] holds a connection back that has too much in one.
+
+mod closing;
+mod queue;
+mod share;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+pub use self::closing::{ClosesElsewhere, Descriptor};
+use self::queue::Queue;
+pub use self::share::Share;
+use crate::limits::{
+    CLOSE_THREADS, CLOSES_WAITING_MAX, LANE_JOBS_GUARANTEED, LANE_JOBS_MAX, LANE_JOBS_PER_CONNECTION_MAX,
+    SYNC_THREADS_PER_WORKER, VOUCH_THREADS, WORKERS_MAX,
+};
+
+/// What the threads of a lane wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Names, attributes and listings that are read.
+    LookUp,
+    /// Names and attributes that are changed, without stable storage.
+    Change,
+    /// Contents of files, without stable storage.
+    Data,
+    /// Stable storage.
+    Sync,
+    /// A target that is asked whether it has kept what it said is on stable storage.
+    Vouch,
+    /// The end of descriptors: the last one of an unlinked file frees its extents.
+    Close,
+}
+
+impl Lane {
+    /// All of them, in the order in which they end: each may give work to those after it.
+    pub const ALL: [Self; 6] = [Self::LookUp, Self::Change, Self::Data, Self::Sync, Self::Vouch, Self::Close];
+
+    /// How metrics and threads name it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LookUp => "look-up",
+            Self::Change => "change",
+            Self::Data => "data",
+            Self::Sync => "sync",
+            Self::Vouch => "vouch",
+            Self::Close => "close",
+        }
+    }
+
+    /// Whether the end of what it does promises a client that something was done, which a target must not have lost.
+    #[must_use]
+    pub fn promises(self) -> bool {
+        match self {
+            Self::Change | Self::Data | Self::Sync => true,
+            Self::LookUp | Self::Vouch | Self::Close => false,
+        }
+    }
+
+    /// Its threads, where the configuration asks for `workers`.
+    #[must_use]
+    pub fn threads(self, workers: usize) -> usize {
+        match self {
+            Self::LookUp | Self::Change | Self::Data => workers,
+            // They use no processor, and the file system commits what many ask for at once.
+            Self::Sync => (workers * SYNC_THREADS_PER_WORKER).min(WORKERS_MAX),
+            Self::Vouch => VOUCH_THREADS,
+            Self::Close => CLOSE_THREADS,
+        }
+    }
+}
+
+/// Where a job comes from: those of one origin take their turn beside those of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A connection, by its id.
+    Connection(u64),
+    /// The server itself.
+    Server,
+}
+
+/// The queues of all lanes.
+#[derive(Clone)]
+pub struct Queues(Arc<[Queue; Lane::ALL.len()]>);
+
+impl fmt::Debug for Queues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(Lane::ALL.map(|lane| (lane, self.waiting(lane)))).finish()
+    }
+}
+
+impl Queues {
+    fn of(&self, lane: Lane) -> &Queue {
+        &self.0[lane as usize]
+    }
+
+    /// Runs `job` on a thread of the lane; those of one origin begin in the order in which they come.
+    pub fn submit(&self, lane: Lane, origin: Origin, job: impl FnOnce() + Send + 'static) {
+        if let Err(job) = self.of(lane).push(origin, Box::new(job)) {
+            // The server ends, and the lane's threads have ended already.
+            job();
+        }
+    }
+
+    /// Jobs that wait for a thread.
+    #[must_use]
+    pub fn waiting(&self, lane: Lane) -> usize {
+        self.of(lane).waiting()
+    }
+
+    /// Whether a connection that has `begun` jobs in the lane may have one more there.
+    #[must_use]
+    pub fn has_room(&self, lane: Lane, begun: usize) -> bool {
+        begun < LANE_JOBS_GUARANTEED
+            || (begun < LANE_JOBS_PER_CONNECTION_MAX && self.waiting(lane) < LANE_JOBS_MAX)
+    }
+
+    /// Whether so many descriptors wait to be closed that a CLOSE is answered only after them.
+    #[must_use]
+    pub fn closes_are_late(&self) -> bool {
+        self.waiting(Lane::Close) >= CLOSES_WAITING_MAX
+    }
+}
+
+/// The threads of all lanes. Dropping it runs what is queued and joins them.
+pub struct Lanes {
+    queues: Queues,
+    threads: Vec<(Lane, JoinHandle<()>)>,
+}
+
+impl fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lanes({} threads)", self.threads.len())
+    }
+}
+
+impl Lanes {
+    /// Starts the threads that [`Lane::threads`] says for `workers`.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn start(workers: usize) -> std::io::Result<Self> {
+        let queues = Queues(Arc::new(Lane::ALL.map(|lane| Queue::new(lane.threads(workers)))));
+        let mut lanes = Self { queues, threads: Vec::new() };
+        for lane in Lane::ALL {
+            for index in 0..lane.threads(workers) {
+                let queues = lanes.queues.clone();
+                let name = format!("{}-{index}", lane.name());
+                let thread = std::thread::Builder::new().name(name).spawn(move || serve(lane, &queues))?;
+                lanes.threads.push((lane, thread));
+            }
+        }
+        Ok(lanes)
+    }
+
+    /// The queues alone: a clone of them does not keep the threads running.
+    #[must_use]
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+}
+
+fn serve(lane: Lane, queues: &Queues) {
+    // A descriptor that a job drops is closed by the closing lane.
+    let _elsewhere = (lane != Lane::Close).then(|| ClosesElsewhere::on_this_thread(queues));
+    queues.of(lane).serve();
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        for lane in Lane::ALL {
+            self.queues.of(lane).end();
+            for (_, thread) in self.threads.extract_if(.., |(of, _)| *of == lane) {
+                // A panic of a job was reported where it happened.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn every_job_runs_once_also_those_queued_at_the_end_and_what_they_queue() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let lanes = Lanes::start(3).expect("threads");
+        for index in 0..1000 {
+            let (count, queues) = (Arc::clone(&count), lanes.queues().clone());
+            lanes.queues().submit(Lane::LookUp, Origin::Connection(index % 7), move || {
+                queues.submit(Lane::Sync, Origin::Server, move || {
+                    count.fetch_add(1, Ordering::Relaxed);
+                });
+            });
+        }
+        drop(lanes);
+        assert_eq!(count.load(Ordering::Relaxed), 1000);
+    }
+
+    #[test]
+    fn jobs_that_block_in_one_lane_delay_none_in_another() {
+        let lanes = Lanes::start(2).expect("threads");
+        let (release, blocked) = channel::<()>();
+        let blocked = Arc::new(std::sync::Mutex::new(blocked));
+        for _ in 0..64 {
+            let blocked = Arc::clone(&blocked);
+            lanes.queues().submit(Lane::Sync, Origin::Connection(1), move || {
+                let _ = blocked.lock().expect("no panic").recv();
+            });
+        }
+        // Of the same connection, too.
+        for lane in [Lane::LookUp, Lane::Change, Lane::Data, Lane::Vouch, Lane::Close] {
+            let (done, is_done) = channel();
+            lanes.queues().submit(lane, Origin::Connection(1), move || done.send(()).expect("waited for"));
+            is_done.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("{lane:?} waits for another lane"));
+        }
+        drop(release);
+    }
+
+    #[test]
+    fn a_panic_of_a_job_takes_no_thread_from_the_lane() {
+        let lanes = Lanes::start(1).expect("threads");
+        for _ in 0..3 {
+            lanes.queues().submit(Lane::LookUp, Origin::Server, || panic!("expected by this test"));
+        }
+        let (done, is_done) = channel();
+        lanes.queues().submit(Lane::LookUp, Origin::Server, move || done.send(()).expect("waited for"));
+        is_done.recv_timeout(DEADLINE).expect("the thread is still there");
+    }
+}

@@ -1,0 +1,271 @@
+//! The queue of one lane: origins take turns, and none has all threads.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::Origin;
+use crate::limits::LANE_LINES_SPARE_MAX;
+
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Jobs that have not begun; written with the lock held, read without it.
+    waiting: AtomicUsize,
+    /// Threads that one connection may have.
+    share: usize,
+}
+
+#[derive(Default)]
+struct State {
+    lines: HashMap<Origin, Line>,
+    /// Origins that have a job and may begin it, each once.
+    turns: VecDeque<Origin>,
+    /// Lists of jobs of earlier lines, to be used again.
+    spare: Vec<VecDeque<Job>>,
+    idle: usize,
+    ended: bool,
+}
+
+/// Jobs of one origin. Exists while there is one that waits or runs.
+struct Line {
+    jobs: VecDeque<Job>,
+    running: usize,
+    in_turns: bool,
+}
+
+impl Queue {
+    /// The queue for so many threads.
+    pub(super) fn new(threads: usize) -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            // A quarter is left to others, where there are enough for that.
+            share: (threads - threads / 4).max(1),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Queues a job; gives it back after [`Queue::end`].
+    pub(super) fn push(&self, origin: Origin, job: Job) -> Result<(), Job> {
+        let mut state = self.lock();
+        if state.ended {
+            return Err(job);
+        }
+        let State { lines, turns, spare, idle, .. } = &mut *state;
+        let line = lines.entry(origin).or_insert_with(|| Line {
+            jobs: spare.pop().unwrap_or_default(),
+            running: 0,
+            in_turns: false,
+        });
+        line.jobs.push_back(job);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let wake = line.enters(origin, self.share, turns) && *idle > 0;
+        drop(state);
+        if wake {
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Runs jobs until [`Queue::end`], and what is queued then.
+    pub(super) fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some((origin, job)) = self.take(&mut state) {
+                // `push` wakes one thread for an origin. That thread wakes the next one while there is more to do.
+                let wake = state.idle > 0 && !state.turns.is_empty();
+                drop(state);
+                if wake {
+                    self.changed.notify_one();
+                }
+                // A panic was reported where it happened.
+                let _ = catch_unwind(AssertUnwindSafe(job));
+                state = self.lock();
+                self.ran(&mut state, origin);
+            } else if state.ended {
+                return;
+            } else {
+                state.idle += 1;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+            }
+        }
+    }
+
+    fn take(&self, state: &mut State) -> Option<(Origin, Job)> {
+        let origin = state.turns.pop_front()?;
+        let line = state.lines.get_mut(&origin).expect("an origin with a turn has a line");
+        line.in_turns = false;
+        let job = line.jobs.pop_front().expect("an origin with a turn has a job");
+        line.running += 1;
+        line.enters(origin, self.share, &mut state.turns);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some((origin, job))
+    }
+
+    fn ran(&self, state: &mut State, origin: Origin) {
+        let line = state.lines.get_mut(&origin).expect("a line with a job that runs");
+        line.running -= 1;
+        // Taken by this thread, where no other has a turn.
+        line.enters(origin, self.share, &mut state.turns);
+        if line.running == 0 && line.jobs.is_empty() {
+            let line = state.lines.remove(&origin).expect("it was just there");
+            if state.spare.len() < LANE_LINES_SPARE_MAX {
+                state.spare.push(line.jobs);
+            }
+        }
+    }
+
+    /// Takes no more jobs; threads end when none is left.
+    pub(super) fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Line {
+    /// Takes a turn, where it has a job that may begin and no turn yet. Whether it did.
+    fn enters(&mut self, origin: Origin, share: usize, turns: &mut VecDeque<Origin>) -> bool {
+        let may_run = match origin {
+            Origin::Connection(_) => self.running < share,
+            Origin::Server => true,
+        };
+        let enters = !self.in_turns && !self.jobs.is_empty() && may_run;
+        if enters {
+            self.in_turns = true;
+            turns.push_back(origin);
+        }
+        enters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    /// A queue with threads, and what its jobs say.
+    struct Served {
+        queue: Arc<Queue>,
+        threads: Vec<std::thread::JoinHandle<()>>,
+        said: (Sender<u64>, Receiver<u64>),
+    }
+
+    impl Served {
+        fn new(threads: usize) -> Self {
+            let queue = Arc::new(Queue::new(threads));
+            let serve = |_| {
+                let queue = Arc::clone(&queue);
+                std::thread::spawn(move || queue.serve())
+            };
+            let threads = (0..threads).map(serve).collect();
+            Self { queue, threads, said: channel() }
+        }
+
+        /// A job that says its number and then waits until the sender is dropped.
+        fn blocking(&self, origin: u64, number: u64) -> Sender<()> {
+            let (release, blocked) = channel();
+            let said = self.said.0.clone();
+            self.push(origin, move || {
+                said.send(number).expect("heard");
+                let _ = blocked.recv();
+            });
+            release
+        }
+
+        fn push(&self, origin: u64, job: impl FnOnce() + Send + 'static) {
+            assert!(self.queue.push(Origin::Connection(origin), Box::new(job)).is_ok(), "not ended");
+        }
+
+        fn hear(&self) -> u64 {
+            self.said.1.recv_timeout(DEADLINE).expect("a job begins")
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.queue.end();
+            for thread in self.threads.drain(..) {
+                let joined = thread.join();
+                assert!(joined.is_ok() || std::thread::panicking());
+            }
+        }
+    }
+
+    #[test]
+    fn all_threads_take_part_in_what_one_origin_queues() {
+        let served = Served::new(4);
+        // Three of four: the last thread is for others.
+        let releases: Vec<_> = (0..3).map(|number| served.blocking(1, number)).collect();
+        let mut begun: Vec<_> = (0..3).map(|_| served.hear()).collect();
+        begun.sort_unstable();
+        assert_eq!(begun, [0, 1, 2]);
+        drop(releases);
+    }
+
+    #[test]
+    fn one_connection_leaves_a_thread_to_others_and_goes_on_when_one_of_its_own_is_free() {
+        let served = Served::new(4);
+        let mut flood: Vec<_> = (0..64).map(|number| Some(served.blocking(1, number))).collect();
+        let begun: Vec<_> = (0..3).map(|_| served.hear()).collect();
+        let other = served.blocking(2, 100);
+        assert_eq!(served.hear(), 100, "the flood leaves room");
+        drop(other);
+        // Only one that has ended makes place for the next.
+        assert!(served.said.1.try_recv().is_err());
+        for number in begun {
+            flood[number as usize] = None;
+        }
+        for _ in 3..64 {
+            flood[served.hear() as usize] = None;
+        }
+        assert_eq!(served.queue.waiting(), 0);
+    }
+
+    #[test]
+    fn origins_take_turns_whatever_each_has_queued() {
+        let served = Served::new(1);
+        let first = served.blocking(9, 900);
+        assert_eq!(served.hear(), 900);
+        let mut releases: Vec<_> = (0..50).map(|number| served.blocking(1, number)).collect();
+        releases.push(served.blocking(2, 200));
+        releases.push(served.blocking(3, 300));
+        releases.push(served.blocking(2, 201));
+        drop(first);
+        drop(releases);
+        let begun: Vec<_> = (0..6).map(|_| served.hear()).collect();
+        assert_eq!(begun, [0, 200, 300, 1, 201, 2]);
+    }
+
+    #[test]
+    fn lines_end_with_their_last_job() {
+        let served = Served::new(2);
+        for origin in 0..500 {
+            drop(served.blocking(origin, origin));
+            assert_eq!(served.hear(), origin);
+        }
+        let until = std::time::Instant::now() + DEADLINE;
+        while !served.queue.lock().lines.is_empty() {
+            assert!(std::time::Instant::now() < until, "a line without jobs stays");
+            std::thread::yield_now();
+        }
+        assert!(served.queue.lock().spare.len() <= LANE_LINES_SPARE_MAX);
+    }
+}

@@ -1,0 +1,233 @@
+//! Who has used a pool last: recorded in the pool itself, since a target that forgets reservations would give it to whoever
+//! comes first.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use forebay_nvmeof::{Epoch, InstanceHash, ReservationKey};
+
+use crate::limits::EPOCH_SLOT_BYTES;
+use crate::slots::{self, Content};
+
+/// Owner and epoch of a pool's last user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolRecord {
+    pub(crate) epoch: u64,
+    /// Empty where the instance is of no cluster, or was recorded by a version that knew of none.
+    pub(crate) cluster: String,
+}
+
+/// Who wants the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) instance: String,
+    pub(crate) ours: PoolRecord,
+    /// A person has said that whoever has this key is gone for good.
+    pub(crate) adopts: Option<ReservationKey>,
+}
+
+/// Why a pool is another's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error(
+        "the pool was used in epoch {recorded} of this instance; this is epoch {ours}, which is the older one and steps back \
+         (where the record of epochs was lost: start the instance in epoch {next} or later)", next = recorded + 1
+    )]
+    Superseded { recorded: u64, ours: u64 },
+    #[error(
+        "the pool is that of an instance of the same name in another cluster ({cluster:?}), in epoch {epoch}; if that is gone for \
+         good, adopt the pool by pool.nvmeof.adopt_key = \"{key}\""
+    )]
+    OtherOwner { cluster: String, epoch: u64, key: ReservationKey },
+}
+
+impl Claim {
+    /// Whether what is recorded lets us use the pool; if so, whether our own record has to be written first.
+    pub(crate) fn judge(&self, recorded: Option<&PoolRecord>) -> Result<bool, Refused> {
+        let Some(recorded) = recorded else { return Ok(true) };
+        let epoch = recorded.epoch;
+        if recorded.cluster == self.ours.cluster {
+            if epoch > self.ours.epoch {
+                return Err(Refused::Superseded { recorded: epoch, ours: self.ours.epoch });
+            }
+            return Ok(epoch < self.ours.epoch);
+        }
+        // The instance itself, before it was told of which cluster it is.
+        if recorded.cluster.is_empty() {
+            if epoch >= self.ours.epoch {
+                return Err(Refused::Superseded { recorded: epoch, ours: self.ours.epoch });
+            }
+            return Ok(true);
+        }
+        let owner = InstanceHash::in_cluster(&recorded.cluster, &self.instance);
+        let number = u32::try_from(epoch).ok().and_then(Epoch::new);
+        let key = number.map_or(ReservationKey::from_number(0), |epoch| ReservationKey::new(owner, epoch));
+        let adopted = self.adopts.and_then(|adopts| adopts.epoch_of(owner));
+        if adopted.is_some_and(|adopted| epoch <= u64::from(adopted.number())) {
+            return Ok(true);
+        }
+        Err(Refused::OtherOwner { cluster: recorded.cluster.clone(), epoch, key })
+    }
+}
+
+fn parse(text: &str) -> Option<PoolRecord> {
+    let mut record = PoolRecord::default();
+    for line in text.lines() {
+        match line.split_once(' ')? {
+            ("epoch", number) => record.epoch = number.parse().ok()?,
+            ("cluster", cluster) => cluster.clone_into(&mut record.cluster),
+            // Of a later version.
+            _ => return None,
+        }
+    }
+    (record.epoch > 0).then_some(record)
+}
+
+/// Reads what is recorded in the pool; none where nothing is.
+pub(crate) fn read(pool: &Path) -> io::Result<Option<PoolRecord>> {
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the record of the pool's epoch is damaged");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| damaged());
+    match slots::read(&pool.join(".forebay/epoch"), EPOCH_SLOT_BYTES)? {
+        Content::Missing => Ok(None),
+        Content::Record(bytes) => parse(&text(bytes)?).ok_or_else(damaged).map(Some),
+        // By a version before slots: the number alone.
+        Content::Plain(bytes) => {
+            let text = text(bytes)?;
+            let number = text.trim().parse().ok().map(|epoch| PoolRecord { epoch, cluster: String::new() });
+            number.or_else(|| parse(&text)).ok_or_else(damaged).map(Some)
+        }
+        Content::Damaged => Err(damaged()),
+    }
+}
+
+/// Records it.
+pub(crate) fn write(pool: &Path, record: &PoolRecord) -> io::Result<()> {
+    let folder = pool.join(".forebay");
+    match std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let PoolRecord { epoch, cluster } = record;
+    let text = format!("epoch {epoch}\ncluster {cluster}\n");
+    let path = folder.join("epoch");
+    match slots::write(&path, EPOCH_SLOT_BYTES, text.as_bytes()) {
+        // On a full file system, a record of a version before slots is overwritten in the block that it has: it is within one
+        // sector, which a device writes whole.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            if text.len() > SECTOR_BYTES
+                || !matches!(slots::read(&path, EPOCH_SLOT_BYTES)?, Content::Plain(_))
+            {
+                return Err(error);
+            }
+            let file = std::fs::File::options().write(true).open(&path)?;
+            file.write_all_at(text.as_bytes(), 0)?;
+            file.set_len(text.len() as u64)?;
+            file.sync_all()
+        }
+        written => written,
+    }
+}
+
+/// What every device writes whole.
+const SECTOR_BYTES: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch_disk::Disk;
+
+    fn record(epoch: u64, cluster: &str) -> PoolRecord {
+        PoolRecord { epoch, cluster: cluster.into() }
+    }
+
+    fn claim(epoch: u64, cluster: &str) -> Claim {
+        Claim { instance: "fast-0".into(), ours: record(epoch, cluster), adopts: None }
+    }
+
+    #[test]
+    fn an_older_epoch_steps_back_from_what_a_later_one_has_used() {
+        for cluster in ["", "c1"] {
+            let judged = |ours, recorded| claim(ours, cluster).judge(Some(&record(recorded, cluster)));
+            assert_eq!(judged(3, 3), Ok(false));
+            assert_eq!(judged(4, 3), Ok(true));
+            assert_eq!(judged(3, 4), Err(Refused::Superseded { recorded: 4, ours: 3 }));
+        }
+        assert_eq!(claim(1, "").judge(None), Ok(true));
+        assert!(Refused::Superseded { recorded: 7, ours: 1 }.to_string().contains("epoch 8 or later"));
+    }
+
+    #[test]
+    fn an_instance_that_is_told_its_cluster_goes_on_in_a_later_epoch() {
+        assert_eq!(claim(5, "c1").judge(Some(&record(4, ""))), Ok(true));
+        let same = claim(4, "c1").judge(Some(&record(4, "")));
+        assert_eq!(same, Err(Refused::Superseded { recorded: 4, ours: 4 }));
+    }
+
+    #[test]
+    fn a_cluster_of_the_same_names_is_refused_until_a_person_adopts_its_pool() {
+        let theirs = record(7, "c1");
+        let Err(Refused::OtherOwner { key, .. }) = claim(9, "c2").judge(Some(&theirs)) else {
+            panic!("it is another's")
+        };
+        let adopting = Claim { adopts: Some(key), ..claim(1, "c2") };
+        assert_eq!(adopting.judge(Some(&theirs)), Ok(true));
+        // It was used since the person looked, or by a third.
+        assert!(adopting.judge(Some(&record(8, "c1"))).is_err());
+        assert!(adopting.judge(Some(&record(7, "c3"))).is_err());
+        assert_eq!(adopting.judge(Some(&record(1, "c2"))), Ok(false));
+        assert!(claim(9, "").judge(Some(&theirs)).is_err());
+    }
+
+    #[test]
+    fn records_of_earlier_versions_are_read_and_what_makes_no_sense_is_an_error() {
+        let pool = tempfile::tempdir().expect("a directory");
+        assert_eq!(read(pool.path()).expect("nothing"), None);
+        std::fs::create_dir(pool.path().join(".forebay")).expect("made");
+        let path = pool.path().join(".forebay/epoch");
+        std::fs::write(&path, "3\n").expect("written");
+        assert_eq!(read(pool.path()).expect("read"), Some(record(3, "")));
+        write(pool.path(), &record(4, "c1")).expect("recorded");
+        assert_eq!(read(pool.path()).expect("read"), Some(record(4, "c1")));
+        for text in ["many", "", "\u{0}"] {
+            std::fs::write(&path, text).expect("written");
+            assert!(read(pool.path()).is_err(), "{text:?}");
+        }
+        std::fs::write(&path, [0; 2 * EPOCH_SLOT_BYTES]).expect("written");
+        assert!(read(pool.path()).is_err(), "no slot is whole");
+    }
+
+    #[test]
+    fn an_epoch_is_recorded_on_a_full_file_system() {
+        // As this version records it, and as one before slots has left it.
+        for plain in [false, true] {
+            let Some(disk) = Disk::new("an_epoch_is_recorded_on_a_full_file_system") else { return };
+            write(&disk.path(), &record(1, "")).expect("there is space");
+            if plain {
+                let path = disk.path().join(".forebay/epoch");
+                std::fs::remove_file(&path).and_then(|()| std::fs::write(&path, "1\n")).expect("written");
+            }
+            disk.fill();
+            for epoch in 2..5 {
+                write(&disk.path(), &record(epoch, "a1")).expect("it takes no space");
+                disk.lose_power();
+                assert_eq!(read(&disk.path()).expect("read"), Some(record(epoch, "a1")), "plain: {plain}");
+            }
+        }
+    }
+
+    /// After a crash with a log that was not replayed, as a takeover finds it.
+    #[test]
+    fn an_epoch_is_read_without_replaying_the_log() {
+        let Some(disk) = Disk::new("an_epoch_is_read_without_replaying_the_log") else { return };
+        write(&disk.path(), &record(6, "")).expect("recorded");
+        disk.lose_power();
+        write(&disk.path(), &record(7, "")).expect("recorded");
+        std::fs::write(disk.path().join("in the log"), "x").expect("made");
+        let recorded = disk.with_dirty_log(|device, at| {
+            super::super::filesystem::peek(device, at).expect("it is looked into")
+        });
+        assert_eq!(recorded, Some(record(7, "")));
+        assert!(disk.path().join("in the log").exists(), "the log was still there to be replayed");
+    }
+}

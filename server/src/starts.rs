@@ -1,0 +1,263 @@
+//! Starts of servers that a pool remembers (`.forebay/starts`): of which a handle may still be used, and whether what they
+//! acknowledged is on stable storage.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use forebay_smb::engine::Predecessor;
+
+use crate::backend::directory::Promise;
+use crate::limits::{PREDECESSORS_MAX, STARTS_SLOT_BYTES};
+use crate::slots::{self, Content};
+
+/// In the place of the boot in which what a start acknowledged can be relied on.
+const NOT_DURABLE: &str = "-";
+/// In the same place: it can be relied on for ever.
+const SETTLED: &str = "+";
+/// First line of a list whose starts are not to be relied on: whoever wrote it was about to ask the kernel for them.
+const ASKING: &str = "asking";
+
+/// Another with each boot of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// This boot.
+fn boot() -> io::Result<String> {
+    Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
+}
+
+/// The list of one pool.
+#[derive(Debug)]
+pub(crate) struct Starts {
+    path: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Start {
+    instance: u64,
+    /// A boot, or one of the words above.
+    of: String,
+}
+
+fn parse(text: &str) -> Vec<Start> {
+    let asking = text.lines().next() == Some(ASKING);
+    let start = |line: &str| {
+        let (number, of) = line.split_once(' ')?;
+        let instance = u64::from_str_radix(number, 16).ok()?;
+        Some(Start { instance, of: if asking { NOT_DURABLE } else { of }.to_owned() })
+    };
+    let mut found: Vec<Start> = text.lines().filter_map(start).collect();
+    found.drain(..found.len().saturating_sub(PREDECESSORS_MAX));
+    found
+}
+
+fn print(starts: &[Start]) -> String {
+    starts.iter().map(|start| format!("{:016x} {}\n", start.instance, start.of)).collect()
+}
+
+impl Starts {
+    pub(crate) fn of(pool: &Path) -> Self {
+        Self { path: pool.join(".forebay/starts") }
+    }
+
+    fn read(&self) -> io::Result<Vec<Start>> {
+        Ok(match slots::read(&self.path, STARTS_SLOT_BYTES)? {
+            Content::Record(bytes) | Content::Plain(bytes) => parse(&String::from_utf8_lossy(&bytes)),
+            Content::Missing | Content::Damaged => Vec::new(),
+        })
+    }
+
+    /// A list that cannot be written, since it was made by a version before slots and the file system is full, must not be
+    /// believed either: removing it takes no space.
+    fn write(&self, text: &str) -> io::Result<()> {
+        let Err(error) = slots::write(&self.path, STARTS_SLOT_BYTES, text.as_bytes()) else { return Ok(()) };
+        tracing::warn!(path = %self.path.display(), %error, "the list of starts could not be written: it is removed");
+        std::fs::remove_file(&self.path)
+    }
+
+    fn rewrite(&self, now: impl Fn(&str) -> String) -> io::Result<()> {
+        let mut starts = self.read()?;
+        if starts.is_empty() {
+            return Ok(());
+        }
+        starts.iter_mut().for_each(|start| start.of = now(&start.of));
+        self.write(&print(&starts))
+    }
+
+    /// Notes that what earlier starts acknowledged may be lost although the machine was not booted since: the pool's file
+    /// system was ended without writing what it had in memory, or another machine had it meanwhile.
+    pub(crate) fn distrust(&self) -> io::Result<()> {
+        self.rewrite(|of| if of == SETTLED { SETTLED } else { NOT_DURABLE }.to_owned())
+    }
+
+    /// Notes that all that starts of this boot acknowledged is on stable storage, whoever serves the pool next and wherever:
+    /// at an orderly end, when nothing is acknowledged any more. The caller has synced.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        let boot = boot()?;
+        self.rewrite(|of| if of == boot { SETTLED } else { of }.to_owned())
+    }
+
+    /// Puts on stable storage, by `sync`, what starts before acknowledged, and says which those were; remembers `instance`,
+    /// of this start, for those to come.
+    pub(crate) fn begin(
+        &self,
+        instance: u64,
+        promise: Promise,
+        sync: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<Vec<Predecessor>> {
+        let boot = boot()?;
+        let mut starts = self.read()?;
+        // The kernel tells of a failed write-back once: whoever is killed after it was told and before it is noted below
+        // must leave no list that the next start would believe.
+        if starts.iter().any(|start| start.of != NOT_DURABLE) {
+            self.write(&format!("{ASKING}\n{}", print(&starts)))?;
+        }
+        let synced = sync();
+        if let Err(error) = &synced {
+            tracing::error!(%error, path = %self.path.display(), "what earlier servers wrote could not be put on stable storage");
+        }
+        for start in &mut starts {
+            let durable = synced.is_ok() && (start.of == boot || start.of == SETTLED);
+            start.of = if durable { SETTLED } else { NOT_DURABLE }.to_owned();
+        }
+        let found =
+            starts.iter().map(|start| Predecessor { instance: start.instance, durable: start.of == SETTLED });
+        let found = found.collect();
+        // What is written through is on stable storage when it is acknowledged, whoever serves the pool next and wherever.
+        let of = if promise == Promise::AtReply { SETTLED.to_owned() } else { boot };
+        starts.push(Start { instance, of });
+        if let Err(error) = self.write(&print(&starts)) {
+            // Then clients of this start will be told that their handles are closed by the next.
+            tracing::warn!(path = %self.path.display(), %error, "this start could not be noted");
+        }
+        Ok(found)
+    }
+}
+
+const _: () = assert!((PREDECESSORS_MAX + 1) * 54 + 64 <= STARTS_SLOT_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch_disk::Disk;
+
+    fn pool() -> tempfile::TempDir {
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(scratch.path().join(".forebay")).expect("made");
+        scratch
+    }
+
+    fn lost(instance: u64) -> Predecessor {
+        Predecessor { instance, durable: false }
+    }
+
+    fn durable(instance: u64) -> Predecessor {
+        Predecessor { instance, durable: true }
+    }
+
+    fn begin(starts: &Starts, instance: u64) -> Vec<Predecessor> {
+        starts.begin(instance, Promise::AtFlush, || Ok(())).expect("noted")
+    }
+
+    #[test]
+    fn a_start_believes_only_those_whose_writes_are_on_the_disk() {
+        let pool = pool();
+        let starts = Starts::of(pool.path());
+        assert_eq!(begin(&starts, 1), []);
+        assert_eq!(begin(&starts, 2), [durable(1)]);
+        let failed = starts.begin(3, Promise::AtFlush, || Err(io::ErrorKind::Other.into())).expect("noted");
+        // They are still known for starts.
+        assert_eq!(failed, [lost(1), lost(2)]);
+        // The kernel tells of the failure once: this start's syncfs succeeds again.
+        assert_eq!(begin(&starts, 4), [lost(1), lost(2), durable(3)]);
+        // Killed after the kernel told it, before it could note it.
+        let killed = || starts.begin(5, Promise::AtFlush, || panic!("killed"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(killed)).is_err());
+        assert_eq!(begin(&starts, 6), [1, 2, 3, 4].map(lost));
+        assert_eq!(begin(&starts, 7).last(), Some(&durable(6)));
+    }
+
+    #[test]
+    fn starts_of_a_file_system_that_was_ended_are_known_and_not_relied_on() {
+        let pool = pool();
+        let starts = Starts::of(pool.path());
+        starts.distrust().expect("there are none");
+        begin(&starts, 1);
+        starts.distrust().expect("noted");
+        assert_eq!(begin(&starts, 2), [lost(1)]);
+    }
+
+    #[test]
+    fn starts_that_ended_in_good_order_are_relied_on_elsewhere() {
+        let pool = pool();
+        let starts = Starts::of(pool.path());
+        begin(&starts, 1);
+        starts.distrust().expect("noted");
+        begin(&starts, 2);
+        starts.settle().expect("noted");
+        // Another machine mounts it.
+        starts.distrust().expect("noted");
+        assert_eq!(begin(&starts, 3), [lost(1), durable(2)]);
+    }
+
+    #[test]
+    fn starts_that_wrote_through_are_relied_on_elsewhere_however_they_ended() {
+        let pool = pool();
+        let starts = Starts::of(pool.path());
+        for instance in 1..=3 {
+            let found = starts.begin(instance, Promise::AtReply, || Ok(())).expect("noted");
+            assert_eq!(found, (1..instance).map(durable).collect::<Vec<_>>());
+            // Killed; another machine mounts it.
+            starts.distrust().expect("noted");
+        }
+    }
+
+    #[test]
+    fn lists_of_earlier_versions_and_starts_before_this_boot_are_known() {
+        let pool = pool();
+        let starts = Starts::of(pool.path());
+        let earlier = "00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n00000000000000a2 +\n";
+        std::fs::write(&starts.path, earlier).expect("written");
+        assert_eq!(begin(&starts, 3), [lost(0xa1), durable(0xa2)]);
+        assert_eq!(begin(&starts, 4), [lost(0xa1), durable(0xa2), durable(3)]);
+    }
+
+    #[test]
+    fn as_many_starts_fit_as_are_remembered() {
+        let pool = pool();
+        let starts = Starts::of(pool.path());
+        for instance in 1..=2 * PREDECESSORS_MAX as u64 {
+            begin(&starts, u64::MAX - instance);
+        }
+        assert_eq!(begin(&starts, 7).len(), PREDECESSORS_MAX);
+    }
+
+    fn full(list: Option<&str>) -> Option<(Disk, Starts)> {
+        let disk = Disk::new("starts_are_noted_on_a_full_file_system")?;
+        std::fs::create_dir(disk.path().join(".forebay")).expect("made");
+        let starts = Starts::of(&disk.path());
+        match list {
+            Some(list) => std::fs::write(&starts.path, list).expect("written"),
+            None => drop(begin(&starts, 1)),
+        }
+        disk.fill();
+        Some((disk, starts))
+    }
+
+    /// At a takeover of a pool that its volumes have filled.
+    #[test]
+    fn starts_are_noted_on_a_full_file_system() {
+        let Some((_disk, starts)) = full(None) else { return };
+        starts.distrust().expect("it takes no space");
+        assert_eq!(begin(&starts, 2), [lost(1)]);
+        assert_eq!(begin(&starts, 3), [lost(1), durable(2)]);
+        // As an earlier version has left it: it is not believed in the end, and keeps nobody from starting.
+        let Some((disk, starts)) = full(Some("00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n"))
+        else {
+            return;
+        };
+        starts.distrust().expect("it can be removed");
+        begin(&starts, 4);
+        disk.lose_power();
+        assert!(begin(&starts, 5).iter().all(|start| start.instance != 0xa1 || !start.durable));
+    }
+}

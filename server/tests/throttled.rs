@@ -1,0 +1,403 @@
+//! A server whose engine is watched and held up: more writers than there is memory for, on a disk that is slower than all of
+//! them; and what an event loop does in one turn.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_server::backend::directory::Volume;
+use forebay_server::buffers::BufferPool;
+use forebay_server::eventloop::{Arrival, EventLoop, Inbox, Loops, Shared};
+use forebay_server::io::readiness::Readiness;
+use forebay_server::io::uring::Uring;
+use forebay_server::io::{Completion, Engine, Operation, Token, Waker};
+use forebay_server::lanes::Lanes;
+use forebay_server::limits::{STALL_TIME_DEFAULT_MAX, TURN_BYTES_MAX};
+use forebay_server::memory::Memory;
+use forebay_server::metrics::Metrics;
+use forebay_smb::auth::NtHash;
+use forebay_smb::engine::{Account, Encryption, Protection, Server, ServerConfig, VolumeConfig};
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::{CreateDisposition, OplockLevel};
+use forebay_smb::wire::negotiate::Dialect;
+use forebay_smb::wire::{Command as Smb, Header};
+use rustix::io::Errno;
+use support::{Client, DEADLINE, PASSWORD, until};
+use tempfile::TempDir;
+
+const MIB: usize = 1 << 20;
+const EVENT_LOOPS: usize = 64;
+/// Volumes whose clients write, and writers of each.
+const VOLUMES: usize = 8;
+const WRITERS: usize = 8;
+const WRITE_BYTES: usize = 4 * MIB;
+/// WRITEs that the first writer of a volume has under way at once, and each of the others.
+const WRITES_MOST: usize = 10;
+const WRITES: usize = 2;
+const MEMORY: usize = 128 * MIB;
+/// What the process needs beside its memory for payload, the writers' threads included.
+const BESIDES: usize = 96 * MIB;
+
+/// The memory of this process is measured: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A disk that ends WRITEs only as it is allowed to, and what is seen of the loops that use it.
+#[derive(Default)]
+struct Disk {
+    allowed: AtomicU64,
+    ended: AtomicU64,
+    wakers: Mutex<Vec<Waker>>,
+    /// What is received stays with the engine.
+    receives_held: AtomicBool,
+    /// Receives that do.
+    receives: AtomicUsize,
+    /// Most bytes of READs that one turn has begun.
+    turn_bytes_most: AtomicUsize,
+    /// A loop has waited with mail undelivered.
+    mail_left: AtomicBool,
+    server: OnceLock<Arc<Server>>,
+}
+
+impl Disk {
+    fn allow(&self, writes: u64) {
+        self.allowed.fetch_add(writes, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn hold_receives(&self, hold: bool) {
+        self.receives_held.store(hold, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        for waker in &*self.wakers.lock().unwrap() {
+            waker.wake();
+        }
+    }
+
+    fn end_one(&self) -> bool {
+        let less = |allowed: u64| allowed.checked_sub(1);
+        let ends = self.allowed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok();
+        if ends {
+            self.ended.fetch_add(1, Ordering::SeqCst);
+        }
+        ends
+    }
+}
+
+/// An engine whose files lie on that disk.
+struct Throttled<E> {
+    engine: E,
+    disk: Arc<Disk>,
+    writes: Vec<Completion>,
+    receives: Vec<Completion>,
+    /// Of READs begun in this turn.
+    bytes: usize,
+}
+
+impl<E> Throttled<E> {
+    fn new(engine: E, disk: Arc<Disk>) -> Self {
+        Self { engine, disk, writes: Vec::new(), receives: Vec::new(), bytes: 0 }
+    }
+}
+
+impl<E: Engine> Engine for Throttled<E> {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno> {
+        self.engine.adopt(socket)
+    }
+
+    fn forget(&mut self, socket: &Arc<OwnedFd>) {
+        self.engine.forget(socket);
+    }
+
+    fn submit(&mut self, token: Token, operation: Operation) {
+        if let Operation::Read { length, .. } = &operation {
+            self.bytes += length;
+        }
+        self.engine.submit(token, operation);
+    }
+
+    fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno> {
+        self.disk.turn_bytes_most.fetch_max(std::mem::take(&mut self.bytes), Ordering::SeqCst);
+        if self.disk.server.get().is_some_and(|server| server.has_mail()) {
+            self.disk.mail_left.store(true, Ordering::SeqCst);
+        }
+        let mut all = Vec::new();
+        self.engine.wait(time_max, &mut all)?;
+        for completion in all {
+            match completion.operation {
+                Operation::Write { .. } => self.writes.push(completion),
+                Operation::Receive { .. } if self.disk.receives_held.load(Ordering::SeqCst) => {
+                    self.receives.push(completion);
+                    self.disk.receives.fetch_add(1, Ordering::SeqCst);
+                }
+                _ => done.push(completion),
+            }
+        }
+        if !self.disk.receives_held.load(Ordering::SeqCst) {
+            done.append(&mut self.receives);
+        }
+        while !self.writes.is_empty() && self.disk.end_one() {
+            done.push(self.writes.remove(0));
+        }
+        Ok(())
+    }
+}
+
+/// A server in this process.
+struct Running {
+    address: SocketAddr,
+    memory: Arc<Memory>,
+    metrics: Arc<Metrics>,
+    loops: Loops,
+    threads: Vec<JoinHandle<Result<(), Errno>>>,
+    ended: Arc<AtomicBool>,
+}
+
+fn serve(
+    root: &Path,
+    volumes: &[String],
+    disk: &Arc<Disk>,
+    event_loops: usize,
+    stall_time_max: Duration,
+) -> Running {
+    let server = Server::new(ServerConfig {
+        guid: [1; 16],
+        server_name: "FOREBAY".to_owned(),
+        started: 0,
+        min_dialect: Dialect::SMB2_0_2,
+        target_names: Vec::new(),
+        signing_required: false,
+        encryption: Encryption::Offered,
+        instance: 1,
+        predecessors: Vec::new(),
+        io_bytes_max: 8 << 20,
+        caching: true,
+    });
+    disk.server.get_or_init(|| Arc::clone(&server));
+    for id in volumes {
+        let path = root.join(id);
+        std::fs::create_dir(&path).unwrap();
+        let account =
+            Account { username: format!("{id}-user"), hashes: vec![NtHash::from_password(PASSWORD)] };
+        server
+            .add_volume(VolumeConfig {
+                id: id.clone(),
+                backend: Volume::open(&path).unwrap().handle(),
+                accounts: vec![account],
+                protection: Protection::default(),
+                read_only: false,
+                serial: 1,
+                created: 0,
+            })
+            .unwrap();
+    }
+    let inboxes: Vec<Inbox> = (0..event_loops).map(|_| Inbox::new(Waker::new().unwrap())).collect();
+    *disk.wakers.lock().unwrap() = inboxes.iter().map(Inbox::waker).collect();
+    let loops = Loops::new(inboxes.clone());
+    let lanes = Arc::new(Lanes::start(4).unwrap());
+    let metrics = Metrics::new("throttled", lanes.queues().clone(), Box::new(Vec::new), Vec::new());
+    let memory = Arc::new(Memory::new(MEMORY));
+    let shared = Shared {
+        server,
+        loops: loops.clone(),
+        lanes,
+        memory: Arc::clone(&memory),
+        buffers: BufferPool::of(memory.budget(), None),
+        stall_time_max,
+        metrics: Arc::clone(&metrics),
+        direct_reads: false,
+    };
+    let threads = inboxes.iter().enumerate().map(|(index, inbox)| {
+        let (mut shared, disk, waker) = (shared.clone(), Arc::clone(disk), inbox.waker());
+        std::thread::spawn(move || {
+            shared.buffers = BufferPool::of(shared.memory.budget(), None);
+            if let Ok(engine) = Uring::new(waker.clone(), shared.lanes.queues().clone()) {
+                return EventLoop::new(Throttled::new(engine, disk), shared, index).run();
+            }
+            let engine = Readiness::new(waker, shared.lanes.queues().clone())?;
+            EventLoop::new(Throttled::new(engine, disk), shared, index).run()
+        })
+    });
+    let threads = threads.collect();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let (accepting, to, counted) = (Arc::clone(&ended), loops.clone(), Arc::clone(&metrics));
+    std::thread::spawn(move || {
+        while let Ok((stream, peer)) = listener.accept() {
+            if accepting.load(Ordering::Relaxed) {
+                return;
+            }
+            assert!(to.accept(Arrival::Socket(stream.into()), peer, &counted));
+        }
+    });
+    Running { address, memory, metrics, loops, threads, ended }
+}
+
+impl Running {
+    fn mount(&self, id: &str) -> Client {
+        let mut client = Client::connect(self.address, Dialect::SMB2_1);
+        assert_eq!(client.log_on(&format!("{id}-user"), PASSWORD), NtStatus::SUCCESS);
+        assert_eq!(client.tree_connect(id), NtStatus::SUCCESS);
+        client
+    }
+
+    fn end(self) {
+        self.ended.store(true, Ordering::Relaxed);
+        // For the thread that accepts to see it.
+        drop(std::net::TcpStream::connect(self.address));
+        self.loops.drain(Instant::now() + DEADLINE);
+        for thread in self.threads {
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+/// A line of /proc/self/status, in bytes.
+fn status(name: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+}
+
+#[test]
+fn writers_on_a_slow_disk_wait_and_nobody_is_ended_or_refused() {
+    let _alone = alone();
+    let scratch = TempDir::new().unwrap();
+    let disk = Arc::new(Disk::default());
+    let mut volumes: Vec<String> = (0..VOLUMES).map(|i| format!("busy{i}")).collect();
+    volumes.push("calm".to_owned());
+    let server = serve(scratch.path(), &volumes, &disk, EVENT_LOOPS, STALL_TIME_DEFAULT_MAX);
+    let data: &'static [u8] = Box::leak((0..WRITE_BYTES).map(|i| (i % 251) as u8).collect());
+    std::fs::write(scratch.path().join("calm/f"), data).unwrap();
+    let mut calm = server.mount("calm");
+    let before = status("VmRSS");
+
+    let writers: Vec<JoinHandle<()>> = (0..VOLUMES * WRITERS)
+        .map(|i| {
+            let (volume, writes) = (&volumes[i % VOLUMES], if i < VOLUMES { WRITES_MOST } else { WRITES });
+            let mut client = server.mount(volume);
+            std::thread::spawn(move || {
+                let file = client.open(&format!("f{i}"), CreateDisposition::CREATE).unwrap();
+                let frame: Vec<Vec<u8>> =
+                    (0..writes).map(|_| client.write_frame(file, 0, WRITE_BYTES as u32)).collect();
+                for frame in frame {
+                    client.stream.write_all(&frame).unwrap();
+                    client.stream.write_all(data).unwrap();
+                }
+                for _ in 0..writes {
+                    assert_eq!(client.answer().status(), NtStatus::SUCCESS);
+                }
+                assert_eq!(client.close(file), NtStatus::SUCCESS);
+            })
+        })
+        .collect();
+
+    // The disk does nothing at all: the memory is used up, and connections wait for it.
+    let budget = server.memory.budget();
+    until("the end of the memory", || {
+        (budget.bytes() + WRITE_BYTES > MEMORY && server.metrics.memory_waits.get() > 32).then_some(())
+    });
+    for _ in 0..10 {
+        let file = calm.open("f", CreateDisposition::OPEN).unwrap();
+        assert!(calm.read(file, 0, 32 << 10).unwrap() == data[..32 << 10]);
+        assert_eq!(calm.attributes(file), NtStatus::SUCCESS);
+        assert_eq!(calm.close(file), NtStatus::SUCCESS);
+    }
+    assert_eq!(disk.ended.load(Ordering::Relaxed), 0);
+    assert!(budget.bytes() < MEMORY + 8 * MIB, "{budget:?}");
+
+    // It ends one WRITE after the other.
+    let all = (VOLUMES * (WRITES_MOST + (WRITERS - 1) * WRITES)) as u64 + 1;
+    let slow = Arc::clone(&disk);
+    let ending = std::thread::spawn(move || {
+        for write in 0..all {
+            slow.allow(1);
+            until("a WRITE", || (slow.ended.load(Ordering::SeqCst) > write).then_some(()));
+        }
+    });
+    let file = calm.open("f", CreateDisposition::OPEN).unwrap();
+    assert!(calm.read(file, 0, WRITE_BYTES as u32).unwrap() == data);
+    assert_eq!(calm.write(file, 0, &data[1..]), NtStatus::SUCCESS);
+    for writer in writers {
+        writer.join().unwrap();
+    }
+    ending.join().unwrap();
+    for i in 0..VOLUMES * WRITERS {
+        let path = scratch.path().join(&volumes[i % VOLUMES]).join(format!("f{i}"));
+        assert!(std::fs::read(path).unwrap() == data, "file {i}");
+    }
+    let most = status("VmHWM") - before;
+    println!("{} MiB of memory for payload: {} MiB more resident at most", MEMORY / MIB, most / MIB);
+    assert!(most < MEMORY + BESIDES, "{} MiB", most / MIB);
+    server.end();
+}
+
+#[test]
+fn a_turn_begins_no_more_reads_than_it_may_and_all_are_answered() {
+    const READERS: usize = 16;
+    let _alone = alone();
+    let scratch = TempDir::new().unwrap();
+    let disk = Arc::new(Disk::default());
+    let server = serve(scratch.path(), &["v".to_owned()], &disk, 1, STALL_TIME_DEFAULT_MAX);
+    let data: Vec<u8> = (0..4 * MIB).map(|i| (i % 251) as u8).collect();
+    std::fs::write(scratch.path().join("v/f"), &data).unwrap();
+    let mut readers: Vec<_> = (0..READERS)
+        .map(|_| {
+            let mut client = server.mount("v");
+            let file = client.open("f", CreateDisposition::OPEN).unwrap();
+            (client, file)
+        })
+        .collect();
+    disk.hold_receives(true);
+    for (client, file) in &mut readers {
+        client.send_read(*file, 0, 4 * MIB as u32);
+    }
+    until("all requests", || (disk.receives.load(Ordering::SeqCst) >= READERS).then_some(()));
+    // They come in one turn.
+    disk.hold_receives(false);
+    for (client, _) in &mut readers {
+        assert!(support::data(&client.answer()).unwrap() == data);
+    }
+    let most = disk.turn_bytes_most.load(Ordering::SeqCst);
+    assert!(most < TURN_BYTES_MAX as usize + 4 * MIB, "{} MiB in one turn", most / MIB);
+    server.end();
+}
+
+#[test]
+fn what_the_end_of_a_connection_causes_is_delivered_before_the_loop_waits() {
+    let _alone = alone();
+    let scratch = TempDir::new().unwrap();
+    let disk = Arc::new(Disk::default());
+    let server = serve(scratch.path(), &["v".to_owned()], &disk, 1, Duration::from_secs(1));
+    let mut holder = server.mount("v");
+    let held = holder.open_with("f", CreateDisposition::CREATE, OplockLevel::BATCH).unwrap();
+    let mut waiting = server.mount("v");
+    let asks = std::thread::spawn(move || waiting.open("f", CreateDisposition::OPEN).map(drop));
+    let notice = holder.frame().expect("the break");
+    assert_eq!(Header::parse(&notice).unwrap().command, Smb::OPLOCK_BREAK);
+    // The holder does not answer, and ends for a frame that it does not finish.
+    let frame = holder.write_frame(held, 0, MIB as u32);
+    holder.stream.write_all(&frame).unwrap();
+    assert!(holder.frame().is_none());
+    assert_eq!(asks.join().unwrap(), Ok(()));
+    assert!(!disk.mail_left.load(Ordering::SeqCst), "mail has waited for the next turn");
+    server.end();
+}

@@ -1,0 +1,263 @@
+//! What a CREATE asks for, before a file is known ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::engine::access::{self, DATA_CHANGING};
+use crate::engine::durable::Wanted;
+use crate::engine::names;
+use crate::engine::oplocks::Ask;
+use crate::engine::replay::Creation;
+use crate::engine::session::Share;
+use crate::engine::step::Ctx;
+use crate::engine::volume::Volume;
+use crate::fs::{ObjectKind, OpenMode, OpenRequest, Opened, RelPath};
+use crate::status::NtStatus;
+use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
+use crate::wire::create_context::RequestContext;
+use crate::wire::{AccessMask, FileAttributes, ShareAccess};
+
+/// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
+const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
+/// Options that no file system here can follow ([MS-SMB2] 3.3.5.9).
+const OPTIONS_UNSUPPORTED: CreateOptions = CreateOptions::CREATE_TREE_CONNECTION
+    .union(CreateOptions::OPEN_BY_FILE_ID)
+    .union(CreateOptions::RESERVE_OPFILTER);
+/// Attributes that may be named in a CREATE ([MS-FSCC] 2.6, [MS-FSA] 2.1.5.1).
+const ATTRIBUTES_KNOWN: FileAttributes = FileAttributes(0x0000_7fb7);
+/// Attributes that a CREATE or SET_INFO sets; the others tell what the file is.
+pub(in crate::engine::commands) const ATTRIBUTES_SETTABLE: FileAttributes = FileAttributes::READONLY
+    .union(FileAttributes::HIDDEN)
+    .union(FileAttributes::SYSTEM)
+    .union(FileAttributes::ARCHIVE)
+    .union(FileAttributes::TEMPORARY)
+    .union(FileAttributes::OFFLINE)
+    .union(FileAttributes::NOT_CONTENT_INDEXED);
+
+/// A CREATE that makes sense, before the file is known.
+pub(super) struct Plan {
+    pub(super) volume: Arc<Volume>,
+    pub(super) tree_id: u32,
+    /// TreeConnect.MaximalAccess.
+    pub(super) maximal: AccessMask,
+    pub(super) path: RelPath,
+    pub(super) desired: AccessMask,
+    pub(super) share: ShareAccess,
+    pub(super) disposition: CreateDisposition,
+    pub(super) options: CreateOptions,
+    pub(super) attributes: FileAttributes,
+    pub(super) allocation_size: u64,
+    pub(super) query_maximal_access: bool,
+    pub(super) query_on_disk_id: bool,
+    /// RequestedOplockLevel.
+    pub(super) oplock_level: OplockLevel,
+    /// The lease that was asked for, if that is what the level says.
+    pub(super) ask: Ask,
+    /// It has not waited for a break yet.
+    pub(super) first: bool,
+    pub(super) durable: Option<Wanted>,
+    /// Of a CREATE that can be sent again.
+    pub(super) creation: Option<Creation>,
+}
+
+/// Everything that can be refused without looking at the file.
+pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
+    let tree = ctx.tree();
+    let Share::Volume(volume) = &tree.share else {
+        // No pipes.
+        return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
+    };
+    if volume.removed.load(Ordering::Acquire) {
+        return Err(NtStatus::NETWORK_NAME_DELETED);
+    }
+    if request.impersonation_level > ImpersonationLevel::DELEGATE {
+        return Err(NtStatus::BAD_IMPERSONATION_LEVEL);
+    }
+    let (options, disposition) = (request.create_options, request.create_disposition);
+    let maximal = AccessMask(tree.access);
+    let desired = access::desired(request.desired_access, maximal)?;
+    check_options(request)?;
+    if request.name.starts_with('\\') {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    let name = names::parse(&request.name)?;
+    if name.directory && options.contains(CreateOptions::NON_DIRECTORY_FILE) {
+        return Err(NtStatus::OBJECT_NAME_INVALID);
+    }
+    if options.contains(CreateOptions::DELETE_ON_CLOSE) {
+        // [MS-SMB2] 3.3.5.9
+        if !desired.intersects(AccessMask::DELETE | AccessMask::MAXIMUM_ALLOWED) || volume.read_only {
+            return Err(NtStatus::ACCESS_DENIED);
+        }
+        if name.path.is_root() || request.file_attributes.contains(FileAttributes::READONLY) {
+            return Err(NtStatus::CANNOT_DELETE);
+        }
+    }
+    if volume.read_only && !matches!(disposition, CreateDisposition::OPEN | CreateDisposition::OPEN_IF) {
+        return Err(NtStatus::MEDIA_WRITE_PROTECTED);
+    }
+    let mut plan = Plan {
+        volume: Arc::clone(volume),
+        tree_id: tree.id,
+        maximal,
+        path: name.path,
+        desired,
+        share: request.share_access,
+        disposition,
+        options: if name.directory { options | CreateOptions::DIRECTORY_FILE } else { options },
+        attributes: request.file_attributes & ATTRIBUTES_SETTABLE,
+        allocation_size: 0,
+        query_maximal_access: false,
+        query_on_disk_id: false,
+        oplock_level: OplockLevel::NONE,
+        ask: Ask::Nothing,
+        first: true,
+        durable: None,
+        creation: None,
+    };
+    if ctx.server.config.caching {
+        plan.oplock_level = request.requested_oplock_level;
+        plan.ask = Ask::oplock(plan.oplock_level);
+    }
+    for context in &request.contexts {
+        plan.context(ctx, context)?;
+    }
+    Ok(plan)
+}
+
+/// [MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1
+fn check_options(request: &Request<'_>) -> Result<(), NtStatus> {
+    let (options, disposition) = (request.create_options, request.create_disposition);
+    if disposition > CreateDisposition::OVERWRITE_IF
+        || request.share_access.0 & !0x7 != 0
+        || !options.without(OPTIONS_KNOWN).is_empty()
+        || !request.file_attributes.without(ATTRIBUTES_KNOWN).is_empty()
+    {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    if options.intersects(OPTIONS_UNSUPPORTED) {
+        return Err(NtStatus::NOT_SUPPORTED);
+    }
+    if request.file_attributes.contains(FileAttributes::ENCRYPTED) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    if options.contains(CreateOptions::DIRECTORY_FILE)
+        && (options.contains(CreateOptions::NON_DIRECTORY_FILE)
+            || request.file_attributes.contains(FileAttributes::TEMPORARY)
+            || overwrites(disposition))
+    {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    Ok(())
+}
+
+pub(super) fn overwrites(disposition: CreateDisposition) -> bool {
+    matches!(
+        disposition,
+        CreateDisposition::SUPERSEDE | CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF
+    )
+}
+
+impl Plan {
+    fn context(&mut self, ctx: &Ctx<'_>, context: &RequestContext<'_>) -> Result<(), NtStatus> {
+        match context {
+            // There are no extended attributes; an empty list asks for none.
+            RequestContext::EaBuffer(list) if !list.is_empty() => Err(NtStatus::EAS_NOT_SUPPORTED),
+            // Nor snapshots.
+            RequestContext::TimewarpToken(_) => Err(NtStatus::OBJECT_NAME_NOT_FOUND),
+            RequestContext::AllocationSize(size) => {
+                self.allocation_size = *size;
+                Ok(())
+            }
+            RequestContext::QueryMaximalAccess(_) => {
+                self.query_maximal_access = true;
+                Ok(())
+            }
+            RequestContext::QueryOnDiskId => {
+                self.query_on_disk_id = true;
+                Ok(())
+            }
+            // [MS-SMB2] 2.2.13.2: names have at least four bytes.
+            RequestContext::Unknown { name, .. } if name.len() < 4 => Err(NtStatus::INVALID_PARAMETER),
+            // There is nothing to reconnect to where nothing is cached.
+            RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
+                Err(NtStatus::OBJECT_NAME_NOT_FOUND)
+            }
+            // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
+            RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
+                self.ask = ctx.lease(lease);
+                Ok(())
+            }
+            // Durable handles are looked at elsewhere; security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn open_request(&self) -> OpenRequest {
+        let mode = match self.disposition {
+            // Nothing is made on a read-only volume.
+            _ if self.volume.read_only => OpenMode::Existing,
+            CreateDisposition::OPEN | CreateDisposition::OVERWRITE => OpenMode::Existing,
+            CreateDisposition::CREATE => OpenMode::New,
+            _ => OpenMode::Either,
+        };
+        let kind = if self.options.contains(CreateOptions::DIRECTORY_FILE) {
+            ObjectKind::Directory
+        } else if self.options.contains(CreateOptions::NON_DIRECTORY_FILE) {
+            ObjectKind::File
+        } else {
+            ObjectKind::Any
+        };
+        let desired = if self.desired.contains(AccessMask::MAXIMUM_ALLOWED) {
+            self.desired | self.maximal
+        } else {
+            self.desired
+        };
+        OpenRequest {
+            path: self.path.clone(),
+            mode,
+            kind,
+            read: desired.intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE),
+            write: desired.intersects(DATA_CHANGING) || overwrites(self.disposition),
+            write_through: self.options.contains(CreateOptions::WRITE_THROUGH),
+            attributes: self.attributes.0,
+            allocation_size: self.allocation_size,
+        }
+    }
+
+    /// Whether what was found loses its contents.
+    pub(super) fn overwrites(&self, opened: &Opened) -> bool {
+        !opened.created && overwrites(self.disposition)
+    }
+
+    /// Whether the client asked to cache.
+    pub(super) fn caches(&self) -> bool {
+        !matches!(self.ask, Ask::Nothing)
+    }
+
+    /// What the file as it was found forbids.
+    pub(super) fn granted(&self, opened: &Opened) -> Result<AccessMask, NtStatus> {
+        let attributes = FileAttributes(opened.stat.attributes);
+        let access = access::grant(self.desired, self.maximal, attributes, opened.created)?;
+        if opened.created {
+            return Ok(access);
+        }
+        let delete = self.options.contains(CreateOptions::DELETE_ON_CLOSE);
+        if delete && (attributes.contains(FileAttributes::READONLY)) {
+            return Err(NtStatus::CANNOT_DELETE);
+        }
+        if overwrites(self.disposition) {
+            if opened.stat.directory {
+                return Err(NtStatus::INVALID_PARAMETER);
+            }
+            // [MS-FSA] 2.1.5.1.2.3: hidden and system files are only replaced by such.
+            let kept = FileAttributes::HIDDEN | FileAttributes::SYSTEM;
+            if attributes.contains(FileAttributes::READONLY)
+                || !(attributes & kept).without(self.attributes).is_empty()
+            {
+                return Err(NtStatus::ACCESS_DENIED);
+            }
+        }
+        Ok(access)
+    }
+}

@@ -1,0 +1,266 @@
+//! Paths that requests rely on while backends work for them, so that no name changes under a request.
+//!
+//! A CREATE holds a [`PathPin`] from before a backend looks for the file until its open is registered. A rename holds a
+//! [`Move`] of both of its names from before it looks for opens until it is done. A pin is not given while its path, or a
+//! directory on the way to it, is being moved. A move is not given while another touches its paths, and goes on when the pins
+//! in its way are gone. It holds nothing while it waits for other moves, and pins wait for nothing but a break, which has its
+//! time: nothing waits in a circle.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::open::Open;
+use super::oplocks::Waiter;
+use super::volume::Volume;
+use crate::fs::{FileKey, FsHandle, FsOpKind, RelPath};
+use crate::limits;
+
+/// What is pinned and moved in a volume: as many as there are requests under way.
+#[derive(Default)]
+pub(super) struct PathsInUse {
+    pins: HashMap<u64, Pinned>,
+    moves: HashMap<u64, Moving>,
+    /// Woken when a pin or a move has ended.
+    waiters: Vec<Waiter>,
+    last_id: u64,
+}
+
+struct Pinned {
+    path: RelPath,
+    /// Files that have lost this name since; a backend may have found one of them before.
+    gone: Vec<FileKey>,
+}
+
+struct Moving {
+    from: RelPath,
+    to: RelPath,
+}
+
+/// Whether `path` is `name` or below it.
+fn is_at(path: &RelPath, name: &RelPath) -> bool {
+    path == name || path.is_below(name)
+}
+
+impl Moving {
+    /// Whether a name on the way to `path`, or its own, is about to change.
+    fn covers(&self, path: &RelPath) -> bool {
+        is_at(path, &self.from) || is_at(path, &self.to)
+    }
+
+    fn touches(&self, other: &Self) -> bool {
+        self.covers(&other.from)
+            || self.covers(&other.to)
+            || other.covers(&self.from)
+            || other.covers(&self.to)
+    }
+}
+
+impl PathsInUse {
+    fn wait(&mut self, waiter: Waiter) {
+        if !self.waiters.contains(&waiter) {
+            self.waiters.push(waiter);
+        }
+    }
+
+    /// Something has changed that requests may wait for.
+    pub(super) fn take_waiters(&mut self) -> Vec<Waiter> {
+        std::mem::take(&mut self.waiters)
+    }
+
+    pub(super) fn stop_waiting(&mut self, token: u64) {
+        self.waiters.retain(|w| w.token != token);
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn pin(&mut self, path: &RelPath, waiter: Waiter) -> Option<u64> {
+        if self.moves.values().any(|moving| moving.covers(path)) {
+            self.wait(waiter);
+            return None;
+        }
+        let id = self.next_id();
+        self.pins.insert(id, Pinned { path: path.clone(), gone: Vec::new() });
+        Some(id)
+    }
+
+    /// A file has lost the name at `path`.
+    pub(super) fn removed(&mut self, path: &RelPath, key: FileKey) {
+        for pin in self.pins.values_mut().filter(|pin| pin.path == *path) {
+            if pin.gone.len() < limits::REMOVALS_PER_CREATE_MAX && !pin.gone.contains(&key) {
+                pin.gone.push(key);
+            }
+        }
+    }
+
+    fn begin_move(&mut self, moving: Moving, waiter: Waiter) -> Option<u64> {
+        if self.moves.values().any(|other| other.touches(&moving)) {
+            self.wait(waiter);
+            return None;
+        }
+        let id = self.next_id();
+        self.moves.insert(id, moving);
+        Some(id)
+    }
+
+    fn is_pinned(&self, id: u64) -> bool {
+        self.moves.get(&id).is_some_and(|moving| self.pins.values().any(|pin| moving.covers(&pin.path)))
+    }
+}
+
+/// While it lives, neither the name at its path changes by a rename nor that of a directory on the way to it.
+pub(crate) struct PathPin {
+    volume: Arc<Volume>,
+    path: RelPath,
+    id: u64,
+}
+
+impl PathPin {
+    /// `None` while it has to wait; `waiter` is woken then.
+    pub(crate) fn new(volume: &Arc<Volume>, path: &RelPath, waiter: Waiter) -> Option<Self> {
+        let id = volume.files().paths().pin(path, waiter)?;
+        Some(Self { volume: Arc::clone(volume), path: path.clone(), id })
+    }
+
+    pub(crate) fn path(&self) -> &RelPath {
+        &self.path
+    }
+
+    /// Whether the file has lost this name since.
+    pub(super) fn has_lost(&self, key: FileKey, paths: &PathsInUse) -> bool {
+        paths.pins.get(&self.id).is_some_and(|pin| pin.gone.contains(&key))
+    }
+}
+
+impl Drop for PathPin {
+    fn drop(&mut self) {
+        let waiters = {
+            let mut files = self.volume.files();
+            files.paths().pins.remove(&self.id);
+            files.paths().take_waiters()
+        };
+        self.volume.wake(waiters);
+    }
+}
+
+/// A rename, or a new link, under way. While it lives nothing is opened by either name or below, and no other rename begins
+/// that touches them.
+pub(crate) struct Move {
+    volume: Arc<Volume>,
+    from: RelPath,
+    to: RelPath,
+    id: u64,
+}
+
+impl Move {
+    /// Of what `open` has open to the name `to`; `None` while it has to wait. `waiter` is woken then.
+    pub(crate) fn rename(open: &Open, to: &RelPath, waiter: Waiter) -> Option<Self> {
+        // The name is read under the lock: whoever has just changed it held a move until then.
+        Self::begin(&open.volume, || open.state().path.clone(), to, waiter)
+    }
+
+    /// As [`Self::rename`], where the name `to` is added to a file.
+    pub(crate) fn link(volume: &Arc<Volume>, to: &RelPath, waiter: Waiter) -> Option<Self> {
+        Self::begin(volume, || to.clone(), to, waiter)
+    }
+
+    fn begin(
+        volume: &Arc<Volume>,
+        from: impl FnOnce() -> RelPath,
+        to: &RelPath,
+        waiter: Waiter,
+    ) -> Option<Self> {
+        let mut files = volume.files();
+        let from = from();
+        let id = files.paths().begin_move(Moving { from: from.clone(), to: to.clone() }, waiter)?;
+        Some(Self { volume: Arc::clone(volume), from, to: to.clone(), id })
+    }
+
+    /// Whether nothing is being opened or removed by its names or below. `waiter` is woken when that may have changed.
+    pub(crate) fn is_clear(&self, waiter: Waiter) -> bool {
+        let mut files = self.volume.files();
+        let is_removed = files.is_any_unlinking(|path| is_at(path, &self.from) || is_at(path, &self.to));
+        let paths = files.paths();
+        let clear = !is_removed && !paths.is_pinned(self.id);
+        if !clear {
+            paths.wait(waiter);
+        }
+        clear
+    }
+
+    pub(crate) fn from(&self) -> &RelPath {
+        &self.from
+    }
+
+    pub(crate) fn to(&self) -> &RelPath {
+        &self.to
+    }
+
+    /// What a backend has to do for the rename.
+    pub(crate) fn operation(&self, handle: &FsHandle, replace: bool) -> FsOpKind {
+        FsOpKind::Rename { handle: handle.clone(), to: self.to.clone(), replace }
+    }
+}
+
+impl Drop for Move {
+    fn drop(&mut self) {
+        let waiters = {
+            let mut files = self.volume.files();
+            files.paths().moves.remove(&self.id);
+            files.paths().take_waiters()
+        };
+        self.volume.wake(waiters);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::ConnectionId;
+
+    const WAITER: Waiter = Waiter { connection: ConnectionId(1), token: 1 };
+
+    fn path(name: &str) -> RelPath {
+        RelPath::new(name).expect("a path")
+    }
+
+    fn moving(from: &str, to: &str) -> Moving {
+        Moving { from: path(from), to: path(to) }
+    }
+
+    #[test]
+    fn a_pin_waits_for_moves_of_its_path_and_of_directories_above() {
+        let mut paths = PathsInUse::default();
+        let id = paths.begin_move(moving("d/e", "x"), WAITER).expect("nothing is in its way");
+        for blocked in ["d/e", "d/e/f", "d/e/f/g", "x", "x/y"] {
+            assert!(paths.pin(&path(blocked), WAITER).is_none(), "{blocked}");
+        }
+        for free in ["", "d", "d/ef", "d/f", "xy"] {
+            assert!(paths.pin(&path(free), WAITER).is_some(), "{free}");
+        }
+        assert!(!paths.is_pinned(id));
+        assert_eq!(paths.take_waiters(), [WAITER], "once");
+    }
+
+    #[test]
+    fn a_move_goes_on_without_pins_below() {
+        let mut paths = PathsInUse::default();
+        let pin = paths.pin(&path("d/e/f"), WAITER).expect("no move");
+        let id = paths.begin_move(moving("d", "x"), WAITER).expect("pins do not keep it from beginning");
+        assert!(paths.is_pinned(id));
+        paths.pins.remove(&pin);
+        assert!(!paths.is_pinned(id));
+    }
+
+    #[test]
+    fn moves_that_touch_each_other_exclude_each_other() {
+        let mut paths = PathsInUse::default();
+        paths.begin_move(moving("d", "e/d"), WAITER).expect("the first");
+        for blocked in [("e", "d/e"), ("x", "d/x"), ("d/x", "y"), ("e", "z"), ("x", "e/d")] {
+            assert!(paths.begin_move(moving(blocked.0, blocked.1), WAITER).is_none(), "{blocked:?}");
+        }
+        paths.begin_move(moving("x", "e/y"), WAITER).expect("not the same names");
+    }
+}

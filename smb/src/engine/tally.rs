@@ -1,0 +1,72 @@
+//! What one tenant uses of something that all share, counted against a limit of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A count with a limit.
+pub(crate) struct Tally {
+    used: Arc<AtomicU64>,
+    max: u64,
+}
+
+/// A part of a [`Tally`] that is taken, for as long as this lives.
+#[must_use = "what is taken is given back when this is dropped"]
+pub(crate) struct Taken {
+    used: Arc<AtomicU64>,
+    amount: u64,
+}
+
+impl Tally {
+    pub(crate) fn new(max: u64) -> Self {
+        Self { used: Arc::default(), max }
+    }
+
+    /// Takes `amount`, or nothing where that is more than is left.
+    pub(crate) fn take(&self, amount: u64) -> Option<Taken> {
+        let more = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.max);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Taken { used: Arc::clone(&self.used), amount })
+    }
+}
+
+impl Taken {
+    /// Has `other`, of the same tally, be a part of this.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.used, &other.used), "of one tally");
+        self.amount += std::mem::take(&mut other.amount);
+    }
+
+    /// Gives a part of it back.
+    pub(crate) fn give_back(&mut self, amount: u64) {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        self.used.fetch_sub(amount, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.amount, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_there_is_and_all_is_given_back() {
+        let tally = Tally::new(10);
+        let first = tally.take(7).expect("there is enough");
+        assert!(tally.take(4).is_none() && tally.take(u64::MAX).is_none());
+        let mut second = tally.take(3).expect("just enough");
+        drop(first);
+        assert!(tally.take(8).is_none());
+        let mut third = tally.take(7).expect("it was given back");
+        second.give_back(2);
+        third.join(second);
+        assert!(tally.take(3).is_none() && tally.take(2).is_some());
+        drop(third);
+        assert_eq!(tally.used.load(Ordering::Relaxed), 0);
+    }
+}

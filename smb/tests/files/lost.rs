@@ -1,0 +1,71 @@
+//! Opens that ended with their session, which clients are made to open again.
+
+use std::sync::Arc;
+
+use forebay_smb::engine::{Predecessor, ServerConfig};
+use forebay_smb::fs::FsHandle;
+use forebay_smb::ids::FileId;
+use forebay_smb::limits::LOST_OPENS_MAX;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::fscc::FileInformationClass;
+
+use crate::calls::{Lab, NEWEST, file, query_file, success};
+use crate::support::{Client, config, volume};
+
+/// The start before this one.
+const EARLIER: u64 = 0x0bad_0000_0000;
+
+fn lab() -> Lab {
+    let predecessors = vec![Predecessor { instance: EARLIER, durable: true }];
+    let lab = Lab::of(ServerConfig { predecessors, ..config() }, |_| {});
+    lab.server.add_volume(volume("second", FsHandle(Arc::new(())))).unwrap();
+    lab
+}
+
+fn ask(client: &mut Client, id: FileId) -> NtStatus {
+    query_file(client, id, FileInformationClass::FILE_STANDARD_INFORMATION, 64).unwrap_err()
+}
+
+/// What an earlier start may have given out.
+fn of_earlier_start(number: u64) -> FileId {
+    FileId { persistent: EARLIER + number, volatile: number }
+}
+
+#[test]
+fn made_up_handles_do_not_push_out_what_others_have_lost() {
+    let mut lab = lab();
+    let mut a = lab.client();
+    let id = file("f").id(&mut a);
+    a.disconnect();
+    let mut a = lab.client();
+    assert_eq!(ask(&mut a, id), NtStatus::RETRY, "it is to open it again");
+    // One of another volume, and one of the same, name handles of an earlier start that nobody ever had.
+    let mut other = Client::new(&lab.server, 77, NEWEST);
+    success(&other.negotiate().unwrap()).unwrap();
+    success(&other.logon("second-user", "second-secret", 0).unwrap()).unwrap();
+    success(&other.tree_connect("second").unwrap()).unwrap();
+    let mut same = lab.client();
+    for client in [&mut other, &mut same] {
+        for number in 1..=LOST_OPENS_MAX as u64 + 1 {
+            assert_eq!(ask(client, of_earlier_start(number)), NtStatus::RETRY);
+        }
+        assert_eq!(ask(&mut a, id), NtStatus::RETRY, "still known");
+    }
+}
+
+#[test]
+fn one_volume_does_not_use_up_the_patience_with_another() {
+    let mut lab = lab();
+    let mut a = lab.client();
+    let id = file("f").id(&mut a);
+    a.disconnect();
+    let mut other = Client::new(&lab.server, 77, NEWEST);
+    success(&other.negotiate().unwrap()).unwrap();
+    success(&other.logon("second-user", "second-secret", 0).unwrap()).unwrap();
+    success(&other.tree_connect("second").unwrap()).unwrap();
+    for _ in 0..256 {
+        assert_eq!(ask(&mut other, id), NtStatus::FILE_CLOSED, "not lost by this volume's clients");
+    }
+    let mut a = lab.client();
+    assert_eq!(ask(&mut a, id), NtStatus::RETRY);
+}

@@ -1,0 +1,162 @@
+//! Renames while others open what is in the way ([MS-FSA] 2.1.5.15.11): a directory with open files in it stays, also where
+//! a file is being opened in that moment.
+
+use forebay_smb::fs::FsOp;
+use forebay_smb::ids::FileId;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::CreateDisposition;
+use forebay_smb::wire::fscc::FileInformationClass;
+use forebay_smb::wire::fscc::name_info::FileRenameInformation;
+use forebay_smb::wire::query_info::InfoType;
+use forebay_smb::wire::{Command, create, set_info};
+
+use crate::calls::{Lab, Open, close, directory, file};
+use crate::support::{Answer, Client};
+
+fn existing(name: &str) -> Open<'_> {
+    file(name).disposition(CreateDisposition::OPEN)
+}
+
+fn rename_body(file_id: FileId, to: &str) -> Vec<u8> {
+    let mut buffer = Vec::new();
+    FileRenameInformation { replace_if_exists: false, root_directory: 0, file_name: to.to_owned() }
+        .encode(&mut buffer);
+    let mut body = Vec::new();
+    set_info::Request {
+        info_type: InfoType::FILE,
+        file_info_class: FileInformationClass::FILE_RENAME_INFORMATION.0,
+        additional_information: 0,
+        file_id,
+        buffer: &buffer,
+    }
+    .encode(&mut body);
+    body
+}
+
+/// A rename whose first operation the backend is slow to carry out.
+fn begin_rename(client: &mut Client, id: FileId, to: &str) -> FsOp {
+    let body = rename_body(id, to);
+    client.begin(Command::SET_INFO, &body)
+}
+
+fn waits(client: &mut Client, command: Command, body: &[u8]) {
+    let answer = client.call(command, body).unwrap();
+    assert_eq!(answer.status(), NtStatus::PENDING);
+}
+
+fn answer(client: &mut Client) -> Answer {
+    client.answers.pop_front().expect("an answer")
+}
+
+/// Two clients, a directory `d` that the first has open, and the file `d/f`.
+fn scene(lab: &mut Lab) -> (Client, Client, FileId) {
+    let (mut one, two) = (lab.client(), lab.client());
+    let d = directory("d").id(&mut one);
+    file(r"d\f").touch(&mut one);
+    (one, two, d)
+}
+
+#[test]
+fn who_opens_a_file_waits_while_its_directory_is_being_renamed() {
+    let mut lab = Lab::new();
+    let (mut one, mut two, d) = scene(&mut lab);
+    let op = begin_rename(&mut one, d, "e");
+    waits(&mut two, Command::CREATE, &existing(r"d\f").body());
+    waits(&mut two, Command::CREATE, &file(r"d\new").body());
+    existing(r"d2").disposition(CreateDisposition::CREATE).touch(&mut two);
+    one.finish(op);
+    assert_eq!(answer(&mut one).status(), NtStatus::SUCCESS);
+    lab.deliver(&mut [&mut one, &mut two]);
+    assert_eq!(answer(&mut two).status(), NtStatus::OBJECT_PATH_NOT_FOUND);
+    assert_eq!(answer(&mut two).status(), NtStatus::OBJECT_PATH_NOT_FOUND);
+    assert_eq!((lab.memory.contents("e/f").is_some(), lab.memory.contents("e/new")), (true, None));
+    existing(r"e\f").touch(&mut two);
+    close(&mut one, d).unwrap();
+}
+
+#[test]
+fn who_waits_for_a_rename_that_fails_opens_the_file_where_it_is() {
+    let mut lab = Lab::new();
+    let (mut one, mut two, d) = scene(&mut lab);
+    let op = begin_rename(&mut one, d, r"nowhere\e");
+    waits(&mut two, Command::CREATE, &existing(r"d\f").body());
+    one.finish(op);
+    assert_eq!(answer(&mut one).status(), NtStatus::OBJECT_PATH_NOT_FOUND);
+    lab.deliver(&mut [&mut one, &mut two]);
+    let opened = answer(&mut two);
+    assert_eq!(opened.status(), NtStatus::SUCCESS);
+    let id = create::Response::parse(&opened.message).unwrap().file_id;
+    close(&mut two, id).unwrap();
+}
+
+#[test]
+fn a_rename_waits_for_a_file_that_is_being_opened_below_and_then_leaves_the_directory() {
+    let mut lab = Lab::new();
+    let (mut one, mut two, d) = scene(&mut lab);
+    let op = two.begin(Command::CREATE, &existing(r"d\f").body());
+    waits(&mut one, Command::SET_INFO, &rename_body(d, "e"));
+    two.finish(op);
+    let opened = answer(&mut two);
+    assert_eq!(opened.status(), NtStatus::SUCCESS);
+    lab.deliver(&mut [&mut one, &mut two]);
+    assert_eq!(answer(&mut one).status(), NtStatus::ACCESS_DENIED, "the file is open by now");
+    assert!(lab.memory.contents("d/f").is_some());
+
+    let id = create::Response::parse(&opened.message).unwrap().file_id;
+    close(&mut two, id).unwrap();
+    let op = two.begin(Command::CREATE, &existing(r"d\none").body());
+    waits(&mut one, Command::SET_INFO, &rename_body(d, "e"));
+    two.finish(op);
+    assert_eq!(answer(&mut two).status(), NtStatus::OBJECT_NAME_NOT_FOUND);
+    lab.deliver(&mut [&mut one, &mut two]);
+    assert_eq!(answer(&mut one).status(), NtStatus::SUCCESS, "nothing was opened");
+    assert!(lab.memory.contents("e/f").is_some());
+}
+
+#[test]
+fn two_renames_whose_paths_touch_go_one_after_the_other() {
+    let mut lab = Lab::new();
+    let (mut one, mut two, d) = scene(&mut lab);
+    let g = file("g").id(&mut two);
+    let op = begin_rename(&mut one, d, "e");
+    waits(&mut two, Command::SET_INFO, &rename_body(g, r"d\g"));
+    one.finish(op);
+    assert_eq!(answer(&mut one).status(), NtStatus::SUCCESS);
+    lab.deliver(&mut [&mut one, &mut two]);
+    assert_eq!(answer(&mut two).status(), NtStatus::OBJECT_PATH_NOT_FOUND);
+    assert!(lab.memory.contents("g").is_some());
+}
+
+#[test]
+fn two_opens_rename_one_file_in_turn() {
+    let mut lab = Lab::new();
+    let (mut one, mut two) = (lab.client(), lab.client());
+    let (first, second) = (file("f").id(&mut one), file("f").id(&mut two));
+    let op = begin_rename(&mut one, first, "g");
+    waits(&mut two, Command::SET_INFO, &rename_body(second, "h"));
+    one.finish(op);
+    assert_eq!(answer(&mut one).status(), NtStatus::SUCCESS);
+    lab.deliver(&mut [&mut one, &mut two]);
+    assert_eq!(answer(&mut two).status(), NtStatus::SUCCESS);
+    assert_eq!((lab.memory.contents("g"), lab.memory.contents("h").is_some()), (None, true));
+    let paths: Vec<String> = lab.server.open_infos(None).into_iter().map(|open| open.path).collect();
+    assert_eq!(paths, ["h", "h"]);
+}
+
+#[test]
+fn who_waits_for_a_rename_can_be_lost() {
+    let mut lab = Lab::new();
+    let (mut one, mut two, d) = scene(&mut lab);
+    let op = begin_rename(&mut one, d, "e");
+    waits(&mut two, Command::CREATE, &existing(r"d\f").body());
+    two.disconnect();
+    one.finish(op);
+    assert_eq!(answer(&mut one).status(), NtStatus::SUCCESS);
+    let op = {
+        let mut third = lab.client();
+        third.begin(Command::CREATE, &existing(r"e\f").body())
+    };
+    // That connection is gone with its CREATE: nothing keeps the directory in its place.
+    drop(op);
+    assert_eq!(crate::calls::rename(&mut one, d, "d", false), Ok(()));
+}
