@@ -6,6 +6,9 @@ use anyhow::Result;
 
 use crate::progress::{say, seconds};
 
+/// So many lines of an error are shown below the table.
+const ERROR_LINES: usize = 60;
+
 /// One row.
 #[derive(Debug)]
 pub struct Row {
@@ -50,7 +53,7 @@ impl Table {
         self.rows.len() - self.failed()
     }
 
-    /// The table as text.
+    /// The table as text, and below it what failed, whole: who sees only the end of the output sees why.
     pub fn render(&self) -> String {
         let width = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).max(4);
         let mut out = format!("{:width$}  {:6}  {:>8}  note\n", "step", "result", "seconds");
@@ -63,6 +66,20 @@ impl Table {
             out.push_str(line.trim_end());
             out.push('\n');
         }
+        for row in &self.rows {
+            if let Err(error) = &row.result {
+                let lines: Vec<&str> = error.lines().collect();
+                let (head, tail) = lines.split_at(lines.len().min(ERROR_LINES / 2));
+                let left_out = tail.len().saturating_sub(ERROR_LINES / 2);
+                out.push_str(&format!("\n{}:\n{}\n", row.name, head.join("\n")));
+                if left_out > 0 {
+                    out.push_str(&format!("... {left_out} lines, which stand above ...\n"));
+                }
+                if left_out < tail.len() {
+                    out.push_str(&format!("{}\n", tail[left_out..].join("\n")));
+                }
+            }
+        }
         out
     }
 }
@@ -72,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_counts_and_shows_the_first_line_of_an_error() {
+    fn the_table_counts_and_shows_errors_whole_unless_they_are_long() {
         let mut table = Table::default();
         assert_eq!(table.run("größe", || Ok("3 files".into())).as_deref(), Some("3 files"));
         assert_eq!(table.run("a longer name", || anyhow::bail!("it broke\nwith details")), None);
@@ -81,6 +98,14 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("größe          ok  "), "{text}");
         assert!(lines[2].contains("FAILED") && lines[2].ends_with("it broke"), "{text}");
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[3..], ["", "a longer name:", "it broke", "with details"]);
+
+        let long: Vec<String> = (0..ERROR_LINES + 5).map(|number| format!("line {number}")).collect();
+        let mut table = Table::default();
+        assert_eq!(table.run("long", || anyhow::bail!("{}", long.join("\n"))), None);
+        let text = table.render();
+        assert_eq!(text.lines().count(), 2 + 2 + ERROR_LINES + 1, "{text}");
+        assert!(text.contains("line 29\n... 5 lines, which stand above ...\nline 35\n"), "{text}");
+        assert!(text.ends_with(&format!("line {}\n", ERROR_LINES + 4)), "{text}");
     }
 }

@@ -21,7 +21,7 @@ use crate::rundir::RunDir;
 use crate::supervise;
 
 /// The API server's port.
-const PORT: u16 = 6443;
+pub(super) const PORT: u16 = 6443;
 
 /// A node to be.
 #[derive(Debug, Clone, PartialEq, Eq)]

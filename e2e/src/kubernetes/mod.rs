@@ -18,6 +18,7 @@ pub mod story;
 mod takeover;
 mod tap;
 pub mod tools;
+mod volumes;
 pub mod workload;
 
 pub use control_plane::{ControlPlane, LocalApiServer};

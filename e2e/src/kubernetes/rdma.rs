@@ -7,11 +7,10 @@ use serde_json::Value;
 
 use super::scenario::{FURTHER_NIC, instance, pod_uid, resumed, stream, wait_replaced};
 use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
-use super::workload::{OnError, claim_of, pod_with};
+use super::workload::{CLASS, OnError, claim_of, mounted, pod_with, volume};
 use crate::lab::Node;
 
-/// The story's class, which leaves `transport` to the driver, and another that is like it but for that.
-const AUTO: &str = "forebay";
+/// A class like [`CLASS`], which leaves `transport` to the driver, but for that.
 const RDMA: &str = "forebay-rdma";
 /// For what the node plugin looks at every ten seconds.
 const NOTICED: Duration = Duration::from_secs(120);
@@ -49,7 +48,7 @@ fn wait_noticed(stage: &Stage, node: &str, has: bool) -> Result<()> {
 
 /// The class [`RDMA`], from the story's.
 fn make_class(stage: &Stage) -> Result<()> {
-    let found = stage.kubectl().get(&["storageclass", AUTO])?;
+    let found = stage.kubectl().get(&["storageclass", CLASS])?;
     // Which is auto.
     ensure!(found["parameters"]["transport"].is_null(), "the story's class is {}", found["parameters"]);
     let mut parameters = found["parameters"].clone();
@@ -64,20 +63,6 @@ fn make_class(stage: &Stage) -> Result<()> {
         "volumeBindingMode": found["volumeBindingMode"],
     });
     stage.kubectl().apply(&class.to_string()).map(drop)
-}
-
-/// The line of a mount of cifs below this pod's volumes, and that it is there.
-fn mounted(node: &Node, claim_volume: &str) -> Result<String> {
-    let mounts = node.run("grep ' cifs ' /proc/mounts || true")?;
-    let line = mounts.lines().find(|line| line.contains(claim_volume));
-    line.map(str::to_owned).with_context(|| format!("no mount of {claim_volume} in\n{mounts}"))
-}
-
-/// The volume of a claim.
-fn volume(stage: &Stage, claim: &str) -> Result<String> {
-    let name = stage.kubectl().run(&["get", "pvc", claim, "-o=jsonpath={.spec.volumeName}"])?;
-    ensure!(!name.is_empty(), "the claim {claim} is not bound");
-    Ok(name)
 }
 
 /// The notes of a pod's Events of this reason.
@@ -174,7 +159,7 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     wait_noticed(stage, "compute2", false)?;
 
     // A node without RDMA: TCP, and it is said.
-    kubectl.apply(&claim_of(AUTO, "any", "256Mi"))?;
+    kubectl.apply(&claim_of(CLASS, "any", "256Mi"))?;
     kubectl.apply(&pod_with("any", "slow", &image, "compute2", "sleep infinity"))?;
     stage.wait_pod("slow")?;
     let line = mounted(two, &volume(stage, "any")?)?;

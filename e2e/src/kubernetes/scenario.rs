@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::stage::{CLUSTER, LONG, NAMESPACE, RELEASE, Stage, condition};
 use super::workload::{OnError, Stream, claim};
-use super::{rdma, story, takeover};
+use super::{rdma, story, takeover, volumes};
 use crate::lab::Node;
 use crate::progress::say;
 use crate::report::Table;
@@ -39,8 +39,16 @@ pub const ALL: &[Scenario] = &[
         name: "RDMA: a device that comes later is let into the server, under a writer and a reader",
         run: rdma::came_later,
     },
+    Scenario { name: "the kubelet's metrics of a claim", run: volumes::measured },
+    Scenario { name: "two pods of one node with different fsGroups", run: volumes::groups },
+    Scenario { name: "a volume is staged again after an unmount that hung", run: volumes::staged_again },
     Scenario { name: "helm test", run: tested },
     Scenario { name: "instances on a bundled target outlive their node", run: takeover::node_lost },
+    Scenario { name: "nodes cut off from the control plane: nothing is taken over", run: takeover::cut_off },
+    Scenario {
+        name: "a StorageCluster made again serves its volumes, also without its record",
+        run: takeover::made_again,
+    },
     Scenario { name: "uninstall leaves nothing but what the docs say", run: uninstalled },
 ];
 
@@ -370,6 +378,7 @@ fn uninstalled(stage: &Stage) -> Result<String> {
             let kind = object["kind"].as_str().unwrap_or("");
             // Every namespace has the first two; the rest is left on purpose (docs/operations.md).
             let expected = ["kube-root-ca.crt", "default"].contains(&name)
+                || kind == "ConfigMap" && name == takeover::RECORD
                 || kind == "Lease"
                     && ["forebay-operator", "csi-forebay-io", "external-resizer-csi-forebay-io"]
                         .contains(&name);

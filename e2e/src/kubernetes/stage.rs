@@ -174,19 +174,22 @@ impl Stage {
         self.kubectl.run(&["exec", pod, "--", "/bin/bash", "-euc", script])
     }
 
-    /// What `kubectl forebay status` shows, where that is built; that something is not ready is no error.
-    pub fn forebay_status(&self) -> Result<String> {
-        const NOT_READY: i32 = 1;
+    /// Runs `kubectl forebay` with these arguments; what it says, and the code it ended with.
+    pub fn forebay(&self, arguments: &[&str]) -> Result<(String, Option<i32>)> {
         let program = product::binaries()?.join("kubectl-forebay");
         ensure!(program.exists(), "{} is not built", program.display());
         let mut command: Command = self.kubectl.command(&program);
-        let output = command.arg("status").output().context("kubectl forebay status")?;
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success() || output.status.code() == Some(NOT_READY),
-            "kubectl forebay status: {complaint}"
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &complaint)
+        let output = command.args(arguments).output().context("start kubectl forebay")?;
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        Ok((said.concat(), output.status.code()))
+    }
+
+    /// What `kubectl forebay status` shows; that something is not ready is no error.
+    pub fn forebay_status(&self) -> Result<String> {
+        const NOT_READY: i32 = 1;
+        let (said, code) = self.forebay(&["status"])?;
+        ensure!(matches!(code, Some(0 | NOT_READY)), "kubectl forebay status: {said}");
+        Ok(said)
     }
 
     /// Everything that may tell why something failed.

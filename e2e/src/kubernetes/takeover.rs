@@ -1,25 +1,34 @@
-//! Instances on the bundled target, and the loss of the node of one of them.
+//! Instances on the bundled target: the loss of the node of one of them, nodes that are cut off from the control plane, and a
+//! StorageCluster that is deleted and made again.
 //!
 //! compute1 has the target. The instances may be anywhere and had rather be where a NIC can RDMA, so that one of them is on
 //! storage1, which is to be lost; the node without an instance is to spare.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::cluster::Cluster;
+use super::cluster::{self, Cluster};
+use super::room;
 use super::stage::{LONG, NAMESPACE, Stage, condition};
-use super::workload::{OnError, Pace, Stream, claim_of};
+use super::workload::{OnError, Pace, Stream, claim_of, pod_with};
+use crate::lab::Lab;
 
+/// The StorageCluster.
 const NAME: &str = "moving";
+/// The ConfigMap that outlives it: nodes and epochs.
+pub(super) const RECORD: &str = "moving-placement";
 const TARGET: &str = "compute1";
 const LOST: &str = "storage1";
 /// The last addresses of the lab's network, which no node has.
 const ADDRESSES: [&str; 2] = ["192.168.77.250", "192.168.77.251"];
 
+/// The silence after which a node counts as lost, in seconds.
+const AFTER: u64 = 40;
+
 /// Times as emulated nodes that share two cores keep them. Other ports than those of the story's cluster, which is on one of the nodes.
-fn cluster() -> String {
+fn manifest() -> String {
     let [one, two] = ADDRESSES;
     format!(
         "apiVersion: storage.forebay.io/v1alpha1
@@ -44,7 +53,7 @@ spec:
       lossTimeoutSeconds: 30
   storageClasses:
   - name: {NAME}
-  takeover: {{afterSeconds: 40}}
+  takeover: {{afterSeconds: {AFTER}}}
   upgrade: {{drainTimeoutSeconds: 10}}
 "
     )
@@ -52,6 +61,24 @@ spec:
 
 fn found(stage: &Stage) -> Result<Value> {
     stage.kubectl().get(&["storagecluster", NAME, "-n", NAMESPACE])
+}
+
+/// Makes the StorageCluster, and waits until both instances are ready.
+fn apply(stage: &Stage) -> Result<()> {
+    for node in lab(stage)?.lab().nodes() {
+        let target = if node.name() == TARGET { "nvmet nvmet-tcp" } else { "" };
+        node.run(&format!("modprobe -a nvme-fabrics nvme-tcp {target}"))?;
+    }
+    stage.kubectl().apply(&manifest())?;
+    wait_ready(stage)
+}
+
+fn wait_ready(stage: &Stage) -> Result<()> {
+    stage.wait(
+        "both instances are ready",
+        LONG,
+        || Ok(condition(&found(stage)?, "Ready")["status"] == "True"),
+    )
 }
 
 /// What its status says of an instance.
@@ -82,18 +109,11 @@ pub(super) struct Moving<'a> {
 impl<'a> Moving<'a> {
     /// Applies a StorageCluster and claims; what came of it.
     pub(super) fn start(stage: &'a Stage) -> Result<(Self, String)> {
-        for node in lab(stage)?.lab().nodes() {
-            let target = if node.name() == TARGET { "nvmet nvmet-tcp" } else { "" };
-            node.run(&format!("modprobe -a nvme-fabrics nvme-tcp {target}"))?;
-        }
-        stage.kubectl().apply(&cluster())?;
-        stage.wait("both instances are ready", LONG, || {
-            Ok(condition(&found(stage)?, "Ready")["status"] == "True")
-        })?;
+        apply(stage)?;
         let mut streams = Vec::new();
         let mut used = Vec::new();
         for number in 0..2 {
-            let claim = format!("{NAME}-{number}");
+            let claim = claim(number);
             stage.kubectl().apply(&claim_of(NAME, &claim, "256Mi"))?;
             let nodes = if number == 0 { ["compute1", "compute2"] } else { ["compute2", "compute1"] };
             let prefix = format!("{claim}-");
@@ -149,6 +169,44 @@ impl<'a> Moving<'a> {
         Ok(format!("{name} stays on {}, {verified} files are whole", now["node"]).replace('"', ""))
     }
 
+    /// Cuts all kubelets off from the API server, and then the operator as well, for longer than it takes to give a node up.
+    fn cut_off(&self) -> Result<String> {
+        let (stage, lab) = (self.stage, lab(self.stage)?);
+        let (before, progress) = (standing(stage)?, self.progress()?);
+        let mut cut = CutOff { lab: lab.lab(), chains: Vec::new() };
+        cut.add("OUTPUT")?;
+        let started = Instant::now();
+        stage.wait("the operator says that takeovers pause", Duration::from_secs(AFTER), || paused(stage))?;
+        let noticed = started.elapsed().as_secs();
+        let enough = Duration::from_secs(2 * AFTER);
+        std::thread::sleep(enough.saturating_sub(started.elapsed()));
+        ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
+        // Now nobody can tell the API server anything.
+        cut.add("FORWARD")?;
+        std::thread::sleep(enough);
+        ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
+        cut.end()?;
+        let cut_for = started.elapsed().as_secs();
+        for node in lab.lab().nodes() {
+            lab.wait_ready(node.name())?;
+        }
+        stage.wait("takeovers do not pause any more", LONG, || Ok(!paused(stage)?))?;
+        wait_ready(stage)?;
+        // A node that was given up by mistake would be by now.
+        std::thread::sleep(Duration::from_secs(AFTER));
+        ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
+        for (stream, at) in self.streams.iter().zip(progress) {
+            stream.wait_progress((at.0 + 5, at.1 + 5))?;
+        }
+        Ok(format!(
+            "paused after {noticed} s, cut off for {cut_for} s; every server runs on where it was, all four pods have got on"
+        ))
+    }
+
+    fn progress(&self) -> Result<Vec<(u32, u32)>> {
+        self.streams.iter().map(Stream::progress).collect()
+    }
+
     /// Everything that was fsynced and verified before is read again: on both instances, past the caches.
     fn verify_again(&self) -> Result<u32> {
         self.streams.iter().map(Stream::verify_again).sum()
@@ -165,6 +223,29 @@ impl<'a> Moving<'a> {
     }
 }
 
+/// Deletes claims and StorageCluster, whatever came of it before.
+fn cleaned_up(stage: &Stage, done: Result<String>) -> Result<String> {
+    let claims = [0, 1].map(claim);
+    let gone = stage.kubectl().run(&[
+        "delete",
+        "pvc",
+        &claims[0],
+        &claims[1],
+        "--ignore-not-found",
+        "--timeout=240s",
+    ]);
+    let removed = delete(stage);
+    let told = done?;
+    gone?;
+    removed?;
+    Ok(told)
+}
+
+fn delete(stage: &Stage) -> Result<()> {
+    let delete = ["delete", "storagecluster", NAME, "-n", NAMESPACE, "--ignore-not-found", "--timeout=400s"];
+    stage.kubectl().run(&delete).map(drop)
+}
+
 pub(super) fn node_lost(stage: &Stage) -> Result<String> {
     let done = Moving::start(stage).and_then(|(moving, places)| {
         let lost = moving.lose_node();
@@ -173,17 +254,161 @@ pub(super) fn node_lost(stage: &Stage) -> Result<String> {
         let (lost, back) = (lost?, back?);
         Ok(format!("{places}; {lost}; {back}; {}", moving.finish()?))
     });
-    let gone = stage.kubectl().run(&[
-        "delete",
-        "pvc",
-        &format!("{NAME}-0"),
-        &format!("{NAME}-1"),
-        "--ignore-not-found",
-        "--timeout=240s",
-    ]);
-    let removed = stage.kubectl().run(&["delete", "storagecluster", NAME, "-n", NAMESPACE, "--timeout=400s"]);
-    let told = done?;
+    cleaned_up(stage, done)
+}
+
+/// Packets from all nodes to the API server that are dropped. Let through again when dropped.
+struct CutOff<'a> {
+    lab: &'a Lab,
+    chains: Vec<&'static str>,
+}
+
+impl<'a> CutOff<'a> {
+    /// Of this chain: `OUTPUT` is what the nodes themselves send, `FORWARD` what their pods do.
+    fn add(&mut self, chain: &'static str) -> Result<()> {
+        self.chains.push(chain);
+        self.lab.nodes().try_for_each(|node| Self::rule(node, "-I", chain))
+    }
+
+    fn rule(node: &crate::lab::Node, action: &str, chain: &str) -> Result<()> {
+        let (address, port) = (room::ADDRESS, cluster::PORT);
+        node.run(&format!("iptables -w {action} {chain} -d {address} -p tcp --dport {port} -j DROP"))
+            .map(drop)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let chains = std::mem::take(&mut self.chains);
+        let all = chains.iter().flat_map(|chain| self.lab.nodes().map(move |node| (node, chain)));
+        let ended: Vec<_> = all.map(|(node, chain)| Self::rule(node, "-D", chain)).collect();
+        ended.into_iter().collect()
+    }
+}
+
+impl Drop for CutOff<'_> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// Where the instances are and in which epoch, and which containers of theirs run.
+fn standing(stage: &Stage) -> Result<Vec<String>> {
+    let cluster = found(stage)?;
+    let mut all: Vec<String> = cluster["status"]["instances"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| format!("{} on {} in epoch {}", one["name"], one["node"], one["epoch"]))
+        .collect();
+    let selector = format!("storage.forebay.io/cluster={NAME},app.kubernetes.io/component=server");
+    let path = "-o=jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[*].containerID}{\"\\n\"}{end}";
+    let pods = stage.kubectl().run(&["get", "pods", "-n", NAMESPACE, "-l", &selector, path])?;
+    all.extend(pods.lines().map(str::to_owned));
+    all.sort_unstable();
+    Ok(all)
+}
+
+fn paused(stage: &Stage) -> Result<bool> {
+    Ok(condition(&found(stage)?, "TakeoverPaused")["status"] == "True")
+}
+
+pub(super) fn cut_off(stage: &Stage) -> Result<String> {
+    let done = Moving::start(stage).and_then(|(moving, places)| {
+        let cut = moving.cut_off()?;
+        Ok(format!("{places}; {cut}; {}", moving.finish()?))
+    });
+    cleaned_up(stage, done)
+}
+
+fn claim(number: usize) -> String {
+    format!("{NAME}-{number}")
+}
+
+/// Runs a script in a pod that uses a claim and is removed after that; what it said.
+fn once(stage: &Stage, claim: &str, script: &str) -> Result<String> {
+    let pod = format!("{claim}-once");
+    let kubectl = stage.kubectl();
+    kubectl.apply(&pod_with(claim, &pod, &stage.image()?, "compute2", "sleep infinity"))?;
+    let said = stage.wait_pod(&pod).and_then(|()| stage.exec(&pod, script));
+    let gone = kubectl.run(&["delete", "pod", &pod, "--wait=true", "--timeout=300s"]);
+    let said = said?;
     gone?;
-    removed?;
-    Ok(told)
+    Ok(said)
+}
+
+/// The sums of what the claims hold.
+fn sums(stage: &Stage) -> Result<Vec<String>> {
+    (0..2).map(|number| once(stage, &claim(number), "sha256sum < /data/kept")).collect()
+}
+
+/// A StorageCluster with `Retain` is deleted and made again: with its record, and without it, as where the Kubernetes cluster itself
+/// was lost.
+pub(super) fn made_again(stage: &Stage) -> Result<String> {
+    let done = apply(stage).and_then(|()| {
+        let kubectl = stage.kubectl();
+        let patch = r#"{"spec":{"deletionPolicy":"Retain"}}"#;
+        let retain = ["patch", "storagecluster", NAME, "-n", NAMESPACE, "--type=merge", "-p", patch];
+        let mut written = Vec::new();
+        for number in 0..2 {
+            kubectl.apply(&claim_of(NAME, &claim(number), "256Mi"))?;
+            let write = "head -c 4M /dev/urandom > /data/kept; sync /data/kept; sha256sum < /data/kept";
+            written.push(once(stage, &claim(number), write)?);
+        }
+        let epochs = |told: &Value| -> Vec<u64> {
+            let all = told["status"]["instances"].as_array().cloned().unwrap_or_default();
+            all.iter().map(|one| one["epoch"].as_u64().unwrap_or_default()).collect()
+        };
+        let before = epochs(&found(stage)?);
+
+        kubectl.run(&retain)?;
+        delete(stage)?;
+        apply(stage)?;
+        ensure!(sums(stage)? == written, "what the volumes hold is not what was written");
+        let after = epochs(&found(stage)?);
+        ensure!(before.iter().zip(&after).all(|(b, a)| a >= b), "the epochs went from {before:?} to {after:?}");
+
+        // The pools know later epochs than the first, which a StorageCluster without a record begins with.
+        let at = once_moved(stage)?;
+        kubectl.run(&retain)?;
+        delete(stage)?;
+        kubectl.run(&["delete", "configmap", RECORD, "-n", NAMESPACE])?;
+        kubectl.apply(&manifest())?;
+        let mut said = String::new();
+        stage.wait("a server steps back, and `kubectl forebay adopt` can tell why", LONG, || {
+            let (text, code) = stage.forebay(&["adopt", NAME, "-n", NAMESPACE, "--dry-run"])?;
+            said = text;
+            Ok(code == Some(0) && said.contains("its pool was used in epoch"))
+        })?;
+        stage.wait("all that was found is adopted, and both instances are ready", LONG, || {
+            let (said, code) = stage.forebay(&["adopt", NAME, "-n", NAMESPACE, "--yes"])?;
+            ensure!(code == Some(0), "kubectl forebay adopt: {said}");
+            Ok(condition(&found(stage)?, "Ready")["status"] == "True")
+        })?;
+        ensure!(sums(stage)? == written, "what the volumes hold is not what was written");
+        let adopted = epochs(&found(stage)?);
+        Ok(format!(
+            "epochs {before:?}, {after:?} when made again; {at}; adopted without the record in {adopted:?}; all files whole"
+        ))
+    });
+    cleaned_up(stage, done)
+}
+
+/// Asks one instance to another node, which raises its epoch.
+fn once_moved(stage: &Stage) -> Result<String> {
+    let before = found(stage)?["status"]["instances"][0].clone();
+    let name = before["name"].as_str().context("an instance")?;
+    stage.kubectl().run(&[
+        "annotate",
+        "pod",
+        &format!("{name}-0"),
+        "-n",
+        NAMESPACE,
+        "storage.forebay.io/move=",
+    ])?;
+    stage.wait("the instance has moved", LONG, || {
+        let now = told(&found(stage)?, |one| one["name"] == name)?;
+        Ok(now["epoch"] != before["epoch"] && now["phase"] == "Ready")
+    })?;
+    wait_ready(stage)?;
+    let now = told(&found(stage)?, |one| one["name"] == name)?;
+    Ok(format!("{name} moved to {} in epoch {}", now["node"], now["epoch"]).replace('"', ""))
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, ensure};
 
 use super::stage::{LONG, Stage};
+use crate::lab::Node;
 use crate::wait::Hopeless;
 
 /// The job of the documentation, as it stands there.
@@ -30,6 +31,23 @@ spec:
   resources: {{requests: {{storage: {size}}}}}
 "
     )
+}
+
+/// The class of the story.
+pub(super) const CLASS: &str = "forebay";
+
+/// The line of a mount of cifs below this pod's volumes, and that it is there.
+pub(super) fn mounted(node: &Node, claim_volume: &str) -> Result<String> {
+    let mounts = node.run("grep ' cifs ' /proc/mounts || true")?;
+    let line = mounts.lines().find(|line| line.contains(claim_volume));
+    line.map(str::to_owned).with_context(|| format!("no mount of {claim_volume} in\n{mounts}"))
+}
+
+/// The volume of a claim.
+pub(super) fn volume(stage: &Stage, claim: &str) -> Result<String> {
+    let name = stage.kubectl().run(&["get", "pvc", claim, "-o=jsonpath={.spec.volumeName}"])?;
+    ensure!(!name.is_empty(), "the claim {claim} is not bound");
+    Ok(name)
 }
 
 /// The image in the example.

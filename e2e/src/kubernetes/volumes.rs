@@ -1,0 +1,211 @@
+//! What the kubelet and the node plugin do with a volume, beyond mounting it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
+use super::workload::{CLASS, claim_of, mounted, pod_with, volume};
+use crate::lab::Node;
+
+/// Where the pods are.
+const NODE: &str = "compute1";
+/// The kubelet measures volumes once a minute.
+const MEASURED: Duration = Duration::from_secs(180);
+const MIB: u64 = 1 << 20;
+
+/// A claim and pods that use it. Removed when dropped.
+struct Users<'a> {
+    stage: &'a Stage,
+    claim: &'a str,
+    pods: &'a [&'a str],
+}
+
+impl<'a> Users<'a> {
+    fn new(stage: &'a Stage, claim: &'a str, pods: &'a [&'a str]) -> Result<Self> {
+        let users = Self { stage, claim, pods };
+        stage.kubectl().apply(&claim_of(CLASS, claim, "256Mi"))?;
+        Ok(users)
+    }
+
+    /// Starts a pod on [`NODE`] with this in its security context, and waits until it is ready.
+    fn start(&self, pod: &str, security: &str) -> Result<()> {
+        const USER: &str = "    runAsUser: 1000\n";
+        let manifest = pod_with(self.claim, pod, &self.stage.image()?, NODE, "sleep infinity");
+        ensure!(manifest.contains(USER), "the pod's security context");
+        self.stage.kubectl().apply(&manifest.replace(USER, &format!("{USER}{security}")))?;
+        self.stage.wait_pod(pod)
+    }
+
+    fn end(&self, pod: &str) -> Result<()> {
+        self.stage.kubectl().run(&["delete", "pod", pod, "--wait=true", "--timeout=300s"]).map(drop)
+    }
+
+    /// Ends all, and waits until the claim is gone.
+    fn remove(self) -> Result<()> {
+        self.stage
+            .kubectl()
+            .run(&[&["delete", "pod", "--ignore-not-found", "--timeout=300s"], self.pods].concat())?;
+        self.stage.kubectl().run(&["delete", "pvc", self.claim, "--timeout=240s"]).map(drop)
+    }
+}
+
+impl Drop for Users<'_> {
+    fn drop(&mut self) {
+        let kubectl = self.stage.kubectl();
+        let _ = kubectl.run(&[&["delete", "pod", "--ignore-not-found", "--wait=false"], self.pods].concat());
+        let _ = kubectl.run(&["delete", "pvc", self.claim, "--ignore-not-found", "--wait=false"]);
+    }
+}
+
+/// The value of a metric of the kubelet about a claim, where it has one.
+fn metric(metrics: &str, name: &str, claim: &str) -> Option<f64> {
+    let labels = format!("persistentvolumeclaim=\"{claim}\"");
+    let line = metrics.lines().find(|line| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') && rest.contains(&labels))
+    })?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// The kubelet's own metrics of a claim are those of the volume.
+pub(super) fn measured(stage: &Stage) -> Result<String> {
+    let users = Users::new(stage, "measured", &["measuring"])?;
+    users.start("measuring", "")?;
+    let written = 8 * MIB;
+    stage.exec("measuring", &format!("head -c {written} /dev/urandom > /data/f; sync /data/f"))?;
+    let size: u64 = stage.exec("measuring", "df --output=size -B1 /data | tail -n 1")?.trim().parse()?;
+    let metrics = || stage.kubectl().run(&["get", "--raw", &format!("/api/v1/nodes/{NODE}/proxy/metrics")]);
+    let mut found = [0.0; 3];
+    let wait = stage.wait("the kubelet has measured the volume after the write", MEASURED, || {
+        let text = metrics()?;
+        for (value, name) in found.iter_mut().zip(["capacity", "available", "used"]) {
+            let name = format!("kubelet_volume_stats_{name}_bytes");
+            *value = metric(&text, &name, "measured").with_context(|| format!("no {name} of the claim"))?;
+        }
+        Ok(found[2] >= written as f64)
+    });
+    wait.with_context(|| format!("capacity, available and used: {found:?}"))?;
+    let [capacity, available, used] = found;
+    ensure!(capacity == size as f64, "the kubelet says {capacity} bytes, df in the pod {size}");
+    ensure!(available + used <= capacity && available > 0.0, "{found:?} do not go together");
+    let inodes = metric(&metrics()?, "kubelet_volume_stats_inodes_used", "measured");
+    ensure!(inodes.is_some_and(|count| count >= 1.0), "inodes in use: {inodes:?}");
+    users.remove()?;
+    Ok(format!("{capacity} bytes, {used} used, {available} available"))
+}
+
+/// Each of two pods on one node sees the files with its own group.
+pub(super) fn groups(stage: &Stage) -> Result<String> {
+    let node = stage.cluster().context("only in the lab")?.lab().node(NODE);
+    let pods = ["group1", "group2", "group3"];
+    let users = Users::new(stage, "groups", &pods)?;
+    let groups = ["3001", "3002"];
+    for (pod, group) in pods.iter().zip(groups) {
+        users.start(pod, &format!("    fsGroup: {group}\n"))?;
+    }
+    let look = |pod: &str, group: &str| -> Result<()> {
+        let script =
+            format!("echo {pod} >> /data/shared; stat -c %g /data /data/shared; id -G; cat /data/shared");
+        let said = stage.exec(pod, &script)?;
+        let lines: Vec<&str> = said.lines().collect();
+        ensure!(lines.len() > 3 && lines[..2] == [group, group], "{pod}, of fsGroup {group}, sees {said:?}");
+        ensure!(lines[2].split(' ').any(|one| one == group), "{pod} is not in {group}: {said:?}");
+        Ok(())
+    };
+    for (pod, group) in pods.iter().zip(groups) {
+        look(pod, group)?;
+    }
+    let both = stage.exec(pods[0], "cat /data/shared")?;
+    ensure!(both.lines().eq(pods[..2].iter().copied()), "the pods have written {both:?}");
+    // The first pod's group is that of the staged mount: when it goes, the other's stays, and it can come back.
+    users.end(pods[0])?;
+    look(pods[1], groups[1])?;
+    users.start(pods[2], &format!("    fsGroup: {}\n", groups[0]))?;
+    look(pods[2], groups[0])?;
+    let name = volume(stage, "groups")?;
+    for pod in &pods[1..] {
+        users.end(pod)?;
+    }
+    stage.wait("the node has unmounted it for every group", LONG, || Ok(mounted(node, &name).is_err()))?;
+    users.remove()?;
+    Ok(format!("fsGroup {} beside {} on {NODE}, each in its pod", groups[0], groups[1]))
+}
+
+/// Nothing goes from a node to a server or back. Ended when dropped.
+struct Cut<'a>(&'a Node, String);
+
+impl<'a> Cut<'a> {
+    fn new(node: &'a Node, server: &str) -> Result<Self> {
+        let cut = Self(node, server.to_owned());
+        cut.rules("-I")?;
+        Ok(cut)
+    }
+
+    fn rules(&self, action: &str) -> Result<()> {
+        let Self(node, server) = self;
+        node.run(&format!("iptables -w {action} OUTPUT -d {server} -p tcp --dport 445 -j DROP")).map(drop)
+    }
+}
+
+impl Drop for Cut<'_> {
+    fn drop(&mut self) {
+        let _ = self.rules("-D");
+    }
+}
+
+/// A pod goes while its server does not answer, so that the unmount hangs; when the server is back, another pod of that node has the
+/// volume.
+pub(super) fn staged_again(stage: &Stage) -> Result<String> {
+    let node = stage.cluster().context("only in the lab")?.lab().node(NODE);
+    let kubectl = stage.kubectl();
+    let users = Users::new(stage, "hanging", &["before", "after"])?;
+    users.start("before", "")?;
+    let sum = stage.exec("before", "head -c 1M /dev/urandom > /data/f; sync /data/f; sha256sum < /data/f")?;
+    let name = volume(stage, "hanging")?;
+    mounted(node, &name)?;
+    let path = "-o=jsonpath={.status.instances[0].address}";
+    let address = kubectl.run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])?;
+    let cut = Cut::new(node, &address)?;
+    users.end("before")?;
+    // What the kernel has taken out of the tree may still hang in it.
+    let selector = "app.kubernetes.io/component=csi-node";
+    let on_node = format!("spec.nodeName={NODE}");
+    let path = "-o=jsonpath={.items[0].metadata.name}";
+    let plugin =
+        kubectl.run(&["get", "pod", "-n", NAMESPACE, "-l", selector, "--field-selector", &on_node, path])?;
+    let logs = || kubectl.run(&["logs", "-n", NAMESPACE, &plugin, "-c", "driver", "--tail=200"]);
+    let mut how = String::new();
+    stage.wait("the node plugin detaches the mount that hangs", LONG, || {
+        let logs = logs()?;
+        let line = logs.lines().find(|line| line.contains("detaching") && line.contains(&name));
+        how = line.unwrap_or_default().to_owned();
+        Ok(line.is_some() && mounted(node, &name).is_err())
+    })?;
+    // Staged while the server is still away: that fails, and must not be in the way later.
+    kubectl.apply(&pod_with("hanging", "after", &stage.image()?, NODE, "sleep infinity"))?;
+    std::thread::sleep(Duration::from_secs(20));
+    let phase = kubectl.run(&["get", "pod", "after", "-o=jsonpath={.status.phase}"])?;
+    ensure!(phase == "Pending", "without its server the pod is {phase}");
+    drop(cut);
+    stage.wait_pod("after")?;
+    let again = stage.exec("after", "sha256sum < /data/f; echo more > /data/g; sync /data/g")?;
+    ensure!(again == sum, "the file is {again}, it was {sum}");
+    users.remove()?;
+    let why = if how.contains("statfs") { "a statfs hung" } else { "the unmount hung" };
+    Ok(format!("{why}; detached, staged again, the file is whole"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_of_one_claim() {
+        let text = "# HELP kubelet_volume_stats_used_bytes [ALPHA] Number of used bytes in the volume\n\
+            kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"other\"} 1\n\
+            kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"mine\"} 8.388608e+06\n";
+        assert_eq!(metric(text, "kubelet_volume_stats_used_bytes", "mine"), Some(8_388_608.0));
+        assert_eq!(metric(text, "kubelet_volume_stats_used", "mine"), None);
+        assert_eq!(metric(text, "kubelet_volume_stats_used_bytes", "min"), None);
+    }
+}
