@@ -34,6 +34,9 @@ pub struct NodeSpec {
     pub scratch_bytes: u64,
     /// What its writable disk is a copy of.
     pub scratch_template: Option<PathBuf>,
+    /// Whether its writable disk loses with its power what was not flushed. That doubles what is written to it; one without it
+    /// loses nothing.
+    pub volatile_cache: bool,
     /// Further read-only disks: `/dev/vde` and so on where it has a writable one.
     pub disks: Vec<PathBuf>,
     /// Whether cifs and ksmbd have SMB Direct, and siw is there. Debian's kernel has neither.
@@ -55,6 +58,7 @@ pub fn storage() -> NodeSpec {
         processors: 1,
         scratch_bytes: SCRATCH_BYTES,
         scratch_template: None,
+        volatile_cache: false,
         disks: Vec::new(),
         smb_direct: false,
     }
@@ -68,6 +72,7 @@ pub fn client(name: &str) -> NodeSpec {
         processors: 1,
         scratch_bytes: 0,
         scratch_template: None,
+        volatile_cache: false,
         disks: Vec::new(),
         smb_direct: false,
     }
@@ -112,6 +117,7 @@ impl Plan {
             processors: spec.processors,
             scratch_bytes: spec.scratch_bytes,
             scratch_template: spec.scratch_template.as_deref(),
+            volatile_cache: spec.volatile_cache,
             disks: &spec.disks,
             smb_direct: spec.smb_direct,
         };
@@ -195,10 +201,14 @@ impl Lab {
         Ok(Self { nodes, acceleration, machines, plan: Some(plan), rundir: Some(rundir) })
     }
 
-    /// Cuts a node's power. Its disk stays.
+    /// Cuts a node's power. Its disk stays, without what was not flushed where it has a volatile cache.
     pub fn power_off(&self, name: &str) -> Result<()> {
         let (_, index) = self.place(name)?;
-        *self.machines[index].lock().expect("no holder of this lock panics") = None;
+        let machine = self.machines[index].lock().expect("no holder of this lock panics").take();
+        let lost = machine.map(Machine::cut_power).transpose();
+        if let Some(lost) = lost.with_context(|| format!("cut the power of {name}"))?.flatten() {
+            say(format!("{name} lost {lost}"));
+        }
         Ok(())
     }
 

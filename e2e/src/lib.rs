@@ -6,6 +6,7 @@
 
 pub mod cache;
 pub mod channel;
+pub mod disk;
 pub mod foreign;
 pub mod guest;
 pub mod host;

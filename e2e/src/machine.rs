@@ -5,14 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::cache::{Cache, Recipe};
+use crate::disk::Disk;
+use crate::guest;
 use crate::images::{Images, qemu};
 use crate::limits::{CONSOLE_TAIL_LINES, EMULATION_FACTOR, TRIAL_BOOT_DEADLINE};
 use crate::progress::say;
 use crate::rundir;
-use crate::{guest, host};
 
 /// How guest code is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +166,8 @@ pub struct Specification<'a> {
     pub scratch_bytes: u64,
     /// What that disk is a copy of.
     pub scratch_template: Option<&'a Path>,
+    /// Whether that disk loses with its power what was not flushed.
+    pub volatile_cache: bool,
     /// Further read-only disks.
     pub disks: &'a [PathBuf],
     /// Whether its modules are those with SMB Direct.
@@ -173,6 +178,7 @@ pub struct Specification<'a> {
 #[derive(Debug)]
 pub struct Machine {
     child: Child,
+    disk: Option<Disk>,
     console: PathBuf,
     log: PathBuf,
     socket: PathBuf,
@@ -197,6 +203,7 @@ impl Machine {
             processors,
             scratch_bytes,
             scratch_template,
+            volatile_cache,
             disks,
             smb_direct,
         } = specification;
@@ -225,24 +232,15 @@ impl Machine {
         for image in [&images.root.file("root.erofs"), &images.modules(*smb_direct)?, product] {
             qemu.arg("-drive").arg(read_only(image));
         }
-        if *scratch_bytes > 0 {
-            let disk = scratch.join(format!("{name}.scratch"));
+        let disk = (*scratch_bytes > 0).then(|| {
+            Disk::new(scratch, name, *scratch_bytes)
+                .with_template(*scratch_template)
+                .with_volatile_cache(*volatile_cache)
+        });
+        if let Some(disk) = &disk {
             // One that is there is the disk of a machine whose power was cut.
-            if !disk.exists() {
-                if let Some(template) = scratch_template {
-                    let mut copy = Command::new("cp");
-                    copy.args(["--sparse=always", "--reflink=auto"]);
-                    host::run(copy.arg(template).arg(&disk))?;
-                }
-                File::options()
-                    .write(true)
-                    .create(true)
-                    .truncate(false)
-                    .open(&disk)?
-                    .set_len(*scratch_bytes)?;
-            }
-            let disk = disk.display();
-            qemu.arg("-drive").arg(format!("file={disk},if=virtio,format=raw,cache=unsafe,discard=unmap"));
+            disk.prepare()?;
+            qemu.arg("-drive").arg(disk.drive());
         }
         for disk in *disks {
             qemu.arg("-drive").arg(read_only(disk));
@@ -261,7 +259,7 @@ impl Machine {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
         let child = command.spawn().context("start QEMU")?;
         rundir::guard_process(child.id());
-        let mut machine = Self { child, console, log, socket };
+        let mut machine = Self { child, disk, console, log, socket };
         let until = Instant::now() + Duration::from_secs(20);
         while !machine.socket.exists() {
             machine.check()?;
@@ -275,8 +273,23 @@ impl Machine {
 
     /// Stops it, or lets it run on.
     pub fn pause(&self, paused: bool) -> Result<()> {
-        let signal = if paused { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-        Ok(rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)?)
+        let signal = if paused { Signal::STOP } else { Signal::CONT };
+        Ok(kill_process(Pid::from_child(&self.child), signal)?)
+    }
+
+    /// Cuts its power: what its disk has in a volatile cache is lost; what that was, where it has one.
+    pub fn cut_power(mut self) -> Result<Option<String>> {
+        // Stopped first: a thread stops between two system calls, while one that is killed may leave half a write in the log.
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP)?;
+        // Also where it has ended meanwhile, which is left for the `Child` to hear.
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while let Err(error) = waitid(WaitId::Pid(pid), options) {
+            ensure!(error == Errno::INTR, "wait until QEMU stops: {error}");
+        }
+        let disk = self.disk.take();
+        drop(self);
+        disk.map_or(Ok(None), |disk| disk.lose_power())
     }
 
     /// The socket of its agent's port.

@@ -38,6 +38,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "forebay-rdma",
             "forebay-nvmeof",
             "forebay-inventory",
+            "forebay-testing",
         ],
     ),
     ("forebay-bench", &["forebay-e2e"]),

@@ -1,8 +1,9 @@
-//! What a test may miss on a machine.
+//! What tests of several crates share: what a test may miss on a machine, an XFS, and what a power cut leaves of a disk.
 //!
 //! A test that does not run must not look like one that passed. It calls [`skip`], which fails it unless the environment variable
 //! `FOREBAY_ALLOW_SKIP` names what is missing: `FOREBAY_ALLOW_SKIP=xfs,fuse cargo test …`.
 
+pub mod disk_log;
 mod xfs;
 
 use std::fmt::{self, Display};

@@ -121,6 +121,7 @@ impl Cluster {
                 processors: KUBERNETES_NODE_PROCESSORS,
                 scratch_bytes: SCRATCH_BYTES,
                 scratch_template: preloaded.as_ref().map(|entry| entry.file("scratch.ext4")),
+                volatile_cache: true,
                 disks: disks.clone(),
                 smb_direct: node.smb_direct,
             })

@@ -18,6 +18,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric("nvmeof: discovery, and what is refused", refusals),
         on_fabric("nvmeof: two paths, one down, both down, both back", paths),
         on_fabric("nvmeof: a target that restarts and forgets is noticed", restarted),
+        on_fabric("nvmeof: a target's disk loses with its power what was not flushed", unflushed),
     ]
 }
 
@@ -29,7 +30,7 @@ pub(super) const CLIENT: &str = "client";
 
 /// The fabric's nodes.
 pub(super) fn nodes() -> [NodeSpec; 4] {
-    let target = NodeSpec { scratch_bytes: 2 << 30, ..client(TARGET) };
+    let target = NodeSpec { scratch_bytes: 2 << 30, volatile_cache: true, ..client(TARGET) };
     [target, client(FIRST), client(SECOND), client(CLIENT).with_smb_direct()]
 }
 
@@ -484,4 +485,41 @@ fn restarted(lab: &Lab) -> Result<String> {
     let expected = [vec![1; 16], vec![2; 32], vec![0; 16]].concat();
     ensure!(found == expected, "the target's blocks are those of {found:?}");
     Ok("found again by itself, reservation forgotten".into())
+}
+
+/// Bytes of each of the two places at the end of the target's disk, where its file system has nothing.
+const PLACE_BYTES: u64 = 64 << 10;
+
+/// What all scenarios that cut the target's power rest on.
+fn unflushed(lab: &Lab) -> Result<String> {
+    let fabric = Fabric::start(lab)?;
+    let target = fabric.target();
+    // Without its file system, which would flush the disk when it likes, and past the page cache, which goes with the guest anyway.
+    let place = |nth: u64| format!("$(($(blockdev --getsize64 /dev/vdd) / {PLACE_BYTES} - {nth}))");
+    let write = |text: &str, nth: u64, sync: &str| {
+        target.run(&format!(
+            "yes {text} | dd of=/dev/vdd bs={PLACE_BYTES} count=1 iflag=fullblock oflag=direct seek={} {sync} status=none",
+            place(nth)
+        ))
+    };
+    let read = |nth: u64| {
+        target.run(&format!(
+            "dd if=/dev/vdd bs={PLACE_BYTES} count=1 iflag=direct skip={} status=none | sort -u",
+            place(nth)
+        ))
+    };
+    target.run("umount /srv/fabric")?;
+    for nth in [1, 2] {
+        write("old", nth, "conv=fsync")?;
+    }
+    write("new", 1, "conv=fsync")?;
+    write("new", 2, "")?;
+    let before = [read(1)?, read(2)?];
+    ensure!(before == ["new", "new"], "{before:?}");
+    lab.power_off(TARGET)?;
+    lab.power_on(TARGET)?;
+    let after = [read(1)?, read(2)?];
+    ensure!(after == ["new", "old"], "flushed and not flushed, after the power was cut: {after:?}");
+    fabric.prepare(0)?;
+    Ok("what was flushed is there, what was not is not".into())
 }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::support::until;
 
 /// The least that mkfs.xfs accepts.
-pub(crate) const BYTES: u64 = 300 << 20;
+const BYTES: u64 = 300 << 20;
 
 /// A folder in memory, where there is one: the thousands of flushes of a run would keep a real disk busy for minutes.
 pub(crate) fn scratch() -> TempDir {
@@ -27,7 +27,7 @@ pub(crate) struct LoggedDisk {
 }
 
 /// Runs a program; what it prints.
-pub(crate) fn run(command: &mut Command) -> Result<String, String> {
+fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
         return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)));
@@ -115,6 +115,18 @@ impl Drop for LoggedDisk {
         let export = self.scratch.path().join("export");
         let _ = rustix::mount::unmount(export, rustix::mount::UnmountFlags::DETACH);
     }
+}
+
+/// A new image of the disk, as it was before its log.
+pub(crate) fn image(path: &Path) -> File {
+    let file = File::options().read(true).write(true).create_new(true).open(path).expect("an image");
+    file.set_len(BYTES).expect("room for an image");
+    file
+}
+
+/// A copy to be mounted.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    run(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to)).expect("a copy");
 }
 
 /// A crash image, mounted: the file system replays its log. The image is removed with it.

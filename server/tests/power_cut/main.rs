@@ -7,7 +7,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod disk;
-mod log;
 #[path = "../support/mod.rs"]
 mod support;
 mod workload;
@@ -15,12 +14,12 @@ mod workload;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
-use disk::{LoggedDisk, Mounted};
+use disk::{LoggedDisk, Mounted, copy, image};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::negotiate::Dialect;
+use forebay_testing::disk_log::{Cache, DiskLog, Image};
 use forebay_testing::{Need, skip};
-use log::{Cache, Image, Log};
 use support::random::Random;
 use support::{Client, Daemon, Place};
 use workload::{Change, DIRECTORIES, Files, Found, Kinds};
@@ -92,14 +91,16 @@ fn workload(disk: &LoggedDisk, served: &mut Served, kinds: Kinds, changes: u64) 
 
 /// Cuts the power at and between all acknowledgments; what is wrong at the first place where something is.
 fn cut_everywhere(disk: &LoggedDisk, begun: u64, acknowledged: &[Acknowledged]) -> Result<usize, String> {
-    let log = Log::read(&disk.log());
+    let log = DiskLog::read(&disk.log()).expect("the disk's log");
+    assert!(log.entries.iter().any(|entry| entry.is_flush()), "the disk was never flushed");
     let scratch = disk::scratch();
     let at = scratch.path().join("mounted");
     std::fs::create_dir(&at).expect("a mount point");
     let mut random = Random(number("FOREBAY_POWER_CUT_SEED", SEED) + 1);
     let mut cuts = 0;
     for cache in [Cache::Lost, Cache::Kept] {
-        let mut image = Image::new(&log, scratch.path().join(format!("{cache:?}")), cache);
+        let path = scratch.path().join(format!("{cache:?}"));
+        let mut image = Image::new(&log, image(&path), cache);
         let mut files = &Files::default();
         let mut from = log.count(begun);
         for next in acknowledged {
@@ -113,12 +114,12 @@ fn cut_everywhere(disk: &LoggedDisk, begun: u64, acknowledged: &[Acknowledged]) 
             places.dedup();
             let under_way = places.into_iter().map(|place| (place, files, Some(&next.change)));
             for (place, files, change) in under_way.chain([(to, &next.files, None)]) {
-                image.advance(place);
+                image.advance(place).expect("an image");
                 cuts += 1;
                 // A name of its own: the loop device of the one before may still be on its way out.
-                let copy = scratch.path().join(format!("cut-{cuts}"));
-                image.copy(&copy);
-                let mounted = Mounted::new(copy, &at);
+                let cut = scratch.path().join(format!("cut-{cuts}"));
+                copy(&path, &cut);
+                let mounted = Mounted::new(cut, &at);
                 let found = Found::read(&at.join("pool/volumes").join(VOLUME));
                 drop(mounted);
                 files.compare(&found, change).map_err(|wrong| {

@@ -1,0 +1,115 @@
+//! A node's writable disk, and what a loss of power leaves of it.
+//!
+//! A killed QEMU leaves everything that the guest ever wrote in this machine's page cache. On a disk with a volatile cache what
+//! is written also goes to a log, by QEMU's `blklogwrites`; when the power is cut the disk is made anew from that: as it was when
+//! the machine was started, with what was flushed since.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use forebay_testing::disk_log::{Cache, DiskLog, Image};
+
+use crate::host;
+
+/// The disk of a node, by its files.
+#[derive(Debug)]
+pub struct Disk {
+    /// As the guest has it.
+    file: PathBuf,
+    bytes: u64,
+    template: Option<PathBuf>,
+    has_volatile_cache: bool,
+}
+
+impl Disk {
+    /// The disk of this size in `folder`, whether it is there or not.
+    pub fn new(folder: &Path, node: &str, bytes: u64) -> Self {
+        let file = folder.join(format!("{node}.scratch"));
+        Self { file, bytes, template: None, has_volatile_cache: false }
+    }
+
+    /// A copy of this, where there is one.
+    pub fn with_template(self, template: Option<&Path>) -> Self {
+        Self { template: template.map(Path::to_owned), ..self }
+    }
+
+    /// Whether it loses with its power what was not flushed.
+    pub fn with_volatile_cache(self, has_volatile_cache: bool) -> Self {
+        Self { has_volatile_cache, ..self }
+    }
+
+    /// What the guest wrote since its machine was started.
+    fn log(&self) -> PathBuf {
+        self.file.with_extension("log")
+    }
+
+    /// The disk as it was when the machine was started. Made when the power is first cut.
+    fn stable(&self) -> PathBuf {
+        self.file.with_extension("stable")
+    }
+
+    /// Makes it where it is not there, and a new log.
+    pub fn prepare(&self) -> Result<()> {
+        if !self.file.exists() {
+            self.begin(&self.file)?;
+        }
+        if self.has_volatile_cache {
+            File::create(self.log())?;
+        }
+        Ok(())
+    }
+
+    /// Makes `at` the disk of a machine that was never started.
+    fn begin(&self, at: &Path) -> Result<()> {
+        if let Some(template) = &self.template {
+            copy(template, at)?;
+        }
+        let file = File::options().write(true).create(true).truncate(false).open(at)?;
+        file.set_len(self.bytes).map_err(Into::into)
+    }
+
+    /// What QEMU is told of it. This machine's own power is not cut: its files need no fsync.
+    pub fn drive(&self) -> String {
+        let file = self.file.display();
+        if !self.has_volatile_cache {
+            return format!("file={file},if=virtio,format=raw,cache=unsafe,discard=unmap");
+        }
+        format!(
+            "driver=blklogwrites,if=virtio,cache=writeback,discard=unmap,\
+             file.driver=file,file.filename={file},file.cache.no-flush=on,\
+             log.driver=file,log.filename={log},log.cache.no-flush=on",
+            log = self.log().display()
+        )
+    }
+
+    /// Takes from it what was not flushed; what that was, where it has a volatile cache. QEMU has ended.
+    ///
+    /// A disk may keep any of the writes that it was not told to flush. This one keeps none, so that a flush that was forgotten is
+    /// seen each time; orders of writes that only some kept ones show are the subject of `server/tests/power_cut`.
+    pub fn lose_power(&self) -> Result<Option<String>> {
+        if !self.has_volatile_cache {
+            return Ok(None);
+        }
+        let (stable, log) = (self.stable(), self.log());
+        if !stable.exists() {
+            self.begin(&stable)?;
+        }
+        let log = DiskLog::read(&log).context("the disk's log")?;
+        let file = File::options().write(true).open(&stable)?;
+        let mut image = Image::new(&log, file, Cache::Lost);
+        image.advance(log.entries.len())?;
+        fs::remove_file(&self.file)?;
+        copy(&stable, &self.file)?;
+        let (writes, bytes) = image.lost();
+        let all = log.entries.len();
+        Ok(Some(format!("{writes} writes ({} KiB) that were not flushed, of {all} requests", bytes >> 10)))
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let mut copy = Command::new("cp");
+    copy.args(["--sparse=always", "--reflink=auto"]);
+    host::run(copy.arg(from).arg(to)).map(drop)
+}

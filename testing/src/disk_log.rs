@@ -1,0 +1,238 @@
+//! The log of a disk, in the format of Linux's dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst) as QEMU's
+//! `blklogwrites` writes it, and the images that a power cut could leave.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const SECTOR: u64 = 512;
+const MAGIC: u64 = 0x006a_7366_7773_6872;
+const VERSION: u64 = 1;
+const FLUSH: u64 = 1;
+const FUA: u64 = 2;
+const DISCARD: u64 = 4;
+/// A request to write zeros may be of gigabytes.
+const COPY_BYTES: u64 = 1 << 20;
+
+/// One request that the disk completed.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    offset: u64,
+    /// Bytes of data; 0 for a flush alone.
+    length: u64,
+    flags: u64,
+    data_at: u64,
+    /// Where the next entry begins in the log.
+    end: u64,
+}
+
+impl Entry {
+    /// Whether everything that was completed before it is on stable storage.
+    pub fn is_flush(&self) -> bool {
+        self.flags & FLUSH != 0
+    }
+}
+
+/// Everything that a disk completed, in order.
+#[derive(Debug)]
+pub struct DiskLog {
+    file: File,
+    /// The requests.
+    pub entries: Vec<Entry>,
+}
+
+fn word(bytes: &[u8], nth: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|at| bytes[8 * nth + at]))
+}
+
+impl DiskLog {
+    /// Reads a log with sectors of 512 bytes. Whoever writes it may have been killed, but not within a write.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is none.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        let mut header = [0; 32];
+        if length >= SECTOR {
+            file.read_exact_at(&mut header, 0)?;
+        }
+        // QEMU writes the superblock with the first flush.
+        if header != [0; 32] && (word(&header, 0), word(&header, 1)) != (MAGIC, VERSION) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a log of version 1"));
+        }
+        let mut entries = Vec::new();
+        let mut at = SECTOR;
+        while at + SECTOR <= length {
+            // QEMU gives an entry its place before it writes it. One that it did not get to reads as zeros, sector by sector: as
+            // entries without data.
+            file.read_exact_at(&mut header, at)?;
+            let (sector, sectors, flags) = (word(&header, 0), word(&header, 1), word(&header, 2));
+            let bytes = if flags & DISCARD == 0 { sectors * SECTOR } else { 0 };
+            let end = at + SECTOR + bytes;
+            if end > length {
+                // Not answered: an answer comes after all of the entry.
+                break;
+            }
+            entries.push(Entry { offset: sector * SECTOR, length: bytes, flags, data_at: at + SECTOR, end });
+            at = end;
+        }
+        Ok(Self { file, entries })
+    }
+
+    /// How many entries lie within the first `bytes` of the log.
+    pub fn count(&self, bytes: u64) -> usize {
+        self.entries.partition_point(|entry| entry.end <= bytes)
+    }
+}
+
+/// What happens to writes that no flush has followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// All of them are on the disk.
+    Kept,
+    /// None of them is, except those with FUA: the disk's volatile cache is lost.
+    Lost,
+}
+
+/// The disk as it is after a prefix of the log. Prefixes only grow.
+#[derive(Debug)]
+pub struct Image<'a> {
+    log: &'a DiskLog,
+    file: File,
+    cache: Cache,
+    /// Entries that were looked at.
+    seen: usize,
+    /// Those among them that are not on the disk yet.
+    pending: Vec<Entry>,
+}
+
+impl<'a> Image<'a> {
+    /// `file` is the disk as it was before the log, open for writing.
+    pub fn new(log: &'a DiskLog, file: File, cache: Cache) -> Self {
+        Self { log, file, cache, seen: 0, pending: Vec::new() }
+    }
+
+    /// Moves on to the first `count` entries.
+    ///
+    /// # Errors
+    /// When the log cannot be read, or the image not written.
+    pub fn advance(&mut self, count: usize) -> io::Result<()> {
+        for entry in &self.log.entries[self.seen.min(count)..count] {
+            if entry.is_flush() {
+                for earlier in std::mem::take(&mut self.pending) {
+                    self.apply(earlier)?;
+                }
+            }
+            if self.cache == Cache::Kept || entry.flags & FUA != 0 {
+                self.apply(*entry)?;
+            }
+            // One with FUA too: what the flush writes back before it must not hide it.
+            if self.cache == Cache::Lost {
+                self.pending.push(*entry);
+            }
+        }
+        self.seen = self.seen.max(count);
+        Ok(())
+    }
+
+    /// Writes that are not on the disk, and their bytes.
+    pub fn lost(&self) -> (usize, u64) {
+        let lost = || self.pending.iter().filter(|entry| entry.length > 0 && entry.flags & FUA == 0);
+        (lost().count(), lost().map(|entry| entry.length).sum())
+    }
+
+    fn apply(&self, entry: Entry) -> io::Result<()> {
+        let mut data = vec![0; entry.length.min(COPY_BYTES) as usize];
+        let mut done = 0;
+        while done < entry.length {
+            let part = &mut data[..(entry.length - done).min(COPY_BYTES) as usize];
+            self.log.file.read_exact_at(part, entry.data_at + done)?;
+            self.file.write_all_at(part, entry.offset + done)?;
+            done += part.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A log of requests: sector, byte that fills it (none: no data), flags.
+    fn log(requests: &[(u64, Option<u8>, u64)]) -> Vec<u8> {
+        let sector = |words: &[u64]| {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            bytes.resize(SECTOR as usize, 0);
+            bytes
+        };
+        let mut bytes = sector(&[MAGIC, VERSION, requests.len() as u64, SECTOR]);
+        for (at, fill, flags) in requests {
+            bytes.extend(sector(&[*at, fill.is_some().into(), *flags, 0]));
+            bytes.extend(fill.iter().flat_map(|byte| [*byte; SECTOR as usize]));
+        }
+        bytes
+    }
+
+    /// The first byte of each of four sectors after a power cut at the end of this log, and how many writes were lost.
+    fn after(log: &[u8], cache: Cache) -> ([u8; 4], usize) {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(log).expect("written");
+        let log = DiskLog::read(file.path()).expect("a log");
+        let disk = tempfile::tempfile().expect("a file");
+        disk.set_len(4 * SECTOR).expect("it has a size");
+        let mut image = Image::new(&log, disk.try_clone().expect("a second one"), cache);
+        image.advance(log.entries.len()).expect("replayed");
+        let sector = |nth: u64| {
+            let mut byte = [0];
+            disk.read_exact_at(&mut byte, nth * SECTOR).expect("a sector");
+            byte[0]
+        };
+        (std::array::from_fn(|nth| sector(nth as u64)), image.lost().0)
+    }
+
+    #[test]
+    fn only_what_was_flushed_or_forced_outlives_the_power() {
+        let requests =
+            log(&[(0, Some(1), 0), (1, Some(2), 0), (0, None, FLUSH), (1, Some(3), 0), (2, Some(4), FUA)]);
+        assert_eq!(after(&requests, Cache::Lost), ([1, 2, 4, 0], 1));
+        assert_eq!(after(&requests, Cache::Kept), ([1, 3, 4, 0], 0));
+    }
+
+    #[test]
+    fn a_write_that_was_forced_is_not_hidden_by_one_before_it() {
+        let requests = log(&[(0, Some(1), 0), (0, Some(2), FUA), (0, None, FLUSH)]);
+        assert_eq!(after(&requests, Cache::Lost), ([2, 0, 0, 0], 0));
+    }
+
+    #[test]
+    fn entries_that_were_not_written_are_no_requests() {
+        let begun = log(&[(0, Some(1), 0), (0, None, FLUSH)]);
+        let entry_bytes = 2 * SECTOR as usize;
+        // In its place are zeros, and a flush behind it.
+        let hole = [&log(&[])[..], &vec![0; entry_bytes], &begun[SECTOR as usize..]].concat();
+        assert_eq!(after(&hole, Cache::Lost), ([1, 0, 0, 0], 0));
+        // The log ends within it.
+        let torn = [&begun[..], &log(&[(3, Some(9), FUA)])[SECTOR as usize..][..entry_bytes - 1]].concat();
+        assert_eq!(after(&torn, Cache::Kept), ([1, 0, 0, 0], 0));
+    }
+
+    #[test]
+    fn a_log_without_a_flush_may_have_no_superblock() {
+        assert_eq!(after(&[], Cache::Lost), ([0; 4], 0));
+        let begun = log(&[(0, Some(1), 0)]);
+        let headless = [&vec![0; SECTOR as usize][..], &begun[SECTOR as usize..]].concat();
+        assert_eq!(after(&headless, Cache::Lost), ([0; 4], 1));
+        assert_eq!(after(&headless, Cache::Kept), ([1, 0, 0, 0], 0));
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&[7; 4096]).expect("written");
+        assert_eq!(DiskLog::read(file.path()).expect_err("no log").kind(), io::ErrorKind::InvalidData);
+    }
+}
