@@ -42,6 +42,8 @@ pub(in crate::scenario) struct Told {
     pub(in crate::scenario) connect_time_s: u32,
     /// A second path, where nothing listens.
     pub(in crate::scenario) dead_path: bool,
+    /// What limits its volumes.
+    pub(in crate::scenario) quota: &'static str,
 }
 
 impl Told {
@@ -56,11 +58,12 @@ impl Told {
             tls: None,
             connect_time_s: 200,
             dead_path: false,
+            quota: "project",
         }
     }
 
     pub(in crate::scenario) fn config(&self, host: &Node, target: &Node) -> String {
-        let Self { epoch, instance, nqn, transport, format, connect_time_s, .. } = self;
+        let Self { epoch, instance, nqn, transport, format, connect_time_s, quota, .. } = self;
         let service = if *transport == "rdma" { RDMA } else { TCP };
         let at = target.address();
         let dead = if self.dead_path { format!(", \"{transport}://{at}:{NOBODY}\"") } else { String::new() };
@@ -73,7 +76,7 @@ impl Told {
             "[instance]\nname = \"{instance}\"\nepoch = {epoch}\n\
              [server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\nrdma = \"{smb_direct}\"\n\
              [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
-             [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\n\
+             [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"{quota}\"\n\
              [pool.nvmeof]\nnqn = \"{nqn}\"\nnamespace = \"uuid:{UUID}\"\n\
              paths = [\"{transport}://{at}:{service}\"{dead}]\nformat = {format}\n\
              connect_time_s = {connect_time_s}\nkeep_alive_s = {KEEP_ALIVE_S}\nloss_time_s = {LOSS_TIME_S}\n{key}{tls}",

@@ -17,7 +17,7 @@ use crate::site::POOL;
 pub(in crate::scenario) struct Off<'a>(&'a Lab, &'static str);
 
 impl<'a> Off<'a> {
-    fn cut(lab: &'a Lab, name: &'static str) -> Result<Self> {
+    pub(in crate::scenario) fn cut(lab: &'a Lab, name: &'static str) -> Result<Self> {
         lab.power_off(name)?;
         Ok(Self(lab, name))
     }
@@ -30,7 +30,7 @@ impl Drop for Off<'_> {
 }
 
 /// The client, to be booted anew when this is dropped: a hard mount of a server that is gone cannot be unmounted.
-pub(in crate::scenario) struct BootedAnew<'a>(&'a Lab);
+pub(in crate::scenario) struct BootedAnew<'a>(pub(in crate::scenario) &'a Lab);
 
 impl Drop for BootedAnew<'_> {
     fn drop(&mut self) {
