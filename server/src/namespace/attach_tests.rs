@@ -296,8 +296,8 @@ impl World for Host {
             let (generation, later) =
                 (disk.generation, disk.record.as_ref().map_or(0, |record| record.epoch));
             if later > host.epoch.into() {
-                let text = format!("epoch {} replayed the log of epoch {later}", host.epoch);
-                all.violations.push(text);
+                let what = if host.later { "replayed the log" } else { "mounted the later file system" };
+                all.violations.push(format!("epoch {} {what} of epoch {later}", host.epoch));
             }
             all.kernels[host.nth] = Some(Kernel { generation, ended: false });
             Ok(())
@@ -590,8 +590,8 @@ proptest! {
         prop_assert!(all.borrow().violations.is_empty(), "{:?}", all.borrow().violations);
     }
 
-    /// On one that forgets them, in which moment it takes writes of everybody, no older epoch mounts what a later one has
-    /// recorded.
+    /// On one that forgets them, in which moment it takes writes of everybody, no older epoch mounts what a later one had
+    /// recorded when it took the reservation.
     #[test]
     fn no_older_epoch_replays_a_log_whatever_the_target_forgets(events in prop::collection::vec(event(true), 1..160)) {
         let all = play(&events);
