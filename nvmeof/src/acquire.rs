@@ -4,6 +4,8 @@
 //! * The reservation is of exclusive access, so the target refuses all that is not the holder's: there is one writer.
 //! * It may be taken from an *earlier epoch of the same instance* only, and by preempt-and-abort, which ends what the
 //!   earlier one still has on its way before it answers.
+//! * That is done by a *pending* key, which the target keeps whatever becomes of us, and which gives way to our own when the answer
+//!   was seen. Who finds it there, in the same start or a later one, has not seen it, and waits until the earlier holder is cut off.
 //! * Who sees a later epoch, or the same one on another host, steps back. Who sees another instance touches nothing.
 //! * Each step is decided anew on a report, so that two who come at once see each other.
 
@@ -54,7 +56,7 @@ impl Me {
         if let Some(epoch) = key.epoch_of(self.instance) {
             return Standing::Epoch(epoch);
         }
-        if self.adopts == Some(key) {
+        if self.adopts.is_some_and(|adopted| key.is_same_start(adopted)) {
             return Standing::Adopted;
         }
         let former = self.former.and_then(|former| key.epoch_of(former));
@@ -65,6 +67,19 @@ impl Me {
     #[must_use]
     pub fn key(&self) -> ReservationKey {
         ReservationKey::new(self.instance, self.epoch)
+    }
+
+    /// Our key until what was taken from others has ended.
+    #[must_use]
+    pub fn pending_key(&self) -> ReservationKey {
+        ReservationKey::pending(self.instance, self.epoch)
+    }
+
+    /// Whether whoever has this key had seen the end of what it took the namespace from. Of a key to be adopted nobody can tell
+    /// which of the two it is.
+    fn is_settled(&self, key: ReservationKey) -> bool {
+        let settled = |instance| key.settled_epoch_of(instance).is_some();
+        settled(self.instance) || self.former.is_some_and(settled)
     }
 }
 
@@ -117,9 +132,15 @@ pub enum NotAcquired {
 
 /// How a namespace came to be ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Acquired {
-    /// It was taken from an earlier epoch, whose machine may still have a file system of it in memory.
-    pub preempted: bool,
+pub enum Acquired {
+    /// Nothing of an earlier holder's is on its way.
+    Settled {
+        /// It was taken from an earlier epoch, whose machine may still have a file system of it in memory.
+        preempted: bool,
+    },
+    /// It is ours by the pending key: nobody has seen the end of what an earlier holder had on its way. Wait until that is cut off
+    /// for certain, and [`settle`]. Until then, what is read may change, and what is written may be overwritten.
+    Pending,
 }
 
 /// What a look at the reservation says.
@@ -151,6 +172,11 @@ pub enum Loss {
         "this host holds the reservation with the key {0}: another process of this instance runs on this node"
     )]
     OtherKey(ReservationKey),
+    /// It is ours, but what an earlier holder had on its way may not have ended.
+    #[error(
+        "this host holds the reservation, but what whoever held it before had on its way may not have ended"
+    )]
+    Pending,
     /// It is ours, but does not keep others out.
     #[error("this host holds the reservation, but as {0:?}")]
     OtherType(ReservationType),
@@ -159,37 +185,95 @@ pub enum Loss {
 /// The next thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    Register,
-    Replace(ReservationKey),
+    Register(ReservationKey),
+    /// Gives our registration another key.
+    Replace {
+        old: ReservationKey,
+        new: ReservationKey,
+    },
+    /// By our pending key.
     Preempt(ReservationKey),
-    Reserve,
+    /// By our key as it is registered.
+    Reserve(ReservationKey),
+    /// Our own key takes the pending one's place.
+    Settle,
+    /// It is ours, but for what may be on its way.
+    Outwait,
     Done,
+}
+
+/// What this call knows of what earlier holders have on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Former {
+    /// Nothing: if our pending key is there, it was before.
+    Unknown,
+    /// Our pending key is there since this call, and nobody was put out by it.
+    Untouched,
+    /// All that was put out by it has ended, as the target has answered.
+    Ended,
+}
+
+impl Former {
+    /// After a step was answered.
+    fn after(self, step: Step, me: &Me) -> Self {
+        match step {
+            Step::Register(key) if key == me.pending_key() => Self::Untouched,
+            // Another start's pending key says the same as ours.
+            Step::Replace { old, new } if new == me.pending_key() && me.is_settled(old) => Self::Untouched,
+            // The end of what the one with a pending key has put out is not what is answered.
+            Step::Preempt(old) if self != Self::Unknown && me.is_settled(old) => Self::Ended,
+            Step::Replace { .. } | Step::Preempt(_) => Self::Unknown,
+            Step::Reserve(_) if self == Self::Untouched => Self::Ended,
+            Step::Register(_) | Step::Reserve(_) | Step::Settle | Step::Outwait | Step::Done => self,
+        }
+    }
 }
 
 /// Takes the namespace, or says why not. Blocks for as long as the target takes, which on a preemption waits for the
 /// commands of the host that loses it.
 ///
+/// Where a command is not answered ([`ReservationError::NoPath`]), call it again: whatever was done, the next call goes on with it.
+///
 /// # Errors
 /// When it may not be taken, or the target refuses.
 pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquired> {
-    let mut preempted = false;
+    let (mut preempted, mut former) = (false, Former::Unknown);
     for _ in 0..ACQUIRE_STEPS_MAX {
-        let step = next(&target.report()?, me)?;
-        preempted |= matches!(step, Step::Preempt(_) | Step::Replace(_));
+        let step = next(&target.report()?, me, former)?;
+        preempted |= matches!(step, Step::Preempt(_) | Step::Replace { .. });
         let done = match step {
-            Step::Done => return Ok(Acquired { preempted }),
-            Step::Register => target.register(me.key()),
-            Step::Replace(old) => target.replace(old, me.key()),
-            Step::Preempt(old) => target.preempt_and_abort(old, me.key()),
-            Step::Reserve => target.reserve(me.key()),
+            Step::Done => return Ok(Acquired::Settled { preempted }),
+            Step::Outwait => return Ok(Acquired::Pending),
+            Step::Register(key) => target.register(key),
+            Step::Replace { old, new } => target.replace(old, new),
+            Step::Preempt(old) => target.preempt_and_abort(old, me.pending_key()),
+            Step::Reserve(key) => target.reserve(key),
+            Step::Settle => target.replace(me.pending_key(), me.key()),
         };
         match done {
+            Ok(()) => former = former.after(step, me),
             // Another was quicker: the next report says who.
-            Ok(()) | Err(ReservationError::Conflict) => {}
+            Err(ReservationError::Conflict) => {}
             Err(error) => return Err(error.into()),
         }
     }
     Err(NotAcquired::Restless)
+}
+
+/// After [`Acquired::Pending`], when every earlier holder is cut off for certain, with all that it had on its way: whether the
+/// namespace is ours.
+///
+/// # Errors
+/// When the target refuses or cannot be asked: call it again.
+pub fn settle(target: &dyn Reservations, me: &Me) -> Result<Check, ReservationError> {
+    let before = check(target, me)?;
+    if before != Check::Lost(Loss::Pending) {
+        return Ok(before);
+    }
+    match target.replace(me.pending_key(), me.key()) {
+        Ok(()) | Err(ReservationError::Conflict) => check(target, me),
+        Err(error) => Err(error),
+    }
 }
 
 /// Shows our key where this host has one of an earlier epoch, and takes nothing: a process of that epoch that still runs here
@@ -198,8 +282,8 @@ pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquir
 /// # Errors
 /// When the namespace may not be taken, or the target refuses.
 pub fn announce(target: &dyn Reservations, me: &Me) -> Result<(), NotAcquired> {
-    let Step::Replace(old) = next(&target.report()?, me)? else { return Ok(()) };
-    match target.replace(old, me.key()) {
+    let Step::Replace { old, new } = next(&target.report()?, me, Former::Unknown)? else { return Ok(()) };
+    match target.replace(old, new) {
         Ok(()) | Err(ReservationError::Conflict) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -229,7 +313,7 @@ pub fn release(target: &dyn Reservations, me: &Me) -> Result<(), ReservationErro
     }
 }
 
-fn next(report: &Report, me: &Me) -> Result<Step, NotAcquired> {
+fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
     let mut mine = None;
     let mut earlier = None;
     for registrant in &report.registrants {
@@ -254,33 +338,49 @@ fn next(report: &Report, me: &Me) -> Result<Step, NotAcquired> {
             earlier = Some(key);
         }
     }
-    // NVMe Base 7.2, 7.5: who acquires must be registered, and a host has one key.
-    match mine {
-        None => return Ok(Step::Register),
-        Some(key) if key != me.key() => return Ok(Step::Replace(key)),
-        Some(_) => {}
-    }
-    match (report.holder(), report.reservation) {
-        (Some(holder), Some(kind)) if holder.host == me.host => match kind {
-            // Earlier epochs may still be registered; that gives them no access.
-            ReservationType::ExclusiveAccess => Ok(Step::Done),
-            other => Err(NotAcquired::OtherType(other)),
-        },
-        (Some(holder), _) => Ok(Step::Preempt(holder.key)),
+    let holder = report.holder().zip(report.reservation);
+    let puts_out = match holder {
+        Some((holder, _)) if holder.host == me.host => None,
+        Some((holder, _)) => Some(holder.key),
         // Registered earlier ones could reserve before us. With nobody holding, this unregisters them and takes nothing.
-        (None, _) => Ok(earlier.map_or(Step::Reserve, Step::Preempt)),
+        None => earlier,
+    };
+    // NVMe Base 7.2, 7.5: who acquires must be registered, and a host has one key.
+    let (ours, pending) = (me.key(), me.pending_key());
+    let wanted = if puts_out.is_some() { pending } else { ours };
+    let mine = match mine {
+        None => return Ok(Step::Register(wanted)),
+        Some(key) if key == pending || key == wanted => key,
+        // What it says, ours has to say, too: whoever has it may have put somebody out.
+        Some(old) if !me.is_settled(old) => return Ok(Step::Replace { old, new: pending }),
+        Some(old) => return Ok(Step::Replace { old, new: wanted }),
+    };
+    match (holder, puts_out) {
+        (Some((holder, kind)), _) if holder.host == me.host => match (kind, former) {
+            // Earlier epochs may still be registered; that gives them no access.
+            (ReservationType::ExclusiveAccess, _) if mine == ours => Ok(Step::Done),
+            (ReservationType::ExclusiveAccess, Former::Ended) => Ok(Step::Settle),
+            (ReservationType::ExclusiveAccess, _) => Ok(Step::Outwait),
+            (other, _) => Err(NotAcquired::OtherType(other)),
+        },
+        (_, Some(key)) => Ok(Step::Preempt(key)),
+        (_, None) => Ok(Step::Reserve(mine)),
     }
 }
 
 fn judge(report: &Report, me: &Me) -> Check {
-    match (report.holder(), report.reservation) {
-        (Some(holder), _) if holder.host != me.host => {
-            Check::Lost(Loss::Taken { host: holder.host, key: holder.key })
-        }
-        (Some(holder), _) if holder.key != me.key() => Check::Lost(Loss::OtherKey(holder.key)),
-        (Some(_), Some(ReservationType::ExclusiveAccess)) => Check::Held,
-        (Some(_), Some(other)) => Check::Lost(Loss::OtherType(other)),
-        _ => Check::Lost(Loss::Forgotten),
+    let Some((holder, kind)) = report.holder().zip(report.reservation) else {
+        return Check::Lost(Loss::Forgotten);
+    };
+    let Registrant { host, key, .. } = *holder;
+    if host != me.host {
+        return Check::Lost(Loss::Taken { host, key });
+    }
+    match kind {
+        _ if key != me.key() && key != me.pending_key() => Check::Lost(Loss::OtherKey(key)),
+        ReservationType::ExclusiveAccess if key == me.key() => Check::Held,
+        ReservationType::ExclusiveAccess => Check::Lost(Loss::Pending),
+        other => Check::Lost(Loss::OtherType(other)),
     }
 }
 

@@ -14,6 +14,8 @@ struct Target {
     holder: Cell<Option<(HostId, ReservationType)>>,
     /// Hosts whose commands were aborted, in order.
     aborted: RefCell<Vec<HostId>>,
+    /// A preempt-and-abort was not answered: what its victims had on their way may still be.
+    on_its_way: Cell<bool>,
 }
 
 impl Target {
@@ -21,6 +23,7 @@ impl Target {
     fn restart(&self) {
         self.registrants.borrow_mut().clear();
         self.holder.set(None);
+        self.on_its_way.set(false);
     }
 
     /// Whether it takes a write of this host.
@@ -142,6 +145,82 @@ impl Reservations for View<'_> {
     }
 }
 
+/// A path that is lost at this command, counted from 0, whether or not that was done.
+struct Failing<'a> {
+    view: View<'a>,
+    at: Cell<Option<usize>>,
+    done: bool,
+}
+
+impl<'a> Failing<'a> {
+    fn new(view: View<'a>, at: Option<usize>, done: bool) -> Self {
+        Self { view, at: Cell::new(at), done }
+    }
+
+    fn asks<T>(
+        &self,
+        command: impl FnOnce(&View<'a>) -> Result<T, ReservationError>,
+    ) -> Result<T, ReservationError> {
+        let left = self.at.get();
+        self.at.set(left.map(|left| left.wrapping_sub(1)));
+        if left != Some(0) {
+            return command(&self.view);
+        }
+        if self.done {
+            drop(command(&self.view));
+        }
+        Err(ReservationError::NoPath)
+    }
+}
+
+impl Reservations for Failing<'_> {
+    fn report(&self) -> Result<Report, ReservationError> {
+        self.asks(View::report)
+    }
+
+    fn register(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.asks(|view| view.register(key))
+    }
+
+    fn replace(&self, old: ReservationKey, new: ReservationKey) -> Result<(), ReservationError> {
+        self.asks(|view| view.replace(old, new))
+    }
+
+    fn reserve(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.asks(|view| view.reserve(key))
+    }
+
+    fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError> {
+        let aborted = || self.view.target.aborted.borrow().len();
+        let before = aborted();
+        let answer = self.asks(|view| view.preempt_and_abort(old, key));
+        if answer.is_err() && aborted() > before {
+            self.view.target.on_its_way.set(true);
+        }
+        answer
+    }
+
+    fn release(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.asks(|view| view.release(key))
+    }
+
+    fn unregister(&self, key: ReservationKey) -> Result<(), ReservationError> {
+        self.asks(|view| view.unregister(key))
+    }
+}
+
+/// Takes it, and waits where that has to be.
+fn take(target: &dyn Reservations, on: &Target, me: &Me) -> Result<bool, NotAcquired> {
+    match acquire(target, me)? {
+        Acquired::Settled { preempted } => Ok(preempted),
+        Acquired::Pending => {
+            on.on_its_way.set(false);
+            settle(target, me)?;
+            Ok(true)
+        }
+    }
+}
+
 fn me(host: u8, epoch: u32) -> Me {
     let instance = InstanceHash::of("fast-0");
     Me::new(instance, Epoch::new(epoch).expect("not 0"), HostId([host; 16]))
@@ -259,7 +338,9 @@ fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
     let earlier = Me { adopts: Some(of_cluster("c1", 1, 2).key()), ..of_cluster("c2", 2, 1) };
     assert!(matches!(acquire(&two, &earlier), Err(NotAcquired::Stranger { .. })), "it was used since");
     let adopting = Me { adopts: Some(of_cluster("c1", 1, 3).key()), ..of_cluster("c2", 2, 1) };
-    assert_eq!(acquire(&two, &adopting).expect("it may"), Acquired { preempted: true });
+    // Whether it is its pending key cannot be told.
+    assert_eq!(acquire(&two, &adopting).expect("it may"), Acquired::Pending);
+    assert_eq!(settle(&two, &adopting).expect("a report"), Check::Held);
     assert!(!target.takes_write(HostId([1; 16])));
     let back = acquire(&one, &of_cluster("c1", 1, 4));
     assert!(matches!(back, Err(NotAcquired::Stranger { .. })), "{back:?}");
@@ -292,25 +373,133 @@ fn what_is_given_back_is_free_for_all() {
     assert_eq!(check(&two, &me(2, 1)).expect("a report"), Check::Held);
 }
 
+/// Host 1 had it in epoch 1; the preempt of host 2 in epoch 2 was done and not answered.
+fn after_an_unanswered_preempt() -> Target {
+    let target = Target::default();
+    acquire(&target.seen_by(1), &me(1, 1)).expect("nobody has it");
+    // A report, the registration, another report, the preempt.
+    let lost = acquire(&Failing::new(target.seen_by(2), Some(3), true), &me(2, 2));
+    assert!(matches!(lost, Err(NotAcquired::Reservation(ReservationError::NoPath))), "{lost:?}");
+    assert!(target.on_its_way.get() && target.takes_write(HostId([2; 16])));
+    target
+}
+
+#[test]
+fn who_finds_its_pending_key_waits_before_it_goes_on() {
+    let target = after_an_unanswered_preempt();
+    let two = target.seen_by(2);
+    assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Lost(Loss::Pending));
+    // However often it is started again.
+    for _ in 0..2 {
+        assert_eq!(acquire(&two, &me(2, 2)).expect("it has it"), Acquired::Pending);
+        release(&two, &me(2, 2)).expect("nothing is given back");
+        assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Lost(Loss::Pending));
+    }
+    assert_eq!(settle(&two, &me(2, 2)).expect("a report"), Check::Held);
+    assert_eq!(settle(&two, &me(2, 2)).expect("a report"), Check::Held);
+    assert_eq!(acquire(&two, &me(2, 2)).expect("it has it"), Acquired::Settled { preempted: false });
+}
+
+#[test]
+fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
+    // On the same host, which gives its registration another key, and on others, which preempt it.
+    for host in [2, 1, 3] {
+        let target = after_an_unanswered_preempt();
+        let (view, later) = (target.seen_by(host), me(host, 3));
+        announce(&view, &later).expect("it is the later one");
+        assert_eq!(acquire(&view, &later).expect("it is an earlier epoch's"), Acquired::Pending, "{host}");
+        assert_eq!(settle(&target.seen_by(2), &me(2, 2)).ok(), check(&target.seen_by(2), &me(2, 2)).ok());
+        assert_eq!(settle(&view, &later).expect("a report"), Check::Held);
+        assert!(matches!(acquire(&target.seen_by(2), &me(2, 2)), Err(NotAcquired::Superseded { .. })));
+    }
+}
+
+/// The target has forgotten; hosts 1 and 3 are registered again, and nobody holds. Host 2 has preempted one of them in epoch 3.
+fn after_one_of_two_preempts() -> Target {
+    let target = Target::default();
+    for (host, epoch) in [(1, 1), (3, 2)] {
+        target.seen_by(host).register(me(host, epoch).key()).expect("a registration");
+    }
+    let lost = acquire(&Failing::new(target.seen_by(2), Some(3), true), &me(2, 3));
+    assert!(lost.is_err() && target.on_its_way.get() && target.registrants.borrow().len() == 2, "{lost:?}");
+    target
+}
+
+#[test]
+fn what_another_call_was_not_answered_is_waited_for_whatever_this_one_is() {
+    // The preempt of the other host is answered, by the same start and by a later one.
+    for epoch in [3, 4] {
+        let target = after_one_of_two_preempts();
+        let again = acquire(&target.seen_by(2), &me(2, epoch));
+        assert_eq!(again.expect("they are earlier epochs"), Acquired::Pending, "{epoch}");
+        assert_eq!(target.aborted.borrow().len(), 2, "{epoch}");
+    }
+    // Nobody else is left to be preempted.
+    let target = after_one_of_two_preempts();
+    target.seen_by(1).unregister(me(1, 1).key()).expect("it was registered");
+    assert_eq!(acquire(&target.seen_by(2), &me(2, 4)).expect("nobody has it"), Acquired::Pending);
+    // Another process of this host, between our look and our registration.
+    let target = Target::default();
+    acquire(&target.seen_by(1), &me(1, 1)).expect("nobody has it");
+    let other = Failing::new(target.seen_by(2), Some(3), true);
+    let one = target.seen_by(2);
+    one.between.borrow_mut().push(Box::new(|| drop(acquire(&other, &me(2, 2)))));
+    assert_eq!(acquire(&one, &me(2, 2)).expect("an earlier epoch"), Acquired::Pending);
+    assert!(target.on_its_way.get());
+}
+
+#[test]
+fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
+    let target = after_an_unanswered_preempt();
+    let three = target.seen_by(3);
+    assert!(matches!(acquire(&three, &me(3, 1)), Err(NotAcquired::Superseded { .. })));
+    assert!(matches!(acquire(&three, &me(3, 2)), Err(NotAcquired::Twin { .. })));
+    let other = Me { instance: InstanceHash::of("other"), ..me(3, 9) };
+    assert!(matches!(acquire(&three, &other), Err(NotAcquired::Stranger { .. })));
+    // A key names a start: it is adopted by either.
+    for key in [me(2, 2).key(), me(2, 2).pending_key()] {
+        let target = after_an_unanswered_preempt();
+        let adopting = Me { adopts: Some(key), ..other };
+        assert_eq!(acquire(&target.seen_by(3), &adopting).expect("it may"), Acquired::Pending);
+    }
+    let again = Me { adopts: Some(me(2, 1).pending_key()), ..other };
+    assert!(matches!(acquire(&three, &again), Err(NotAcquired::Stranger { .. })), "it was used since");
+}
+
+#[test]
+fn a_preempt_that_is_answered_needs_no_wait_and_leaves_the_key_of_every_version() {
+    let target = Target::default();
+    // As a version before pending keys has left it: registered, and preempting by its own key.
+    target.seen_by(1).register(me(1, 1).key()).expect("a registration");
+    target.seen_by(1).reserve(me(1, 1).key()).expect("nobody has it");
+    target.seen_by(2).register(me(2, 2).key()).expect("a registration");
+    let two = target.seen_by(2);
+    assert_eq!(acquire(&two, &me(2, 2)).expect("an earlier epoch"), Acquired::Settled { preempted: true });
+    assert_eq!(*target.registrants.borrow(), [(HostId([2; 16]), me(2, 2).key())]);
+}
+
 /// What may happen, in any order.
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    Acquire(u8, u32),
+    /// The path is lost at this command.
+    Acquire(u8, u32, Option<(usize, bool)>),
     Release(u8, u32),
     Restart,
 }
 
 fn action() -> impl Strategy<Value = Action> {
     let (host, epoch) = (1u8..4, 1u32..5);
+    let lost = prop::option::of((0usize..10, any::<bool>()));
     prop_oneof![
-        8 => (host.clone(), epoch.clone()).prop_map(|(host, epoch)| Action::Acquire(host, epoch)),
+        8 => (host.clone(), epoch.clone(), lost).prop_map(|(host, epoch, lost)| Action::Acquire(host, epoch, lost)),
         2 => (host, epoch).prop_map(|(host, epoch)| Action::Release(host, epoch)),
         1 => Just(Action::Restart),
     ]
 }
 
 proptest! {
-    /// Whatever hosts start, end and return in whatever epochs, and the target forgets.
+    /// Whatever hosts start, end and return in whatever epochs, lose their paths at whatever command, and the target forgets.
+    /// Nobody has it while something of a former holder's is on its way.
     #[test]
     fn there_is_never_more_than_one_holder_and_never_an_older_one(
         actions in prop::collection::vec(action(), 1..24),
@@ -318,12 +507,18 @@ proptest! {
         let target = Target::default();
         for action in actions {
             match action {
-                Action::Acquire(host, epoch) => {
+                Action::Acquire(host, epoch, lost) => {
                     let (view, me) = (target.seen_by(host), me(host, epoch));
+                    let failing = Failing::new(target.seen_by(host), lost.map(|(at, _)| at), lost.is_some_and(|(_, done)| done));
                     let newest = target.registrants.borrow().iter().filter_map(|(_, key)| key.epoch_of(me.instance)).max();
-                    let taken = acquire(&view, &me).is_ok();
-                    prop_assert!(!taken || newest.is_none_or(|newest| newest <= me.epoch));
-                    prop_assert_eq!(taken, check(&view, &me).expect("a report") == Check::Held);
+                    let before = check(&view, &me).expect("a report") == Check::Held;
+                    let taken = take(&failing, &target, &me);
+                    prop_assert!(taken.is_err() || newest.is_none_or(|newest| newest <= me.epoch));
+                    let held = check(&view, &me).expect("a report") == Check::Held;
+                    // What was done without an answer may have been the last that was missing.
+                    let unanswered = matches!(taken, Err(NotAcquired::Reservation(_)));
+                    prop_assert!(held || taken.is_err());
+                    prop_assert!(!held || taken.is_ok() || unanswered || before, "{:?}", taken);
                 }
                 Action::Release(host, epoch) => release(&target.seen_by(host), &me(host, epoch)).expect("no error"),
                 Action::Restart => target.restart(),
@@ -333,6 +528,7 @@ proptest! {
                 .filter(|me| check(&target.seen_by(me.host.0[0]), me).expect("a report") == Check::Held)
                 .collect();
             prop_assert!(held.len() <= 1, "{:?}", held);
+            prop_assert!(held.is_empty() || !target.on_its_way.get(), "{:?}", held);
             if let [holder] = held[..] {
                 for host in 1..4 {
                     prop_assert_eq!(target.takes_write(HostId([host; 16])), holder.host == HostId([host; 16]));
@@ -350,14 +546,14 @@ proptest! {
     ) {
         let target = Target::default();
         if let Some(epoch) = before.filter(|epoch| *epoch > 0) {
-            let _ = acquire(&target.seen_by(3), &me(3, epoch));
+            let _ = take(&target.seen_by(3), &target, &me(3, epoch));
         }
         let (two, other) = (target.seen_by(2), RefCell::new(None));
         let one = target.seen_by(1);
         let mut events: Vec<Event<'_>> = (0..at).map(|_| Box::new(|| ()) as Event<'_>).collect();
-        events.insert(0, Box::new(|| *other.borrow_mut() = Some(acquire(&two, &me(2, epochs.1)))));
+        events.insert(0, Box::new(|| *other.borrow_mut() = Some(take(&two, &target, &me(2, epochs.1)))));
         *one.between.borrow_mut() = events;
-        let first = acquire(&one, &me(1, epochs.0));
+        let first = take(&one, &target, &me(1, epochs.0));
         // A loser that was told it has won must find out when it looks.
         let held = |view: &View<'_>, me: &Me| check(view, me).expect("a report") == Check::Held;
         one.between.borrow_mut().clear();

@@ -26,7 +26,8 @@ impl Epoch {
 }
 
 /// What stands for an instance's name in a key: 32 bits of a hash. Two instances meet only where they share a namespace,
-/// which they must not; then the same hash would make one take the other for itself in another epoch.
+/// which they must not; then the same hash, or one that differs in its first bit alone, would make one take the other for itself
+/// in another epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstanceHash(u32);
 
@@ -50,7 +51,14 @@ impl InstanceHash {
     }
 }
 
+/// What tells a pending key from the same start's own: the first bit of the hash, the other way round. To versions that know of no
+/// pending keys it is a stranger's, which they leave alone, and the epoch is where it is in every key.
+const PENDING: u64 = 1 << 63;
+
 /// A key of 64 bits: the instance's hash above, its epoch below. Never 0, which means no key.
+///
+/// Each start has two: its own, and the pending one, by which it takes a reservation from another until what that had on its way
+/// has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReservationKey(u64);
 
@@ -59,6 +67,17 @@ impl ReservationKey {
     #[must_use]
     pub fn new(instance: InstanceHash, epoch: Epoch) -> Self {
         Self(u64::from(instance.0) << 32 | u64::from(epoch.0))
+    }
+
+    /// The pending key of an instance in an epoch.
+    #[must_use]
+    pub fn pending(instance: InstanceHash, epoch: Epoch) -> Self {
+        Self::new(instance, epoch).other()
+    }
+
+    /// The other key of the same start.
+    fn other(self) -> Self {
+        Self(self.0 ^ PENDING)
     }
 
     /// A key that a target tells of; whoever made it.
@@ -81,10 +100,22 @@ impl ReservationKey {
         u64::from_str_radix(digits, 16).ok().filter(|number| plain && *number != 0).map(Self)
     }
 
-    /// The epoch, where the key is this instance's.
+    /// The epoch, where the key is this instance's, pending or not.
     #[must_use]
     pub fn epoch_of(self, instance: InstanceHash) -> Option<Epoch> {
+        self.settled_epoch_of(instance).or_else(|| self.other().settled_epoch_of(instance))
+    }
+
+    /// The epoch, where the key is this instance's and not pending.
+    #[must_use]
+    pub fn settled_epoch_of(self, instance: InstanceHash) -> Option<Epoch> {
         if self.0 >> 32 == u64::from(instance.0) { Epoch::new(self.0 as u32) } else { None }
+    }
+
+    /// Whether both are keys of the same start, whosever it is: which of them is the pending one, its owner alone can tell.
+    #[must_use]
+    pub fn is_same_start(self, other: Self) -> bool {
+        self == other || self == other.other()
     }
 }
 
@@ -135,6 +166,24 @@ mod tests {
     }
 
     #[test]
+    fn a_pending_key_is_of_the_same_instance_and_epoch() {
+        for (nth, instance) in (0..64).map(|nth| (nth, InstanceHash::of(&format!("fast-{nth}")))) {
+            let epoch = Epoch::new(u32::MAX - nth).expect("not 0");
+            let (settled, pending) =
+                (ReservationKey::new(instance, epoch), ReservationKey::pending(instance, epoch));
+            assert_ne!(settled, pending);
+            assert_eq!((settled.epoch_of(instance), pending.epoch_of(instance)), (Some(epoch), Some(epoch)));
+            assert_eq!(settled.settled_epoch_of(instance), Some(epoch));
+            assert_eq!(pending.settled_epoch_of(instance), None);
+            // Its number is where earlier versions have it.
+            assert_eq!(pending.number() as u32, epoch.number());
+            assert!(settled.is_same_start(pending) && pending.is_same_start(settled));
+            let earlier = ReservationKey::new(instance, Epoch::new(epoch.number() - 1).expect("not 0"));
+            assert!(!pending.is_same_start(earlier) && !settled.is_same_start(earlier));
+        }
+    }
+
+    #[test]
     fn instances_of_two_clusters_are_two() {
         let of = |cluster| InstanceHash::in_cluster(cluster, "fast-0");
         assert_eq!(of(""), InstanceHash::of("fast-0"));
@@ -145,6 +194,7 @@ mod tests {
     fn keys_are_the_same_in_every_version_of_ours() {
         let key = ReservationKey::new(InstanceHash::of("fast-0"), Epoch::new(1).expect("not 0"));
         assert_eq!(key.to_string(), "0x035e884900000001");
+        assert_eq!(key.other().to_string(), "0x835e884900000001");
         assert_eq!(ReservationKey::parse(&key.to_string()), Some(key));
         for text in ["", "035e884900000001", "0x35e884900000001", "0x+35e884900000001", "0x0000000000000000"]
         {

@@ -33,7 +33,7 @@ mod sysfs;
 mod tls;
 mod watch;
 
-pub use acquire::{Acquired, Check, Loss, Me, NotAcquired, acquire, announce, check, release};
+pub use acquire::{Acquired, Check, Loss, Me, NotAcquired, acquire, announce, check, release, settle};
 pub use device::{NamespaceDevice, OpenError, ReservationCapabilities, ReservationError, Reservations};
 pub use discovery::{DiscoveryError, Record, RecordKind};
 pub use fabrics::{ConnectError, Connected, EnsureError, Ensured, Fabrics, Reply};

@@ -181,7 +181,7 @@ impl NvmeofSection {
     }
 
     /// After which a host that is silent is cut off by the target, and what it had on its way ended: NVMe lets a target take up
-    /// to twice the keep-alive time.
+    /// to twice the keep-alive time. Nobody is told when that has ended.
     #[must_use]
     pub fn cut_off_time(&self) -> Duration {
         Duration::from_secs(2 * u64::from(self.keep_alive_s) + 1)

@@ -1,7 +1,7 @@
 //! The order in which a pool's namespace is taken: a state machine that does one thing at a time, on whatever carries it out.
 //!
-//! * Nothing is read for a decision, written or mounted before the reservation is ours: those steps want an [`Owned`], which is
-//!   made only here, of the target's answer.
+//! * Nothing is read for a decision, written or mounted before the reservation is ours, and what an earlier holder had on its way
+//!   has ended: those steps want an [`Owned`], which is made only here, of the target's answer.
 //! * Nothing that an earlier server left in this machine's memory is written after the reservation was not ours all the time.
 //! * The epoch is read before the log is replayed: one that is older than the pool's writes nothing.
 //! * Once a file system of ours is known to be there, a start that fails keeps the reservation. The machine of the server
@@ -50,8 +50,12 @@ pub(crate) trait World {
     fn leftover(&mut self) -> Result<Leftover, Self::Failure>;
     /// Shows our key where this host has one of an earlier epoch; takes nothing from another host.
     fn announce(&mut self) -> Result<(), Self::Failure>;
-    /// Takes the reservation; the answer comes when nothing of an earlier holder's is on its way any more.
+    /// Takes the reservation, which says whether anything of an earlier holder's may still be on its way.
     fn acquire(&mut self) -> Result<Acquired, Self::Failure>;
+    /// Waits until every earlier holder is cut off for certain, with all that it had on its way.
+    fn outwait(&mut self) -> Result<(), Self::Failure>;
+    /// Notes at the target that this was waited for; whether the reservation is ours.
+    fn settle(&mut self) -> Result<Check, Self::Failure>;
     /// Ends what is mounted without writing anything of it, and unmounts it.
     fn end_leftover(&mut self) -> Result<(), Self::Failure>;
     /// Looks at the first blocks.
@@ -97,6 +101,11 @@ pub(crate) enum Attach<F> {
     GoingOn,
     /// Nothing is mounted here, and the reservation is to be taken.
     Taking,
+    /// It is ours, but an earlier holder may have something on its way, which is to be waited for. A start that dies here leaves
+    /// that to the next.
+    Outwaiting,
+    /// That has ended, and is to be noted.
+    Settling,
     /// It is ours; what is on the namespace is to be looked at.
     Looking { owned: Owned, preempted: bool },
     /// A file system is to be made.
@@ -173,10 +182,18 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 Check::Held => Self::Judging { owned: Owned(()), fresh: false },
                 Check::Lost(loss) => Self::Failed(loss.into()),
             },
-            Self::Taking => {
-                let Acquired { preempted } = attempt!(world.acquire(), Self::Failed);
-                Self::Looking { owned: Owned(()), preempted }
+            Self::Taking => match attempt!(world.acquire(), Self::Failed) {
+                Acquired::Settled { preempted } => Self::Looking { owned: Owned(()), preempted },
+                Acquired::Pending => Self::Outwaiting,
+            },
+            Self::Outwaiting => {
+                attempt!(world.outwait(), Self::Failed);
+                Self::Settling
             }
+            Self::Settling => match attempt!(world.settle(), Self::Failed) {
+                Check::Held => Self::Looking { owned: Owned(()), preempted: true },
+                Check::Lost(loss) => Self::Failed(loss.into()),
+            },
             Self::Looking { owned, preempted } => match attempt!(world.look(&owned), Self::Failed) {
                 Found::Ours => Self::Peeking { owned },
                 Found::Blank { force } => Self::Formatting { owned, force },

@@ -1,12 +1,13 @@
 //! The steps of [`super`] on two hosts and a target in memory, with a failure and a crash at every step: after a file system
-//! was mounted anew, no write of an older mount may reach the target, whoever started, failed, died or came back.
+//! was mounted anew, no write of an older mount may reach the target, whoever started, failed, died or came back; nor may one
+//! that the target had taken before, and that was still on its way, come then.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use forebay_nvmeof::{
     Epoch, HostId, InstanceHash, Me, Registrant, Report, ReservationError, ReservationKey, ReservationType,
-    Reservations, acquire, announce, check, release,
+    Reservations, acquire, announce, check, release, settle,
 };
 use proptest::prelude::*;
 
@@ -34,6 +35,8 @@ struct Everything {
     holder: Option<HostId>,
     disk: Option<Disk>,
     kernels: [Option<Kernel>; 2],
+    /// Of which mount what each host has on its way is: the target has taken it and has not done it yet.
+    on_its_way: [Option<u64>; 2],
     /// What must never happen.
     violations: Vec<String>,
 }
@@ -49,6 +52,19 @@ impl Everything {
         self.holder.is_none_or(|holder| holder == host(nth))
     }
 
+    /// A host has unmounted, which waits for what it has on its way.
+    fn unmounted(&mut self, nth: usize) {
+        self.kernels[nth] = None;
+        self.on_its_way[nth] = None;
+    }
+
+    /// The target is started again, without its reservations and its connections.
+    fn forget(&mut self) {
+        self.registrants.clear();
+        self.holder = None;
+        self.on_its_way = [None; 2];
+    }
+
     /// The epoch that has recorded itself.
     fn recorded(&self) -> u64 {
         self.disk.as_ref().and_then(|disk| disk.record.as_ref()).map_or(0, |record| record.epoch)
@@ -56,34 +72,53 @@ impl Everything {
 
     /// A host's file system writes something of what it has in memory. XFS ends itself where that is refused.
     fn write(&mut self, nth: usize) -> bool {
+        let sent = self.send(nth);
+        if sent {
+            self.arrive(nth);
+        }
+        sent
+    }
+
+    /// It writes, and the target takes it, and has not done it yet.
+    fn send(&mut self, nth: usize) -> bool {
         let takes = self.takes_write(nth);
-        let (Some(kernel), Some(disk)) = (&mut self.kernels[nth], &self.disk) else { return false };
+        let Some(kernel) = self.kernels[nth].as_mut().filter(|_| self.disk.is_some()) else { return false };
         if kernel.ended || !takes {
             kernel.ended = true;
             return false;
         }
-        if kernel.generation < disk.generation {
-            let text =
-                format!("host {nth} wrote of mount {} over mount {}", kernel.generation, disk.generation);
-            self.violations.push(text);
-        }
+        // What was sent first is the older one.
+        self.on_its_way[nth].get_or_insert(kernel.generation);
         true
+    }
+
+    /// The target does what a host has on its way, whoever holds the reservation by now.
+    fn arrive(&mut self, nth: usize) {
+        let (Some(sent), Some(disk)) = (self.on_its_way[nth].take(), &self.disk) else { return };
+        if sent < disk.generation {
+            self.violations.push(format!("host {nth} wrote of mount {sent} over mount {}", disk.generation));
+        }
     }
 }
 
 /// The target as one host sees it: NVMe Base 7.2 to 7.6, as nvmet does them.
-struct View(Shared, usize);
+struct View {
+    all: Shared,
+    nth: usize,
+    /// A preempt is done, and its answer is lost, with what its victims have on their way still on it.
+    unanswered: bool,
+}
 
 impl View {
     fn registered(&self, key: ReservationKey) -> Result<(), ReservationError> {
-        let found = self.0.borrow().registrants.contains(&(host(self.1), key));
+        let found = self.all.borrow().registrants.contains(&(host(self.nth), key));
         if found { Ok(()) } else { Err(ReservationError::Conflict) }
     }
 }
 
 impl Reservations for View {
     fn report(&self) -> Result<Report, ReservationError> {
-        let all = self.0.borrow();
+        let all = self.all.borrow();
         let registrant = |&(host, key): &(HostId, ReservationKey)| Registrant {
             host,
             key,
@@ -95,44 +130,51 @@ impl Reservations for View {
     }
 
     fn register(&self, key: ReservationKey) -> Result<(), ReservationError> {
-        self.0.borrow_mut().registrants.push((host(self.1), key));
+        self.all.borrow_mut().registrants.push((host(self.nth), key));
         Ok(())
     }
 
     fn replace(&self, old: ReservationKey, new: ReservationKey) -> Result<(), ReservationError> {
         self.registered(old)?;
-        let mut all = self.0.borrow_mut();
-        all.registrants.iter_mut().filter(|(of, _)| *of == host(self.1)).for_each(|r| r.1 = new);
+        let mut all = self.all.borrow_mut();
+        all.registrants.iter_mut().filter(|(of, _)| *of == host(self.nth)).for_each(|r| r.1 = new);
         Ok(())
     }
 
     fn reserve(&self, key: ReservationKey) -> Result<(), ReservationError> {
         self.registered(key)?;
-        let mut all = self.0.borrow_mut();
-        if !all.takes_write(self.1) {
+        let mut all = self.all.borrow_mut();
+        if !all.takes_write(self.nth) {
             return Err(ReservationError::Conflict);
         }
-        all.holder = Some(host(self.1));
+        all.holder = Some(host(self.nth));
         Ok(())
     }
 
     fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError> {
         self.registered(key)?;
-        let mut all = self.0.borrow_mut();
-        let me = host(self.1);
+        let mut all = self.all.borrow_mut();
+        let me = host(self.nth);
         let victim = |r: &(HostId, ReservationKey)| r.1 == old && r.0 != me;
         let holder = all.holder;
         if all.registrants.iter().any(|r| victim(r) && holder == Some(r.0)) {
             all.holder = Some(me);
         }
+        let victims: Vec<HostId> = all.registrants.iter().filter(|r| victim(r)).map(|r| r.0).collect();
         all.registrants.retain(|r| !victim(r));
+        if self.unanswered {
+            return Err(ReservationError::NoPath);
+        }
+        for nth in (0..2).filter(|nth| victims.contains(&host(*nth))) {
+            all.on_its_way[nth] = None;
+        }
         Ok(())
     }
 
     fn release(&self, key: ReservationKey) -> Result<(), ReservationError> {
         self.registered(key)?;
-        let mut all = self.0.borrow_mut();
-        if all.holder == Some(host(self.1)) {
+        let mut all = self.all.borrow_mut();
+        if all.holder == Some(host(self.nth)) {
             all.holder = None;
         }
         Ok(())
@@ -140,7 +182,7 @@ impl Reservations for View {
 
     fn unregister(&self, key: ReservationKey) -> Result<(), ReservationError> {
         self.release(key)?;
-        self.0.borrow_mut().registrants.retain(|(of, _)| *of != host(self.1));
+        self.all.borrow_mut().registrants.retain(|(of, _)| *of != host(self.nth));
         Ok(())
     }
 }
@@ -176,6 +218,8 @@ enum Luck {
     FailsBefore,
     /// It is done, and fails nevertheless.
     FailsAfter,
+    /// As good, but a preempt is not answered.
+    Unanswered,
 }
 
 /// A host that starts in an epoch.
@@ -197,7 +241,7 @@ impl Host {
     }
 
     fn view(&self) -> View {
-        View(Rc::clone(&self.all), self.nth)
+        View { all: Rc::clone(&self.all), nth: self.nth, unanswered: self.luck == Luck::Unanswered }
     }
 
     fn claim(&self) -> Claim {
@@ -207,7 +251,7 @@ impl Host {
 
     fn with_luck<T>(&mut self, done: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         match self.luck {
-            Luck::Good => done(self),
+            Luck::Good | Luck::Unanswered => done(self),
             Luck::FailsBefore => Err(Failure::Injected),
             Luck::FailsAfter => done(self).and(Err(Failure::Injected)),
         }
@@ -254,9 +298,20 @@ impl World for Host {
         self.with_luck(|host| acquire(&host.view(), &host.me()).map_err(|_| Failure::NotAcquired))
     }
 
+    fn outwait(&mut self) -> Result<(), Failure> {
+        self.with_luck(|host| {
+            host.all.borrow_mut().on_its_way = [None; 2];
+            Ok(())
+        })
+    }
+
+    fn settle(&mut self) -> Result<Check, Failure> {
+        self.with_luck(|host| Ok(settle(&host.view(), &host.me()).expect("a report")))
+    }
+
     fn end_leftover(&mut self) -> Result<(), Failure> {
         self.with_luck(|host| {
-            host.all.borrow_mut().kernels[host.nth] = None;
+            host.all.borrow_mut().unmounted(host.nth);
             Ok(())
         })
     }
@@ -331,7 +386,7 @@ impl World for Host {
     fn unmount(&mut self) {
         let mut all = self.all.borrow_mut();
         all.write(self.nth);
-        all.kernels[self.nth] = None;
+        all.unmounted(self.nth);
     }
 
     fn release(&mut self, _: Owned) {
@@ -417,15 +472,48 @@ fn a_start_that_dies_at_any_step_is_followed_by_one_that_succeeds() {
     }
 }
 
+/// A preempt is not answered, as its process is killed or its path is lost, and the former holder's machine hangs with a write on
+/// its way.
+#[test]
+fn what_an_unanswered_preempt_left_on_its_way_does_not_come_after_the_next_mount() {
+    /// The preempt of host 1 in epoch 2 is the step of this number; none where that step is another.
+    fn unanswered(at: usize) -> Option<Shared> {
+        let all = after_a_kill();
+        assert!(all.borrow_mut().send(0), "it is its holder");
+        run(&mut starting(&all, 1, 2), Some((at, Luck::Unanswered))).0.err()?;
+        assert_eq!(all.borrow().holder, Some(host(1)), "the target has done it");
+        Some(all)
+    }
+    let steps = run(&mut starting(&after_a_kill(), 1, 2), None).1;
+    let preempts: Vec<usize> = (0..steps).filter(|at| unanswered(*at).is_some()).collect();
+    let [preempt] = preempts[..] else { panic!("{preempts:?}") };
+    // Started again in the same epoch or in a later one, and once more where that fails, too.
+    for epoch in [2, 3] {
+        let again = |unlucky| {
+            let all = unanswered(preempt).expect("it is the preempt");
+            let (first, steps) = run(&mut starting(&all, 1, epoch), unlucky);
+            if first.is_err() {
+                run(&mut starting(&all, 1, epoch), None).0.expect("nothing is in its way");
+            }
+            all.borrow_mut().arrive(0);
+            no_violation(&all);
+            (first, steps)
+        };
+        let (first, steps) = again(None);
+        first.expect("nothing is in its way");
+        for at in 0..steps {
+            for luck in [Luck::FailsBefore, Luck::FailsAfter] {
+                assert!(again(Some((at, luck))).0.is_err(), "{at} {luck:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_older_epoch_that_comes_first_after_the_target_forgot_replays_nothing() {
     let all = after_a_kill();
     run(&mut starting(&all, 1, 2), None).0.expect("it is the later one");
-    {
-        let mut all = all.borrow_mut();
-        all.registrants.clear();
-        all.holder = None;
-    }
+    all.borrow_mut().forget();
     let (older, _) = run(&mut starting(&all, 0, 1), None);
     let expected = Refused::Superseded { recorded: 2, ours: 1 };
     assert!(matches!(&older, Err(Failure::Refused(refused)) if *refused == expected), "{older:?}");
@@ -481,13 +569,26 @@ enum Event {
     Write {
         nth: usize,
     },
+    /// It writes something, and that is on its way for a while.
+    Send {
+        nth: usize,
+    },
+    /// What a host has on its way comes.
+    Arrive {
+        nth: usize,
+    },
     /// The target is started again without its reservations.
     Forget,
 }
 
 fn event(forgets: bool) -> impl Strategy<Value = Event> {
     let nth = 0..2_usize;
-    let luck = prop_oneof![12 => Just(Luck::Good), 1 => Just(Luck::FailsBefore), 1 => Just(Luck::FailsAfter)];
+    let luck = prop_oneof![
+        12 => Just(Luck::Good),
+        1 => Just(Luck::FailsBefore),
+        1 => Just(Luck::FailsAfter),
+        2 => Just(Luck::Unanswered),
+    ];
     prop_oneof![
         3 => (nth.clone(), any::<bool>(), prop::bool::weighted(0.9))
             .prop_map(|(nth, next, format)| Event::Start { nth, next, format }),
@@ -496,7 +597,9 @@ fn event(forgets: bool) -> impl Strategy<Value = Event> {
         1 => nth.clone().prop_map(|nth| Event::Kill { nth }),
         1 => nth.clone().prop_map(|nth| Event::End { nth }),
         2 => nth.clone().prop_map(|nth| Event::Look { nth }),
-        3 => nth.prop_map(|nth| Event::Write { nth }),
+        3 => nth.clone().prop_map(|nth| Event::Write { nth }),
+        3 => nth.clone().prop_map(|nth| Event::Send { nth }),
+        3 => nth.prop_map(|nth| Event::Arrive { nth }),
         u32::from(forgets) => Just(Event::Forget),
     ]
 }
@@ -554,11 +657,9 @@ fn play(events: &[Event]) -> Shared {
                 }
             }
             Event::Write { nth } => drop(all.borrow_mut().write(nth)),
-            Event::Forget => {
-                let mut all = all.borrow_mut();
-                all.registrants.clear();
-                all.holder = None;
-            }
+            Event::Send { nth } => drop(all.borrow_mut().send(nth)),
+            Event::Arrive { nth } => all.borrow_mut().arrive(nth),
+            Event::Forget => all.borrow_mut().forget(),
         }
     }
     all

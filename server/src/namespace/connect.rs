@@ -127,9 +127,8 @@ fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Resul
     }
 }
 
-/// Asks the target again where its answer did not come. It may have done what it was told to and still wait for what the host
-/// that lost the reservation has on its way. Nobody is told when that has ended, but a host that is silent is cut off after
-/// its keep-alive time, and what it had on its way with it.
+/// Asks the target again where its answer did not come, as soon as there is a path. It may have done what it was told to, which
+/// the next answer tells.
 pub(super) fn patiently<T>(
     fabrics: &Fabrics,
     section: &NvmeofSection,
@@ -147,8 +146,8 @@ pub(super) fn patiently<T>(
         if Instant::now() >= until {
             return Err(reason);
         }
-        warn!(%reason, "the reservation is asked about again when whoever had it is cut off for certain");
-        std::thread::sleep(section.cut_off_time());
+        warn!(%reason, "the reservation is asked about again when there is a path");
+        std::thread::sleep(LOOK_AGAIN);
         wait_for(fabrics, section, until)?;
     }
 }

@@ -65,7 +65,7 @@ pub(crate) enum Reason {
     NotAcquired(#[from] NotAcquired),
     #[error(transparent)]
     Reservation(#[from] ReservationError),
-    #[error("the reservation was lost while the file system was mounted: {0}")]
+    #[error("the reservation was lost during the start: {0}")]
     Lost(#[from] Loss),
     #[error("the namespace is read-only")]
     ReadOnly,

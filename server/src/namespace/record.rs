@@ -172,6 +172,11 @@ mod tests {
         };
         let adopting = Claim { adopts: Some(key), ..claim(1, "c2") };
         assert_eq!(adopting.judge(Some(&theirs)), Ok(true));
+        // As the target may show it.
+        let owner = InstanceHash::in_cluster("c1", "fast-0");
+        let pending = ReservationKey::pending(owner, Epoch::new(7).expect("not 0"));
+        let by_pending = Claim { adopts: Some(pending), ..claim(1, "c2") };
+        assert_eq!(by_pending.judge(Some(&theirs)), Ok(true));
         // It was used since the person looked, or by a third.
         assert!(adopting.judge(Some(&record(8, "c1"))).is_err());
         assert!(adopting.judge(Some(&record(7, "c3"))).is_err());

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forebay_nvmeof::{
     Acquired, Check, Epoch, Fabrics, InstanceHash, Me, Namespace, NamespaceDevice, Subsystem, acquire,
-    announce, check, release,
+    announce, check, release, settle,
 };
 use tracing::{info, warn};
 
@@ -191,9 +191,33 @@ impl World for Linux<'_> {
 
     fn acquire(&mut self) -> Result<Acquired, Reason> {
         let acquired = self.patiently(|| Ok(acquire(&**self.device(), &self.me)?))?;
-        let Acquired { preempted } = acquired;
-        info!(pool = self.pool.name, key = %self.me.key(), preempted, "the reservation is ours");
+        let (pool, key) = (&self.pool.name, self.me.key());
+        match acquired {
+            Acquired::Settled { preempted } => info!(pool, %key, preempted, "the reservation is ours"),
+            Acquired::Pending => {
+                let (key, seconds) = (self.me.pending_key(), self.section.cut_off_time().as_secs());
+                warn!(
+                    pool, %key, seconds,
+                    "the reservation was taken without an answer: waiting until whoever had it is cut off for certain"
+                );
+            }
+        }
         Ok(acquired)
+    }
+
+    fn outwait(&mut self) -> Result<(), Reason> {
+        std::thread::sleep(self.section.cut_off_time());
+        // The target is not what was waited for.
+        self.until = Instant::now() + self.section.connect_time();
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<Check, Reason> {
+        let check = self.patiently(|| Ok(settle(&**self.device(), &self.me)?))?;
+        if check == Check::Held {
+            info!(pool = self.pool.name, key = %self.me.key(), preempted = true, "the reservation is ours");
+        }
+        Ok(check)
     }
 
     fn end_leftover(&mut self) -> Result<(), Reason> {

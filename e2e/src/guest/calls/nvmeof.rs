@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
 use forebay_nvmeof::{
-    Authentication, Check, ConnectError, DhChapKey, EnsureError, Epoch, FabricPath, Fabrics, HostIdentity,
-    InstanceHash, Me, Namespace, NamespaceId, Reservations, Subsystem, Timing, Transport, Watch,
+    Acquired, Authentication, Check, ConnectError, DhChapKey, EnsureError, Epoch, FabricPath, Fabrics,
+    HostIdentity, InstanceHash, Me, Namespace, NamespaceId, Reservations, Subsystem, Timing, Transport,
+    Watch,
 };
 use serde::{Deserialize, Serialize};
 
@@ -201,7 +202,8 @@ pub fn acquire(seen: Seen) -> Result<Option<String>> {
     let (fabrics, namespace) = find(&seen)?;
     let device = fabrics.open(&namespace)?;
     match forebay_nvmeof::acquire(&device, &me(&seen)?) {
-        Ok(_) => Ok(None),
+        Ok(Acquired::Settled { .. }) => Ok(None),
+        Ok(pending) => Ok(Some(format!("{pending:?}"))),
         Err(error) => Ok(Some(format!("{error:?}: {error}"))),
     }
 }
