@@ -184,6 +184,22 @@ fn reconnects(client: &Node) -> Result<String> {
     client.run("grep reconnects /proc/fs/cifs/Stats")
 }
 
+/// What both ends say of the client's connection, and the retries that their devices have counted.
+fn ends(site: &Site, client: &Node) -> Result<String> {
+    let server = site.storage();
+    let retries = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; grep . *retry* *rnr* *seq*";
+    let log = format!("grep -F '{}' /var/log/forebay-server.log | tail -n 12", client.address());
+    Ok(format!(
+        "{} says: {}\n{}\n{} says: {}\n{}",
+        client.name(),
+        client.run("dmesg | grep -iE 'cifs|smb|rxe' | tail -n 12")?,
+        client.run(retries)?,
+        server.name(),
+        server.run(&log)?,
+        server.run(retries)?
+    ))
+}
+
 impl<'a> Bystander<'a> {
     fn start(site: &'a Site, client: &'a Node, volume: &Volume) -> Result<Self> {
         let mounted = site.mount(client, volume, RDMA)?;
@@ -208,7 +224,7 @@ impl<'a> Bystander<'a> {
         client.run("touch /tmp/enough")?;
         let passes = self.fio.finish(Duration::from_secs(30)).context("the bystander")?.len();
         let now = reconnects(client)?;
-        ensure!(now == self.reconnects, "the bystander had to connect again: {now}");
+        ensure!(now == self.reconnects, "the bystander had to connect again: {now}\n{}", ends(site, client)?);
         is_over_smb_direct(site, client, &ROCE)?;
         self.mounted.unmount()?;
         Ok(passes)
