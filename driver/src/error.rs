@@ -43,6 +43,12 @@ pub(crate) enum Error {
     Thread(&'static str),
     #[error("volume {volume_id} is not staged at {path}")]
     NotStaged { volume_id: String, path: String },
+    #[error(
+        "volume {volume_id} is staged for another group, and the call has no Secret to mount it for group {gid} at {path}: \
+         name the volume's Secret in csi.storage.k8s.io/node-publish-secret-name of the StorageClass (nodePublishSecretRef \
+         of the PersistentVolume), or give all pods that use the volume on one node the same fsGroup"
+    )]
+    GroupNotStaged { volume_id: String, gid: u32, path: String },
     #[error("nothing is mounted at {0}")]
     NotMounted(String),
     #[error("{path} is taken: {found}")]
@@ -108,6 +114,7 @@ impl Error {
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Thread(_) | Self::Io { .. } | Self::NoRandomness => Code::Internal,
             Self::NotStaged { .. }
+            | Self::GroupNotStaged { .. }
             | Self::Busy { .. }
             | Self::PublishedElsewhere { .. }
             | Self::NoAddress

@@ -2,7 +2,8 @@
 //!
 //! An SMB mount shows one group for all its files, and pods of one node can have different ones (fsGroup). The first pod's
 //! group is that of the mount at the staging path; each further group has a mount of its own beside it, called
-//! `<staging path>.gid-<number>`. The kernel's client uses one connection for all of them.
+//! `<staging path>.gid-<number>`, made when a pod of that group is published: the kubelet stages a volume once a node. The
+//! kernel's client uses one connection for all of them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

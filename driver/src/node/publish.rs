@@ -12,7 +12,7 @@ use forebay_proto::csi::{
 };
 use rustix::mount::MountAttrFlags;
 
-use super::claims::Sharing;
+use super::claims::{Claim, Sharing};
 use super::group::{self, Place};
 use super::stage::under;
 use super::told::pod_of;
@@ -24,13 +24,15 @@ use crate::error::Error;
 use crate::mount;
 use crate::mountinfo::{MountEntry, MountTable, resolve};
 use crate::options::{DIALECT_DEFAULT, MountOptions};
+use crate::secrets::Given;
 
 impl NodeService {
     /// CSI NodePublishVolume.
     pub(super) async fn publish(
         &self,
-        request: NodePublishVolumeRequest,
+        mut request: NodePublishVolumeRequest,
     ) -> Result<NodePublishVolumeResponse, Error> {
+        let given = Given::take(&mut request.secrets);
         check_volume_id(&request.volume_id)?;
         let target = check_path("target_path", &request.target_path)?;
         let capability = Capability::parse(request.volume_capability.as_ref())?;
@@ -48,13 +50,24 @@ impl NodeService {
             MountOptions::build(DIALECT_DEFAULT, Protection::Unspecified, capability.group()?, flags)?.gid();
         let sharing = if is_exclusive { Sharing::Alone } else { Sharing::Together };
         let claim = self.claims.publish(&volume_id, &target, sharing)?;
-
-        let (of, at) = (volume_id.clone(), staging.clone());
-        let look = move || {
-            let (path, entry) = staged(&mounts()?, &of, &at, gid)?;
-            Ok((path, entry.address().filter(|_| entry.is_smb()).map(|address| (entry.id, address))))
-        };
-        let (claim, (path, mounted)) = under(claim, "look", self.deadlines.mount, look).await?;
+        let (mut claim, mut place) = self.find(claim, &staging, gid).await?;
+        if let Place::Free(path) = &place
+            && *path != staging
+        {
+            // The kubelet stages a volume once a node: that a pod has another group is first seen here.
+            let path = path.display().to_string();
+            drop(claim);
+            let given = given.map_err(|error| match error {
+                Error::MissingSecret => Error::GroupNotStaged { volume_id: volume_id.clone(), gid, path },
+                error => error,
+            })?;
+            let context = &request.volume_context;
+            self.mount_for(volume_id.clone(), staging.clone(), &capability, context, given).await?;
+            let again = self.claims.publish(&volume_id, &target, sharing)?;
+            (claim, place) = self.find(again, &staging, gid).await?;
+        }
+        let (path, entry) = staged(place, &volume_id)?;
+        let mounted = entry.address().filter(|_| entry.is_smb()).map(|address| (entry.id, address));
         if let Some((mount_id, address)) = mounted
             && self.is_dead(&path, mount_id, address, &request.volume_context).await?
         {
@@ -74,6 +87,12 @@ impl NodeService {
             self.told.published(&volume_id, pod);
         }
         Ok(NodePublishVolumeResponse {})
+    }
+
+    /// Where the volume is with this group.
+    async fn find(&self, claim: Claim, staging: &Path, gid: u32) -> Result<(Claim, Place), Error> {
+        let staging = staging.to_owned();
+        under(claim, "look", self.deadlines.mount, move || group::find(&mounts()?, &staging, gid)).await
     }
 
     /// Whether a pod would wait for ever on the mount: it is silent, and its server is elsewhere. A server that is away
@@ -106,14 +125,9 @@ impl NodeService {
     }
 }
 
-/// The mount of the volume that shows this group.
-fn staged(
-    table: &MountTable,
-    volume_id: &str,
-    staging: &Path,
-    gid: u32,
-) -> Result<(PathBuf, MountEntry), Error> {
-    match group::find(table, staging, gid)? {
+/// The mount of the volume there.
+fn staged(place: Place, volume_id: &str) -> Result<(PathBuf, MountEntry), Error> {
+    match place {
         Place::Mounted { path, entry } => Ok((path, entry)),
         Place::Free(path) => {
             Err(Error::NotStaged { volume_id: volume_id.to_owned(), path: path.display().to_string() })
@@ -131,7 +145,7 @@ fn publish(
     is_exclusive: bool,
 ) -> Result<(), Error> {
     let table = mounts()?;
-    let (path, staged) = staged(&table, volume_id, staging, gid)?;
+    let (path, staged) = staged(group::find(&table, staging, gid)?, volume_id)?;
 
     if let Some(resolved) = resolve(target).map_err(|e| io_error("resolve", target, e))?
         && let Some(entry) = table.at(&resolved)

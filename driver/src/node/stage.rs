@@ -1,5 +1,6 @@
 //! NodeStageVolume and NodeUnstageVolume: one SMB mount per volume and node.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,8 +49,20 @@ impl NodeService {
         check_volume_id(&request.volume_id)?;
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
         let capability = Capability::parse(request.volume_capability.as_ref())?;
-        let given = given?;
-        let context = VolumeContext::parse(&request.volume_context)?;
+        self.mount_for(request.volume_id, staging, &capability, &request.volume_context, given?).await?;
+        Ok(NodeStageVolumeResponse {})
+    }
+
+    /// Mounts the volume at its staging path, or beside that for another group, unless it is there.
+    pub(super) async fn mount_for(
+        &self,
+        volume_id: String,
+        staging: PathBuf,
+        capability: &Capability,
+        context: &HashMap<String, String>,
+        given: Given,
+    ) -> Result<(), Error> {
+        let context = VolumeContext::parse(context)?;
         let credentials = given.for_volume(&context.share);
         let flags = &capability.mount.mount_flags;
         let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
@@ -65,7 +78,6 @@ impl NodeService {
             Err(error) => Err(error),
         };
 
-        let volume_id = request.volume_id;
         let claim = self.claims.volume(&volume_id)?;
         let is_required = wanted == Transport::Rdma;
         let is_signed = self.told.is_signed(&volume_id);
@@ -85,10 +97,10 @@ impl NodeService {
         .await?;
         let (place, claim) = match found {
             Found::Nothing(place) => (place, claim),
-            Found::Staged => return Ok(NodeStageVolumeResponse {}),
+            Found::Staged => return Ok(()),
             Found::Elsewhere { place, mount_id, address } => {
                 if self.answers(&place, mount_id).await? {
-                    return Ok(NodeStageVolumeResponse {});
+                    return Ok(());
                 }
                 warn!(
                     volume_id,
@@ -104,8 +116,7 @@ impl NodeService {
             let is_signed = volume.options.has("sign");
             volume.mount_at(&place).map(|choice| (choice, is_signed))
         })
-        .await?;
-        Ok(NodeStageVolumeResponse {})
+        .await
     }
 
     /// Mounts, and remembers how. The thread does that: the call may have given up by then.
@@ -435,8 +446,6 @@ fn addresses_of(server: &ServerAddress) -> Result<Vec<IpAddr>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
     use crate::options::DIALECT_DEFAULT;
 

@@ -525,7 +525,18 @@ async fn each_pods_group_is_that_of_its_mount() {
     assert_eq!(code(scene.node.stage(stage).await), Err(tried), "nobody listens there");
     assert_eq!(code(scene.node.publish(publish("1000", "pod/mount")).await), Ok(()));
     let refused = scene.node.publish(publish("2000", "pod2/mount")).await;
-    assert_eq!(code(refused), Err(Code::FailedPrecondition), "never with another pod's group");
+    let status = Status::from(refused.expect_err("never with another pod's group"));
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("csi.storage.k8s.io/node-publish-secret-name"), "{status}");
+
+    // With its Secret, publishing makes that mount itself.
+    let mut with_secret = publish("2000", "pod2/mount");
+    with_secret.secrets = stage_request(&scene).secrets;
+    with_secret.volume_context = stage_request(&scene).volume_context;
+    with_secret.volume_context.insert("share".into(), "v-group".into());
+    let status = Status::from(scene.node.publish(with_secret).await.expect_err("nobody listens there"));
+    assert_eq!(status.code(), tried, "{status}");
+    assert!(!status.message().contains("node-publish-secret"), "{status}");
 
     // As staging would have mounted it.
     scene.mount_tmpfs_of("//127.0.0.1/v-group#2000", "staging.gid-2000");

@@ -491,6 +491,9 @@ fn storage_class_object(view: &View<'_>, template: &StorageClassTemplate) -> Val
         (names::PARAMETER_CLUSTER_NAMESPACE): namespace,
         "csi.storage.k8s.io/node-stage-secret-name": names::volume_secret("${pv.name}"),
         "csi.storage.k8s.io/node-stage-secret-namespace": namespace,
+        // A further fsGroup on a node is mounted when its pod is published.
+        "csi.storage.k8s.io/node-publish-secret-name": names::volume_secret("${pv.name}"),
+        "csi.storage.k8s.io/node-publish-secret-namespace": namespace,
     });
     if let Some(backend) = &template.backend {
         parameters["backend"] = backend.clone().into();

@@ -644,7 +644,14 @@ fn storage_classes_of_others_are_left_alone_and_ours_are_made_anew_where_they_ca
     let mut seen = observed();
     let class = desired(&cluster, &settings(), &seen).objects.pop().expect("a class");
     assert_eq!(class["parameters"]["protection"], "seal");
-    assert_eq!(class["parameters"]["csi.storage.k8s.io/node-stage-secret-name"], "forebay-${pv.name}");
+    for call in ["stage", "publish"] {
+        let secret =
+            |what: &str| &class["parameters"][format!("csi.storage.k8s.io/node-{call}-secret-{what}")];
+        assert_eq!(
+            (secret("name"), secret("namespace")),
+            (&json!("forebay-${pv.name}"), &json!("forebay-system"))
+        );
+    }
     let mut found: StorageClass = serde_json::from_value(class).expect("a StorageClass");
     seen.storage_classes.insert("fast".to_owned(), found.clone());
     assert!(desired(&cluster, &settings(), &seen).remove.is_empty());
