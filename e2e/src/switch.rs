@@ -8,11 +8,13 @@ use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 
-use crate::limits::{ETHERNET_FRAME_BYTES_MAX, SWITCH_QUEUE_FRAMES};
 use anyhow::{Context, Result};
+
+use crate::limits::{ETHERNET_FRAME_BYTES_MAX, SWITCH_QUEUE_FRAMES};
+use crate::progress::say;
 
 type Address = [u8; 6];
 
@@ -54,6 +56,7 @@ fn serve(reader: UnixStream, writer: UnixStream, ports: &Mutex<Ports>) {
     };
     let mut reader = BufReader::with_capacity(256 << 10, reader);
     let mut frame = Vec::with_capacity(ETHERNET_FRAME_BYTES_MAX);
+    let mut lost = 0u64;
     while read_frame(&mut reader, &mut frame).is_ok() {
         let Some((to, from)) = addresses(&frame) else { continue };
         let targets: Vec<SyncSender<Arc<[u8]>>> = {
@@ -69,8 +72,14 @@ fn serve(reader: UnixStream, writer: UnixStream, ports: &Mutex<Ports>) {
         };
         let shared: Arc<[u8]> = frame.as_slice().into();
         for target in targets {
-            // Full: the frame is lost.
-            let _ = target.try_send(shared.clone());
+            match target.try_send(shared.clone()) {
+                Ok(()) if lost > 0 => {
+                    say(format!("the switch lost {lost} frames of {from:02x?} to a node that is too slow"));
+                    lost = 0;
+                }
+                Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+                Err(TrySendError::Full(_)) => lost += 1,
+            }
         }
     }
     let mut ports = lock();

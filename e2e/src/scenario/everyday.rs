@@ -100,7 +100,7 @@ fn fio(at: &Mounted<'_>, pattern: &str, block: &str) -> Result<String> {
         &format!(
             "mkdir {folder}; cd /tmp; fio --name=job --directory={folder} --numjobs=8 --size=2m --rw={pattern} \
              --bs={block} --verify=crc32c --verify_fatal=1 --do_verify=1 --end_fsync=1 --invalidate=1 \
-             --ioengine=psync --group_reporting --output=/tmp/fio.out || {{ cat /tmp/fio.out; exit 1; }}"
+             --ioengine=psync --group_reporting --output=/tmp/fio.out || {{ cat /tmp/fio.out >&2; exit 1; }}"
         ),
         Duration::from_secs(90),
     )?;

@@ -9,6 +9,7 @@ mod csi;
 mod drain;
 mod everyday;
 mod failover;
+mod given_up;
 mod locks;
 mod mounts;
 mod multichannel;

@@ -291,7 +291,7 @@ fn served(site: &Site, link: &Link) -> Result<String> {
                 &format!(
                     "cd /tmp; fio --name=v{block} --directory={folder} --size=16m --rw=randwrite --bs={block} --iodepth=16 \
                      --ioengine=libaio --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --output=/tmp/fio.out \
-                     || {{ cat /tmp/fio.out; exit 1; }}"
+                     || {{ cat /tmp/fio.out >&2; exit 1; }}"
                 ),
                 Duration::from_secs(60),
             )

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::super::given_up::{self, EAGAIN, GivenUp};
 use super::super::nvmeof::{CLIENT, FILE, FIRST, Fabric, INSTANCE, NQN, SECOND, TCP, UUID, port};
 use super::super::{MIB, bundled};
 use crate::guest::GUEST_BINARY;
@@ -42,16 +43,6 @@ const PASSWORD: &str = "secret of what moves";
 const RUNNER: &str = "rm -f /run/instance.exit /run/instance.pid; \
      forebay-server run --config \"$1\" & echo $! > /run/instance.pid; \
      set +e; wait $!; echo $? > /run/instance.exit";
-
-/// Linux's client (7.2: cifs_issue_read, cifs_issue_write) ends a READ or WRITE with EAGAIN, for good, where its connection or
-/// its handle was lost after the request had been prepared and before it is sent, instead of preparing it anew. What is lost on
-/// its way it sends again. Statuses that it takes for EAGAIN it traces, too: those would be a server's fault.
-const GIVEN_UP_WITH: &str = "Resource temporarily unavailable (os error 11)";
-const WATCH_GIVING_UP: &str = "cd /sys/kernel/tracing 2>/dev/null && [ -e trace ] || mount -t tracefs tracefs /sys/kernel/tracing; \
-     modprobe -a netfs cifs; cd /sys/kernel/tracing; echo > trace; \
-     echo 1 > events/netfs/netfs_failure/enable; echo 1 > events/cifs/smb3_cmd_err/enable; echo 1 > tracing_on";
-const GIVEN_UP: &str = "grep 'netfs_failure: .* e=-11$' /sys/kernel/tracing/trace || true";
-const ANSWERED: &str = "grep 'smb3_cmd_err: .* cmd=[89] .* rc=-11$' /sys/kernel/tracing/trace || true";
 
 /// A fabric that offers a blank namespace to both hosts at these addresses of the target.
 pub(super) fn offered<'a>(lab: &'a Lab, addresses: &[&str]) -> Result<Fabric<'a>> {
@@ -271,7 +262,7 @@ pub(super) fn data() -> String {
 impl<'a> Load<'a> {
     pub(super) fn start(lab: &'a Lab) -> Result<Self> {
         let client = lab.node(CLIENT);
-        client.run(WATCH_GIVING_UP)?;
+        given_up::watch(client)?;
         for (at, cache) in [(WRITTEN, "strict"), (READ, "none")] {
             let options = [
                 ("username", VOLUME),
@@ -382,13 +373,12 @@ impl<'a> Load<'a> {
             self.client.call_within("verify-records", &records(format!("{READ}/written")), deadline)?;
         ensure!(read == bytes, "{read} bytes through the mount, {bytes} on the server");
         let (writer_failed, _) = self.failed();
-        let traced = |grep| self.client.run(grep).map(|said| said.lines().map(str::to_owned).collect());
-        let (given_up, answered) = (traced(GIVEN_UP)?, traced(ANSWERED)?);
+        let given_up = GivenUp::by(self.client)?;
         for at in [WRITTEN, READ] {
             self.client.call::<()>("unmount", &at)?;
         }
         self.done = true;
-        Ok(Written { files: numbers.len(), bytes, writer_failed, reader_failed, given_up, answered })
+        Ok(Written { files: numbers.len(), bytes, writer_failed, reader_failed, given_up })
     }
 
     fn wait_for_the_end(&mut self) -> Result<Vec<u64>> {
@@ -414,27 +404,26 @@ pub(super) struct Written {
     pub(super) bytes: u64,
     pub(super) writer_failed: Vec<String>,
     pub(super) reader_failed: Vec<String>,
-    /// What the client's kernel ended by itself, as it traced it.
-    pub(super) given_up: Vec<String>,
-    /// What a server answered so that the client's kernel ended it in the same way.
-    pub(super) answered: Vec<String>,
+    pub(super) given_up: GivenUp,
 }
 
 impl Written {
     /// Nobody was given an error, but for those that the client's kernel is known to make up (docs/failover.md), and that no
     /// answer of a server could have brought about.
     pub(super) fn without_error(self) -> Result<Self> {
-        let Self { writer_failed, reader_failed, given_up, answered, .. } = &self;
+        let Self { writer_failed, reader_failed, given_up, .. } = &self;
+        let GivenUp { ended, answered } = given_up;
         let all = || writer_failed.iter().chain(reader_failed);
-        let unknown: Vec<_> = all().filter(|line| !line.ends_with(GIVEN_UP_WITH)).collect();
+        let unknown: Vec<_> =
+            all().filter(|line| !line.ends_with(&format!("{EAGAIN} (os error 11)"))).collect();
         ensure!(unknown.is_empty(), "programs were given errors: {unknown:?}");
         ensure!(
-            all().count() <= if answered.is_empty() { given_up.len() } else { 0 },
-            "programs were given errors, {:?}; the client's kernel gave up {given_up:?} and was answered {answered:?}",
+            all().count() <= given_up.explains(),
+            "programs were given errors, {:?}; the client's kernel gave up {ended:?} and was answered {answered:?}",
             all().collect::<Vec<_>>()
         );
         for line in all() {
-            say(format!("by the client's own fault: {line}; its kernel says {given_up:?}"));
+            say(format!("by the client's own fault: {line}; its kernel says {ended:?}"));
         }
         Ok(self)
     }

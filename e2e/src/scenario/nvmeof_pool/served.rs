@@ -26,7 +26,7 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     let fio = |at: &str| {
         let script = format!(
             "cd /tmp; fio --name=v --directory={at} --size=24m --rw=randwrite --bs=64k --iodepth=8 --ioengine=libaio \
-             --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 --output=/tmp/fio.out || {{ cat /tmp/fio.out; exit 1; }}"
+             --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 --output=/tmp/fio.out || {{ cat /tmp/fio.out >&2; exit 1; }}"
         );
         client.run_within(&script, Duration::from_secs(60)).with_context(|| format!("fio at {at}"))
     };
