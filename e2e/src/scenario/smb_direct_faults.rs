@@ -177,11 +177,33 @@ fn all(server: &Node, client: &Node, target: &Target, after: impl Fn(&Case) -> R
 struct Bystander<'a> {
     mounted: Mounted<'a>,
     fio: Process,
-    reconnects: String,
+    lost: Lost,
 }
 
-fn reconnects(client: &Node) -> Result<String> {
-    client.run("grep reconnects /proc/fs/cifs/Stats")
+/// How often a client had to connect again, and how often because its device gave the connection up: nothing that it sent was
+/// acknowledged for some 4 s. The peer's device does that in its kernel, whatever the server does; where the machine is busy an
+/// emulated node now and then stands still for so long.
+#[derive(Clone, Copy)]
+struct Lost {
+    sessions: u64,
+    by_device: u64,
+}
+
+impl Lost {
+    fn so_far(client: &Node) -> Result<Self> {
+        let stats = client.run("grep reconnects /proc/fs/cifs/Stats")?;
+        let sessions = stats.split_whitespace().next().unwrap_or_default().parse().context(stats.clone())?;
+        let given_up = client.run("cat /sys/class/infiniband/rxe0/ports/1/hw_counters/retry_exceeded_err")?;
+        Ok(Self { sessions, by_device: given_up.trim().parse()? })
+    }
+}
+
+/// What a bystander did.
+struct Stood {
+    /// How often it wrote and verified all.
+    passes: usize,
+    /// How often its own device gave its connection up.
+    given_up: u64,
 }
 
 /// What both ends say of the client's connection, and the retries that their devices have counted.
@@ -216,18 +238,26 @@ impl<'a> Bystander<'a> {
         );
         let mut fio = client.spawn(&["sh", "-c", &script])?;
         fio.wait_for("a first pass", Duration::from_secs(20), |lines| !lines.is_empty())?;
-        Ok(Self { reconnects: reconnects(client)?, mounted, fio })
+        Ok(Self { lost: Lost::so_far(client)?, mounted, fio })
     }
 
-    /// How often it wrote and verified all; an error if it ever failed to, or lost its connection.
-    fn finish(self, site: &Site, client: &Node) -> Result<usize> {
+    /// An error if it ever failed, or lost its connection by the server's doing.
+    fn finish(self, site: &Site, client: &Node) -> Result<Stood> {
         client.run("touch /tmp/enough")?;
         let passes = self.fio.finish(Duration::from_secs(30)).context("the bystander")?.len();
-        let now = reconnects(client)?;
-        ensure!(now == self.reconnects, "the bystander had to connect again: {now}\n{}", ends(site, client)?);
+        let now = Lost::so_far(client)?;
+        let (lost, given_up) = (now.sessions - self.lost.sessions, now.by_device - self.lost.by_device);
+        ensure!(
+            lost <= given_up,
+            "the bystander had to connect again: {lost} times\n{}",
+            ends(site, client)?
+        );
+        if lost > 0 {
+            say(format!("the bystander connected again {lost} times:\n{}", ends(site, client)?));
+        }
         is_over_smb_direct(site, client, &ROCE)?;
         self.mounted.unmount()?;
-        Ok(passes)
+        Ok(Stood { passes, given_up: lost })
     }
 }
 
@@ -269,7 +299,7 @@ fn faults(site: &Site) -> Result<String> {
             thread.join().expect("no panic").with_context(|| format!("{:?}", case.fault))
         })
     })?;
-    let mut passes = bystander.finish(site, two)?;
+    let first = bystander.finish(site, two)?;
     let (after, regions) = resources(server, &[one, two])?;
     ensure!(
         before == after,
@@ -279,7 +309,7 @@ fn faults(site: &Site) -> Result<String> {
     // Regions are those of pooled buffers now, as many as were ever in use at once: the same faults leave no more.
     let bystander = Bystander::start(site, two, &volume)?;
     all(server, one, &target, |_| Ok(()))?;
-    passes += bystander.finish(site, two)?;
+    let second = bystander.finish(site, two)?;
     let (after, now) = resources(server, &[one, two])?;
     ensure!(before == after, "{before:?}, then {after:?}");
     ensure!(
@@ -290,5 +320,10 @@ fn faults(site: &Site) -> Result<String> {
         Ok(metric(site, "forebay_buffer_bytes")? == 0)
     })?;
     site.delete(&volume)?;
-    Ok(format!("{} faults, {passes} passes of a bystander", 2 * CASES.len() + SLOW.len()))
+    let again = match first.given_up + second.given_up {
+        0 => String::new(),
+        times => format!(", whose device gave its connection up {times} times"),
+    };
+    let passes = first.passes + second.passes;
+    Ok(format!("{} faults, {passes} passes of a bystander{again}", 2 * CASES.len() + SLOW.len()))
 }
