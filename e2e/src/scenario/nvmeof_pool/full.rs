@@ -30,7 +30,7 @@ fn refused(lines: &[String]) -> (usize, Vec<&String>) {
 /// Takes what is left of the file system, by small files beside the volumes.
 fn nothing_left(server: &Server<'_>) -> Result<()> {
     let script = format!(
-        "mkdir -p {POOL}/volumes/{ID}/small; cd {POOL}/volumes/{ID}/small
+        "cd {POOL}/volumes/{ID}/small
          i=0; while echo x 2> /dev/null > $i; do i=$((i + 1)); done; sync -f ."
     );
     server.node.run_within(&script, Duration::from_secs(60)).map(drop)
@@ -49,7 +49,7 @@ pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     let space: Space = first.node.call("space", &POOL)?;
     ensure!(space.free_bytes > LEFT_BYTES, "{space:?}");
     let large = space.free_bytes - LEFT_BYTES;
-    first.node.run(&format!("fallocate -l {large} {POOL}/volumes/{ID}/large"))?;
+    first.node.run(&format!("cd {POOL}/volumes/{ID}; mkdir small; fallocate -l {large} large"))?;
     let seed = SEED.to_string();
     let mut writer = mounted.client.spawn(&[GUEST_BINARY, "record-writes", &mounted.at, &seed])?;
     let until = Duration::from_secs(120);
