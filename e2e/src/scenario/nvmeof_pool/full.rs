@@ -83,7 +83,8 @@ pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     ensure!(filled.no_space, "it was not full: {filled:?}");
 
     // What is deleted is free again.
-    again.client.run(&format!("rm {0}/large {0}/more; rm -r {0}/small", again.at))?;
+    // Not even its name may have had room.
+    again.client.run(&format!("rm {0}/large; rm -f {0}/more; rm -r {0}/small", again.at))?;
     let shards =
         Shards { folder: again.at.as_str().into(), prefix: "s".into(), count: 4, bytes: 4 * MIB, seed: SEED };
     let sums: Vec<Sum> = again.client.call_within("write-shards", &shards, Duration::from_secs(60))?;
