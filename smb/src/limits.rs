@@ -89,6 +89,10 @@ pub const REMOVALS_PER_CREATE_MAX: usize = 16;
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.
 pub const DIR_BATCH_ENTRIES: usize = 512;
+/// The same once the clients of the volume have left [`DIR_PENDING_PER_VOLUME_MAX`] entries unread.
+pub const DIR_BATCH_SHORT_ENTRIES: usize = 8;
+/// Directory entries of one volume that were fetched and do not fit in the answer yet, over all opens. At most some 400 bytes each.
+pub const DIR_PENDING_PER_VOLUME_MAX: u64 = 262_144;
 /// Ranges in one answer to FSCTL_QUERY_ALLOCATED_RANGES.
 pub const ALLOCATED_RANGES_MAX: usize = 4096;
 /// Chunks of one SRV_COPYCHUNK ([MS-SMB2] 3.3.3 ServerSideCopyMaxNumberofChunks).

@@ -158,7 +158,8 @@ impl FileTable {
         let ended = match file.leave(open, server) {
             Left::Stays => Ended::Stays,
             Left::Doomed => Ended::Doomed,
-            Left::Goes { link, named_by } => {
+            Left::Goes { link, path, named_by } => {
+                self.paths.begin_unlink(file.key(), link, path);
                 let by = named_by.unwrap_or_else(|| open.handle.clone());
                 Ended::Goes(by, Unlink::new(&open.volume, file, link))
             }
@@ -179,12 +180,14 @@ impl FileTable {
         }
         let file = Arc::new(FileState::new(key));
         let link = file.undo(path);
+        self.paths.begin_unlink(key, link, path.clone());
         self.files.insert(key, Arc::clone(&file));
         Some(Unlink::new(volume, &file, link))
     }
 
     /// Who may go on now.
     fn unlinked(&mut self, file: &Arc<FileState>, link: LinkId) -> Vec<Waiter> {
+        self.paths.end_unlink(file.key(), link);
         if let Some(path) = file.unlinked(link) {
             self.paths.removed(&path, file.key());
         }
@@ -194,11 +197,6 @@ impl FileTable {
 
     pub(super) fn paths(&mut self) -> &mut PathsInUse {
         &mut self.paths
-    }
-
-    /// Whether such a name is being removed.
-    pub(super) fn is_any_unlinking(&self, which: impl Fn(&RelPath) -> bool) -> bool {
-        self.files.values().any(|file| file.is_any_unlinking(&which))
     }
 
     /// A request does not wait any more until a rename or what is in its way has ended.

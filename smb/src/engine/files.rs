@@ -91,6 +91,7 @@ pub(super) enum Left {
     /// It goes now.
     Goes {
         link: LinkId,
+        path: RelPath,
         /// The handle that gave it the name, where it was not made by that.
         named_by: Option<FsHandle>,
     },
@@ -206,9 +207,10 @@ impl FileState {
         if inner.opens.iter().any(|o| o.link == link) {
             return if inner.links.is_doomed(link) { Left::Doomed } else { Left::Stays };
         }
-        match inner.links.last_closed(link) {
-            Some(named_by) => Left::Goes { link, named_by },
-            None => Left::Stays,
+        let path = inner.links.path(link).cloned();
+        match (inner.links.last_closed(link), path) {
+            (Some(named_by), Some(path)) => Left::Goes { link, path, named_by },
+            _ => Left::Stays,
         }
     }
 
@@ -230,11 +232,6 @@ impl FileState {
     /// A name that was to go has been removed, or could not be; which one.
     pub(super) fn unlinked(&self, link: LinkId) -> Option<RelPath> {
         self.inner().links.forget(link)
-    }
-
-    /// Whether such a name of it is being removed.
-    pub(super) fn is_any_unlinking(&self, which: impl Fn(&RelPath) -> bool) -> bool {
-        self.inner().links.is_any_unlinking(which)
     }
 
     pub(super) fn open_count(&self) -> usize {

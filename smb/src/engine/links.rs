@@ -4,7 +4,7 @@
 use crate::fs::{FsHandle, RelPath};
 
 /// One name of one file, for as long as it is open or being removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LinkId(u64);
 
 /// [MS-FSA] Link.IsDeleted, and what follows from it.
@@ -100,10 +100,6 @@ impl Links {
     pub(super) fn forget(&mut self, id: LinkId) -> Option<RelPath> {
         let at = self.links.iter().position(|link| link.id == id)?;
         Some(self.links.swap_remove(at).path)
-    }
-
-    pub(super) fn is_any_unlinking(&self, which: impl Fn(&RelPath) -> bool) -> bool {
-        self.links.iter().any(|link| link.fate == Fate::Unlinking && which(&link.path))
     }
 
     /// Whether there are neither opens nor removals under way.

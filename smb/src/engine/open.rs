@@ -82,6 +82,8 @@ pub(crate) struct DirectoryCursor {
     pub(crate) pattern: Option<String>,
     /// Fetched from the backend, not yet sent, in reverse order (pop from the end).
     pub(crate) pending: Vec<DirEntry>,
+    /// What `pending` takes of the volume's limit. Short fetches are not counted.
+    pub(crate) counted: Option<Taken>,
     /// How many of `.` and `..` were sent.
     pub(crate) dots_sent: u8,
     /// The backend has no more.
@@ -90,6 +92,32 @@ pub(crate) struct DirectoryCursor {
     pub(crate) any: bool,
     /// The backend's next fetch begins anew.
     pub(crate) restart: bool,
+}
+
+impl DirectoryCursor {
+    /// Takes in what was fetched, and what that takes of the volume's limit.
+    pub(crate) fn fetched(&mut self, mut entries: Vec<DirEntry>, counted: Option<Taken>) {
+        self.end |= entries.is_empty();
+        entries.reverse();
+        // Another query on the same open may have fetched meanwhile: its entries came first.
+        entries.append(&mut self.pending);
+        self.pending = entries;
+        match (&mut self.counted, counted) {
+            (Some(all), Some(more)) => all.join(more),
+            (none, more) => *none = more.or(none.take()),
+        }
+    }
+
+    /// An answer is complete: what it has taken from `pending` does not count any more.
+    pub(crate) fn settle(&mut self) {
+        if self.pending.is_empty() {
+            // Its memory, too: the open may stay for long.
+            self.pending = Vec::new();
+            self.counted = None;
+        } else if let Some(counted) = &mut self.counted {
+            counted.keep(self.pending.len() as u64);
+        }
+    }
 }
 
 impl OpenState {

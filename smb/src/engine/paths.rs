@@ -6,9 +6,10 @@
 //! in its way are gone. It holds nothing while it waits for other moves, and pins wait for nothing but a break, which has its
 //! time: nothing waits in a circle.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use super::links::LinkId;
 use super::open::Open;
 use super::oplocks::Waiter;
 use super::volume::Volume;
@@ -20,6 +21,8 @@ use crate::limits;
 pub(super) struct PathsInUse {
     pins: HashMap<u64, Pinned>,
     moves: HashMap<u64, Moving>,
+    /// Names that backends are removing. Few, unlike the files of a volume that are open.
+    unlinking: BTreeMap<(FileKey, LinkId), RelPath>,
     /// Woken when a pin or a move has ended.
     waiters: Vec<Waiter>,
     last_id: u64,
@@ -95,6 +98,16 @@ impl PathsInUse {
         }
     }
 
+    /// A backend is to remove the name at `path`.
+    pub(super) fn begin_unlink(&mut self, key: FileKey, link: LinkId, path: RelPath) {
+        self.unlinking.insert((key, link), path);
+    }
+
+    /// The name has been removed, or could not be.
+    pub(super) fn end_unlink(&mut self, key: FileKey, link: LinkId) {
+        self.unlinking.remove(&(key, link));
+    }
+
     fn begin_move(&mut self, moving: Moving, waiter: Waiter) -> Option<u64> {
         if self.moves.values().any(|other| other.touches(&moving)) {
             self.wait(waiter);
@@ -105,8 +118,10 @@ impl PathsInUse {
         Some(id)
     }
 
-    fn is_pinned(&self, id: u64) -> bool {
-        self.moves.get(&id).is_some_and(|moving| self.pins.values().any(|pin| moving.covers(&pin.path)))
+    /// Whether something is being opened or removed by the names of this move or below them.
+    fn is_blocked(&self, id: u64) -> bool {
+        let Some(moving) = self.moves.get(&id) else { return false };
+        self.pins.values().map(|pin| &pin.path).chain(self.unlinking.values()).any(|path| moving.covers(path))
     }
 }
 
@@ -181,9 +196,8 @@ impl Move {
     /// Whether nothing is being opened or removed by its names or below. `waiter` is woken when that may have changed.
     pub(crate) fn is_clear(&self, waiter: Waiter) -> bool {
         let mut files = self.volume.files();
-        let is_removed = files.is_any_unlinking(|path| is_at(path, &self.from) || is_at(path, &self.to));
         let paths = files.paths();
-        let clear = !is_removed && !paths.is_pinned(self.id);
+        let clear = !paths.is_blocked(self.id);
         if !clear {
             paths.wait(waiter);
         }
@@ -219,6 +233,7 @@ impl Drop for Move {
 mod tests {
     use super::*;
     use crate::engine::ConnectionId;
+    use crate::engine::links::Links;
 
     const WAITER: Waiter = Waiter { connection: ConnectionId(1), token: 1 };
 
@@ -240,7 +255,7 @@ mod tests {
         for free in ["", "d", "d/ef", "d/f", "xy"] {
             assert!(paths.pin(&path(free), WAITER).is_some(), "{free}");
         }
-        assert!(!paths.is_pinned(id));
+        assert!(!paths.is_blocked(id));
         assert_eq!(paths.take_waiters(), [WAITER], "once");
     }
 
@@ -249,9 +264,23 @@ mod tests {
         let mut paths = PathsInUse::default();
         let pin = paths.pin(&path("d/e/f"), WAITER).expect("no move");
         let id = paths.begin_move(moving("d", "x"), WAITER).expect("pins do not keep it from beginning");
-        assert!(paths.is_pinned(id));
+        assert!(paths.is_blocked(id));
         paths.pins.remove(&pin);
-        assert!(!paths.is_pinned(id));
+        assert!(!paths.is_blocked(id));
+    }
+
+    #[test]
+    fn a_move_waits_for_names_below_that_are_being_removed() {
+        let mut paths = PathsInUse::default();
+        let key = FileKey { dev: 1, ino: 7 };
+        let link = Links::default().enter(&path("d/e/f"));
+        let id = paths.begin_move(moving("d", "x"), WAITER).expect("nothing is in its way");
+        paths.begin_unlink(key, link, path("y"));
+        assert!(!paths.is_blocked(id), "another name");
+        paths.begin_unlink(key, link, path("d/e/f"));
+        assert!(paths.is_blocked(id));
+        paths.end_unlink(key, link);
+        assert!(!paths.is_blocked(id));
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl Taken {
         self.amount += std::mem::take(&mut other.amount);
     }
 
+    /// Gives back all but `amount`.
+    pub(crate) fn keep(&mut self, amount: u64) {
+        self.give_back(self.amount.saturating_sub(amount));
+    }
+
     /// Gives a part of it back.
     pub(crate) fn give_back(&mut self, amount: u64) {
         let amount = amount.min(self.amount);
@@ -66,6 +71,10 @@ mod tests {
         second.give_back(2);
         third.join(second);
         assert!(tally.take(3).is_none() && tally.take(2).is_some());
+        third.keep(9);
+        assert!(tally.take(3).is_none(), "nothing to give back");
+        third.keep(1);
+        assert!(tally.take(10).is_none() && tally.take(9).is_some());
         drop(third);
         assert_eq!(tally.used.load(Ordering::Relaxed), 0);
     }

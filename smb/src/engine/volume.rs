@@ -102,6 +102,8 @@ pub(crate) struct Used {
     pub(crate) waiting: Tally,
     /// Bytes of their frames.
     pub(crate) parked_bytes: Tally,
+    /// Directory entries that were fetched and not sent yet.
+    pub(crate) listed: Tally,
 }
 
 impl Default for Used {
@@ -113,6 +115,7 @@ impl Default for Used {
             locks: Tally::new(limits::LOCKS_PER_VOLUME_MAX),
             waiting: Tally::new(limits::ASYNC_PER_VOLUME_MAX),
             parked_bytes: Tally::new(limits::PARKED_BYTES_PER_VOLUME_MAX),
+            listed: Tally::new(limits::DIR_PENDING_PER_VOLUME_MAX),
         }
     }
 }

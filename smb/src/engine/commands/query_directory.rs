@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::engine::names;
 use crate::engine::open::{DirectoryCursor, Open};
 use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::tally::{Taken, Tally};
 use crate::fs::{DirEntry, FileKey, FsOpKind, FsReply, Stat};
 use crate::limits;
 use crate::status::NtStatus;
@@ -23,6 +24,8 @@ struct Query {
     limit: usize,
     single: bool,
     output: Output,
+    /// What the fetch under way takes of the volume's limit.
+    counted: Option<Taken>,
 }
 
 /// Entries as they will be sent.
@@ -81,7 +84,7 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
         }
     }
     let single = request.flags.contains(Flags::RETURN_SINGLE_ENTRY);
-    Ok(Query { open, class, limit, single, output: Output { bytes: Vec::new(), last: None } })
+    Ok(Query { open, class, limit, single, output: Output { bytes: Vec::new(), last: None }, counted: None })
 }
 
 /// What to do next.
@@ -99,7 +102,10 @@ enum Next {
 fn fill(mut query: Query) -> Step {
     match query.advance() {
         Next::Full => query.answer_full(),
-        Next::Nothing(status) => Step::Fail(status),
+        Next::Nothing(status) => {
+            query.open.state().directory.settle();
+            Step::Fail(status)
+        }
         Next::Dots => Step::Fs(
             FsOpKind::Stat { handle: query.open.handle.clone() },
             Box::new(move |_, result| match result {
@@ -131,7 +137,7 @@ fn fill(mut query: Query) -> Step {
 
 impl Query {
     fn advance(&mut self) -> Next {
-        let Self { open, class, limit, single, output } = self;
+        let Self { open, class, limit, single, output, counted } = self;
         let cursor = &mut open.state().directory;
         let Some(pattern) = cursor.pattern.clone() else { return Next::Nothing(NtStatus::INTERNAL_ERROR) };
         if cursor.dots_sent < 2 {
@@ -164,14 +170,15 @@ impl Query {
         // Not many more than fit: what is kept for the next query grows stale.
         let room =
             limit.saturating_sub(output.bytes.len()) / (DirEncoder::fixed_len(*class).unwrap_or(1) + 2);
-        let limit = room.clamp(1, limits::DIR_BATCH_ENTRIES);
+        let limit;
+        (limit, *counted) = batch(room, &open.volume.used.listed);
         Next::Fetch(FsOpKind::ReadDir { handle, restart: std::mem::take(&mut cursor.restart), limit })
     }
 
     /// `.` and `..`, of which the parent's own attributes are not told: clients look at the names only. False where they
     /// do not fit.
     fn dots(&mut self, stat: &Stat) -> bool {
-        let Self { open, class, limit, single, output } = self;
+        let Self { open, class, limit, single, output, .. } = self;
         let cursor = &mut open.state().directory;
         let Some(pattern) = cursor.pattern.clone() else { return false };
         while let Some(dot) = DOTS.get(usize::from(cursor.dots_sent)) {
@@ -190,6 +197,7 @@ impl Query {
 
     /// [MS-FSA] 2.1.5.6.3 would cut the first name where not even that fits; half a name is of no use to anyone.
     fn answer_full(self) -> Step {
+        self.open.state().directory.settle();
         if self.output.is_empty() {
             return Step::Fail(NtStatus::INFO_LENGTH_MISMATCH);
         }
@@ -198,13 +206,18 @@ impl Query {
         Step::Reply(Reply::ok(body))
     }
 
-    fn fetched(&mut self, mut entries: Vec<DirEntry>) {
-        let cursor = &mut self.open.state().directory;
-        cursor.end |= entries.is_empty();
-        entries.reverse();
-        // Another query on the same open may have fetched meanwhile: its entries came first.
-        entries.append(&mut cursor.pending);
-        cursor.pending = entries;
+    fn fetched(&mut self, entries: Vec<DirEntry>) {
+        self.open.state().directory.fetched(entries, self.counted.take());
+    }
+}
+
+/// How many entries to fetch where `room` of the shortest would fit, and what they take of the volume's limit. The rest of what
+/// is fetched stays in memory until the client asks again, or for as long as the directory is open.
+fn batch(room: usize, listed: &Tally) -> (usize, Option<Taken>) {
+    let limit = room.clamp(1, limits::DIR_BATCH_ENTRIES);
+    match listed.take(limit as u64) {
+        Some(counted) => (limit, Some(counted)),
+        None => (limit.min(limits::DIR_BATCH_SHORT_ENTRIES), None),
     }
 }
 
@@ -245,5 +258,48 @@ impl Output {
             self.bytes[last..last + 4].copy_from_slice(&next.to_le_bytes());
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::FileTimes;
+
+    fn entry(name: &str) -> DirEntry {
+        let times = FileTimes::default();
+        let key = FileKey { dev: 1, ino: 1 };
+        let stat = Stat { key, times, end_of_file: 0, allocation_size: 0, attributes: 0, links: 1, directory: false };
+        DirEntry { name: name.into(), stat }
+    }
+
+    #[test]
+    fn entries_that_stay_in_memory_are_counted_and_fetches_are_short_without_room() {
+        let listed = Tally::new(600);
+        let (limit, counted) = batch(10_000, &listed);
+        assert_eq!(limit, limits::DIR_BATCH_ENTRIES);
+        let mut cursor = DirectoryCursor::default();
+        cursor.fetched((0..512).map(|n| entry(&n.to_string())).collect(), counted);
+        let (limit, uncounted) = batch(10_000, &listed);
+        assert!(uncounted.is_none());
+        assert_eq!(limit, limits::DIR_BATCH_SHORT_ENTRIES);
+        assert_eq!(batch(0, &listed).0, 1, "one at least");
+        // An answer takes 500 of them.
+        cursor.pending.truncate(12);
+        cursor.settle();
+        assert_eq!(batch(512, &listed).0, 512);
+        cursor.pending.clear();
+        cursor.settle();
+        assert!(listed.take(600).is_some(), "all is given back");
+    }
+
+    #[test]
+    fn what_a_closed_directory_has_left_unread_is_given_back() {
+        let listed = Tally::new(512);
+        let mut cursor = DirectoryCursor::default();
+        cursor.fetched(vec![entry("a")], batch(512, &listed).1);
+        assert!(listed.take(1).is_none());
+        drop(cursor);
+        assert!(listed.take(512).is_some());
     }
 }
