@@ -307,6 +307,7 @@ mod tests {
         assert!(other.is_its_turn() && other.has_room() && one.has_room());
         drop(answer);
         assert!(one.charge(COUNTED_ANSWER_BYTES_MIN - 1).is_none());
+        assert!(one.charge(16 << 10).is_some(), "a listing, as clients ask for it");
     }
 
     #[test]

@@ -104,7 +104,6 @@ fn a_server_serves_with_and_without_rdma_and_says_which() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
-    // `./test` shows this line.
     match here {
         Ok(devices) => {
             println!("RDMA on this host: {devices}. The server takes connections over it and over TCP.")

@@ -12,6 +12,7 @@ use crate::guest::calls::nvmeof::{Held, Outcome, Seen, Written};
 use crate::guest::calls::nvmet::{AllowedHost, Offer, Offered};
 use crate::lab::{Lab, Node};
 use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
+use crate::wait::Hopeless;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
@@ -475,7 +476,7 @@ fn grown(
     says: &dyn Fn(u64) -> Result<Says>,
 ) -> Result<String> {
     host.wait_until("the server serves", Duration::from_secs(60), || {
-        ensure!(host.service_runs("grown-server")?, "it has ended");
+        Hopeless::unless(host.service_runs("grown-server")?, || "it has ended".into())?;
         Ok(host.run("cat /var/log/grown-server.log")?.contains(" serving"))
     })?;
     let bytes = || -> Result<u64> {
