@@ -88,7 +88,7 @@ pub struct Verdict {
     pub reason: Reason,
     /// The reason in a sentence, with what would mend it.
     pub message: String,
-    /// Whether it comes before others that fit: it has the RDMA port that is preferred.
+    /// Whether it comes before others: it has the RDMA port that is preferred.
     pub preferred: bool,
     /// Its failure domain; empty where instances are not spread or the node has no such label.
     pub domain: String,
@@ -175,10 +175,13 @@ fn judge_node(
             })
         })
         .or_else(|| objection.cloned());
-    if let Some((reason, message)) = refusal {
-        return verdict(reason, message, false);
-    }
     let rdma = &spec.placement.rdma;
+    if let Some((reason, message)) = refusal {
+        // Where the scheduler finds no room, its place in the order of nodes says which one is tried next.
+        let ordered = reason == Reason::Unschedulable && rdma.requirement != RdmaRequirement::None;
+        let preferred = ordered && fitting_port(rdma, name, storage).is_ok();
+        return verdict(reason, message, preferred);
+    }
     match (rdma.requirement, fitting_port(rdma, name, storage)) {
         (RdmaRequirement::None, _) => verdict(Reason::Fits, String::new(), false),
         (_, Ok(port)) => verdict(Reason::Fits, port, true),
@@ -452,7 +455,8 @@ pub struct Seat {
 }
 
 /// Gives every instance its node. Bound ones keep theirs, whatever has become of it; others keep theirs while it fits,
-/// so that nothing moves without need; the rest get the best that is left, in order of the instances.
+/// so that nothing moves without need; the rest get the best that is left, in order of the instances. One for which its node has no
+/// room gets the next best after that node, and after the last the first: that those before had no room is not remembered.
 #[must_use]
 pub fn assign(
     spec: &StorageClusterSpec,
@@ -480,6 +484,12 @@ pub fn assign(
         }
         let counts = domains(verdicts, &given);
         let least = counts.values().copied().min().unwrap_or_default();
+        let rank = |v: &Verdict| {
+            (!v.preferred, counts.get(v.domain.as_str()).copied().unwrap_or_default(), v.node.clone())
+        };
+        let refused = seats.get(name).and_then(|seat| {
+            verdicts.iter().find(|v| v.node == seat.node && v.reason == Reason::Unschedulable).map(rank)
+        });
         let best = verdicts
             .iter()
             .filter(|v| v.fits() && !taken(&given, &v.node))
@@ -489,7 +499,8 @@ pub fn assign(
                 spread.when_unsatisfiable == WhenUnsatisfiable::ScheduleAnyway || skew <= spread.max_skew
             })
             .min_by_key(|v| {
-                (!v.preferred, counts.get(v.domain.as_str()).copied().unwrap_or_default(), v.node.as_str())
+                let rank = rank(v);
+                (refused.as_ref().is_some_and(|refused| rank <= *refused), rank)
             });
         if let Some(best) = best {
             given.insert(name.clone(), Seat { node: best.node.clone(), bound: false });

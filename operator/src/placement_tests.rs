@@ -228,6 +228,22 @@ fn instances_get_nodes_of_their_own_preferred_ones_first_and_in_one_order() {
 }
 
 #[test]
+fn after_a_node_without_room_comes_the_next_in_order_and_after_the_last_the_first() {
+    let spec = spec(json!({}));
+    let full = |name: &str, preferred| Verdict { reason: Reason::Unschedulable, ..fit(name, preferred, "") };
+    let on = |node: &'static str, nodes: &[Verdict]| given(&spec, 1, &[("a-0", node, false)], nodes);
+    // In order: n2, n4, n1, n3.
+    let order = [("n2", "n4"), ("n4", "n1"), ("n1", "n3"), ("n3", "n2")];
+    for (node, next) in order {
+        let nodes = [fit("n1", false, ""), fit("n2", true, ""), fit("n3", false, ""), fit("n4", true, "")]
+            .map(|v| if v.node == node { full(node, v.preferred) } else { v });
+        assert_eq!(on(node, &nodes), pairs(&[("a-0", next)]), "after {node}");
+    }
+    // One that is left for another reason gets the best there is.
+    assert_eq!(on("n2", &[fit("n1", true, ""), unfit("n2"), fit("n3", true, "")]), pairs(&[("a-0", "n1")]));
+}
+
+#[test]
 fn bound_instances_never_move_and_others_only_when_they_must() {
     let spec = spec(json!({}));
     let nodes = [fit("n1", true, ""), fit("n2", true, ""), unfit("n3")];

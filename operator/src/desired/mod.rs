@@ -486,16 +486,23 @@ fn unschedulable(cluster: &StorageCluster, observed: &Observed) -> Objections {
         let Some(refused) = refused else { continue };
         let since = refused.last_transition_time.as_ref().map_or(observed.now, |t| t.0);
         let waited = Duration::try_from(observed.now.duration_since(since)).unwrap_or_default();
-        let set = observed.stateful_sets.get(instance);
-        let node = set.and_then(|s| s.metadata.annotations.as_ref()?.get(names::ANNOTATION_NODE));
-        if let Some(node) = node.filter(|_| waited >= UNSCHEDULABLE_MAX) {
+        if let Some(node) = pinned_to(pod).filter(|_| waited >= UNSCHEDULABLE_MAX) {
             let why = refused.message.as_deref().unwrap_or_default();
             let message =
                 format!("the scheduler finds no room for {instance} of {}: {why}", cluster.name_any());
-            found.insert(node.clone(), (Reason::Unschedulable, message));
+            found.insert(node.to_owned(), (Reason::Unschedulable, message));
         }
     }
     found
+}
+
+/// The node that a pod was made for. Its StatefulSet may have another one by now.
+fn pinned_to(pod: &Pod) -> Option<&str> {
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;
+    let mut fields = terms.iter().flat_map(|t| t.match_fields.iter().flatten());
+    let name = fields.find(|f| f.key == "metadata.name" && f.operator == "In")?;
+    name.values.as_ref()?.first().map(String::as_str)
 }
 
 /// The server certificates that ought to be: instance and the address it is reached at.

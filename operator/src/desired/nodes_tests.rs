@@ -111,6 +111,39 @@ fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
     assert!(told.message.contains("Insufficient cpu"), "{told:?}");
 }
 
+/// Only the present node's refusal is seen: those before must not be tried again until all others have been.
+#[test]
+fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
+    let mut cluster = cluster(json!({ "instances": 1 }));
+    let mut observed = observed();
+    let mut tried = Vec::new();
+    for _ in 0..5 {
+        settle(&mut cluster, &mut observed, 1000);
+        // The new pod finds no room either.
+        let mut pod = serde_json::to_value(&observed.pods["a-0"]).expect("JSON");
+        let since = now() - k8s_openapi::jiff::SignedDuration::from_secs(300);
+        pod["status"] = json!({ "conditions": [{ "type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "Insufficient cpu", "lastTransitionTime": since.to_string() }] });
+        pod["spec"]["nodeName"] = Value::Null;
+        observed.pods.insert("a-0".to_owned(), serde_json::from_value(pod).expect("a Pod"));
+        observed.reports.clear();
+        observed.bound.clear();
+        observed.recorded.clear();
+        let node = cluster.status.as_ref().expect("a status").instances[0].node.clone();
+        let pinned = pinned_to(&observed.pods["a-0"]).expect("a node").to_owned();
+        if node == pinned {
+            tried.push(node);
+            continue;
+        }
+        // The StatefulSet is for another node now, and the pod of the one before is still there: that is no refusal of the new node.
+        let again = desired(&cluster, &settings(), &observed);
+        assert_eq!(again.status.instances[0].node, node, "it stays there for a try");
+        // The pod is made again.
+        observed.pods.remove("a-0");
+    }
+    assert_eq!(tried, ["n1", "n2", "n3"]);
+}
+
 #[test]
 fn the_bundled_target_always_lets_in_the_instances_own_node() {
     let mut cluster = target_cluster();
