@@ -121,3 +121,10 @@ const _: () = assert!(BACKOFF_MAX.as_secs() * 2 < PASS_AGE_MAX.as_secs());
 /// A pod that the scheduler finds no room for waits for so long on the node that was chosen; then another one is tried, where the
 /// instance is bound to none.
 pub const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(120);
+
+/// Events of one object and reason that are read at most, to tell why a pod does not come up. They come in no order of time.
+pub const EVENTS_READ_MAX: u32 = 50;
+/// Events of longer ago than this say nothing of a mount that fails now: the kubelet tries at least every two minutes or so.
+pub const MOUNT_FAILURE_AGE_MAX: Duration = Duration::from_secs(600);
+/// As [`MOUNT_FAILURE_AGE_MAX`], of a pod that cannot be made: the StatefulSet controller's delay between two tries grows to 1000 s.
+pub const CREATION_FAILURE_AGE_MAX: Duration = Duration::from_secs(1200);

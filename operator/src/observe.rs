@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_api::cluster::StorageCluster;
 use forebay_api::names;
@@ -20,6 +21,7 @@ use serde::de::DeserializeOwned;
 
 use crate::admin::Identity;
 use crate::desired::{Observed, objects, ordinal, status};
+use crate::limits::{CREATION_FAILURE_AGE_MAX, EVENTS_READ_MAX, MOUNT_FAILURE_AGE_MAX};
 use crate::reconcile::Context;
 use crate::reports::Visit;
 
@@ -150,6 +152,25 @@ async fn storage_classes(
     Ok(classes)
 }
 
+/// What the newest of some Events says. They come in no order of time, and what was long ago says nothing of now.
+fn latest(events: Vec<Event>, now: Timestamp, age_max: Duration) -> Option<String> {
+    let recent = events.into_iter().filter_map(|event| {
+        let at = last_seen(&event)?;
+        let age = Duration::try_from(now.duration_since(at)).unwrap_or_default();
+        (age <= age_max).then_some((at, event.message?))
+    });
+    recent.max_by_key(|(at, _)| *at).map(|(_, message)| message)
+}
+
+/// When an Event happened last: whoever writes it fills in some of these.
+fn last_seen(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().and_then(|s| s.last_observed_time.as_ref()).map(|t| t.0);
+    let last = event.last_timestamp.as_ref().map(|t| t.0);
+    let at = event.event_time.as_ref().map(|t| t.0);
+    let made = event.metadata.creation_timestamp.as_ref().map(|t| t.0);
+    [series, last, at].into_iter().flatten().max().or(made)
+}
+
 /// What Events say of pods whose volumes cannot be mounted: the pod's own status does not tell. Best effort.
 async fn mount_failures(
     client: &Client,
@@ -166,9 +187,9 @@ async fn mount_failures(
             continue;
         }
         let fields = format!("involvedObject.uid={},reason=FailedMount", pod.uid().unwrap_or_default());
-        match api.list(&ListParams::default().fields(&fields).limit(5)).await {
+        match api.list(&ListParams::default().fields(&fields).limit(EVENTS_READ_MAX)).await {
             Ok(events) => {
-                if let Some(message) = events.items.into_iter().filter_map(|e| e.message).next_back() {
+                if let Some(message) = latest(events.items, Timestamp::now(), MOUNT_FAILURE_AGE_MAX) {
                     failures.insert(instance.clone(), message);
                 }
             }
@@ -189,9 +210,9 @@ async fn creation_failures(
     let api: Api<Event> = Api::namespaced(client.clone(), namespace);
     for (instance, set) in sets.iter().filter(|(instance, _)| !pods.contains_key(*instance)) {
         let fields = format!("involvedObject.uid={},reason=FailedCreate", set.uid().unwrap_or_default());
-        match api.list(&ListParams::default().fields(&fields).limit(5)).await {
+        match api.list(&ListParams::default().fields(&fields).limit(EVENTS_READ_MAX)).await {
             Ok(events) => {
-                if let Some(message) = events.items.into_iter().filter_map(|e| e.message).next_back() {
+                if let Some(message) = latest(events.items, Timestamp::now(), CREATION_FAILURE_AGE_MAX) {
                     failures.insert(instance.clone(), message);
                 }
             }
@@ -255,4 +276,40 @@ pub fn visits(
             Some((instance.clone(), visit))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn event(message: &str, times: serde_json::Value) -> Event {
+        let mut event = json!({ "metadata": {}, "involvedObject": {}, "message": message });
+        for (key, value) in times.as_object().expect("fields") {
+            event[key.as_str()] = value.clone();
+        }
+        serde_json::from_value(event).expect("an Event")
+    }
+
+    #[test]
+    fn the_newest_event_counts_wherever_its_time_is_and_none_of_long_ago() {
+        let now: Timestamp = "2026-01-01T12:00:00Z".parse().expect("a moment");
+        let old = || event("old", json!({ "lastTimestamp": "2026-01-01T11:49:59Z" }));
+        let last = || event("last", json!({ "lastTimestamp": "2026-01-01T11:55:00Z" }));
+        let once = || event("once", json!({ "eventTime": "2026-01-01T11:56:00.000000Z" }));
+        let often = || {
+            let series = json!({ "count": 9, "lastObservedTime": "2026-01-01T11:57:00.000000Z" });
+            event("often", json!({ "eventTime": "2026-01-01T01:00:00.000000Z", "series": series }))
+        };
+        let made = || event("made", json!({ "metadata": { "creationTimestamp": "2026-01-01T11:58:00Z" } }));
+        let ahead = || event("ahead", json!({ "lastTimestamp": "2026-01-01T12:00:03Z" }));
+        let told = |events: Vec<Event>| latest(events, now, Duration::from_secs(600));
+        assert_eq!(told(vec![last(), old()]).as_deref(), Some("last"), "it is not the last of the list");
+        assert_eq!(told(vec![once(), last(), old()]).as_deref(), Some("once"));
+        assert_eq!(told(vec![often(), once(), last()]).as_deref(), Some("often"));
+        assert_eq!(told(vec![made(), often(), once()]).as_deref(), Some("made"));
+        assert_eq!(told(vec![ahead(), made()]).as_deref(), Some("ahead"), "clocks differ a little");
+        assert_eq!(told(vec![old(), event("never", json!({}))]), None);
+        assert_eq!(told(vec![]), None);
+    }
 }
