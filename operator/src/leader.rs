@@ -3,6 +3,8 @@
 //! Another's Lease is judged by the time since it was last *seen* to change, never by the clock in it, so that clocks may
 //! differ.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -10,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, ResourceExt as _};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::time::timeout;
 
 use crate::leases::Leases;
@@ -36,12 +39,56 @@ impl Timing {
     }
 }
 
+/// Tells those that write whether another replica can hold the Lease by now: a process that was frozen, or a machine that was suspended, goes
+/// on in the middle of what it did, before [`Candidate::hold`] has noticed.
+#[derive(Clone, Debug)]
+pub struct Tenure {
+    /// Nanoseconds of [`since_boot`] when the last renewal that went well was begun.
+    renewed: Arc<AtomicU64>,
+    duration: Duration,
+}
+
+impl Tenure {
+    /// Begins now, and lasts for so long without being renewed.
+    #[must_use]
+    pub fn new(duration: Duration) -> Self {
+        let renewed = Arc::default();
+        let tenure = Self { renewed, duration };
+        tenure.renew(since_boot());
+        tenure
+    }
+
+    fn renew(&self, asked: Duration) {
+        self.renewed.store(u64::try_from(asked.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Whether no other replica can hold the Lease by now. What is sent right after may still arrive later than that.
+    #[must_use]
+    pub fn lasts(&self) -> bool {
+        let renewed = Duration::from_nanos(self.renewed.load(Ordering::Relaxed));
+        lasts(renewed, since_boot(), self.duration)
+    }
+}
+
+/// A Lease that was renewed then and is good for so long is still held now.
+fn lasts(renewed: Duration, now: Duration, duration: Duration) -> bool {
+    now.saturating_sub(renewed) < duration
+}
+
+/// Time since the machine was started, that in which it was suspended included, which [`Instant`] leaves out.
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    let seconds = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or_default());
+    seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).unwrap_or_default())
+}
+
 /// One who stands for election.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     api: Api<Lease>,
     identity: String,
     timing: Timing,
+    tenure: Tenure,
     /// Told of renewals that fail: those of kubelets may, too.
     leases: Option<Leases>,
 }
@@ -53,7 +100,14 @@ impl Candidate {
     /// Stands for election under a name that nobody else has.
     #[must_use]
     pub fn new(client: Client, namespace: &str, identity: String, timing: Timing) -> Self {
-        Self { api: Api::namespaced(client, namespace), identity, timing, leases: None }
+        let tenure = Tenure::new(timing.duration);
+        Self { api: Api::namespaced(client, namespace), identity, timing, tenure, leases: None }
+    }
+
+    /// For how long the Lease is held without doubt; means something only once it was acquired.
+    #[must_use]
+    pub fn tenure(&self) -> Tenure {
+        self.tenure.clone()
     }
 
     /// Says where a renewal fails.
@@ -72,9 +126,12 @@ impl Candidate {
     pub async fn acquire(&self) -> Instant {
         let mut seen: Seen = None;
         loop {
-            let asked = Instant::now();
+            let (asked, asked_at) = (Instant::now(), since_boot());
             match timeout(self.timing.renew_deadline, self.try_acquire(&mut seen)).await {
-                Ok(Ok(true)) => return asked,
+                Ok(Ok(true)) => {
+                    self.tenure.renew(asked_at);
+                    return asked;
+                }
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be read or taken"),
                 Err(_) => tracing::warn!("the API server does not answer"),
@@ -96,9 +153,12 @@ impl Candidate {
                 .saturating_sub(renewed.elapsed())
                 .min(self.timing.renew_deadline / 2);
             // Counted from before the request: the answer may be late.
-            let asked = Instant::now();
+            let (asked, asked_at) = (Instant::now(), since_boot());
             match timeout(left, self.renew()).await {
-                Ok(Ok(true)) => renewed = asked,
+                Ok(Ok(true)) => {
+                    renewed = asked;
+                    self.tenure.renew(asked_at);
+                }
                 Ok(Ok(false)) => {
                     tracing::error!("another holds the Lease");
                     return;
@@ -198,5 +258,31 @@ fn won(result: Result<Lease, kube::Error>) -> Result<bool, kube::Error> {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenure_ends_with_the_lease_that_was_not_renewed() {
+        let s = Duration::from_secs;
+        assert!(lasts(s(100), s(100), s(15)));
+        assert!(lasts(s(100), s(114), s(15)));
+        assert!(!lasts(s(100), s(115), s(15)), "another may hold it from now on");
+        assert!(!lasts(s(100), s(5000), s(15)));
+        assert!(lasts(s(101), s(100), s(15)), "renewed while the question was asked");
+    }
+
+    #[test]
+    fn a_renewal_prolongs_every_copy_of_a_tenure() {
+        // Not longer than any machine that runs this has been up.
+        let tenure = Tenure::new(Duration::from_millis(1));
+        let copy = tenure.clone();
+        tenure.renew(Duration::ZERO);
+        assert!(!copy.lasts(), "it was renewed last when the machine was started");
+        tenure.renew(since_boot() + Duration::from_secs(3600));
+        assert!(copy.lasts());
     }
 }

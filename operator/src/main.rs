@@ -180,8 +180,15 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     };
     let (end, ending) = watch::channel(false);
     let progress = Arc::clone(&health.progress);
-    let work =
-        forebay_operator::run::operate(client, settings, Arc::clone(&metrics), leases, progress, ending);
+    let work = forebay_operator::run::operate(
+        client,
+        settings,
+        Arc::clone(&metrics),
+        leases,
+        candidate.tenure(),
+        progress,
+        ending,
+    );
     let mut work = tokio::spawn(work);
     let held = candidate.hold(since);
     tokio::pin!(held);

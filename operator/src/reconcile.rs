@@ -28,6 +28,7 @@ use crate::desired::objects::{self, ANNOTATION_APPLIED, FIELD_MANAGER, hash, lab
 use crate::desired::rules;
 use crate::desired::{self, CertificatesState, Desired, Observed, PodDeletion, Settings, Target, status};
 use crate::events::{Notice, notices};
+use crate::leader::Tenure;
 use crate::leases::Leases;
 use crate::limits::{BACKOFF_FIRST, BACKOFF_MAX, RECONCILE_TIME_MAX, SOON, UNREADABLE_RESYNC};
 use crate::metrics::{Metrics, OfCluster, Reconciled, Written};
@@ -56,6 +57,11 @@ pub enum ReconcileError {
         "nodes and StorageNodes have not been listed yet: the operator may lack rights, or a definition is missing"
     )]
     NotListed,
+    /// Another replica may work by now.
+    #[error(
+        "the Lease has not been renewed in time, so that another replica may work by now: nothing is written"
+    )]
+    NotLeading,
     /// What was read makes no sense.
     #[error("an object is not what it ought to be: {0}")]
     Object(#[from] serde_json::Error),
@@ -84,6 +90,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// Events.
     pub teller: Teller,
+    /// Whether this replica is the one that works.
+    pub tenure: Tenure,
     /// Whether the loop goes on.
     pub progress: Arc<Progress>,
     /// Failures in a row.
@@ -130,6 +138,13 @@ pub async fn reconcile(guarded: Arc<Guarded>, context: Arc<Context>) -> Result<A
 }
 
 impl Context {
+    /// Refuses to write where another replica may work by now: what was decided here may be older than what that one has written, and
+    /// objects are applied without the version that they were read with. A replica that is stopped just between this and the write is not
+    /// caught.
+    fn still_leads(&self) -> Result<(), ReconcileError> {
+        if self.tenure.lasts() { Ok(()) } else { Err(ReconcileError::NotLeading) }
+    }
+
     /// Counts how a reconciliation ended.
     fn count(
         &self,
@@ -204,6 +219,7 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     }
     let mut observed = observe(context, &cluster).await?;
     let servers = desired::certificates(&cluster, &context.settings, &observed);
+    context.still_leads()?;
     // Where nobody is left who would use them they go, and are not made again.
     let over = deleting && observed.stateful_sets.is_empty() && observed.pods.is_empty();
     let (certificates, identity) = if over {
@@ -216,10 +232,12 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     let visited = visits.clone();
     observed.reports = context.reports.of(&ObjectRef::from_obj(&cluster), visits).await;
     let mut desired = desired::desired(&cluster, &context.settings, &observed);
+    context.still_leads()?;
     if !desired.moves.is_empty() {
         return moves::record(context, &cluster, &observed, &desired.moves).await.map(Some);
     }
     let refusals = execute(context, &cluster, &observed, &desired).await;
+    context.still_leads()?;
     if let Some(refusal) = refusals.first() {
         tell_refusal(&mut desired.status, &cluster, &refusals.join("; "), observed.now);
         tracing::warn!(cluster = cluster.name_any(), refusal, "the API server refused an object");
@@ -319,7 +337,8 @@ fn api_of(context: &Context, kind: &str) -> Api<DynamicObject> {
     }
 }
 
-/// Removes and applies. What the API server refuses is told; one refusal does not keep the rest from being done.
+/// Removes and applies. What the API server refuses is told; one refusal does not keep the rest from being done. Stops where another
+/// replica may work by now.
 async fn execute(
     context: &Context,
     cluster: &StorageCluster,
@@ -332,12 +351,12 @@ async fn execute(
         refusals.push(format!("the record of nodes cannot be changed: {error}"));
         return refusals;
     }
-    for target in &desired.remove {
+    for target in desired.remove.iter().take_while(|_| context.tenure.lasts()) {
         if let Err(error) = remove(context, target).await {
             refusals.push(format!("{} {} cannot be removed: {error}", target.kind, target.name));
         }
     }
-    for object in &desired.objects {
+    for object in desired.objects.iter().take_while(|_| context.tenure.lasts()) {
         if let Err(error) = apply(context, object, observed).await {
             let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
             refusals.push(format!(

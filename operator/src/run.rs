@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
 use crate::desired::Settings;
+use crate::leader::Tenure;
 use crate::leases::Leases;
 use crate::limits::{DEBOUNCE, LISTS_WAIT, PROGRESS_INTERVAL, RECONCILES_AT_ONCE_MAX};
 use crate::metrics::{Metrics, Watched};
@@ -188,12 +189,14 @@ async fn follow<K>(
     }
 }
 
-/// Works until `end` says true, and then finishes what is in hand. `leases` are being watched.
+/// Works until `end` says true, and then finishes what is in hand. `leases` are being watched; `tenure` is that of the Lease which
+/// this replica holds.
 pub async fn operate(
     client: Client,
     settings: Settings,
     metrics: Arc<Metrics>,
     leases: Leases,
+    tenure: Tenure,
     progress: Arc<Progress>,
     mut end: watch::Receiver<bool>,
 ) {
@@ -224,6 +227,7 @@ pub async fn operate(
         clusters: controller.store(),
         reports: reports.clone(),
         leases: leases.clone(),
+        tenure,
         metrics: Arc::clone(&metrics),
         teller,
         progress: Arc::clone(&progress),

@@ -262,6 +262,7 @@ impl Stage {
             self.settings(),
             Arc::clone(&metrics),
             leases,
+            forebay_operator::leader::Tenure::new(Duration::MAX),
             Arc::clone(&progress),
             ending,
         );
