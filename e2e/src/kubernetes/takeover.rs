@@ -172,13 +172,13 @@ impl<'a> Moving<'a> {
     /// Cuts all kubelets off from the API server, and then the operator as well, for longer than it takes to give a node up.
     fn cut_off(&self) -> Result<String> {
         let (stage, lab) = (self.stage, lab(self.stage)?);
-        let (before, progress) = (standing(stage)?, self.progress()?);
+        let before = standing(stage)?;
         let mut cut = CutOff { lab: lab.lab(), chains: Vec::new() };
         cut.add("OUTPUT")?;
         let started = Instant::now();
-        stage.wait("the operator says that takeovers pause", Duration::from_secs(AFTER), || paused(stage))?;
-        let noticed = started.elapsed().as_secs();
         let enough = Duration::from_secs(2 * AFTER);
+        stage.wait("the operator says that takeovers pause", enough, || paused(stage))?;
+        let noticed = started.elapsed().as_secs();
         std::thread::sleep(enough.saturating_sub(started.elapsed()));
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
         // Now nobody can tell the API server anything.
@@ -192,6 +192,8 @@ impl<'a> Moving<'a> {
         }
         stage.wait("takeovers do not pause any more", LONG, || Ok(!paused(stage)?))?;
         wait_ready(stage)?;
+        // Not what was written before and during the cut: the pods get on after it.
+        let progress = self.progress()?;
         // A node that was given up by mistake would be by now.
         std::thread::sleep(Duration::from_secs(AFTER));
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
