@@ -95,19 +95,20 @@ pub(crate) enum Attach<F> {
     /// A server of an earlier epoch may still run on this machine: it ends itself when it sees our key.
     Announcing { leftover: Leftover },
     /// What is mounted is not to be relied on.
-    Ending,
+    Ending { unreserved: bool },
     /// What is mounted is to be gone on with, if the reservation is still ours. It is not taken: between the two looks another
     /// may have had it.
     GoingOn,
-    /// Nothing is mounted here, and the reservation is to be taken.
-    Taking,
+    /// Nothing is mounted here, and the reservation is to be taken. `unreserved`: no host held it when this start looked. Where
+    /// this host did, an earlier start may have preempted another host.
+    Taking { unreserved: bool },
     /// It is ours, but an earlier holder may have something on its way, which is to be waited for. A start that dies here leaves
     /// that to the next.
     Outwaiting,
     /// That has ended, and is to be noted.
     Settling,
-    /// It is ours; what is on the namespace is to be looked at.
-    Looking { owned: Owned, preempted: bool },
+    /// It is ours; what is on the namespace is to be looked at. `unreserved`: no host held it before.
+    Looking { owned: Owned, unreserved: bool },
     /// A file system is to be made.
     Formatting { owned: Owned, force: bool },
     /// The record is to be read before the log is replayed.
@@ -130,7 +131,7 @@ pub(crate) enum Attach<F> {
     Unmounting { failure: F },
     /// It failed since reservation or pool are another's: what is mounted must write nothing.
     Abandoning { failure: F },
-    /// It failed, nothing of ours is there and nobody was put out: whoever else uses the namespace has it back.
+    /// It failed, nothing of ours is there and no host held the reservation before this start: it is free again.
     Releasing { owned: Owned, failure: F },
     /// It failed.
     Failed(F),
@@ -158,32 +159,35 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
             Self::Checking => Self::Searching { before: attempt!(world.check(), Self::Failed) },
             Self::Searching { before } => {
                 let leftover = attempt!(world.leftover(), Self::Failed);
+                let unreserved = before == Check::Lost(Loss::Forgotten);
                 match (before, leftover) {
                     (Check::Lost(Loss::OtherKey(_)), _) => Self::Announcing { leftover },
                     // Only where the reservation was ours all the time is what it has in memory still true.
                     (Check::Held, Leftover::Mounted) => Self::GoingOn,
-                    (_, Leftover::Nothing) => Self::Taking,
-                    (_, Leftover::Mounted | Leftover::Ended) => Self::Ending,
+                    (_, Leftover::Nothing) => Self::Taking { unreserved },
+                    (_, Leftover::Mounted | Leftover::Ended) => Self::Ending { unreserved },
                 }
             }
             Self::Announcing { leftover } => {
                 // No more than that: from the moment in which we take it from another host, this one's kernel may write again.
                 attempt!(world.announce(), Self::Failed);
                 match leftover {
-                    Leftover::Nothing => Self::Taking,
-                    Leftover::Mounted | Leftover::Ended => Self::Ending,
+                    Leftover::Nothing => Self::Taking { unreserved: false },
+                    Leftover::Mounted | Leftover::Ended => Self::Ending { unreserved: false },
                 }
             }
-            Self::Ending => {
+            Self::Ending { unreserved } => {
                 attempt!(world.end_leftover(), Self::Failed);
-                Self::Taking
+                Self::Taking { unreserved }
             }
             Self::GoingOn => match attempt!(world.check(), Self::Failed) {
                 Check::Held => Self::Judging { owned: Owned(()), fresh: false },
                 Check::Lost(loss) => Self::Failed(loss.into()),
             },
-            Self::Taking => match attempt!(world.acquire(), Self::Failed) {
-                Acquired::Settled { preempted } => Self::Looking { owned: Owned(()), preempted },
+            Self::Taking { unreserved } => match attempt!(world.acquire(), Self::Failed) {
+                Acquired::Settled { preempted } => {
+                    Self::Looking { owned: Owned(()), unreserved: unreserved && !preempted }
+                }
                 Acquired::Pending => Self::Outwaiting,
             },
             Self::Outwaiting => {
@@ -191,14 +195,14 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 Self::Settling
             }
             Self::Settling => match attempt!(world.settle(), Self::Failed) {
-                Check::Held => Self::Looking { owned: Owned(()), preempted: true },
+                Check::Held => Self::Looking { owned: Owned(()), unreserved: false },
                 Check::Lost(loss) => Self::Failed(loss.into()),
             },
-            Self::Looking { owned, preempted } => match attempt!(world.look(&owned), Self::Failed) {
+            Self::Looking { owned, unreserved } => match attempt!(world.look(&owned), Self::Failed) {
                 Found::Ours => Self::Peeking { owned },
                 Found::Blank { force } => Self::Formatting { owned, force },
-                Found::NotOurs(failure) if preempted => Self::Failed(failure),
-                Found::NotOurs(failure) => Self::Releasing { owned, failure },
+                Found::NotOurs(failure) if unreserved => Self::Releasing { owned, failure },
+                Found::NotOurs(failure) => Self::Failed(failure),
             },
             Self::Formatting { owned, force } => {
                 attempt!(world.format(&owned, force), Self::Failed);
