@@ -5,7 +5,8 @@
 //! * Nothing that an earlier server left in this machine's memory is written after the reservation was not ours all the time.
 //! * The epoch is read before the log is replayed: one that is older than the pool's writes nothing.
 //! * Once a file system of ours is known to be there, a start that fails keeps the reservation. The machine of the server
-//!   before may still have that file system in memory, and only a reservation refuses what it writes of it.
+//!   before may still have that file system in memory, and only a reservation refuses what it writes of it. It is released
+//!   where the epoch's record names another owner and no host held the reservation before: the owner needs it.
 
 use forebay_nvmeof::{Acquired, Check, Loss};
 
@@ -112,7 +113,7 @@ pub(crate) enum Attach<F> {
     /// A file system is to be made.
     Formatting { owned: Owned, force: bool },
     /// The record is to be read before the log is replayed.
-    Peeking { owned: Owned },
+    Peeking { owned: Owned, unreserved: bool },
     /// To be mounted.
     Mounting { owned: Owned },
     /// The record is to be read from what is mounted. `fresh`: mounted by us.
@@ -199,7 +200,7 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 Check::Lost(loss) => Self::Failed(loss.into()),
             },
             Self::Looking { owned, unreserved } => match attempt!(world.look(&owned), Self::Failed) {
-                Found::Ours => Self::Peeking { owned },
+                Found::Ours => Self::Peeking { owned, unreserved },
                 Found::Blank { force } => Self::Formatting { owned, force },
                 Found::NotOurs(failure) if unreserved => Self::Releasing { owned, failure },
                 Found::NotOurs(failure) => Self::Failed(failure),
@@ -208,10 +209,16 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 attempt!(world.format(&owned, force), Self::Failed);
                 Self::Mounting { owned }
             }
-            Self::Peeking { owned } => {
+            Self::Peeking { owned, unreserved } => {
                 let recorded = attempt!(world.recorded_before_replay(&owned), Self::Failed);
-                attempt!(claim.judge(recorded.as_ref()), |refused: Refused| Self::Failed(refused.into()));
-                Self::Mounting { owned }
+                match claim.judge(recorded.as_ref()) {
+                    Ok(_) => Self::Mounting { owned },
+                    // The owner would find a foreign key and not start. Nothing was written.
+                    Err(refused @ Refused::OtherOwner { .. }) if unreserved => {
+                        Self::Releasing { owned, failure: refused.into() }
+                    }
+                    Err(refused) => Self::Failed(refused.into()),
+                }
             }
             Self::Mounting { owned } => {
                 attempt!(world.mount(&owned), Self::Failed);

@@ -227,6 +227,7 @@ struct Host {
     all: Shared,
     nth: usize,
     epoch: u32,
+    cluster: &'static str,
     format: bool,
     luck: Luck,
     /// A later epoch had recorded itself when this one took the reservation. What changes between that and the mount, by a target
@@ -236,7 +237,7 @@ struct Host {
 
 impl Host {
     fn me(&self) -> Me {
-        let instance = InstanceHash::of("fast-0");
+        let instance = InstanceHash::in_cluster(self.cluster, "fast-0");
         Me::new(instance, Epoch::new(self.epoch).expect("not 0"), host(self.nth))
     }
 
@@ -245,7 +246,7 @@ impl Host {
     }
 
     fn claim(&self) -> Claim {
-        let ours = PoolRecord { epoch: self.epoch.into(), cluster: String::new() };
+        let ours = PoolRecord { epoch: self.epoch.into(), cluster: self.cluster.into() };
         Claim { instance: "fast-0".into(), ours, adopts: None }
     }
 
@@ -395,7 +396,7 @@ impl World for Host {
 }
 
 fn starting(all: &Shared, nth: usize, epoch: u32) -> Host {
-    Host { all: Rc::clone(all), nth, epoch, format: true, luck: Luck::Good, later: false }
+    Host { all: Rc::clone(all), nth, epoch, cluster: "", format: true, luck: Luck::Good, later: false }
 }
 
 /// All steps; the one of this number, counted from 0, has this luck, after which all is good. How many there were.
@@ -540,6 +541,36 @@ fn what_is_not_ours_is_given_back_unless_somebody_was_put_out() {
         let all = all.borrow();
         assert_eq!(all.holder, Some(host(1)), "{epoch}: an earlier epoch may be about to make a file system");
     }
+}
+
+/// Two clusters that have an instance of the same name, and a target that has forgotten its reservations.
+#[test]
+fn a_reservation_on_another_clusters_pool_is_released_unless_a_host_was_preempted() {
+    let all = Shared::default();
+    let of = |cluster, nth, epoch| Host { cluster, ..starting(&all, nth, epoch) };
+    let refused = |nth, epoch| {
+        let (other, _) = run(&mut of("c2", nth, epoch), None);
+        assert!(matches!(&other, Err(Failure::Refused(Refused::OtherOwner { .. }))), "{other:?}");
+        assert_eq!(all.borrow().disk.as_ref().map(|disk| disk.generation), Some(1), "it was not mounted");
+    };
+    run(&mut of("c1", 0, 2), None).0.expect("it is free");
+    all.borrow_mut().forget();
+    // In a lower, the same or a higher epoch.
+    for epoch in [1, 1, 2, 7] {
+        refused(1, epoch);
+        assert_eq!((all.borrow().holder, all.borrow().registrants.len()), (None, 0), "{epoch}");
+    }
+    // A host that it has preempted is refused, also after its next start.
+    acquire(&of("c2", 0, 1).view(), &of("c2", 0, 1).me()).expect("it is free");
+    for _ in 0..2 {
+        refused(1, 7);
+        assert_eq!(all.borrow().holder, Some(host(1)));
+    }
+    all.borrow_mut().forget();
+    // The owner, which ends its old mount first, can take it.
+    refused(1, 7);
+    run(&mut of("c1", 0, 2), None).0.expect("it is its own");
+    no_violation(&all);
 }
 
 /// What may happen.
