@@ -124,6 +124,8 @@ pub struct Pool {
     /// Records of its volumes, by id.
     pub records: BTreeMap<String, Record>,
     directory: OwnedFd,
+    /// Where links wait that are to replace a name; none where there was no space for it.
+    links: Option<PathBuf>,
     _lock: OwnedFd,
 }
 
@@ -169,9 +171,23 @@ impl Pool {
         Self::expected(section)?;
         let private = section.path.join(".forebay");
         let [links, data] = [private.join(LINKS), section.path.join("volumes")];
-        for path in [&private, &private.join("volumes"), &private.join("trash"), &links, &data] {
+        for path in [&private, &private.join("volumes"), &private.join("trash"), &data] {
             make_private_directory(path).map_err(io("making its directories"))?;
         }
+        let links = match make_private_directory(&links) {
+            Ok(()) => Some(links),
+            // Filled under a version that had none: its volumes are served all the same.
+            Err(error) if is_full(&error) => {
+                tracing::warn!(
+                    pool = section.name,
+                    %error,
+                    "no directory can be made for links that are to replace a name: such a link is seen beside that name for a moment \
+                     (.forebay-link-…), and stays there if the server is killed then; the next start tries again"
+                );
+                None
+            }
+            Err(error) => return Err(io("making its directories")(error)),
+        };
         sync_directory(&private)
             .and_then(|()| sync_directory(&section.path))
             .map_err(io("making its directories"))?;
@@ -181,8 +197,10 @@ impl Pool {
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| PoolError::Locked { pool: section.name.clone(), path: section.path.clone() })?;
         // Of links that a server has begun and not put in their place.
-        for left in std::fs::read_dir(&links).map_err(io("looking for links"))?.flatten() {
-            std::fs::remove_file(left.path()).map_err(io("removing links that are left"))?;
+        if let Some(links) = &links {
+            for left in std::fs::read_dir(links).map_err(io("looking for links"))?.flatten() {
+                std::fs::remove_file(left.path()).map_err(io("removing links that are left"))?;
+            }
         }
         let mut pool = Self {
             name: section.name.clone(),
@@ -192,6 +210,7 @@ impl Pool {
             promise: section.promise(),
             records: BTreeMap::new(),
             directory,
+            links,
             _lock: lock,
         };
         let unserved = pool.read_records()?;
@@ -390,9 +409,8 @@ impl Pool {
     pub fn serve(&self, record: &Record) -> Result<Arc<Volume>, PoolError> {
         let path = self.data_path(&record.volume_id);
         let what = format!("opening {}", path.display());
-        let links = self.path.join(".forebay").join(LINKS);
-        let volume =
-            Volume::open_with(&path, self.promise, Some(&links)).map_err(|e| self.io(&what, e.into()))?;
+        let volume = Volume::open_with(&path, self.promise, self.links.as_deref())
+            .map_err(|e| self.io(&what, e.into()))?;
         if let (Quota::Hard, Some(project)) = (record.quota, record.project) {
             if !self.enforces_quota() {
                 return Err(self.no_quota());
@@ -458,9 +476,6 @@ impl Pool {
 
     /// Does what may need a little space; on a full file system with that of the reserve.
     fn with_reserve(&self, write: impl Fn() -> Result<(), RecordError>) -> Result<(), RecordError> {
-        let is_full = |error: &std::io::Error| {
-            matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-        };
         match write() {
             Err(RecordError::Io { error, .. }) if is_full(&error) => {
                 tracing::warn!(pool = self.name, "the file system is full: using its reserve");
@@ -559,6 +574,10 @@ pub fn empty(trash: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}
+
 fn make_private_directory(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
@@ -571,7 +590,10 @@ fn make_private_directory(path: &Path) -> std::io::Result<()> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use forebay_smb::fs::{FsHandle, FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest, RelPath};
+
     use super::*;
+    use crate::buffers::BufferPool;
     use crate::scratch_disk::Disk;
     use crate::volume::Protection;
 
@@ -712,6 +734,61 @@ mod tests {
         let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
         assert!(unserved.is_empty(), "{unserved:?}");
         assert_eq!(pool.records.keys().collect::<Vec<_>>(), ["other"]);
+    }
+
+    #[test]
+    fn a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served() {
+        let name = "a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served";
+        let Some(disk) = Disk::new(name) else { return };
+        let (mut pool, _) = Pool::open(&section(&disk.path())).expect("opened");
+        pool.create(record("a", Quota::None)).expect("made");
+        let [a, b] = ["a", "b"].map(|name| pool.data_path("a").join(name));
+        std::fs::write(&a, "a").and_then(|()| std::fs::write(&b, "b")).expect("there is space");
+        drop(pool);
+        let links = disk.path().join(".forebay/links");
+        std::fs::remove_dir(&links).expect("as before it was made");
+        disk.fill();
+        // Nor is an inode left that was made with others, or room for a name of that length.
+        let names = (0_u32..10_000).map(|nth| disk.path().join(".forebay").join(nth.to_string()));
+        let made: Vec<PathBuf> = names.take_while(|path| std::fs::create_dir(path).is_ok()).collect();
+        let full = std::fs::create_dir(&links).expect_err("there is no space");
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
+        assert!(unserved.is_empty(), "{unserved:?}");
+        // A link replaces a name all the same, by way of the volume's own directory.
+        let volume = pool.serve(&pool.records["a"]).expect("served").handle();
+        replace_by_link(&volume, "a", "b");
+        assert_eq!(std::fs::read(&b).expect("it is there"), b"a");
+        assert_eq!(std::fs::read_dir(pool.data_path("a")).expect("listed").count(), 2);
+        drop((volume, pool));
+        for path in made {
+            std::fs::remove_dir(path).expect("removed");
+        }
+        std::fs::remove_dir_all(disk.path().join("filler")).expect("removed");
+        let (pool, _) = Pool::open(&section(&disk.path())).expect("opened");
+        assert!(links.is_dir(), "there is space now");
+        let volume = pool.serve(&pool.records["a"]).expect("served").handle();
+        replace_by_link(&volume, "a", "b");
+    }
+
+    /// Gives a file of the volume a further name, which another file has.
+    fn replace_by_link(volume: &FsHandle, from: &str, to: &str) {
+        let request = OpenRequest {
+            path: RelPath::new(from).expect("a path"),
+            mode: OpenMode::Existing,
+            kind: ObjectKind::File,
+            read: true,
+            write: false,
+            write_through: false,
+            attributes: 0,
+            allocation_size: 0,
+        };
+        let run = |operation| crate::backend::execute(operation, &BufferPool::default());
+        let opened = run(FsOpKind::Open { volume: volume.clone(), request });
+        let Ok(FsReply::Opened(opened)) = opened else { panic!("it is there") };
+        let to = RelPath::new(to).expect("a path");
+        let linked = run(FsOpKind::Link { handle: opened.handle, to, replace: true });
+        assert!(matches!(linked, Ok(FsReply::Done)), "{:?}", linked.err());
     }
 
     #[test]
