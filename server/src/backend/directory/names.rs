@@ -232,3 +232,53 @@ fn sync_directory(directory: &OwnedFd) -> Result<(), NtStatus> {
     };
     rustix::fs::fsync(open).map_err(status)
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_smb::fs::{FsHandle, FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest};
+
+    use super::*;
+    use crate::backend;
+    use crate::backend::directory::{Volume, file};
+    use crate::buffers::BufferPool;
+
+    fn open(volume: &FsHandle) -> FsHandle {
+        let request = OpenRequest {
+            path: RelPath::new("file").expect("a path"),
+            mode: OpenMode::Existing,
+            kind: ObjectKind::File,
+            read: true,
+            write: true,
+            write_through: false,
+            attributes: 0,
+            allocation_size: 0,
+        };
+        let operation = FsOpKind::Open { volume: volume.clone(), request };
+        match backend::execute(operation, &BufferPool::default()) {
+            Ok(FsReply::Opened(opened)) => opened.handle,
+            _ => panic!("it is there"),
+        }
+    }
+
+    /// The kernel tells a descriptor of a write that was lost once, and its next fsync succeeds.
+    #[test]
+    fn no_flush_of_a_handle_succeeds_after_one_has_failed() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::fs::write(scratch.path().join("file"), "data").expect("written");
+        let volume = Volume::open(scratch.path()).expect("a volume").handle();
+        let flush = |handle: &FsHandle| {
+            let flushed =
+                backend::execute(FsOpKind::Flush { handle: handle.clone() }, &BufferPool::default());
+            flushed.map(drop)
+        };
+        let [failed, other] = [open(&volume), open(&volume)];
+        assert_eq!(flush(&failed), Ok(()));
+        file(&failed).expect("a file").set_sync_failed();
+        for _ in 0..2 {
+            assert_eq!(flush(&failed), Err(NtStatus::UNEXPECTED_IO_ERROR));
+        }
+        // Each descriptor is told by the kernel itself what was lost since it was opened.
+        assert_eq!(flush(&other), Ok(()));
+        assert_eq!(flush(&open(&volume)), Ok(()));
+    }
+}
