@@ -194,6 +194,9 @@ mod tests {
         assert_eq!(read(pool.path()).expect("read"), Some(record(3, "")));
         write(pool.path(), &record(4, "c1")).expect("recorded");
         assert_eq!(read(pool.path()).expect("read"), Some(record(4, "c1")));
+        // Written by hand in the place of a damaged one.
+        std::fs::write(&path, "epoch 5\ncluster c1\n").expect("written");
+        assert_eq!(read(pool.path()).expect("read"), Some(record(5, "c1")));
         for text in ["many", "", "\u{0}"] {
             std::fs::write(&path, text).expect("written");
             assert!(read(pool.path()).is_err(), "{text:?}");
