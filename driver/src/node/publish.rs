@@ -50,33 +50,23 @@ impl NodeService {
             MountOptions::build(DIALECT_DEFAULT, Protection::Unspecified, capability.group()?, flags)?.gid();
         let sharing = if is_exclusive { Sharing::Alone } else { Sharing::Together };
         let claim = self.claims.publish(&volume_id, &target, sharing)?;
-        let (mut claim, mut place) = self.find(claim, &staging, gid).await?;
-        if let Place::Free(path) = &place
-            && *path != staging
-        {
-            // The kubelet stages a volume once a node: that a pod has another group is first seen here.
-            let path = path.display().to_string();
+        let (mut claim, place) = self.find(claim, &staging, gid).await?;
+        // The kubelet stages a volume only while no pod of the node has it. That a pod has another group, or that the mount is
+        // of no use any more, is found here, and this mounts again where the call has the Secret.
+        if let Some(unstaged) = self.unusable(&place, &staging, gid, &request).await? {
             drop(claim);
-            let given = given.map_err(|error| match error {
-                Error::MissingSecret => Error::GroupNotStaged { volume_id: volume_id.clone(), gid, path },
-                error => error,
-            })?;
+            let given = match (given, place) {
+                (Ok(given), _) => given,
+                (Err(Error::MissingSecret), Place::Free(_)) => return Err(unstaged),
+                (Err(Error::MissingSecret), Place::Mounted { path, .. }) => {
+                    self.discard(&path, self.claims.volume(&volume_id)?).await?;
+                    return Err(unstaged);
+                }
+                (Err(error), _) => return Err(error),
+            };
             let context = &request.volume_context;
             self.mount_for(volume_id.clone(), staging.clone(), &capability, context, given).await?;
-            let again = self.claims.publish(&volume_id, &target, sharing)?;
-            (claim, place) = self.find(again, &staging, gid).await?;
-        }
-        let (path, entry) = staged(place, &volume_id)?;
-        let mounted = entry.address().filter(|_| entry.is_smb()).map(|address| (entry.id, address));
-        if let Some((mount_id, address)) = mounted
-            && self.is_dead(&path, mount_id, address, &request.volume_context).await?
-        {
-            drop(claim);
-            self.discard(&path, self.claims.volume(&volume_id)?).await?;
-            return Err(Error::NotNow(format!(
-                "the mount at {} was silent, and its server is no longer at {address}: stage the volume again",
-                path.display()
-            )));
+            claim = self.claims.publish(&volume_id, &target, sharing)?;
         }
         let of = volume_id.clone();
         under(claim, "bind", self.deadlines.mount, move || {
@@ -93,6 +83,36 @@ impl NodeService {
     async fn find(&self, claim: Claim, staging: &Path, gid: u32) -> Result<(Claim, Place), Error> {
         let staging = staging.to_owned();
         under(claim, "look", self.deadlines.mount, move || group::find(&mounts()?, &staging, gid)).await
+    }
+
+    /// Why what is there cannot be published; `None` where it can.
+    async fn unusable(
+        &self,
+        place: &Place,
+        staging: &Path,
+        gid: u32,
+        request: &NodePublishVolumeRequest,
+    ) -> Result<Option<Error>, Error> {
+        let volume_id = request.volume_id.clone();
+        let (path, entry) = match place {
+            Place::Free(path) => {
+                let (is_other_group, path) = (path != staging, path.display().to_string());
+                return Ok(Some(match is_other_group {
+                    true => Error::GroupNotStaged { volume_id, gid, path },
+                    false => Error::NotStaged { volume_id, path },
+                }));
+            }
+            Place::Mounted { path, entry } => (path, entry),
+        };
+        let Some(address) = entry.address().filter(|_| entry.is_smb()) else { return Ok(None) };
+        let is_dead = self.is_dead(path, entry.id, address, &request.volume_context).await?;
+        Ok(is_dead.then(|| {
+            Error::NotNow(format!(
+                "the mount at {} was silent, and its server is no longer at {address}; the call has no Secret to mount it \
+                 again: end the node's other pods of this volume, and it is staged again",
+                path.display()
+            ))
+        }))
     }
 
     /// Whether a pod would wait for ever on the mount: it is silent, and its server is elsewhere. A server that is away

@@ -480,15 +480,32 @@ async fn a_staged_mount_whose_server_is_elsewhere_is_mounted_again() {
     assert!(scene.is_mounted("staging"));
     unmount(&scene.path("staging"), mount::unmount).expect("mounted");
 
-    // A publish finds out, too, and has it staged again.
+    // A publish finds out, too. Without the volume's Secret it can only take the mount away.
     request.volume_context.insert("share".into(), "v-dead".into());
     let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
     let publish = NodePublishVolumeRequest {
         volume_context: request.volume_context.clone(),
         ..scene.publish_request(false)
     };
-    assert_eq!(code(scene.node.publish(publish).await), Err(Code::Unavailable));
+    let refused = scene.node.publish(publish.clone()).await;
+    let status = Status::from(refused.expect_err("its server is elsewhere"));
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("is no longer at 192.0.2.9"), "{status}");
     assert!(!scene.is_mounted("staging") && !scene.is_mounted("pod/mount"));
+    assert_eq!(code(scene.node.publish(publish.clone()).await), Err(Code::FailedPrecondition), "not staged");
+
+    // With it, the same call mounts again: the kubelet does not stage while another pod uses the volume.
+    let with_secret = NodePublishVolumeRequest { secrets: request.secrets.clone(), ..publish };
+    let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
+    for what in ["in the place of a dead mount", "where nothing is mounted"] {
+        let refused = scene.node.publish(with_secret.clone()).await;
+        let status = Status::from(refused.expect_err("nobody listens at the new address"));
+        assert_eq!(status.code(), tried, "{what}: {status}");
+        for other in ["is not staged", "is no longer at", "12345678"] {
+            assert!(!status.message().contains(other), "{what}: {status}");
+        }
+        assert!(!scene.is_mounted("staging") && !scene.is_mounted("pod/mount"), "{what}");
+    }
 }
 
 #[tokio::test]
