@@ -6,6 +6,7 @@ mod fuse;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::mpsc::{Receiver, Sender};
 
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::volume_usage::Unit;
@@ -397,13 +398,53 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
     assert_eq!(scene.unpublish().await, Ok(()));
 }
 
-/// What the next umount(2) of a server that is gone waits for; it has left the table of mounts by then.
-static GONE_SERVER: Mutex<Option<std::sync::mpsc::Receiver<()>>> = Mutex::const_new(None);
+/// What the umount(2) of a server that is gone waits for, at each path; the mount has left the table by then.
+static GONE_SERVERS: Mutex<Vec<(PathBuf, Receiver<()>)>> = Mutex::const_new(Vec::new());
 
 fn unmount_of_a_gone_server(path: &Path) -> Result<(), mount::MountError> {
     mount::detach(path)?;
-    let _ = GONE_SERVER.blocking_lock().take().expect("one call").recv();
+    let mut servers = GONE_SERVERS.blocking_lock();
+    let at = servers.iter().position(|(of, _)| of == path).expect("one call");
+    let (_, hang) = servers.remove(at);
+    drop(servers);
+    let _ = hang.recv();
     Ok(())
+}
+
+/// An unmount of the path hangs until what is returned sends, or is dropped.
+async fn server_gone(path: &Path) -> Sender<()> {
+    let path = resolve(path).expect("readable").expect("there");
+    let (release, hang) = std::sync::mpsc::channel();
+    GONE_SERVERS.lock().await.push((path, hang));
+    release
+}
+
+#[tokio::test]
+async fn an_unmount_that_hangs_frees_its_volume_although_its_caller_has_given_up() {
+    if !may_mount() {
+        return;
+    }
+    let scene = Scene::with(Deadlines { mount: LONG, unmount: Duration::from_secs(2), stats: LONG });
+    scene.mount_tmpfs("staging");
+    let release = server_gone(&scene.path("staging")).await;
+    let claim = scene.node.claims.volume("v").expect("free");
+    let (node, path) = (scene.node.clone(), scene.path("staging"));
+    let calling = tokio::spawn(async move {
+        node.unmount_by(unmount_of_a_gone_server, "v", path, Directory::Keep, claim).await.map(drop)
+    });
+    let deadline = std::time::Instant::now() + LONG;
+    while scene.is_mounted("staging") {
+        assert!(std::time::Instant::now() < deadline && !calling.is_finished());
+        tokio::task::yield_now().await;
+    }
+    calling.abort();
+    assert!(calling.await.expect_err("it hangs").is_cancelled());
+    while let Err(error) = scene.node.claims.volume("v") {
+        assert!(std::time::Instant::now() < deadline, "{error}");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(scene.unstage().await, Ok(()), "a second time");
+    release.send(()).expect("it hangs on");
 }
 
 #[tokio::test]
@@ -413,8 +454,7 @@ async fn a_volume_is_staged_again_after_an_unmount_that_hangs() {
     }
     let scene = Scene::with(Deadlines { mount: LONG, unmount: Duration::from_millis(50), stats: LONG });
     scene.mount_tmpfs("staging");
-    let (release, hang) = std::sync::mpsc::channel();
-    *GONE_SERVER.lock().await = Some(hang);
+    let release = server_gone(&scene.path("staging")).await;
     let claim = scene.node.claims.volume("v").expect("free");
     let unmounting =
         scene.node.unmount_by(unmount_of_a_gone_server, "v", scene.path("staging"), Directory::Keep, claim);

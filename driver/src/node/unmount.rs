@@ -37,8 +37,22 @@ impl NodeService {
         self.unmount_by(mount::unmount, volume_id, path, directory, claim).await
     }
 
-    /// By a system call that may hang.
+    /// By a system call that may hang. It goes on to its end although the caller may not wait for that.
     pub(super) async fn unmount_by(
+        &self,
+        how: How,
+        volume_id: &str,
+        path: PathBuf,
+        directory: Directory,
+        claim: Claim,
+    ) -> Result<Claim, Error> {
+        let (node, volume_id) = (self.clone(), volume_id.to_owned());
+        // A caller that gives up ends its future, and nothing would take the claim back from a thread that hangs.
+        let task = async move { node.unmount_and_wait(how, &volume_id, path, directory, claim).await };
+        tokio::spawn(task).await.map_err(|_| Error::Thread("unmount"))?
+    }
+
+    async fn unmount_and_wait(
         &self,
         how: How,
         volume_id: &str,
