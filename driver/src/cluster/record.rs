@@ -36,6 +36,9 @@ pub(crate) struct Record {
     next: Option<Credentials>,
     uid: String,
     resource_version: String,
+    finalizers: Vec<String>,
+    /// It is marked as deleted: the API server takes no further finalizer then.
+    is_going: bool,
 }
 
 impl Record {
@@ -98,7 +101,7 @@ impl Record {
 
     async fn patch_data(self, kubernetes: &Kubernetes, data: serde_json::Value) -> Result<Self, Error> {
         let (name, api) = (Self::name_of(&self.share), kubernetes.secrets());
-        let patch = Patch::Merge(json!({ "metadata": self.precondition(), "data": data }));
+        let patch = Patch::Merge(json!({ "metadata": self.metadata(), "data": data }));
         let parameters = PatchParams::default();
         let secret =
             ask("write the volume's Secret", KUBERNETES_DEADLINE, api.patch(&name, &parameters, &patch))
@@ -106,9 +109,15 @@ impl Record {
         Self::read(&self.share, secret)
     }
 
-    /// For a patch of just this Secret, as it was read.
-    fn precondition(&self) -> serde_json::Value {
-        json!({ "uid": self.uid, "resourceVersion": self.resource_version })
+    /// For a patch of just this Secret, as it was read. One that was made before the driver used a finalizer gets it.
+    fn metadata(&self) -> serde_json::Value {
+        let mut metadata = json!({ "uid": self.uid, "resourceVersion": self.resource_version });
+        let own = names::FINALIZER_VOLUME;
+        if !self.is_going && !self.finalizers.iter().any(|finalizer| finalizer == own) {
+            let finalizers = self.finalizers.iter().map(String::as_str).chain([own]);
+            metadata["finalizers"] = finalizers.collect();
+        }
+        metadata
     }
 
     /// Whether it is still there, unchanged by anyone else.
@@ -225,6 +234,8 @@ impl Record {
             next: usable(next),
             uid: secret.metadata.uid.unwrap_or_default(),
             resource_version: secret.metadata.resource_version.unwrap_or_default(),
+            finalizers: secret.metadata.finalizers.unwrap_or_default(),
+            is_going: secret.metadata.deletion_timestamp.is_some(),
         })
     }
 }
@@ -332,5 +343,28 @@ mod tests {
         );
         assert_eq!(record.next.as_ref().map(Credentials::expose_password), Some(next));
         assert!(!format!("{record:?}").contains(next));
+    }
+
+    #[test]
+    fn a_record_without_the_finalizer_gets_it_with_the_next_write() {
+        let own = names::FINALIZER_VOLUME;
+        let patched = |finalizers: Option<Vec<&str>>, is_going: bool| {
+            let (share, mut secret, _) = written();
+            let metadata = &mut secret.metadata;
+            metadata.uid = Some("u".into());
+            metadata.resource_version = Some("7".into());
+            metadata.finalizers = finalizers.map(|all| all.into_iter().map(str::to_owned).collect());
+            metadata.deletion_timestamp =
+                is_going.then(|| serde_json::from_value(json!("2026-11-24T00:00:00Z")).expect("a time"));
+            Record::read(&share, secret).expect("its own").metadata()
+        };
+        let just = json!({ "uid": "u", "resourceVersion": "7" });
+        let with =
+            |finalizers: &[&str]| json!({ "uid": "u", "resourceVersion": "7", "finalizers": finalizers });
+        assert_eq!(patched(None, false), with(&[own]));
+        // A merge patch replaces the whole list.
+        assert_eq!(patched(Some(vec!["example.com/held"]), false), with(&["example.com/held", own]));
+        assert_eq!(patched(Some(vec![own]), false), just);
+        assert_eq!(patched(Some(vec!["example.com/held"]), true), just, "the API server would refuse it");
     }
 }
