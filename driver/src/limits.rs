@@ -57,6 +57,11 @@ pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 /// How often is looked whether the CSI socket is still this process's.
 pub(crate) const SOCKET_WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
+/// How long the server of a socket that is there already may say nothing until its process is taken for dead, and the pause
+/// between two tries to connect to it.
+pub(crate) const SOCKET_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const SOCKET_PAUSE: Duration = Duration::from_millis(50);
+
 /// Connecting to the driver's own socket.
 pub(crate) const HEALTH_DEADLINE: Duration = Duration::from_secs(2);
 

@@ -1,20 +1,26 @@
 //! The unix socket that the orchestrator calls.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags, chmod, flock, fstat, lstat, open};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 use tokio::net::UnixListener;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::warn;
+
+use crate::limits::{SOCKET_PATIENCE, SOCKET_PAUSE};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -38,7 +44,7 @@ impl SocketFile {
         let own = fstat(&self.pin)?;
         match lstat(&self.path) {
             Ok(found) => Ok((found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)),
-            Err(rustix::io::Errno::NOENT) => Ok(false),
+            Err(Errno::NOENT) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -97,7 +103,52 @@ fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Listens at `path`, for this user alone. A socket that nobody listens on is replaced, one in use is not.
+/// Whether a process serves HTTP/2 at the socket.
+///
+/// To connect proves nothing: a process that was killed keeps its listener as long as one of its threads hangs in the
+/// kernel, and connections to it wait for ever. A server speaks first (RFC 9113 3.4), once it has accepted.
+fn is_served(path: &Path, patience: Duration) -> io::Result<bool> {
+    let deadline = Instant::now() + patience;
+    loop {
+        // Without NONBLOCK it would wait where as many connections wait as the listener takes.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &SocketAddrUnix::new(path)?) {
+            Ok(()) => match speaks(UnixStream::from(socket), deadline) {
+                // The listener was closed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                result => return result,
+            },
+            Err(Errno::CONNREFUSED) => return Ok(false),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        thread::sleep(SOCKET_PAUSE);
+    }
+}
+
+/// Whether the other end says anything, or closes what it has accepted.
+fn speaks(mut stream: UnixStream, deadline: Instant) -> io::Result<bool> {
+    stream.set_nonblocking(false)?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut [0]) {
+            Ok(_) => return Ok(true),
+            // Then the deadline has passed, or not quite.
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Listens at `path`, for this user alone. A socket that no process serves is replaced, one in use is not.
 pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)> {
     let shown = path.display();
     // The kubelet's folder for the sockets of plugins is there, ours in it is for us to make. Only that one: a folder
@@ -112,13 +163,12 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)
     let _folder = lock_folder(path).with_context(|| format!("lock the folder of {shown}"))?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => bail!("{shown} exists and is no socket"),
-        Ok(_) => match UnixStream::connect(path) {
-            Ok(_) => bail!("{shown} is in use by another process"),
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).with_context(|| format!("remove the stale {shown}"))?;
+        Ok(_) => {
+            if is_served(path, SOCKET_PATIENCE).with_context(|| format!("look at {shown}"))? {
+                bail!("{shown} is in use by another process");
             }
-            Err(e) => return Err(e).with_context(|| format!("look at {shown}")),
-        },
+            fs::remove_file(path).with_context(|| format!("remove the stale {shown}"))?;
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(e).with_context(|| format!("look at {shown}")),
     }
@@ -139,19 +189,29 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::*;
+    use forebay_proto::csi::identity_server::IdentityServer;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::transport::Server;
 
-    #[tokio::test]
+    use super::*;
+    use crate::identity::{IdentityService, Look};
+
+    // Looking at a socket blocks, while another thread serves it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn a_stale_socket_is_replaced_and_one_in_use_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
         let (first, own) = listen_at(&path).expect("free");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+        let identity = IdentityService { servers: None, is_node: true, look: Look::default() };
+        let router = Server::builder().add_service(IdentityServer::new(identity));
+        let serving = tokio::spawn(router.serve_with_incoming(UnixListenerStream::new(first)));
         let error = listen_at(&path).expect_err("in use").to_string();
         assert!(error.contains("in use"), "{error}");
         // As a process leaves it that is killed.
-        drop(first);
+        serving.abort();
+        assert!(serving.await.is_err_and(|error| error.is_cancelled()));
         std::mem::forget(own);
         assert!(path.exists());
         let second = listen_at(&path).expect("stale");
@@ -160,6 +220,38 @@ mod tests {
         fs::write(&path, "data").expect("writable");
         assert!(listen_at(&path).is_err());
         assert_eq!(fs::read(&path).expect("kept"), b"data");
+    }
+
+    #[tokio::test]
+    async fn a_socket_where_connections_are_never_accepted_is_replaced() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("csi.sock");
+        // Of a process that was killed, with a thread that hangs in the kernel.
+        let (hung, own) = listen_at(&path).expect("free");
+        std::mem::forget(own);
+        let (_new, new) = listen_at(&path).expect("silent");
+        assert!(new.is_there().expect("readable"));
+        drop(hung);
+    }
+
+    #[test]
+    fn a_socket_where_too_many_connections_wait_is_not_served() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("csi.sock");
+        let address = SocketAddrUnix::new(&path).expect("short");
+        let socket = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("new");
+        let listener = socket(SocketFlags::CLOEXEC);
+        bind(&listener, &address).expect("free");
+        listen(&listener, 0).expect("bound");
+        let mut waiting = Vec::new();
+        loop {
+            let one = socket(SocketFlags::NONBLOCK);
+            match connect(&one, &address) {
+                Ok(()) => waiting.push(one),
+                Err(error) => break assert_eq!(error, Errno::AGAIN),
+            }
+        }
+        assert!(!is_served(&path, Duration::from_millis(1)).expect("it can be asked"));
     }
 
     #[tokio::test]
