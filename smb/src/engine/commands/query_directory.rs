@@ -269,7 +269,15 @@ mod tests {
     fn entry(name: &str) -> DirEntry {
         let times = FileTimes::default();
         let key = FileKey { dev: 1, ino: 1 };
-        let stat = Stat { key, times, end_of_file: 0, allocation_size: 0, attributes: 0, links: 1, directory: false };
+        let stat = Stat {
+            key,
+            times,
+            end_of_file: 0,
+            allocation_size: 0,
+            attributes: 0,
+            links: 1,
+            directory: false,
+        };
         DirEntry { name: name.into(), stat }
     }
 
