@@ -114,19 +114,20 @@ impl<'a> Image<'a> {
         Self { log, file, cache, seen: 0, pending: Vec::new() }
     }
 
-    /// Moves on to the first `count` entries.
+    /// Moves on to the first `count` entries; whether the image is another one then.
     ///
     /// # Errors
     /// When the log cannot be read, or the image not written.
-    pub fn advance(&mut self, count: usize) -> io::Result<()> {
+    pub fn advance(&mut self, count: usize) -> io::Result<bool> {
+        let mut changed = false;
         for entry in &self.log.entries[self.seen.min(count)..count] {
             if entry.is_flush() {
                 for earlier in std::mem::take(&mut self.pending) {
-                    self.apply(earlier)?;
+                    changed |= self.apply(earlier)?;
                 }
             }
             if self.cache == Cache::Kept || entry.flags & FUA != 0 {
-                self.apply(*entry)?;
+                changed |= self.apply(*entry)?;
             }
             // One with FUA too: what the flush writes back before it must not hide it.
             if self.cache == Cache::Lost {
@@ -134,7 +135,7 @@ impl<'a> Image<'a> {
             }
         }
         self.seen = self.seen.max(count);
-        Ok(())
+        Ok(changed)
     }
 
     /// Writes that are not on the disk, and their bytes.
@@ -143,16 +144,23 @@ impl<'a> Image<'a> {
         (lost().count(), lost().map(|entry| entry.length).sum())
     }
 
-    fn apply(&self, entry: Entry) -> io::Result<()> {
+    /// Whether it changes the image. What is there already is not written: zeros leave the image as sparse as it was.
+    fn apply(&self, entry: Entry) -> io::Result<bool> {
         let mut data = vec![0; entry.length.min(COPY_BYTES) as usize];
-        let mut done = 0;
+        let mut there = data.clone();
+        let (mut done, mut changed) = (0, false);
         while done < entry.length {
-            let part = &mut data[..(entry.length - done).min(COPY_BYTES) as usize];
+            let bytes = (entry.length - done).min(COPY_BYTES) as usize;
+            let (part, old) = (&mut data[..bytes], &mut there[..bytes]);
             self.log.file.read_exact_at(part, entry.data_at + done)?;
-            self.file.write_all_at(part, entry.offset + done)?;
-            done += part.len() as u64;
+            self.file.read_exact_at(old, entry.offset + done)?;
+            if part != old {
+                self.file.write_all_at(part, entry.offset + done)?;
+                changed = true;
+            }
+            done += bytes as u64;
         }
-        Ok(())
+        Ok(changed)
     }
 }
 
@@ -200,6 +208,25 @@ mod tests {
             log(&[(0, Some(1), 0), (1, Some(2), 0), (0, None, FLUSH), (1, Some(3), 0), (2, Some(4), FUA)]);
         assert_eq!(after(&requests, Cache::Lost), ([1, 2, 4, 0], 1));
         assert_eq!(after(&requests, Cache::Kept), ([1, 3, 4, 0], 0));
+    }
+
+    #[test]
+    fn an_image_has_changed_where_other_bytes_are_on_it() {
+        let requests =
+            log(&[(0, Some(1), 0), (0, None, FLUSH), (0, None, FLUSH), (0, Some(1), 0), (0, Some(2), FUA)]);
+        for (cache, expected) in [
+            (Cache::Kept, [true, false, false, false, true]),
+            (Cache::Lost, [false, true, false, false, true]),
+        ] {
+            let mut file = tempfile::NamedTempFile::new().expect("a file");
+            file.write_all(&requests).expect("written");
+            let log = DiskLog::read(file.path()).expect("a log");
+            let disk = tempfile::tempfile().expect("a file");
+            disk.set_len(SECTOR).expect("it has a size");
+            let mut image = Image::new(&log, disk, cache);
+            let changed = std::array::from_fn(|nth| image.advance(nth + 1).expect("replayed"));
+            assert_eq!(changed, expected, "{cache:?}");
+        }
     }
 
     #[test]

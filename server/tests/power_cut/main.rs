@@ -1,9 +1,12 @@
 //! The power is cut after every request that the disk completed: what a client was told is durable is there.
 //!
-//! A workload of writes, renames, links, removals, clones and new times runs against a real server, whose pool is an XFS on a
-//! disk that logs what it does. Then the disk is put together again as it was at each acknowledgment, and between two of
-//! them, with its volatile cache and without, and mounted. `FOREBAY_POWER_CUT_SEED` and `FOREBAY_POWER_CUT_CHANGES` choose
-//! another run.
+//! A workload of writes, sizes, renames, links, removals, clones, directories and new times runs against a real server, whose pool
+//! is an XFS on a disk that logs what it does. Then the disk is put together again as it was after every entry of that log, with its
+//! volatile cache and without, and mounted wherever its bytes are others than at the place before. What was promised with each answer
+//! has to be there; of the request that is under way, what it changes is as it was, or as it will be.
+//!
+//! `FOREBAY_POWER_CUT_SEEDS` is how many workloads each test runs (1; 8 in `./test --nightly`), `FOREBAY_POWER_CUT_SEED` the first
+//! one's seed, `FOREBAY_POWER_CUT_CHANGES` how long each is.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod disk;
@@ -11,6 +14,7 @@ mod disk;
 mod support;
 mod workload;
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
@@ -22,10 +26,10 @@ use forebay_testing::disk_log::{Cache, DiskLog, Image};
 use forebay_testing::{Need, skip};
 use support::random::Random;
 use support::{Client, Daemon, Place};
-use workload::{Change, DIRECTORIES, Files, Found, Kinds};
+use workload::{Change, DIRECTORIES, Durable, Files, Found};
 
 const SEED: u64 = 20_261_123;
-const CHANGES: u64 = 40;
+const CHANGES: u64 = 60;
 const VOLUME: &str = "v";
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -67,114 +71,220 @@ fn serve(disk: &LoggedDisk, engine: &'static str, write_through: bool) -> Served
     Served { place, daemon, client }
 }
 
-/// A change that was acknowledged when the log had so many bytes, and the files after it.
+/// What was promised when the log had so many bytes: the files after a request of a change.
 struct Acknowledged {
     change: Change,
     log_bytes: u64,
     files: Files,
 }
 
-/// Runs a workload; what was acknowledged, after the state in which it began.
-fn workload(disk: &LoggedDisk, served: &mut Served, kinds: Kinds, changes: u64) -> (u64, Vec<Acknowledged>) {
-    let mut random = Random(number("FOREBAY_POWER_CUT_SEED", SEED));
-    let begun = disk.log_bytes();
-    let mut files = Files::default();
-    let mut acknowledged = Vec::new();
-    for _ in 0..changes {
-        let change = Change::choose(&mut random, &files, kinds);
-        change.ask(&mut served.client, &files);
-        files = files.after(&change);
-        acknowledged.push(Acknowledged { change, log_bytes: disk.log_bytes(), files: files.clone() });
-    }
-    (begun, acknowledged)
+/// Asks for a change; what was acknowledged of it, request by request.
+fn ask(
+    disk: &LoggedDisk,
+    served: &mut Served,
+    files: &Files,
+    change: &Change,
+    durable: Durable,
+) -> Vec<Acknowledged> {
+    let mut log_bytes = Vec::new();
+    change.ask(&mut served.client, files, durable, &mut || log_bytes.push(disk.log_bytes()));
+    let states = files.after(change, durable);
+    assert_eq!(states.len(), log_bytes.len(), "{change:?}");
+    let answers = log_bytes.into_iter().zip(states);
+    answers.map(|(log_bytes, files)| Acknowledged { change: change.clone(), log_bytes, files }).collect()
 }
 
-/// Cuts the power at and between all acknowledgments; what is wrong at the first place where something is.
-fn cut_everywhere(disk: &LoggedDisk, begun: u64, acknowledged: &[Acknowledged]) -> Result<usize, String> {
+/// The changes of a workload.
+fn changes(seed: u64, count: u64, durable: Durable) -> Vec<Change> {
+    let mut random = Random(seed);
+    let mut files = Files::default();
+    let next = |_| {
+        let change = Change::choose(&mut random, &files, durable);
+        files = files.after(&change, durable).pop().expect("a state");
+        change
+    };
+    (0..count).map(next).collect()
+}
+
+/// How much was looked at.
+#[derive(Default)]
+struct Cuts {
+    /// Prefixes of the log, with the cache and without.
+    prefixes: usize,
+    /// Those among them that had other bytes than the one before.
+    mounted: usize,
+}
+
+/// Cuts the power after every entry of the log from `begun`, where the files were `files`, to the last acknowledgment; what is
+/// wrong at the first place where something is.
+fn cut_everywhere(
+    disk: &LoggedDisk,
+    begun: u64,
+    files: &Files,
+    acknowledged: &[Acknowledged],
+    durable: Durable,
+) -> Result<Cuts, String> {
     let log = DiskLog::read(&disk.log()).expect("the disk's log");
     assert!(log.entries.iter().any(|entry| entry.is_flush()), "the disk was never flushed");
     let scratch = disk::scratch();
     let at = scratch.path().join("mounted");
     std::fs::create_dir(&at).expect("a mount point");
-    let mut random = Random(number("FOREBAY_POWER_CUT_SEED", SEED) + 1);
-    let mut cuts = 0;
+    let mut cuts = Cuts::default();
     for cache in [Cache::Lost, Cache::Kept] {
         let path = scratch.path().join(format!("{cache:?}"));
         let mut image = Image::new(&log, image(&path), cache);
-        let mut files = &Files::default();
-        let mut from = log.count(begun);
+        let mut place = log.count(begun);
+        image.advance(place).expect("an image");
+        let mut look = || {
+            cuts.mounted += 1;
+            // A name of its own: the loop device of the one before may still be on its way out.
+            let cut = scratch.path().join(format!("cut-{}", cuts.mounted));
+            copy(&path, &cut);
+            let _mounted = Mounted::new(cut, &at);
+            Found::read(&at.join("pool/volumes").join(VOLUME))
+        };
+        let wrong_at =
+            |place: usize, wrong: String| format!("after {place} requests, cache {cache:?}: {wrong}");
+        let mut found = look();
+        let mut files = files;
+        files.compare(&found).map_err(|wrong| wrong_at(place, wrong))?;
         for next in acknowledged {
             let to = log.count(next.log_bytes);
-            // Two places while it is under way, and the moment of its acknowledgment, where only the cache is to be blamed.
-            let mut places: Vec<usize> = (0..2)
-                .map(|_| from + random.below((to - from).max(1) as u64) as usize)
-                .filter(|place| *place < to)
-                .collect();
-            places.sort_unstable();
-            places.dedup();
-            let under_way = places.into_iter().map(|place| (place, files, Some(&next.change)));
-            for (place, files, change) in under_way.chain([(to, &next.files, None)]) {
-                image.advance(place).expect("an image");
-                cuts += 1;
-                // A name of its own: the loop device of the one before may still be on its way out.
-                let cut = scratch.path().join(format!("cut-{cuts}"));
-                copy(&path, &cut);
-                let mounted = Mounted::new(cut, &at);
-                let found = Found::read(&at.join("pool/volumes").join(VOLUME));
-                drop(mounted);
-                files.compare(&found, change).map_err(|wrong| {
-                    format!("after {place} requests, cache {cache:?}, {change:?} under way: {wrong}")
-                })?;
+            while place < to {
+                place += 1;
+                cuts.prefixes += 1;
+                if image.advance(place).expect("an image") {
+                    found = look();
+                }
+                files
+                    .compare_under_way(&found, &next.change, &next.files, durable)
+                    .map_err(|wrong| wrong_at(place, wrong))?;
             }
-            (files, from) = (&next.files, to);
+            // The moment of the acknowledgment: only the cache is to be blamed for what is not there.
+            next.files
+                .compare(&found)
+                .map_err(|wrong| wrong_at(place, format!("{wrong}, after {:?}", next.change)))?;
+            files = &next.files;
         }
     }
     Ok(cuts)
 }
 
-fn nothing_acknowledged_is_lost(test: &str, engine: &'static str, write_through: bool, kinds: Kinds) {
-    let Some(disk) = logged_disk(test) else { return };
-    let mut served = serve(&disk, engine, write_through);
-    let (begun, acknowledged) =
-        workload(&disk, &mut served, kinds, number("FOREBAY_POWER_CUT_CHANGES", CHANGES));
-    drop(served);
-    match cut_everywhere(&disk, begun, &acknowledged) {
-        Ok(cuts) => println!("{test}: {} changes, {cuts} power cuts", acknowledged.len()),
-        Err(wrong) => panic!("{test}: {wrong}"),
+fn nothing_acknowledged_is_lost(test: &str, engine: &'static str, durable: Durable) {
+    let first = number("FOREBAY_POWER_CUT_SEED", SEED);
+    for seed in first..first + number("FOREBAY_POWER_CUT_SEEDS", 1) {
+        let Some(disk) = logged_disk(test) else { return };
+        let mut served = serve(&disk, engine, durable == Durable::AtReply);
+        let begun = disk.log_bytes();
+        let start = Files::default();
+        let mut acknowledged: Vec<Acknowledged> = Vec::new();
+        for change in changes(seed, number("FOREBAY_POWER_CUT_CHANGES", CHANGES), durable) {
+            let files = acknowledged.last().map_or(&start, |last| &last.files);
+            let answers = ask(&disk, &mut served, files, &change, durable);
+            acknowledged.extend(answers);
+        }
+        drop(served);
+        match cut_everywhere(&disk, begun, &start, &acknowledged, durable) {
+            Ok(Cuts { prefixes, mounted }) => println!(
+                "{test}: {engine}, seed {seed}: {} answers, {prefixes} prefixes, {mounted} of them mounted",
+                acknowledged.len()
+            ),
+            Err(wrong) => panic!("{test}: {engine}, seed {seed}: {wrong}"),
+        }
     }
 }
 
 #[test]
 fn a_pool_that_is_written_through_keeps_every_acknowledged_change() {
     let test = "a_pool_that_is_written_through_keeps_every_acknowledged_change";
-    for engine in ["auto", "readiness"] {
-        nothing_acknowledged_is_lost(test, engine, true, Kinds::All);
+    for engine in support::engines() {
+        nothing_acknowledged_is_lost(test, engine, Durable::AtReply);
     }
 }
 
 #[test]
 fn every_pool_keeps_what_was_flushed_and_renamed() {
     let test = "every_pool_keeps_what_was_flushed_and_renamed";
-    nothing_acknowledged_is_lost(test, "auto", false, Kinds::FlushedAndRenamed);
+    nothing_acknowledged_is_lost(test, "auto", Durable::AtFlush);
 }
 
-/// The tests above can fail: a removal that is not durable when it is answered is seen.
+#[test]
+fn a_workload_has_changes_of_every_kind() {
+    let kinds =
+        |durable| -> BTreeSet<_> { changes(SEED, CHANGES, durable).iter().map(Change::kind).collect() };
+    let expected =
+        ["flushed write", "write", "rename", "link", "unlink", "clone", "time", "size", "mkdir", "rmdir"];
+    assert_eq!(kinds(Durable::AtReply), expected.into());
+    assert_eq!(kinds(Durable::AtFlush), ["flushed write", "rename", "size"].into());
+}
+
+/// The tests above can fail: of each kind, a change that is not durable when it is answered is seen.
 #[test]
 fn a_change_that_was_not_durable_is_noticed() {
     let Some(disk) = logged_disk("a_change_that_was_not_durable_is_noticed") else { return };
-    let mut served = serve(&disk, "auto", false);
-    let begun = disk.log_bytes();
-    let name = format!("{}\\0", DIRECTORIES[0]);
+    // It promises less than it is judged by.
+    let (durable, mut served) = (Durable::AtReply, serve(&disk, "auto", false));
+    let at = |name: &str| format!("{}\\{name}", DIRECTORIES[0]);
+    let write = |name: &str, content| Change::Write { name: at(name), content, flush: false };
     let mut files = Files::default();
-    let mut acknowledged = Vec::new();
-    for change in [Change::Write { name: name.clone(), content: 1 }, Change::Unlink { name }] {
-        change.ask(&mut served.client, &files);
-        files = files.after(&change);
-        acknowledged.push(Acknowledged { change, log_bytes: disk.log_bytes(), files: files.clone() });
+    let mut seen = Vec::new();
+    for (change, expected) in [
+        (write("0", 1), "0 is lost"),
+        (write("0", 2), "0 has other contents"),
+        (Change::Truncate { name: at("0"), size: 100, flush: false }, "0 has other contents"),
+        (Change::Truncate { name: at("0"), size: 9000, flush: false }, "0 has other contents"),
+        (Change::SetTime { name: at("0"), seconds: 1_000_000_000 }, "0 was modified at"),
+        (write("1", 3), "1 is lost"),
+        (Change::Clone { from: at("1"), to: at("2") }, "2 is lost"),
+        (Change::Unlink { name: at("0") }, "0 is there again"),
+        (Change::MakeDirectory { name: at("made-0") }, "made-0 is lost"),
+        (Change::RemoveDirectory { name: at("made-0") }, "made-0 is there again"),
+    ] {
+        let begun = disk.log_bytes();
+        let acknowledged = ask(&disk, &mut served, &files, &change, durable);
+        let before = std::mem::replace(&mut files, acknowledged.last().expect("an answer").files.clone());
+        seen.push((change, expected, begun, before, acknowledged));
+        // The next one finds this one on the disk.
+        rustix::fs::syncfs(std::fs::File::open(disk.path()).expect("the disk")).expect("synced");
     }
     drop(served);
-    let wrong = cut_everywhere(&disk, begun, &acknowledged).expect_err("a pool that is not written through");
-    assert!(wrong.contains("is there again"), "{wrong}");
+    for (change, expected, begun, before, acknowledged) in seen {
+        match cut_everywhere(&disk, begun, &before, &acknowledged, durable) {
+            Ok(_) => panic!("{change:?} is kept by a pool that is not written through"),
+            Err(wrong) => assert!(wrong.contains(expected), "{change:?}: {wrong}"),
+        }
+    }
+}
+
+/// The tests above can fail in their second half, too: what a request leaves while it is under way is looked at.
+#[test]
+fn a_change_that_is_half_done_is_noticed() {
+    let Some(disk) = logged_disk("a_change_that_is_half_done_is_noticed") else { return };
+    let (durable, mut served) = (Durable::AtReply, serve(&disk, "auto", true));
+    let (name, other) = (format!("{}\\0", DIRECTORIES[0]), format!("{}\\0", DIRECTORIES[1]));
+    let start = Files::default();
+    let begun = disk.log_bytes();
+    let written = ask(
+        &disk,
+        &mut served,
+        &start,
+        &Change::Write { name: name.clone(), content: 1, flush: false },
+        durable,
+    );
+    let middle = &written.last().expect("an answer").files;
+    let unlink = Change::Unlink { name: name.clone() };
+    let unlinked = ask(&disk, &mut served, middle, &unlink, durable);
+    drop(served);
+    // A rename from one name to the other was asked for, and the file was found at neither.
+    let change = Change::Rename { from: name, to: other, replace: false };
+    let files = middle.after(&change, durable).pop().expect("a state");
+    let log_bytes = unlinked.last().expect("an answer").log_bytes;
+    let claimed: Vec<_> = written.into_iter().chain([Acknowledged { change, log_bytes, files }]).collect();
+    let wrong = match cut_everywhere(&disk, begun, &start, &claimed, durable) {
+        Ok(_) => panic!("the file is at neither name"),
+        Err(wrong) => wrong,
+    };
+    assert!(wrong.contains("is half done"), "{wrong}");
 }
 
 #[test]
