@@ -162,7 +162,7 @@ impl Change {
                 4 => return Self::Truncate { name, size: random.below(BLOCKS_MAX * BLOCK), flush },
                 8 | 9 if other => return Self::Link { from: name, to, replace },
                 10 | 11 => return Self::Unlink { name },
-                12 | 13 if !replace && length > 0 && length % BLOCK == 0 => {
+                12 | 13 if !replace && length > 0 && length.is_multiple_of(BLOCK) => {
                     return Self::Clone { from: name, to };
                 }
                 14 => return Self::Truncate { name, size: random.below(length + 1), flush },
@@ -221,7 +221,7 @@ impl Change {
                         .all(|(found, new)| new.starts_with(found) || found.iter().all(|byte| *byte == 0))
             }
             // Extent by extent.
-            Self::Clone { .. } => new.starts_with(found) && found.len() as u64 % BLOCK == 0,
+            Self::Clone { .. } => new.starts_with(found) && (found.len() as u64).is_multiple_of(BLOCK),
             // What is beyond the lesser of both sizes may be zero before the size is another one.
             Self::Truncate { .. } => {
                 let kept = old.len().min(new.len());
