@@ -97,7 +97,7 @@ impl Disk {
             self.begin(&stable)?;
         }
         let log = DiskLog::read(&log).context("the disk's log")?;
-        let file = File::options().write(true).open(&stable)?;
+        let file = File::options().read(true).write(true).open(&stable)?;
         let mut image = Image::new(&log, file, Cache::Lost);
         image.advance(log.entries.len())?;
         fs::remove_file(&self.file)?;
@@ -112,4 +112,42 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     let mut copy = Command::new("cp");
     copy.args(["--sparse=always", "--reflink=auto"]);
     host::run(copy.arg(from).arg(to)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log of requests to write one sector: which sector, the byte that fills it, and the flags.
+    fn log(requests: &[(u64, u8, u64)]) -> Vec<u8> {
+        let sector = |words: &[u64]| {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            bytes.resize(512, 0);
+            bytes
+        };
+        let mut bytes = sector(&[0x006a_7366_7773_6872, 1, requests.len() as u64, 512]);
+        for &(at, fill, flags) in requests {
+            bytes.extend(sector(&[at, 1, flags, 0]));
+            bytes.extend([fill; 512]);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_power_cut_leaves_what_was_flushed_since_the_start() {
+        const FLUSH: u64 = 1;
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = Disk::new(folder.path(), "node", 4096).with_volatile_cache(true);
+        disk.prepare().expect("made");
+        fs::write(disk.log(), log(&[(0, 1, 0), (1, 2, FLUSH), (0, 3, 0)])).expect("written");
+        let lost = disk.lose_power().expect("lost").expect("it has a volatile cache");
+        assert!(lost.starts_with("2 writes"), "{lost}");
+        assert_eq!(fs::read(&disk.file).expect("read")[..1024], [[1; 512], [0; 512]].concat());
+        // The next start begins with that.
+        disk.prepare().expect("made");
+        fs::write(disk.log(), log(&[(2, 4, 0), (3, 5, FLUSH)])).expect("written");
+        disk.lose_power().expect("lost");
+        let bytes = fs::read(&disk.file).expect("read");
+        assert_eq!((bytes[0], bytes[512], bytes[1024], bytes[1536]), (1, 0, 4, 0));
+    }
 }

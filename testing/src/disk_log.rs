@@ -109,7 +109,7 @@ pub struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// `file` is the disk as it was before the log, open for writing.
+    /// `file` is the disk as it was before the log, open for reading and writing.
     pub fn new(log: &'a DiskLog, file: File, cache: Cache) -> Self {
         Self { log, file, cache, seen: 0, pending: Vec::new() }
     }
