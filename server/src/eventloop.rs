@@ -395,7 +395,7 @@ impl<E: Engine> EventLoop<E> {
             self.rdma = Some(rdma);
         }
         let rdma = self.rdma.as_mut().expect("it was just made");
-        let (link, buffers, watched) = rdma.accept(id.0, incoming, peer)?;
+        let (link, buffers, watched) = rdma.accept(id.0, incoming, peer, self.shared.stall_time_max)?;
         if let Some(descriptor) = watched {
             self.watch(descriptor);
         }

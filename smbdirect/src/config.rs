@@ -44,6 +44,8 @@ pub struct Config {
     pub keepalive_timeout: Duration,
     /// Without send credits while there is something to send.
     pub credit_timeout: Duration,
+    /// For the rest of an upper-layer message that the peer has begun. Time in which it has no credit of ours does not count.
+    pub rest_timeout: Duration,
     /// From [`crate::Connection::shutdown`] until what is queued is given up.
     pub shutdown_timeout: Duration,
 }
@@ -93,6 +95,7 @@ impl Config {
             keepalive_interval: limits::KEEPALIVE_INTERVAL,
             keepalive_timeout: limits::KEEPALIVE_TIMEOUT,
             credit_timeout: limits::CREDIT_TIMEOUT,
+            rest_timeout: limits::REST_TIMEOUT,
             shutdown_timeout: limits::SHUTDOWN_TIMEOUT,
         }
     }

@@ -8,7 +8,7 @@ use crate::disconnect::{Disconnect, Incompatibility, Misbehaviour, Timeout};
 use crate::limits;
 use crate::outbound::{Header, MessageId, Outbound, SendError, Transmit};
 use crate::reassembly::{Message, Reassembly};
-use crate::timers::{KeepAlive, Timers, is_due};
+use crate::timers::{KeepAlive, Rest, Timers, is_due};
 use crate::wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status, Token, VERSION};
 use crate::{BufferId, Segment};
 
@@ -80,6 +80,7 @@ pub struct Connection {
     outbound: Outbound,
     reassembly: Reassembly,
     timers: Timers,
+    rest: Rest,
     keep_alive: KeepAlive,
     /// Connection.SendImmediate: the peer asked for a message.
     send_immediate: bool,
@@ -119,6 +120,7 @@ impl Connection {
             outbound: Outbound::default(),
             reassembly: Reassembly::default(),
             timers: Timers { negotiation: Some(now + config.negotiation_timeout), ..Timers::default() },
+            rest: Rest::default(),
             keep_alive: KeepAlive::None,
             send_immediate: false,
             shutting_down: false,
@@ -166,6 +168,7 @@ impl Connection {
             State::Answering | State::Established => self.receive_data(now, buffer, message, invalidated),
             State::Closed(reason) => Err(reason),
         };
+        self.watch_rest(now);
         match step {
             Ok(Step::Negotiated(parameters)) => Ok(Received::Negotiated(parameters)),
             Ok(Step::Free) => Ok(Received::Free),
@@ -205,7 +208,11 @@ impl Connection {
                 self.state = State::Refused(reason);
                 (Header::response(&NegotiateResponse::refusal(status)), None, None)
             }
-            State::Established => self.data(now)?,
+            State::Established => {
+                let message = self.data(now)?;
+                self.watch_rest(now);
+                message
+            }
             State::Waiting | State::Refused(_) | State::Closed(_) => return None,
         };
         self.in_flight += 1;
@@ -243,6 +250,8 @@ impl Connection {
             Some(Timeout::Shutdown)
         } else if is_due(self.timers.credits, now) {
             Some(Timeout::Credits)
+        } else if is_due(self.timers.rest, now) {
+            Some(Timeout::Rest)
         } else if is_due(self.timers.idle, now) {
             self.idle(now)
         } else {
@@ -302,6 +311,19 @@ impl Connection {
     /// Messages that were queued and whose last fragment was not handed out; for the end of a connection.
     pub fn drain_unsent(&mut self) -> impl Iterator<Item = MessageId> {
         self.outbound.drain()
+    }
+
+    /// Looks at whether the peer is being waited for in the middle of a message. It is only while it has a credit of ours:
+    /// otherwise it cannot go on, and it is our turn.
+    fn watch_rest(&mut self, now: Instant) {
+        self.timers.rest = None;
+        if !self.reassembly.has_begun() {
+            self.rest = Rest::default();
+        } else if self.receive_credits.any_announced() {
+            self.timers.rest = Some(self.rest.wait(now, self.config.rest_timeout));
+        } else {
+            self.rest.pause(now);
+        }
     }
 
     fn alive(&self) -> Result<(), Disconnect> {

@@ -123,6 +123,9 @@ pub enum Timeout {
     /// A send credit, while there was something to send.
     #[error("a send credit")]
     Credits,
+    /// The rest of an upper-layer message.
+    #[error("the rest of a message")]
+    Rest,
     /// The end of what was queued at a shutdown.
     #[error("the shutdown")]
     Shutdown,

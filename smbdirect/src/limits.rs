@@ -45,6 +45,8 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(120);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a peer may leave us without a send credit while there is something to send.
 pub const CREDIT_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a peer may take for the rest of an upper-layer message that it has begun, while it has a credit to go on with.
+pub const REST_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long what is queued has to go out after a shutdown.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -65,6 +65,11 @@ impl Reassembly {
         Ok(self.delivered)
     }
 
+    /// Whether a message has begun and is not whole.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.remaining > 0
+    }
+
     pub(crate) fn message(&self) -> Message<'_> {
         Message { segments: &self.segments, length: self.length, invalidated: self.invalidated }
     }

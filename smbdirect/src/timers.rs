@@ -1,6 +1,6 @@
 //! What a connection waits for, and until when ([MS-SMBD] 3.1.2).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Connection.KeepaliveRequested ([MS-SMBD] 3.1.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(crate) struct Timers {
     pub(crate) idle: Option<Instant>,
     /// A send credit.
     pub(crate) credits: Option<Instant>,
+    /// The rest of a message.
+    pub(crate) rest: Option<Instant>,
     /// The end of a shutdown.
     pub(crate) shutdown: Option<Instant>,
 }
@@ -29,7 +31,27 @@ pub(crate) struct Timers {
 impl Timers {
     /// The first deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
-        [self.negotiation, self.idle, self.credits, self.shutdown].into_iter().flatten().min()
+        [self.negotiation, self.idle, self.credits, self.rest, self.shutdown].into_iter().flatten().min()
+    }
+}
+
+/// How long the peer has been waited for during the message that it has begun.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    spent: Duration,
+    /// It is being waited for since then.
+    since: Option<Instant>,
+}
+
+impl Rest {
+    /// It is waited for; until when, where it may take `time_max` in all.
+    pub(crate) fn wait(&mut self, now: Instant, time_max: Duration) -> Instant {
+        *self.since.get_or_insert(now) + time_max.saturating_sub(self.spent)
+    }
+
+    /// It cannot go on.
+    pub(crate) fn pause(&mut self, now: Instant) {
+        self.spent += self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
     }
 }
 

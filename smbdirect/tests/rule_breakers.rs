@@ -1,9 +1,9 @@
 //! A peer that breaks a rule is disconnected, with the rule as the reason, whatever else it sends.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_smbdirect::wire::{DataTransfer, Fault, Flags, Malformed, NegotiateRequest, Token};
-use forebay_smbdirect::{BufferId, Config, Connection, Disconnect, Misbehaviour, Received, Segment};
+use forebay_smbdirect::{BufferId, Config, Connection, Disconnect, Misbehaviour, Received, Segment, Timeout};
 
 /// A server whose client asked for `credits`.
 fn server(credits: u16) -> (Connection, Instant) {
@@ -211,4 +211,60 @@ fn what_is_odd_but_allowed_is_taken() {
         panic!("the message is whole");
     };
     assert_eq!((next.segments.len(), next.length, next.invalidated), (1, 5, None));
+}
+
+/// Everything that the server has to send goes out.
+fn send_all(server: &mut Connection, now: Instant) {
+    while server.poll_transmit(now).is_some() {
+        server.handle_sent(1).expect("goes on");
+    }
+}
+
+#[test]
+fn a_message_that_is_begun_has_to_be_ended_whatever_else_the_peer_says() {
+    let (mut server, begin) = server(255);
+    let fragment = |length, remaining| message(data(length, remaining));
+    assert_eq!(server.handle_receive(begin, BufferId(1), &fragment(100, 300), None), Ok(Received::Held));
+    for second in 1..200 {
+        let now = begin + Duration::from_secs(second);
+        if let Err(reason) = server.handle_timeout(now) {
+            assert_eq!(reason, Disconnect::TimedOut(Timeout::Rest));
+            assert_eq!(second, 120);
+            return;
+        }
+        send_all(&mut server, now);
+        // Signs of life, credits, and from time to time a crumb of the message.
+        let crumb = if second % 50 == 0 { fragment(1, 300 - second as u32 / 50) } else { fragment(0, 0) };
+        match server.handle_receive(now, BufferId(2), &crumb, None) {
+            Ok(Received::Free) => server.receives_posted(1),
+            received => assert_eq!(received, Ok(Received::Held)),
+        }
+    }
+    panic!("a message that never ends is waited for without end");
+}
+
+#[test]
+fn time_in_which_a_peer_cannot_go_on_with_its_message_does_not_count() {
+    let (mut server, begin) = server(3);
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    let fragment = |length, remaining| message(data(length, remaining));
+    assert_eq!(server.handle_receive(at(0), BufferId(1), &fragment(10, 90), None), Ok(Received::Held));
+    assert_eq!(server.poll_timeout(), Some(at(120)));
+    // After 50 s its credits are used up, and it gets no more for a while.
+    assert_eq!(server.handle_receive(at(50), BufferId(2), &fragment(10, 80), None), Ok(Received::Held));
+    assert_eq!(server.handle_receive(at(50), BufferId(3), &fragment(10, 70), None), Ok(Received::Held));
+    assert_eq!(server.credits().announced, 0);
+    server.handle_timeout(at(160)).expect("it is our turn");
+    send_all(&mut server, at(160));
+    assert!(server.credits().announced > 0);
+    // A sign of life puts off the question for one.
+    assert_eq!(server.handle_receive(at(161), BufferId(4), &fragment(0, 0), None), Ok(Received::Free));
+    assert_eq!(server.poll_timeout(), Some(at(160 + 120 - 50)));
+    server.handle_timeout(at(229)).expect("in time");
+    let whole = server.handle_receive(at(229), BufferId(5), &fragment(70, 0), None);
+    assert!(matches!(whole, Ok(Received::Message(_))), "{whole:?}");
+    // The next message has its own time.
+    assert_eq!(server.handle_receive(at(300), BufferId(6), &fragment(10, 90), None), Ok(Received::Held));
+    assert_eq!(server.poll_timeout(), Some(at(420)));
+    assert_eq!(server.handle_timeout(at(420)), Err(Disconnect::TimedOut(Timeout::Rest)));
 }

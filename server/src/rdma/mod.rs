@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_rdma::{Budget, CmEvent, CmKey, DeviceKey, Endpoint, EventChannel, Incoming, Notifier};
 use tracing::info;
@@ -112,6 +112,7 @@ impl Rdma {
         id: u64,
         incoming: Incoming,
         peer: SocketAddr,
+        stall_time_max: Duration,
     ) -> Result<(SmbDirect, BufferPool, Option<Arc<OwnedFd>>), String> {
         if self.closing.is_full() {
             return Err("too many connections are still being closed".to_owned());
@@ -127,7 +128,7 @@ impl Rdma {
             self.devices.insert(device.key(), on_device);
         }
         let on_device = &self.devices[&device.key()];
-        let (config, sizes) = settings(&device);
+        let (config, sizes) = settings(&device, stall_time_max);
         let endpoint = Endpoint::new(incoming, &self.channel, &on_device.notifier, id, sizes)
             .map_err(|errno| format!("{}: {errno}", device.name()))?;
         let key = endpoint.key();
@@ -184,7 +185,6 @@ impl Rdma {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, sync_channel};
-    use std::time::Duration;
 
     use super::*;
 

@@ -90,11 +90,12 @@ struct Fetch {
     left: u32,
 }
 
-/// How a connection on `device` is set up, and the sizes of its endpoint.
-pub(crate) fn settings(device: &Device) -> (Config, Sizes) {
+/// How a connection on `device` is set up, and the sizes of its endpoint. `stall_time_max`: time for the rest of a message.
+pub(crate) fn settings(device: &Device, stall_time_max: Duration) -> (Config, Sizes) {
     let mut config = Config::passive();
     // A header and two pieces are enough: responses lie in one piece.
     config.send_segments_max = (device.pieces_max().saturating_sub(1) as usize).clamp(1, 2);
+    config.rest_timeout = stall_time_max;
     let work = device.work_max().min(u32::from(u16::MAX)) as u16;
     config.receive_credit_max = config.receive_credit_max.min(work.saturating_sub(1));
     config.send_depth = config.send_depth.min(work / 2);
