@@ -93,6 +93,13 @@ pub const DIR_BATCH_ENTRIES: usize = 512;
 pub const DIR_BATCH_SHORT_ENTRIES: usize = 8;
 /// Directory entries of one volume that were fetched and do not fit in the answer yet, over all opens. At most some 400 bytes each.
 pub const DIR_PENDING_PER_VOLUME_MAX: u64 = 262_144;
+/// Bytes of answers to QUERY_DIRECTORY at one volume, from when they are made until they are sent, over all connections. Further
+/// ones are short.
+pub const DIR_ANSWER_BYTES_PER_VOLUME_MAX: u64 = 16 * 1024 * 1024;
+/// Bytes by which such an answer grows.
+pub const DIR_ANSWER_STEP_BYTES: usize = 64 * 1024;
+/// Bytes of a short one, which are not counted. Some of the longest names fit.
+pub const DIR_ANSWER_SHORT_BYTES: usize = 4096;
 /// Ranges in one answer to FSCTL_QUERY_ALLOCATED_RANGES.
 pub const ALLOCATED_RANGES_MAX: usize = 4096;
 /// Chunks of one SRV_COPYCHUNK ([MS-SMB2] 3.3.3 ServerSideCopyMaxNumberofChunks).
@@ -119,6 +126,7 @@ const _: () = assert!(
     2 * PARKED_BYTES_PER_CONNECTION_MAX < PINNED_BYTES_PER_CONNECTION_MAX,
     "what waits does not stop the connection over which the end of the wait may come"
 );
+const _: () = assert!(IO_BYTES_MAX as u64 <= DIR_ANSWER_BYTES_PER_VOLUME_MAX, "the longest answer fits");
 const _: () = assert!(ALLOCATED_RANGES_MAX * 16 <= INFO_ANSWER_BYTES_MAX as usize);
 const _: () =
     assert!(LOCKS_PER_REQUEST_MAX <= LOCKS_PER_OPEN_MAX && LOCKS_PER_OPEN_MAX <= LOCKS_PER_FILE_MAX);

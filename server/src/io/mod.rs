@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_smb::engine::Held;
 use forebay_smb::fs::{Frame, OpId, Payload};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -226,6 +227,8 @@ impl Part {
 /// What one send carries: one frame or several.
 pub struct Message {
     parts: Vec<Part>,
+    /// What they take of limits until they are sent.
+    held: Held,
     length: usize,
     sent: usize,
 }
@@ -241,7 +244,13 @@ impl Message {
     #[must_use]
     pub fn new(parts: Vec<Part>) -> Self {
         let length = parts.iter().map(|part| part.bytes().len()).sum();
-        Self { parts, length, sent: 0 }
+        Self { parts, held: Held::default(), length, sent: 0 }
+    }
+
+    /// The same, which takes this of limits until it is sent.
+    #[must_use]
+    pub fn holding(self, held: Held) -> Self {
+        Self { held, ..self }
     }
 
     /// Bytes of all parts.
@@ -262,6 +271,7 @@ impl Message {
             self.parts.len() + next.parts.len() <= SEND_PARTS_MAX && self.length + next.length <= bytes_max;
         if fits {
             self.parts.append(&mut next.parts);
+            self.held.join(std::mem::take(&mut next.held));
             self.length += next.length;
         }
         fits

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use forebay_rdma::{Completed, Device, Endpoint, Failure, Piece, Remote, Sizes};
-use forebay_smb::engine::{Disconnect, RemoteBuffer, Transmit};
+use forebay_smb::engine::{Disconnect, Held, RemoteBuffer, Transmit};
 use forebay_smb::fs::OpId;
 use forebay_smbdirect::wire::Token;
 use forebay_smbdirect::{self as smbdirect, BufferId, Config, Connection, MessageId, Received, Segment};
@@ -35,8 +35,8 @@ pub(crate) struct SmbDirect {
     frames: VecDeque<FrameBuffer>,
     /// Responses that wait until what belongs before them is under way.
     outbox: VecDeque<Outgoing>,
-    /// Held buffers of responses that are being sent, and their bytes.
-    sending: HashMap<u64, (u32, u32)>,
+    /// Held buffers of responses that are being sent, their bytes, and what they take of limits until then.
+    sending: HashMap<u64, (u32, u32, Held)>,
     next_message: u64,
     /// Bytes of responses, and of what goes before them, that are not sent.
     bytes: u64,
@@ -76,6 +76,8 @@ struct Outgoing {
     buffer: u32,
     length: u32,
     invalidate: Option<Token>,
+    /// What it takes of limits until it is sent.
+    limited: Held,
 }
 
 /// A message in the slots that it was received in.
@@ -93,9 +95,9 @@ struct Fetch {
 /// How a connection on `device` is set up, and the sizes of its endpoint. `stall_time_max`: time for the rest of a message.
 pub(crate) fn settings(device: &Device, stall_time_max: Duration) -> (Config, Sizes) {
     let mut config = Config::passive();
+    config.rest_timeout = stall_time_max;
     // A header and two pieces are enough: responses lie in one piece.
     config.send_segments_max = (device.pieces_max().saturating_sub(1) as usize).clamp(1, 2);
-    config.rest_timeout = stall_time_max;
     let work = device.work_max().min(u32::from(u16::MAX)) as u16;
     config.receive_credit_max = config.receive_credit_max.min(work.saturating_sub(1));
     config.send_depth = config.send_depth.min(work / 2);
@@ -200,7 +202,7 @@ impl SmbDirect {
                 }
                 Completed::Sent(mark) => {
                     self.progress.made();
-                    if let Some((buffer, length)) = mark.and_then(|id| self.sending.remove(&id)) {
+                    if let Some((buffer, length, _limited)) = mark.and_then(|id| self.sending.remove(&id)) {
                         self.bytes -= u64::from(length);
                         metrics.bytes_sent.inc_by(length.into());
                         self.endpoint.as_mut().ok_or(CLOSED)?.release(buffer);
@@ -324,7 +326,7 @@ impl SmbDirect {
         metrics: &Metrics,
         memory: &Allowance,
     ) -> Result<(), Disconnect> {
-        let Transmit { segments, remote_writes, invalidate, seal, .. } = transmit;
+        let Transmit { segments, remote_writes, invalidate, seal, held: limited, .. } = transmit;
         let (buffer, range) = in_one_piece(segments, seal, memory)?;
         let length = range.len() as u32;
         let buffer = registered(buffer, range.start, length, memory)?;
@@ -347,7 +349,7 @@ impl SmbDirect {
         let origin = range.start;
         let buffer = self.endpoint.as_mut().ok_or(CLOSED)?.hold(buffer, origin);
         self.bytes += bytes;
-        self.outbox.push_back(Outgoing { writes, buffer, length, invalidate });
+        self.outbox.push_back(Outgoing { writes, buffer, length, invalidate, limited });
         Ok(())
     }
 
@@ -392,6 +394,7 @@ impl SmbDirect {
                 break;
             }
             let Outgoing { buffer, length, invalidate, .. } = *outgoing;
+            let limited = std::mem::take(&mut outgoing.limited);
             let id = self.next_message;
             self.next_message += 1;
             let segment = Segment { buffer: BufferId(buffer), start: 0, length };
@@ -399,7 +402,7 @@ impl SmbDirect {
                 info!(peer = %self.peer, %error, "SMB Direct: a response cannot be sent");
                 Disconnect("a response cannot be sent")
             })?;
-            self.sending.insert(id, (buffer, length));
+            self.sending.insert(id, (buffer, length, limited));
             self.outbox.pop_front();
         }
         while endpoint.sends_left() > 0

@@ -315,7 +315,7 @@ impl SendQueue {
 /// Makes a message of a frame, sealing it where that is asked for.
 fn message(transmit: Transmit, memory: &Allowance) -> Result<Message, Disconnect> {
     let length = transmit.len();
-    let Transmit { segments, seal, .. } = transmit;
+    let Transmit { segments, seal, held, .. } = transmit;
     let Some(sealer) = seal else {
         let mut parts = Vec::with_capacity(1 + segments.len());
         parts.push(Part::Prefix(prefix(length)?));
@@ -326,12 +326,12 @@ fn message(transmit: Transmit, memory: &Allowance) -> Result<Message, Disconnect
             }
             Segment::Payload(payload) => Part::Payload(payload),
         }));
-        return Ok(Message::new(parts));
+        return Ok(Message::new(parts).holding(held));
     };
     let (mut buffer, range) = in_one_piece(segments, Some(sealer), memory)?;
     let begin = range.start - PREFIX.cast_signed();
     buffer.bytes_mut(begin..range.start).copy_from_slice(&prefix(range.len())?);
-    Ok(Message::new(vec![Part::Whole(buffer, begin..range.end)]))
+    Ok(Message::new(vec![Part::Whole(buffer, begin..range.end)]).holding(held))
 }
 
 fn prefix(length: usize) -> Result<[u8; PREFIX], Disconnect> {

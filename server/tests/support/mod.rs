@@ -22,12 +22,13 @@ use forebay_smb::crypto::{
 };
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
+use forebay_smb::limits::CREDITS_MAX;
 use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::negotiate::Dialect;
 use forebay_smb::wire::{
-    AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, query_info, read,
-    session_setup, set_info, write,
+    AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, query_directory,
+    query_info, read, session_setup, set_info, write,
 };
 use forebay_testing::{Need, skip};
 use tempfile::TempDir;
@@ -540,6 +541,46 @@ impl Client {
     }
 
     pub fn close(&mut self, file_id: FileId) -> NtStatus {
+    /// Asks for as many names of a directory as fit in `length` bytes.
+    pub fn send_list(&mut self, directory: FileId, flags: query_directory::Flags, length: u32) -> u64 {
+        let mut body = Vec::new();
+        query_directory::Request {
+            file_information_class: FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION,
+            flags,
+            file_index: 0,
+            file_id: directory,
+            output_buffer_length: length,
+            file_name: "*".to_owned(),
+        }
+        .encode(&mut body);
+        self.send(Smb::QUERY_DIRECTORY, length.div_ceil(65536) as u16, &body)
+    }
+
+    /// As [`Self::send_list`]; the names, `None` after the last.
+    pub fn list(
+        &mut self,
+        directory: FileId,
+        flags: query_directory::Flags,
+        length: u32,
+    ) -> Result<Option<Vec<String>>, NtStatus> {
+        self.send_list(directory, flags, length);
+        let answer = self.answer();
+        match answer.status() {
+            NtStatus::SUCCESS => {
+                let output = query_directory::Response::parse(&answer.message).unwrap().output_buffer;
+                Ok(Some(names(output)))
+            }
+            NtStatus::NO_MORE_FILES => Ok(None),
+            status => Err(status),
+        }
+    }
+
+    /// Has the server grant all the credits that a connection may hold; how many.
+    pub fn rich(&mut self) -> u64 {
+        while self.call(Smb::ECHO, &[4, 0, 0, 0]).header.credits > 1 {}
+        CREDITS_MAX.into()
+    }
+
         let mut body = Vec::new();
         close::Request { flags: close::Flags(0), file_id }.encode(&mut body);
         self.call(Smb::CLOSE, &body).status()
@@ -598,6 +639,22 @@ fn framed(message: Vec<u8>, more: u32) -> Vec<u8> {
 }
 
 /// What a READ's answer carries.
+/// The names in an answer of FileIdBothDirectoryInformation ([MS-FSCC] 2.4.17).
+fn names(output: &[u8]) -> Vec<String> {
+    let number = |at: usize| u32::from_le_bytes(output[at..at + 4].try_into().unwrap()) as usize;
+    let mut names = Vec::new();
+    let mut at = 0;
+    loop {
+        let name = &output[at + 104..][..number(at + 60)];
+        let units: Vec<u16> = name.chunks(2).map(|unit| u16::from_le_bytes([unit[0], unit[1]])).collect();
+        names.push(String::from_utf16(&units).unwrap());
+        match number(at) {
+            0 => return names,
+            next => at += next,
+        }
+    }
+}
+
 pub fn data(answer: &Answer) -> Result<Vec<u8>, NtStatus> {
     match answer.status() {
         NtStatus::SUCCESS => {

@@ -8,6 +8,7 @@ use forebay_smbdirect::wire::Token;
 
 use super::remote::RemoteWrite;
 use super::step::{Reply, Request};
+use super::tally::Taken;
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, Payload};
 use crate::ids::FileId;
@@ -54,6 +55,8 @@ pub(super) struct Response {
     pub(super) remote: Option<RemoteWrite>,
     pub(super) invalidate: Option<Token>,
     pub(super) sign: Option<SigningKey>,
+    /// What it takes of a limit until it is sent.
+    pub(super) counted: Option<Taken>,
 }
 
 impl Response {
@@ -72,8 +75,8 @@ impl Response {
     }
 
     pub(super) fn reply(header: Header, reply: Reply) -> Self {
-        let Reply { status: _, body, payload, remote } = reply;
-        Self { header, body, payload, remote, invalidate: None, sign: None }
+        let Reply { status: _, body, payload, remote, counted } = reply;
+        Self { header, body, payload, remote, invalidate: None, sign: None, counted }
     }
 }
 

@@ -56,6 +56,25 @@ pub struct Transmit {
     pub is_break: bool,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
     pub seal: Option<Sealer>,
+    /// What it takes of limits of its volume: to be dropped when the frame is sent, not before.
+    pub held: Held,
+}
+
+/// What a frame takes of limits, for as long as this lives.
+#[derive(Default)]
+pub struct Held(Vec<Taken>);
+
+impl Held {
+    /// Takes in what another frame has.
+    pub fn join(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Held({})", self.0.len())
+    }
 }
 
 impl Transmit {
@@ -63,7 +82,8 @@ impl Transmit {
         let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
         // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);
-        Self { segments: assemble(responses), remote_writes, invalidate, is_break: false, seal }
+        let held = Held(responses.iter_mut().filter_map(|r| r.counted.take()).collect());
+        Self { segments: assemble(responses), remote_writes, invalidate, is_break: false, seal, held }
     }
 
     /// Bytes of all parts, before sealing.

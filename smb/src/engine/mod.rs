@@ -43,7 +43,7 @@ mod transform;
 mod volume;
 mod watches;
 
-pub use connection::{Connection, Disconnect, Entropy, Event, Sealer, Segment, Transmit, Unsealed};
+pub use connection::{Connection, Disconnect, Entropy, Event, Held, Sealer, Segment, Transmit, Unsealed};
 pub use file_table::Unlink;
 pub use open::OpenInfo;
 pub use remote::{RemoteBuffer, RemoteWrite};

@@ -11,6 +11,7 @@ use super::open::Open;
 use super::remote::RemoteWrite;
 use super::server::Server;
 use super::session::{Session, Share, Tree};
+use super::tally::Taken;
 use super::volume::Volume;
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
@@ -46,12 +47,14 @@ pub(crate) struct Reply {
     pub(crate) payload: Option<Box<dyn Payload>>,
     /// READ data that go by RDMA instead.
     pub(crate) remote: Option<RemoteWrite>,
+    /// What it takes of a limit until it is sent.
+    pub(crate) counted: Option<Taken>,
 }
 
 impl Reply {
     /// Success with a body.
     pub(crate) fn ok(body: Vec<u8>) -> Self {
-        Self { status: NtStatus::SUCCESS, body, payload: None, remote: None }
+        Self { status: NtStatus::SUCCESS, body, payload: None, remote: None, counted: None }
     }
 }
 

@@ -104,6 +104,8 @@ pub(crate) struct Used {
     pub(crate) parked_bytes: Tally,
     /// Directory entries that were fetched and not sent yet.
     pub(crate) listed: Tally,
+    /// Bytes of answers to QUERY_DIRECTORY that are made or not sent yet.
+    pub(crate) dir_answers: Tally,
 }
 
 impl Default for Used {
@@ -116,6 +118,7 @@ impl Default for Used {
             waiting: Tally::new(limits::ASYNC_PER_VOLUME_MAX),
             parked_bytes: Tally::new(limits::PARKED_BYTES_PER_VOLUME_MAX),
             listed: Tally::new(limits::DIR_PENDING_PER_VOLUME_MAX),
+            dir_answers: Tally::new(limits::DIR_ANSWER_BYTES_PER_VOLUME_MAX),
         }
     }
 }

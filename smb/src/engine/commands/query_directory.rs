@@ -17,6 +17,9 @@ use crate::wire::{AccessMask, Fault, FileAttributes, FileTime};
 /// The names that every directory has without its file system saying so.
 const DOTS: [&str; 2] = [".", ".."];
 
+/// The longest entry: the parts of fixed length, a name of 255 characters, and what aligns it.
+const ENTRY_BYTES_MAX: usize = 1024;
+
 /// A query under way.
 struct Query {
     open: Arc<Open>,
@@ -33,6 +36,9 @@ struct Output {
     bytes: Vec<u8>,
     /// Where the last entry begins, to link the next one to it.
     last: Option<usize>,
+    /// Bytes that it may have: [`limits::DIR_ANSWER_SHORT_BYTES`], and what it has taken of the volume's limit.
+    granted: usize,
+    counted: Option<Taken>,
 }
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -84,7 +90,7 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
         }
     }
     let single = request.flags.contains(Flags::RETURN_SINGLE_ENTRY);
-    Ok(Query { open, class, limit, single, output: Output { bytes: Vec::new(), last: None }, counted: None })
+    Ok(Query { open, class, limit, single, output: Output::new(), counted: None })
 }
 
 /// What to do next.
@@ -146,11 +152,13 @@ impl Query {
             }
             cursor.dots_sent = 2;
         }
+        let answers = &open.volume.used.dir_answers;
         while let Some(entry) = cursor.pending.pop() {
             if !names::matches(&pattern, &entry.name) {
                 continue;
             }
-            if output.full(*single) || !output.push(*class, *limit, &entry.name, &entry.stat) {
+            let room = output.grow(*limit, answers);
+            if output.full(*single) || !output.push(*class, room, &entry.name, &entry.stat) {
                 cursor.pending.push(entry);
                 return Next::Full;
             }
@@ -168,8 +176,11 @@ impl Query {
             return Next::Fetch(FsOpKind::Lookup { handle, name: pattern });
         }
         // Not many more than fit: what is kept for the next query grows stale.
-        let room =
-            limit.saturating_sub(output.bytes.len()) / (DirEncoder::fixed_len(*class).unwrap_or(1) + 2);
+        let room = output.grow(*limit, answers).saturating_sub(output.bytes.len());
+        if !output.is_empty() && room < ENTRY_BYTES_MAX && output.granted < *limit {
+            return Next::Full;
+        }
+        let room = room / (DirEncoder::fixed_len(*class).unwrap_or(1) + 2);
         let limit;
         (limit, *counted) = batch(room, &open.volume.used.listed);
         Next::Fetch(FsOpKind::ReadDir { handle, restart: std::mem::take(&mut cursor.restart), limit })
@@ -198,12 +209,13 @@ impl Query {
     /// [MS-FSA] 2.1.5.6.3 would cut the first name where not even that fits; half a name is of no use to anyone.
     fn answer_full(self) -> Step {
         self.open.state().directory.settle();
-        if self.output.is_empty() {
+        let Output { bytes, last, counted, .. } = self.output;
+        if last.is_none() {
             return Step::Fail(NtStatus::INFO_LENGTH_MISMATCH);
         }
-        let mut body = Vec::with_capacity(8 + self.output.bytes.len());
-        Response { output_buffer: &self.output.bytes }.encode(&mut body);
-        Step::Reply(Reply::ok(body))
+        let mut body = Vec::with_capacity(8 + bytes.len());
+        Response { output_buffer: &bytes }.encode(&mut body);
+        Step::Reply(Reply { counted, ..Reply::ok(body) })
     }
 
     fn fetched(&mut self, entries: Vec<DirEntry>) {
@@ -222,6 +234,25 @@ fn batch(room: usize, listed: &Tally) -> (usize, Option<Taken>) {
 }
 
 impl Output {
+    fn new() -> Self {
+        Self { bytes: Vec::new(), last: None, granted: limits::DIR_ANSWER_SHORT_BYTES, counted: None }
+    }
+
+    /// Makes room for one more entry where the volume's limit has some left; how long the answer may be, at most `limit`.
+    fn grow(&mut self, limit: usize, answers: &Tally) -> usize {
+        let is_short = self.granted < limit && self.granted < self.bytes.len() + ENTRY_BYTES_MAX;
+        if is_short && let Some(more) = answers.take(limits::DIR_ANSWER_STEP_BYTES as u64) {
+            self.granted += limits::DIR_ANSWER_STEP_BYTES;
+            match &mut self.counted {
+                Some(all) => all.join(more),
+                none => *none = Some(more),
+            }
+            // No more than is counted.
+            self.bytes.reserve_exact(self.granted - self.bytes.len());
+        }
+        limit.min(self.granted)
+    }
+
     fn is_empty(&self) -> bool {
         self.last.is_none()
     }
@@ -299,6 +330,34 @@ mod tests {
         cursor.pending.clear();
         cursor.settle();
         assert!(listed.take(600).is_some(), "all is given back");
+    }
+
+    /// As many entries of long names as such an answer may have.
+    fn filled(limit: usize, answers: &Tally) -> Output {
+        let class = FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION;
+        let long = entry(&"n".repeat(255));
+        let mut output = Output::new();
+        while {
+            let room = output.grow(limit, answers);
+            output.push(class, room, &long.name, &long.stat)
+        } {}
+        assert!(!output.is_empty() && output.bytes.len() > limit.min(output.granted) - ENTRY_BYTES_MAX);
+        output
+    }
+
+    #[test]
+    fn answers_are_counted_as_they_grow_and_short_where_nothing_is_left() {
+        let answers = Tally::new(3 * limits::DIR_ANSWER_STEP_BYTES as u64);
+        let all = |answers: &Tally| answers.take(3 * limits::DIR_ANSWER_STEP_BYTES as u64).is_some();
+        assert!(filled(2048, &answers).counted.is_none() && all(&answers));
+        let first = filled(100_000, &answers);
+        assert_eq!(first.granted, limits::DIR_ANSWER_SHORT_BYTES + 2 * limits::DIR_ANSWER_STEP_BYTES);
+        assert!(first.bytes.capacity() <= first.granted, "no more than is counted");
+        let second = filled(limits::IO_BYTES_MAX as usize, &answers);
+        assert_eq!(second.granted, limits::DIR_ANSWER_SHORT_BYTES + limits::DIR_ANSWER_STEP_BYTES);
+        assert_eq!(filled(100_000, &answers).granted, limits::DIR_ANSWER_SHORT_BYTES);
+        drop((first, second));
+        assert!(all(&answers));
     }
 
     #[test]
