@@ -5,6 +5,7 @@
 #[path = "../../../smb/tests/support/requests.rs"]
 pub mod requests;
 
+pub mod disk;
 pub mod random;
 
 use std::io::{Read, Write};
@@ -21,8 +22,8 @@ use forebay_smb::crypto::{
     server_to_client_key,
 };
 use forebay_smb::ids::FileId;
-use forebay_smb::status::NtStatus;
 use forebay_smb::limits::CREDITS_MAX;
+use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::negotiate::Dialect;
@@ -540,7 +541,6 @@ impl Client {
         self.call(Smb::QUERY_INFO, &body).status()
     }
 
-    pub fn close(&mut self, file_id: FileId) -> NtStatus {
     /// Asks for as many names of a directory as fit in `length` bytes.
     pub fn send_list(&mut self, directory: FileId, flags: query_directory::Flags, length: u32) -> u64 {
         let mut body = Vec::new();
@@ -581,6 +581,7 @@ impl Client {
         CREDITS_MAX.into()
     }
 
+    pub fn close(&mut self, file_id: FileId) -> NtStatus {
         let mut body = Vec::new();
         close::Request { flags: close::Flags(0), file_id }.encode(&mut body);
         self.call(Smb::CLOSE, &body).status()
@@ -638,7 +639,6 @@ fn framed(message: Vec<u8>, more: u32) -> Vec<u8> {
     [&length.to_be_bytes(), &message[..]].concat()
 }
 
-/// What a READ's answer carries.
 /// The names in an answer of FileIdBothDirectoryInformation ([MS-FSCC] 2.4.17).
 fn names(output: &[u8]) -> Vec<String> {
     let number = |at: usize| u32::from_le_bytes(output[at..at + 4].try_into().unwrap()) as usize;
@@ -655,6 +655,7 @@ fn names(output: &[u8]) -> Vec<String> {
     }
 }
 
+/// What a READ's answer carries.
 pub fn data(answer: &Answer) -> Result<Vec<u8>, NtStatus> {
     match answer.status() {
         NtStatus::SUCCESS => {
