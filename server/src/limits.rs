@@ -217,6 +217,11 @@ pub const COPY_STEP_BYTES: u64 = 16 * 1024 * 1024;
 
 const _: () =
     assert!(BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() < forebay_smb::limits::OPLOCK_BREAK_SECONDS_MAX);
+const _: () = assert!(
+    forebay_smb::limits::CONNECTIONS_PER_VOLUME_MAX as usize + CONNECTIONS_UNAUTHENTICATED_MAX
+        < CONNECTIONS_MAX,
+    "one volume leaves room for others"
+);
 const _: () = assert!(STAGING_AFTER_LARGE_BYTES <= STAGING_BYTES);
 const _: () = assert!(SMALL_FRAME_BYTES_MAX < STAGING_BYTES);
 const _: () = assert!(SEND_PARTS_MAX <= 1024, "IOV_MAX");

@@ -26,6 +26,8 @@ pub const OPENS_PER_SESSION_MAX: usize = 65_536;
 pub const OPENS_PER_VOLUME_MAX: u64 = 262_144;
 /// Sessions at one volume.
 pub const SESSIONS_PER_VOLUME_MAX: u64 = 16_384;
+/// Connections on which a user of one volume was the first to log on. A connection stays one of them until it ends.
+pub const CONNECTIONS_PER_VOLUME_MAX: u64 = 8192;
 /// Byte-range locks held on one open.
 pub const LOCKS_PER_OPEN_MAX: usize = 16_384;
 /// The same on one file, by all opens of it.

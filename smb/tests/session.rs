@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_smb::crypto::{Cipher, SigningAlgorithm};
 use forebay_smb::engine::{Encryption, Event, Mail, Protection, Server, ServerConfig};
 use forebay_smb::fs::FsHandle;
+use forebay_smb::limits::CONNECTIONS_PER_VOLUME_MAX;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::{Command, Dialect, HeaderFlags, Ids, SecurityMode, echo, logoff, negotiate, smb1};
 use support::{Bytes, Client, config, server, volume};
@@ -382,4 +383,46 @@ fn garbage_ends_the_connection_or_gets_an_error_but_never_panics() {
         assert!(client.connection.is_finished());
     }
     let _ = (Bytes(Vec::new()), SecurityMode::SIGNING_ENABLED, Ids::Async { async_id: 0 });
+}
+
+#[test]
+fn a_volume_has_no_more_connections_than_its_limit_and_leaves_the_others_theirs() {
+    let server = server();
+    server.add_volume(volume("other", FsHandle(Arc::new(())))).unwrap();
+    let connect = |id, dialect, user: &str, password: &str| {
+        let mut client = Client::new(&server, id, dialect);
+        client.negotiate().unwrap();
+        let status = client.logon(user, password, 0).unwrap().status();
+        (client, status)
+    };
+    let mine = |id, dialect| connect(id, dialect, "vol-user", "vol-secret");
+    // Sessions come and go; their connections stay.
+    let mut all: Vec<Client> = (0..CONNECTIONS_PER_VOLUME_MAX - 1)
+        .map(|id| {
+            let (mut client, status) = mine(id, Dialect::SMB2_1);
+            assert_eq!(status, NtStatus::SUCCESS);
+            assert_eq!(client.call(Command::LOGOFF, &ECHO).unwrap().status(), NtStatus::SUCCESS);
+            client.session_id = 0;
+            client
+        })
+        .collect();
+    let (first, status) = mine(20_000, Dialect::SMB3_1_1);
+    assert_eq!(status, NtStatus::SUCCESS);
+    assert_eq!(mine(20_001, Dialect::SMB2_1).1, NtStatus::INSUFFICIENT_RESOURCES);
+    let mut channel = Client::new(&server, 20_002, Dialect::SMB3_1_1);
+    channel.negotiate().unwrap();
+    let bound = channel.bind(&first, "vol-user", "vol-secret").unwrap();
+    assert_eq!(bound.status(), NtStatus::INSUFFICIENT_RESOURCES);
+    // Another session on a connection that is counted is none more, nor is another volume's connection.
+    let again = all[0].logon("vol-user", "vol-secret", 0).unwrap();
+    assert_eq!(again.status(), NtStatus::SUCCESS);
+    let (mut both, status) = connect(20_003, Dialect::SMB2_1, "other-user", "other-secret");
+    assert_eq!(status, NtStatus::SUCCESS);
+    both.session_id = 0;
+    assert_eq!(both.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
+    all.pop();
+    let mut channel = Client::new(&server, 20_004, Dialect::SMB3_1_1);
+    channel.negotiate().unwrap();
+    assert_eq!(channel.bind(&first, "vol-user", "vol-secret").unwrap().status(), NtStatus::SUCCESS);
+    assert_eq!(mine(20_005, Dialect::SMB2_1).1, NtStatus::INSUFFICIENT_RESOURCES);
 }

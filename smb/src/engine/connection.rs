@@ -24,7 +24,7 @@ use super::session::{Session, Share};
 use super::step::{Ctx, Reply, Request, Resume, Step, Then, Wake};
 use super::tally::Taken;
 use super::transform::Transforms;
-use super::volume::Protection;
+use super::volume::{Protection, Volume};
 use crate::crypto::Cipher;
 use crate::crypto::{
     Nonce, NonceSequence, OpeningKey, PreauthHash, SealedFrame, SealingKey, SigningAlgorithm, SigningKey,
@@ -282,6 +282,8 @@ pub(crate) struct Core {
     pub(crate) channels: HashMap<u64, Channel>,
     /// Sessions that are being authenticated.
     pub(crate) pending: HashMap<u64, PendingAuth>,
+    /// Its part of the connections of the volume whose user was the first to log on.
+    counted: Option<Taken>,
     pub(crate) entropy: Entropy,
     pub(crate) events: VecDeque<Event>,
     /// The key of a session that has ended here, for what is still to be answered.
@@ -304,6 +306,18 @@ impl Core {
         self.next_op += 1;
         self.ops.insert(id, pending);
         self.fs.push_back(FsOp { id, kind });
+    }
+
+    /// Counts it for the volume whose user logs on, unless it is counted already.
+    ///
+    /// # Errors
+    /// `STATUS_INSUFFICIENT_RESOURCES` where the volume has as many connections as it may have.
+    pub(crate) fn count_for(&mut self, volume: &Volume) -> Result<(), NtStatus> {
+        if self.counted.is_none() {
+            let counted = volume.used.connections.take(1);
+            self.counted = Some(counted.ok_or(NtStatus::INSUFFICIENT_RESOURCES)?);
+        }
+        Ok(())
     }
 
     /// Random bytes.
@@ -447,6 +461,7 @@ impl Connection {
                 wildcard: false,
                 channels: HashMap::new(),
                 pending: HashMap::new(),
+                counted: None,
                 entropy,
                 events: VecDeque::new(),
                 last_sealing: None,

@@ -93,6 +93,8 @@ pub(crate) struct Volume {
 /// What the clients of one volume use, so that they leave room for those of others.
 pub(crate) struct Used {
     pub(crate) sessions: Tally,
+    /// Connections that its users were the first to log on to.
+    pub(crate) connections: Tally,
     pub(crate) opens: Tally,
     /// Opens without a session.
     pub(crate) kept: Tally,
@@ -112,6 +114,7 @@ impl Default for Used {
     fn default() -> Self {
         Self {
             sessions: Tally::new(limits::SESSIONS_PER_VOLUME_MAX),
+            connections: Tally::new(limits::CONNECTIONS_PER_VOLUME_MAX),
             opens: Tally::new(limits::OPENS_PER_VOLUME_MAX),
             kept: Tally::new(limits::KEPT_OPENS_PER_VOLUME_MAX),
             locks: Tally::new(limits::LOCKS_PER_VOLUME_MAX),

@@ -88,6 +88,8 @@ fn join(ctx: &mut Ctx<'_>, session: &Arc<Session>, done: &Proof) -> Result<Step,
     }
     let negotiated = ctx.core.negotiated.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
     let signing = signing_key(negotiated, done);
+    let volume = ctx.server.volume(&session.volume_id).ok_or(NtStatus::USER_SESSION_DELETED)?;
+    ctx.core.count_for(&volume)?;
     let part = session.join(ctx.core.id, ctx.core.link())?;
     add_channel(ctx, session, signing, part);
     ctx.core

@@ -254,7 +254,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
     let Some(volume) = ctx.server.volume_of(&done.who.user).and_then(|v| ctx.server.volume(&v)) else {
         return Step::Fail(NtStatus::LOGON_FAILURE);
     };
-    let dialect = negotiated.dialect;
+    let (dialect, client_guid, cipher) = (negotiated.dialect, negotiated.client_guid, negotiated.cipher);
     let (signing, sealing) = (signing_key(negotiated, done), sealing_keys(negotiated, done));
     let encrypt = ctx.server.config.encryption == Encryption::Required;
     if encrypt && sealing.is_none() {
@@ -266,13 +266,16 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
     let Some(counted) = volume.used.sessions.take(1) else {
         return Step::Fail(NtStatus::INSUFFICIENT_RESOURCES);
     };
+    if let Err(status) = ctx.core.count_for(&volume) {
+        return Step::Fail(status);
+    }
     let session = Arc::new(Session::new(NewSession {
         id,
         username: done.who.user.clone(),
         volume_id: volume.id.clone(),
         dialect,
-        client_guid: negotiated.client_guid,
-        cipher: negotiated.cipher,
+        client_guid,
+        cipher,
         signing: signing.clone(),
         sealing,
         established: ctx.now,
