@@ -81,6 +81,10 @@ impl ReadBuffer {
 }
 
 impl Payload for ReadBuffer {
+    fn length(&self) -> usize {
+        self.length
+    }
+
     fn bytes(&self) -> &[u8] {
         self.buffer.bytes(0..self.length.cast_signed())
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_smb::engine::{Connection, ConnectionId, Disconnect, Event, Mail, Server};
-use forebay_smb::fs::{FsOp, FsOpKind, FsReply, FsResult, OpId};
+use forebay_smb::fs::{FsOp, FsOpKind, FsReply, FsResult, OpId, Payload};
 use forebay_smb::limits::PINNED_BYTES_PER_CONNECTION_MAX;
 use forebay_smb::status::NtStatus;
 use forebay_smb::time::Now;
@@ -654,19 +654,27 @@ impl<E: Engine> EventLoop<E> {
         if client.closing {
             return Ok(());
         }
-        match &mut client.link {
-            Link::SmbDirect(link) => link.pump(Instant::now()),
-            Link::Tcp(link) => {
-                if link.sending.is_none()
-                    && let Some(message) = link.queue.take()
-                {
-                    link.sending = Some(Instant::now());
-                    let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
-                    self.engine.submit(client.token(Purpose::Send), operation);
-                }
-                Ok(())
-            }
+        if let Link::SmbDirect(link) = &mut client.link {
+            return link.pump(Instant::now());
         }
+        self.send(client);
+        Ok(())
+    }
+
+    /// Sends what is queued, unless a send is in flight.
+    fn send(&mut self, client: &mut Client) {
+        let Link::Tcp(link) = &client.link else { return };
+        // The kernel copies at the submission what is not copied yet.
+        let copied = link.queue.next_mapped_bytes() > 0;
+        if link.sending.is_some() || (copied && !self.turn.has_room(client)) {
+            return;
+        }
+        let Link::Tcp(link) = &mut client.link else { return };
+        let Some(message) = link.queue.take() else { return };
+        self.turn.count(message.mapped_bytes());
+        link.sending = Some(Instant::now());
+        let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
+        self.engine.submit(client.token(Purpose::Send), operation);
     }
 
     /// What a WRITE is to write has come from the peer's memory: from here on it is like any other.
@@ -692,7 +700,10 @@ impl<E: Engine> EventLoop<E> {
     /// Begins an operation with the file system: contents of files on the engine, all else in a lane.
     fn begin(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
         match op.kind {
-            FsOpKind::Read { .. } => client.reads_waiting.push_back(op),
+            FsOpKind::Read { .. } => match self.mapped(client, &op.kind) {
+                Some(reply) => self.answer(now, client, op.id, Ok(reply))?,
+                None => client.reads_waiting.push_back(op),
+            },
             FsOpKind::Write { .. } | FsOpKind::WriteRemote { .. } => {
                 client.write_bytes += written_bytes(&op.kind);
                 client.writes_waiting.push_back(op);
@@ -743,15 +754,24 @@ impl<E: Engine> EventLoop<E> {
         Ok(None)
     }
 
+    /// Answers a READ whose data the kernel can copy from the page cache as it sends them.
+    fn mapped(&self, client: &Client, kind: &FsOpKind) -> Option<FsReply> {
+        let FsOpKind::Read { handle, offset, length, plain: true } = kind else { return None };
+        let Link::Tcp(_) = client.link else { return None };
+        let read = directory::file(handle).ok()?.mapped_read(*offset, *length)?;
+        self.shared.metrics.file_read(read.length(), 0);
+        Some(FsReply::Read(Box::new(read)))
+    }
+
     /// Begins a READ. It comes back where there is no memory for it.
     fn read(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
-        let FsOpKind::Read { handle, offset, length } = op.kind else {
+        let FsOpKind::Read { handle, offset, length, plain } = op.kind else {
             return Err(Disconnect("only reads wait"));
         };
         let file = match directory::file(&handle) {
             Ok(file) if directory::data::reads_directly(&file, offset, length) => file,
             _ => {
-                let kind = FsOpKind::Read { handle, offset, length };
+                let kind = FsOpKind::Read { handle, offset, length, plain };
                 self.work(client, FsOp { id: op.id, kind });
                 return Ok(None);
             }
@@ -761,12 +781,12 @@ impl<E: Engine> EventLoop<E> {
             && length >= DIRECT_READ_BYTES_MIN
             && matches!(client.link, Link::SmbDirect(_));
         if direct && !file.direct_is_prepared() {
-            let kind = FsOpKind::Read { handle, offset, length: length as u32 };
+            let kind = FsOpKind::Read { handle, offset, length: length as u32, plain };
             self.prepare_direct(client, file, FsOp { id: op.id, kind });
             return Ok(None);
         }
         let Some(buffer) = client.memory.take(length) else {
-            let kind = FsOpKind::Read { handle, offset, length: length as u32 };
+            let kind = FsOpKind::Read { handle, offset, length: length as u32, plain };
             return Ok(Some(FsOp { id: op.id, kind }));
         };
         self.turn.count(length);

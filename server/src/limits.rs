@@ -69,6 +69,12 @@ pub const DIRECT_READ_BYTES_MIN: usize = 64 * 1024;
 pub const DIRECT_READ_ALIGN_MAX: u32 = 64 * 1024;
 /// A READ goes past the page cache where at most one byte of so many is in it.
 pub const DIRECT_READ_CACHED_SHARE: u64 = 16;
+/// Bytes of the smallest READ that is sent from a mapping of its file (`backend::directory::mapped`).
+pub const MAPPED_READ_BYTES_MIN: u32 = 32 * 1024;
+/// Bytes of the smallest file that is mapped: a smaller one costs less to copy than to map.
+pub const MAPPED_FILE_BYTES_MIN: usize = 1024 * 1024;
+/// Mappings at once; files opened beyond it are copied from.
+pub const MAPPINGS_MAX: usize = 32_768;
 /// Bytes received at once while it is not known what comes: small frames whole, the head of large ones.
 pub const STAGING_BYTES: usize = 16 * 1024;
 /// As [`STAGING_BYTES`] after a large frame: just its header, so that payload goes straight to its buffer.

@@ -42,7 +42,9 @@ pub trait Frame: Any + Send + Sync {
 
 /// Data that a backend has read, on its way to the wire.
 pub trait Payload: Any + Send {
-    /// The bytes read; as long as the READ reported.
+    /// Bytes read: as many as the READ reports.
+    fn length(&self) -> usize;
+    /// The bytes read. Data that a backend has not copied yet are copied by this call.
     fn bytes(&self) -> &[u8];
     /// The same, to be sealed where they lie.
     fn bytes_mut(&mut self) -> &mut [u8];
@@ -273,6 +275,8 @@ pub enum FsOpKind {
         offset: u64,
         /// At most so many bytes, ≤ [`crate::limits::IO_BYTES_MAX`].
         length: u32,
+        /// The response is neither signed nor sealed, and its data follow it: they need not pass through this process.
+        plain: bool,
     },
     /// Writes all of `range` of the frame. Answered by [`FsReply::Written`].
     Write {

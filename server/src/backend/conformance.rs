@@ -128,7 +128,7 @@ impl Fixture {
     }
 
     fn read(&self, handle: &FsHandle, offset: u64, length: u32) -> Result<Vec<u8>, NtStatus> {
-        match self.run(FsOpKind::Read { handle: handle.clone(), offset, length })? {
+        match self.run(FsOpKind::Read { handle: handle.clone(), offset, length, plain: false })? {
             FsReply::Read(payload) => Ok(payload.bytes().to_vec()),
             _ => panic!("read answers Read"),
         }

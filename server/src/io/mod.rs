@@ -23,7 +23,7 @@ use forebay_smb::fs::{Frame, OpId, Payload};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use crate::backend::directory::OpenFile;
+use crate::backend::directory::{MappedRead, OpenFile};
 use crate::buffers::{Buffer, Charge};
 use crate::limits::SEND_PARTS_MAX;
 
@@ -209,18 +209,33 @@ pub enum Part {
     Bytes(Vec<u8>, Option<Charge>),
     /// Data that were read.
     Payload(Box<dyn Payload>),
+    /// Data of a file's mapping, which the kernel copies as it sends them.
+    Mapped(MappedRead),
     /// Prefix, headers and data in one piece.
     Whole(Buffer, Range<isize>),
 }
 
 impl Part {
-    fn bytes(&self) -> &[u8] {
+    fn length(&self) -> usize {
         match self {
+            Self::Prefix(bytes) => bytes.len(),
+            Self::Bytes(bytes, _) => bytes.len(),
+            Self::Payload(payload) => payload.length(),
+            Self::Mapped(read) => read.length(),
+            Self::Whole(_, range) => range.len(),
+        }
+    }
+
+    /// From byte `skip` on, for the kernel.
+    fn slice(&self, skip: usize) -> IoSlice<'_> {
+        let all: &[u8] = match self {
             Self::Prefix(bytes) => bytes,
             Self::Bytes(bytes, _) => bytes,
             Self::Payload(payload) => payload.bytes(),
+            Self::Mapped(read) => return read.slice(skip),
             Self::Whole(buffer, range) => buffer.bytes(range.clone()),
-        }
+        };
+        IoSlice::new(all.get(skip..).unwrap_or_default())
     }
 }
 
@@ -243,7 +258,7 @@ impl Message {
     /// A message of `parts`.
     #[must_use]
     pub fn new(parts: Vec<Part>) -> Self {
-        let length = parts.iter().map(|part| part.bytes().len()).sum();
+        let length = parts.iter().map(Part::length).sum();
         Self { parts, held: Held::default(), length, sent: 0 }
     }
 
@@ -277,16 +292,37 @@ impl Message {
         fits
     }
 
+    /// Bytes that sending copies from the page cache.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        let mapped = self.parts.iter().filter(|part| matches!(part, Part::Mapped(_)));
+        mapped.map(Part::length).sum()
+    }
+
+    /// Copies what lies in mappings: a page is not there any more. False where nothing was left to copy, or it cannot be read.
+    fn copy_mapped(&mut self) -> bool {
+        let mut any = false;
+        for part in &mut self.parts {
+            if let Part::Mapped(read) = part {
+                match read.copy() {
+                    Ok(copied) => any |= copied,
+                    Err(_) => return false,
+                }
+            }
+        }
+        any
+    }
+
     /// What is left to send, at most [`SEND_PARTS_MAX`] pieces of it.
     fn rest(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let mut skip = self.sent;
         self.parts
             .iter()
             .filter_map(move |part| {
-                let bytes = part.bytes();
-                let rest = bytes.get(skip..).unwrap_or_default();
-                skip = skip.saturating_sub(bytes.len());
-                (!rest.is_empty()).then(|| IoSlice::new(rest))
+                let length = part.length();
+                let rest = (skip < length).then(|| part.slice(skip));
+                skip = skip.saturating_sub(length);
+                rest
             })
             .take(SEND_PARTS_MAX)
     }
@@ -329,9 +365,14 @@ impl Operation {
     }
 
     /// Takes note of a failure. True where the operation goes on in another way: what cannot be read past the page cache is
-    /// read through it, and that says what is wrong, if anything is.
+    /// read through it, and that says what is wrong, if anything is; what cannot be sent from a mapping is sent from a copy.
     fn turns_back(&mut self, errno: Errno) -> bool {
-        let Self::Read { file, past_cache, .. } = self else { return false };
+        let (file, past_cache) = match self {
+            // The file was cut off meanwhile.
+            Self::Send { message, .. } => return errno == Errno::FAULT && message.copy_mapped(),
+            Self::Read { file, past_cache, .. } => (file, past_cache),
+            _ => return false,
+        };
         if past_cache.asked == 0 {
             return false;
         }

@@ -83,6 +83,7 @@ impl Readiness {
             let result = match moved {
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Some((token, operation)),
+                Err(errno) if operation.turns_back(errno) => continue,
                 Ok(n) if !operation.advance(n) => continue,
                 Ok(_) => Ok(()),
                 Err(errno) => Err(errno),

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
@@ -154,6 +155,40 @@ fn sends_all_parts_in_order_to_a_slow_reader() {
         assert!(all[100_004..length - 3].iter().all(|&b| b == 9));
         assert_eq!(all[length - 4..], [9, 8, 1, 2]);
         engine.forget(&server);
+    });
+}
+
+#[test]
+fn what_lies_in_a_mapping_is_sent_from_there_and_from_a_copy_once_it_is_gone() {
+    const SIZE: usize = 4 << 20;
+    let scratch = TempDir::new().expect("a directory");
+    let volume = Volume::open(scratch.path()).expect("a volume").handle();
+    let file = open(&volume, "f");
+    let by_name = std::fs::File::options().write(true).open(scratch.path().join("f")).expect("it is there");
+    let data: Vec<u8> = (0..SIZE).map(|i| (i % 251) as u8).collect();
+    on_both(|engine, _| {
+        for cut_off_at in [SIZE, SIZE / 4] {
+            by_name.set_len(0).expect("emptied");
+            by_name.write_all_at(&data, 0).expect("written");
+            let (server, mut client) = pair(engine);
+            let read = file.mapped_read(0, SIZE as u32).expect("cached");
+            let parts = vec![Part::Prefix([1, 2, 3, 4]), Part::Mapped(read), Part::Bytes(vec![5], None)];
+            let message = Message::new(parts);
+            assert_eq!((message.length(), message.mapped_bytes()), (SIZE + 5, SIZE));
+            by_name.set_len(cut_off_at as u64).expect("cut off");
+            engine.submit(token(Purpose::Send), Operation::Send { socket: Arc::clone(&server), message });
+            let reader = std::thread::spawn(move || {
+                let mut all = vec![0; SIZE + 5];
+                client.read_exact(&mut all).expect("received");
+                all
+            });
+            assert_eq!(next(engine).result, Ok(()));
+            let all = reader.join().expect("no panic");
+            assert_eq!((&all[..4], all[SIZE + 4]), (&[1, 2, 3, 4][..], 5));
+            assert!(all[4..cut_off_at + 4] == data[..cut_off_at]);
+            assert!(all[cut_off_at + 4..SIZE + 4].iter().all(|&byte| byte == 0));
+            engine.forget(&server);
+        }
     });
 }
 

@@ -1,7 +1,7 @@
-//! Descriptors that are not closed on a thread that must not wait.
+//! Descriptors that are not closed, and mappings that are not removed, on a thread that must not wait.
 //!
 //! The last close(2) of an unlinked file frees its extents, and that of a file that was written gives back what was
-//! allocated ahead: for a large file on a busy device that takes seconds.
+//! allocated ahead: for a large file on a busy device that takes seconds. munmap(2) visits every page that was mapped.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -65,10 +65,15 @@ impl Drop for Descriptor {
         if self.closes_at_once {
             return;
         }
-        // Where the thread ends, there is no loop on it any more.
-        let elsewhere = ELSEWHERE.try_with(|queues| queues.borrow().clone()).ok().flatten();
-        if let Some(queues) = elsewhere {
-            queues.submit(Lane::Close, Origin::Server, move || drop(fd));
-        }
+        drop_elsewhere(fd);
+    }
+}
+
+/// Drops what takes time to drop: in [`Lane::Close`] where this thread must not wait, else here.
+pub fn drop_elsewhere<T: Send + 'static>(value: T) {
+    // Where the thread ends, there is no loop on it any more.
+    let elsewhere = ELSEWHERE.try_with(|queues| queues.borrow().clone()).ok().flatten();
+    if let Some(queues) = elsewhere {
+        queues.submit(Lane::Close, Origin::Server, move || drop(value));
     }
 }

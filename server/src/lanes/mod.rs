@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-pub use self::closing::{ClosesElsewhere, Descriptor};
+pub use self::closing::{ClosesElsewhere, Descriptor, drop_elsewhere};
 use self::queue::Queue;
 pub use self::share::Share;
 use crate::limits::{

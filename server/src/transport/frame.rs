@@ -21,7 +21,7 @@ pub(crate) fn in_one_piece(
     seal: Option<Sealer>,
     memory: &Allowance,
 ) -> Result<(Buffer, Range<isize>), Disconnect> {
-    let length: usize = segments.iter().map(|segment| segment.bytes().len()).sum();
+    let length: usize = segments.iter().map(|segment| segment.length()).sum();
     let (mut buffer, start) = contiguous(segments, length, memory)?;
     let end = start + length.cast_signed();
     let Some(sealer) = seal else { return Ok((buffer, start..end)) };

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_smb::engine::{Disconnect, Segment, Transmit};
+use forebay_smb::fs::Payload;
 
 use super::acknowledged::{Unacknowledged, outstanding};
 use super::frame::{TRANSFORM, WRITE_DATA, in_one_piece};
-use crate::buffers::{Buffer, FrameBuffer};
+use crate::backend::directory::MappedRead;
+use crate::buffers::{Buffer, FrameBuffer, ReadBuffer};
 use crate::io::{Message, Operation, Part};
 use crate::limits::{SEND_GATHER_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES};
 use crate::memory::Allowance;
@@ -288,6 +290,11 @@ impl SendQueue {
         self.messages.push_back(message);
     }
 
+    /// Bytes of the next frame that sending copies from the page cache.
+    pub(crate) fn next_mapped_bytes(&self) -> usize {
+        self.messages.front().map_or(0, Message::mapped_bytes)
+    }
+
     /// The next message to send, small ones gathered.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let mut message = self.messages.pop_front()?;
@@ -319,19 +326,33 @@ fn message(transmit: Transmit, memory: &Allowance) -> Result<Message, Disconnect
     let Some(sealer) = seal else {
         let mut parts = Vec::with_capacity(1 + segments.len());
         parts.push(Part::Prefix(prefix(length)?));
-        parts.extend(segments.into_iter().map(|segment| match segment {
-            Segment::Bytes(bytes) => {
-                let charge = memory.charge(bytes.capacity());
-                Part::Bytes(bytes, charge)
-            }
-            Segment::Payload(payload) => Part::Payload(payload),
-        }));
+        for segment in segments {
+            parts.push(match segment {
+                Segment::Bytes(bytes) => {
+                    let charge = memory.charge(bytes.capacity());
+                    Part::Bytes(bytes, charge)
+                }
+                Segment::Payload(payload) => data(payload)?,
+            });
+        }
         return Ok(Message::new(parts).holding(held));
     };
     let (mut buffer, range) = in_one_piece(segments, Some(sealer), memory)?;
     let begin = range.start - PREFIX.cast_signed();
     buffer.bytes_mut(begin..range.start).copy_from_slice(&prefix(range.len())?);
     Ok(Message::new(vec![Part::Whole(buffer, begin..range.end)]).holding(held))
+}
+
+/// Data that were read, in a buffer or in a mapping.
+fn data(payload: Box<dyn Payload>) -> Result<Part, Disconnect> {
+    let payload = match payload.into_any().downcast::<MappedRead>() {
+        Ok(read) => return Ok(Part::Mapped(*read)),
+        Err(payload) => payload,
+    };
+    match payload.downcast::<ReadBuffer>() {
+        Ok(read) => Ok(Part::Payload(read)),
+        Err(_) => Err(Disconnect("data read by another backend than this transport knows")),
+    }
 }
 
 fn prefix(length: usize) -> Result<[u8; PREFIX], Disconnect> {

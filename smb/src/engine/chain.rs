@@ -62,7 +62,7 @@ pub(super) struct Response {
 impl Response {
     /// Bytes of it in a frame.
     pub(super) fn length(&self) -> u64 {
-        (HEADER_LEN + self.body.len() + self.payload.as_ref().map_or(0, |p| p.bytes().len())) as u64
+        (HEADER_LEN + self.body.len() + self.payload.as_ref().map_or(0, |p| p.length())) as u64
     }
 }
 
@@ -89,6 +89,15 @@ pub enum Segment {
 }
 
 impl Segment {
+    /// Bytes to send.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        match self {
+            Self::Bytes(b) => b.len(),
+            Self::Payload(p) => p.length(),
+        }
+    }
+
     /// The bytes to send.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -105,7 +114,7 @@ pub(super) fn assemble(responses: Vec<Response>) -> Vec<Segment> {
     let last = responses.len().saturating_sub(1);
     for (index, response) in responses.into_iter().enumerate() {
         let Response { mut header, body, payload, sign, .. } = response;
-        let length = HEADER_LEN + body.len() + payload.as_ref().map_or(0, |p| p.bytes().len());
+        let length = HEADER_LEN + body.len() + payload.as_ref().map_or(0, |p| p.length());
         let padding = if index == last { 0 } else { length.next_multiple_of(8) - length };
         header.next_command = if index == last { 0 } else { (length + padding) as u32 };
         if sign.is_some() {

@@ -89,7 +89,7 @@ impl Transmit {
     /// Bytes of all parts, before sealing.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.segments.iter().map(|s| s.bytes().len()).sum()
+        self.segments.iter().map(Segment::length).sum()
     }
 
     /// Whether there is nothing in it.
@@ -1006,10 +1006,10 @@ impl Connection {
                     0
                 }
             },
-            |p| p.bytes().len() as u32,
+            |p| p.length() as u32,
         );
         let payload_bytes = match &reply.remote {
-            Some(remote) => remote.payload.bytes().len() as u32,
+            Some(remote) => remote.payload.length() as u32,
             None => payload_bytes,
         };
         self.core.events.push_back(Event::Completed {

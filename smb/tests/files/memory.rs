@@ -40,6 +40,10 @@ struct Handle {
 struct Data(Vec<u8>);
 
 impl Payload for Data {
+    fn length(&self) -> usize {
+        self.0.len()
+    }
+
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -241,7 +245,7 @@ impl Inner {
                 }
                 if stat { FsReply::Stat(last) } else { FsReply::Done }
             }
-            FsOpKind::Read { handle: h, offset, length } => {
+            FsOpKind::Read { handle: h, offset, length, .. } => {
                 self.log.push("read");
                 let data = &self.nodes[&ino(&h)].data;
                 let bytes = part(data, offset, length.into());

@@ -14,6 +14,7 @@ mod direct;
 mod dirs;
 mod durability;
 mod ioctl;
+mod mapped;
 mod name_locks;
 mod names;
 mod open;
@@ -27,6 +28,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 pub use self::durability::Promise;
 use self::durability::Settlement;
+pub use self::mapped::MappedRead;
 use self::name_locks::NameLocks;
 use forebay_smb::fs::{FileKey, FsHandle, FsOpKind, FsReply, FsResult, RelPath, Space};
 use forebay_smb::status::NtStatus;
@@ -116,6 +118,8 @@ pub struct OpenFile {
     position: Mutex<dirs::Position>,
     /// How it is read past the page cache, once that was asked for; None within: not at all.
     direct: OnceLock<Option<direct::Direct>>,
+    /// Its mapping, from the first READ on that is sent from there.
+    mapped: Mutex<mapped::Mapped>,
 }
 
 impl AsFd for OpenFile {
@@ -219,7 +223,7 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             }
             Ok(last.map_or(FsReply::Done, FsReply::Stat))
         }
-        Op::Read { handle, offset, length } => {
+        Op::Read { handle, offset, length, .. } => {
             data::read(&*file(&handle)?, offset, length, buffers).map(FsReply::Read)
         }
         // Transports fetch the data and then write them.

@@ -71,6 +71,7 @@ fn finish(
         sync_failed: AtomicBool::new(false),
         position: Mutex::new(dirs::Position::default()),
         direct: OnceLock::new(),
+        mapped: Mutex::default(),
     });
     let stat = if created { furnish(&file, request)? } else { stat };
     Ok(Opened { handle: FsHandle(file), created, stat })

@@ -7,8 +7,8 @@ use crate::engine::step::{Ctx, Reply, Step};
 use crate::engine::transform;
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
-use crate::wire::AccessMask;
 use crate::wire::read::{RESPONSE_FIXED_LEN, Request, Response, ResponseFlags};
+use crate::wire::{AccessMask, HeaderFlags};
 
 /// The first offset that no file reaches ([MS-FSA] 2.1.5.3: offsets are signed).
 pub(super) const OFFSET_END: u64 = i64::MAX as u64;
@@ -52,15 +52,17 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if open.file.forbids_read(open.id, offset, length.into()) {
         return Step::Fail(NtStatus::FILE_LOCK_CONFLICT);
     }
+    let plain =
+        target.is_none() && !ctx.must_protect() && !ctx.request.header.flags.contains(HeaderFlags::SIGNED);
     Step::Fs(
-        FsOpKind::Read { handle: open.handle.clone(), offset, length },
+        FsOpKind::Read { handle: open.handle.clone(), offset, length, plain },
         Box::new(move |ctx, result| {
             let mut payload = match result {
                 Ok(FsReply::Read(payload)) => payload,
                 Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
                 Err(status) => return Step::Fail(status),
             };
-            let count = payload.bytes().len() as u32;
+            let count = payload.length() as u32;
             if count == 0 || count < minimum_count {
                 return Step::Fail(NtStatus::END_OF_FILE);
             }

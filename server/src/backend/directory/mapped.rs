@@ -1,0 +1,388 @@
+//! READs that are sent from a mapping of the file: the kernel copies the data once, from the page cache into the socket.
+//!
+//! A mapping covers the whole file and lives as long as the file is open. Only ranges that are in the page cache are sent from
+//! it, so that no event loop waits for a disk. This process never looks at the mapped bytes: a file can lose pages at any time,
+//! and a thread that reads one that is gone is ended by SIGBUS, where the kernel's copy fails with EFAULT.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError};
+
+use forebay_smb::fs::Payload;
+use rustix::fs::{Access, AtFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::OpenFile;
+use crate::lanes::drop_elsewhere;
+use crate::limits::{MAPPED_FILE_BYTES_MIN, MAPPED_READ_BYTES_MIN, MAPPINGS_MAX};
+use forebay_smb::limits::IO_BYTES_MAX;
+
+/// Mappings of the process: the kernel allows 65,530, threads and memory included.
+static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// Smallest page of any machine.
+const PAGE_BYTES_MIN: usize = 4096;
+
+/// What an open file has of a mapping.
+#[derive(Debug, Default)]
+pub(super) enum Mapped {
+    /// No READ has asked for it.
+    #[default]
+    Not,
+    /// It cannot be had.
+    Refused,
+    /// It is there.
+    There(Arc<Mapping>),
+}
+
+/// A file's bytes from its first on, in this process's memory, for the kernel to read.
+#[derive(Debug)]
+pub(super) struct Mapping(Option<Range>);
+
+/// What a mapping gives back at its end.
+#[derive(Debug)]
+struct Range {
+    start: NonNull<c_void>,
+    length: usize,
+}
+
+// SAFETY: it is an address range that is never read or written through this type; the calls that take it may come from any
+// thread.
+unsafe impl Send for Range {}
+// SAFETY: the same.
+unsafe impl Sync for Range {}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: the range came from mmap, and nobody has its address any more: every `MappedRead` holds its mapping.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.length) };
+        MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        drop_elsewhere(self.0.take());
+    }
+}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, length: usize) -> Result<Self, Errno> {
+        if MAPPINGS.fetch_add(1, Ordering::Relaxed) >= MAPPINGS_MAX {
+            MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
+        let mapped = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, 0)
+        };
+        let start = mapped.and_then(|start| NonNull::new(start).ok_or(Errno::NOMEM));
+        match start {
+            Ok(start) => Ok(Self(Some(Range { start, length }))),
+            Err(errno) => {
+                MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+                Err(errno)
+            }
+        }
+    }
+
+    fn range(&self) -> &Range {
+        self.0.as_ref().expect("until it is dropped")
+    }
+
+    /// Whether all of a range is in the page cache.
+    fn is_cached(&self, offset: usize, length: usize) -> bool {
+        let page = rustix::param::page_size();
+        let first = offset / page * page;
+        let pages = (offset + length - first).div_ceil(page);
+        let mut cached = [0_u8; IO_BYTES_MAX as usize / PAGE_BYTES_MIN + 1];
+        let Some(cached) = cached.get_mut(..pages) else { return false };
+        if first + pages * page > self.range().length {
+            return false;
+        }
+        // SAFETY: the range lies in the mapping, and mincore writes one byte for each of its pages.
+        let result = unsafe {
+            let start = self.range().start.as_ptr().byte_add(first);
+            libc::mincore(start, pages * page, cached.as_mut_ptr())
+        };
+        result == 0 && cached.iter().all(|state| state & 1 == 1)
+    }
+}
+
+impl OpenFile {
+    /// The READ of a range that lies in the page cache; `None` where it has to be read in another way.
+    #[must_use]
+    pub fn mapped_read(self: &Arc<Self>, offset: u64, length: u32) -> Option<MappedRead> {
+        if self.directory || length < MAPPED_READ_BYTES_MIN {
+            return None;
+        }
+        let offset = usize::try_from(offset).ok()?;
+        let size = usize::try_from(rustix::fs::fstat(&self.fd).ok()?.st_size).ok()?;
+        let length = (length as usize).min(size.checked_sub(offset)?);
+        if length == 0 || size < MAPPED_FILE_BYTES_MIN {
+            return None;
+        }
+        let mapping = self.mapping(size)?;
+        mapping.is_cached(offset, length).then(|| MappedRead {
+            file: Arc::clone(self),
+            mapping,
+            offset,
+            length,
+            copy: OnceLock::new(),
+        })
+    }
+
+    /// A mapping of `size` bytes or more.
+    fn mapping(&self, size: usize) -> Option<Arc<Mapping>> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*mapped {
+            Mapped::Refused => return None,
+            Mapped::There(mapping) if mapping.range().length >= size => return Some(Arc::clone(mapping)),
+            Mapped::There(_) | Mapped::Not => {}
+        }
+        let made = if tells_what_is_cached(self.fd.as_fd()) {
+            // What lies beyond the end costs nothing, and a file that grows is seldom mapped again.
+            size.checked_next_power_of_two()
+                .ok_or(Errno::NOMEM)
+                .and_then(|length| Mapping::new(self.fd.as_fd(), length))
+        } else {
+            Err(Errno::ACCESS)
+        };
+        match made {
+            Ok(mapping) => {
+                let mapping = Arc::new(mapping);
+                *mapped = Mapped::There(Arc::clone(&mapping));
+                Some(mapping)
+            }
+            Err(errno) => {
+                tracing::debug!(%errno, "a file is not mapped: its data are copied");
+                *mapped = Mapped::Refused;
+                None
+            }
+        }
+    }
+}
+
+/// Whether mincore(2) tells the truth about a file: only to the file's owner and to those who may write to it.
+fn tells_what_is_cached(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
+        || rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
+}
+
+/// Data of a READ that lie in a mapping.
+pub struct MappedRead {
+    file: Arc<OpenFile>,
+    mapping: Arc<Mapping>,
+    offset: usize,
+    length: usize,
+    /// The data, once somebody had to look at them.
+    copy: OnceLock<Vec<u8>>,
+}
+
+impl fmt::Debug for MappedRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedRead({} bytes at {})", self.length, self.offset)
+    }
+}
+
+impl MappedRead {
+    /// The data from byte `skip` on, for a system call to read. To be looked at by the kernel alone.
+    #[must_use]
+    pub fn slice(&self, skip: usize) -> IoSlice<'_> {
+        let skip = skip.min(self.length);
+        if let Some(copy) = self.copy.get() {
+            return IoSlice::new(copy.get(skip..).unwrap_or_default());
+        }
+        let length = self.length - skip;
+        // SAFETY: the range lies in the mapping, which lives as long as `self`. Nobody in this process reads it: what other
+        // processes change, and pages that go away, are the kernel's concern.
+        let bytes = unsafe {
+            let start = self.mapping.range().start.as_ptr().byte_add(self.offset + skip);
+            std::slice::from_raw_parts(start.cast_const().cast::<u8>(), length)
+        };
+        IoSlice::new(bytes)
+    }
+
+    /// Copies the data, once; where the file has become shorter, zeros take the place of what it had. True where that was now.
+    ///
+    /// A READ is not atomic: what it finds of a range that is cut off meanwhile may be the old data, zeros or nothing.
+    ///
+    /// # Errors
+    /// Those of pread. May wait for a disk.
+    pub fn copy(&self) -> Result<bool, Errno> {
+        if self.copy.get().is_some() {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; self.length];
+        let mut filled = 0;
+        while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pread(&self.file.fd, rest, (self.offset + filled) as u64) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(self.copy.set(bytes).is_ok())
+    }
+}
+
+impl Payload for MappedRead {
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // Too few where the disk fails: then nothing that is signed or sealed is valid. But what is signed or sealed is not mapped.
+        let _ = self.copy();
+        self.copy.get().map(Vec::as_slice).unwrap_or_default()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let _ = self.copy();
+        self.copy.get_mut().map(Vec::as_mut_slice).unwrap_or_default()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    use forebay_smb::fs::{FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest, RelPath};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::backend::directory::{Volume, file};
+    use crate::buffers::BufferPool;
+
+    const SIZE: usize = 2 * MAPPED_FILE_BYTES_MIN;
+
+    fn contents(length: usize) -> Vec<u8> {
+        (0..length).map(|at| (at % 251) as u8).collect()
+    }
+
+    /// A file of `length` bytes, by its name and as a client has it open.
+    fn made(length: usize) -> (TempDir, File, Arc<OpenFile>) {
+        let scratch = TempDir::new().expect("a directory");
+        let by_name = scratch.path().join("f");
+        std::fs::write(&by_name, contents(length)).expect("written");
+        let by_name = File::options().read(true).write(true).open(by_name).expect("it is there");
+        let opened = open(scratch.path());
+        (scratch, by_name, opened)
+    }
+
+    fn open(root: &Path) -> Arc<OpenFile> {
+        let volume = Volume::open(root).expect("a volume").handle();
+        let request = OpenRequest {
+            path: RelPath::new("f").expect("a path"),
+            mode: OpenMode::Existing,
+            kind: ObjectKind::File,
+            read: true,
+            write: false,
+            write_through: false,
+            attributes: 0,
+            allocation_size: 0,
+        };
+        match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
+            Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),
+            _ => panic!("opened"),
+        }
+    }
+
+    /// What the kernel finds there.
+    fn sent(read: &MappedRead) -> Result<Vec<u8>, Errno> {
+        let target = tempfile::tempfile().expect("a file");
+        let written = rustix::io::pwritev(&target, &[read.slice(0)], 0)?;
+        let mut bytes = vec![0; written];
+        target.read_exact_at(&mut bytes, 0).expect("it was just written");
+        Ok(bytes)
+    }
+
+    #[test]
+    fn cached_ranges_of_large_files_are_sent_from_a_mapping() {
+        let (_scratch, by_name, opened) = made(SIZE);
+        let read = opened.mapped_read(5000, 100_000).expect("just written");
+        assert_eq!(read.length(), 100_000);
+        assert!(sent(&read).expect("sent") == contents(SIZE)[5000..105_000]);
+        let end = opened.mapped_read(SIZE as u64 - 10, 100_000).expect("cached");
+        assert!(sent(&end).expect("sent") == contents(SIZE)[SIZE - 10..]);
+        assert!(opened.mapped_read(SIZE as u64, 100_000).is_none(), "at the end");
+        assert!(opened.mapped_read(u64::MAX, 100_000).is_none(), "beyond it");
+        assert!(opened.mapped_read(0, MAPPED_READ_BYTES_MIN - 1).is_none(), "a small READ");
+        // What is written later is seen, also by a READ before it that is not sent yet; so is a file that has grown.
+        by_name.write_all_at(b"new", 5000).expect("written");
+        assert!(sent(&read).expect("sent").starts_with(b"new"));
+        by_name.write_all_at(&contents(3 * SIZE), SIZE as u64).expect("written");
+        let grown = opened.mapped_read(3 * SIZE as u64, 100_000).expect("cached");
+        assert!(sent(&grown).expect("sent") == contents(3 * SIZE)[2 * SIZE..][..100_000]);
+        let (_scratch, _by_name, small) = made(MAPPED_FILE_BYTES_MIN - 1);
+        assert!(small.mapped_read(0, 100_000).is_none(), "a small file");
+    }
+
+    #[test]
+    fn what_is_not_cached_is_not_sent_from_a_mapping() {
+        let (_scratch, by_name, opened) = made(SIZE);
+        assert!(opened.mapped_read(0, 100_000).is_some());
+        by_name.sync_all().expect("synced");
+        let until = Instant::now() + Duration::from_secs(5);
+        // A mapping holds no pages that nobody looked at; on tmpfs they cannot go.
+        while opened.mapped_read(0, SIZE as u32).is_some() && Instant::now() < until {
+            rustix::fs::fadvise(&by_name, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
+            std::thread::yield_now();
+        }
+        if opened.mapped_read(0, SIZE as u32).is_some() {
+            let folder = std::env::temp_dir();
+            forebay_testing::skip(forebay_testing::Need::PastCache, format!("files in {}", folder.display()));
+            return;
+        }
+        by_name.read_at(&mut [0; 8192], 500_000).expect("read");
+        assert!(opened.mapped_read(0, SIZE as u32).is_none(), "not all of it");
+        by_name.read_exact_at(&mut vec![0; SIZE], 0).expect("read");
+        assert!(opened.mapped_read(0, SIZE as u32).is_some());
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_is_copied_with_zeros_in_place_of_what_it_had() {
+        let (_scratch, by_name, opened) = made(SIZE);
+        let read = opened.mapped_read(0, SIZE as u32).expect("cached");
+        by_name.set_len(100_000).expect("shorter");
+        let tail = MappedRead {
+            file: Arc::clone(&read.file),
+            mapping: Arc::clone(&read.mapping),
+            offset: SIZE / 2,
+            length: SIZE / 2,
+            copy: OnceLock::new(),
+        };
+        assert_eq!(sent(&tail).expect_err("no pages"), Errno::FAULT);
+        assert_eq!((read.copy(), read.copy()), (Ok(true), Ok(false)));
+        let sent = sent(&read).expect("a copy");
+        assert_eq!(sent.len(), SIZE);
+        assert!(sent[..100_000] == contents(100_000) && sent[100_000..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_mapping_outlives_the_handle_until_all_is_sent() {
+        let (scratch, _by_name, opened) = made(SIZE);
+        let read = opened.mapped_read(0, 100_000).expect("cached");
+        let mapping = Arc::downgrade(&read.mapping);
+        drop(opened);
+        std::fs::remove_file(scratch.path().join("f")).expect("removed");
+        assert!(sent(&read).expect("sent") == contents(100_000));
+        drop(read);
+        assert!(mapping.upgrade().is_none());
+    }
+}
