@@ -43,6 +43,17 @@ pub(crate) struct Usage {
 /// Of `root` and all its descendants. A process that ends between two calls moves its time to its parent, so the
 /// difference of two calls is right as long as the parents wait for their children.
 pub(crate) fn tree(root: u32) -> Result<Usage> {
+    let stats = descent(root)?;
+    let ticks: u64 = stats.values().map(|stat| stat.ticks).sum();
+    Ok(Usage { seconds: seconds(ticks), processes: stats.len() })
+}
+
+/// `root` and all its descendants.
+pub(crate) fn members(root: u32) -> Result<Vec<u32>> {
+    Ok(descent(root)?.into_keys().collect())
+}
+
+fn descent(root: u32) -> Result<HashMap<u32, Stat>> {
     let mut stats = HashMap::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
@@ -58,8 +69,8 @@ pub(crate) fn tree(root: u32) -> Result<Usage> {
         members.extend(stats.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
         next += 1;
     }
-    let ticks: u64 = members.iter().map(|pid| stats[pid].ticks).sum();
-    Ok(Usage { seconds: seconds(ticks), processes: members.len() })
+    stats.retain(|pid, _| members.contains(pid));
+    Ok(stats)
 }
 
 /// CPU-seconds of the children that this process has waited for.

@@ -3,6 +3,9 @@
 mod bare;
 mod cpu;
 mod forebay;
+mod load;
+mod machine;
+mod memory;
 mod place;
 mod read;
 mod report;
@@ -30,6 +33,21 @@ struct Arguments {
 enum Command {
     /// Large reads out of the page cache: GB/s, and the CPU-seconds that the server spends per GB.
     Read(ReadArguments),
+    /// Load from our own client: reads, writes, whole files, metadata; GB/s, operations/s, latency, CPU time, memory.
+    Load(load::LoadArguments),
+    /// A floor of the load, in a process of its own so that its CPU time can be told apart.
+    #[command(hide = true)]
+    FloorServer {
+        /// What it is made for.
+        #[arg(long)]
+        means: load::Means,
+        /// How many files it serves.
+        #[arg(long)]
+        files: usize,
+        /// Where they lie.
+        #[arg(long)]
+        folder: PathBuf,
+    },
     /// The server of the bare loops, in a process of its own so that its CPU time can be told apart.
     #[command(hide = true)]
     BareServer {
@@ -80,6 +98,27 @@ impl Contestant {
     }
 }
 
+/// What all measurements have in common.
+#[derive(Args)]
+pub(crate) struct CommonArguments {
+    /// The forebay-server binary; a release build.
+    #[arg(long, value_name = "FILE", default_value_os_t = forebay::default_binary())]
+    server: PathBuf,
+    /// TOML lines for the `[server]` section of forebay-server's configuration, to compare settings.
+    #[arg(long, value_name = "TOML", default_value = "")]
+    server_option: String,
+    /// Where the files that are read lie; they stay in the page cache.
+    #[arg(long, value_name = "FOLDER", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Priority of servers and client alike, as in nice(1): below 0 keeps a busy machine's other work out of the
+    /// measurement.
+    #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
+    nice: i32,
+    /// Also write all results here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 #[derive(Args)]
 pub(crate) struct ReadArguments {
     /// How often each server is measured; they take turns.
@@ -105,22 +144,8 @@ pub(crate) struct ReadArguments {
         default_value = "samba,samba-sendfile,samba-uring,forebay,bare-sendfile,bare-read"
     )]
     servers: Vec<Contestant>,
-    /// The forebay-server binary; a release build.
-    #[arg(long, value_name = "FILE", default_value_os_t = forebay::default_binary())]
-    server: PathBuf,
-    /// TOML lines for the `[server]` section of forebay-server's configuration, to compare settings.
-    #[arg(long, value_name = "TOML", default_value = "")]
-    server_option: String,
-    /// Where the files that are read lie; they stay in the page cache.
-    #[arg(long, value_name = "FOLDER", default_value = "/var/tmp")]
-    dir: PathBuf,
-    /// Priority of servers and client alike, as in nice(1): below 0 keeps a busy machine's other work out of the
-    /// measurement.
-    #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
-    nice: i32,
-    /// Also write all results here, as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    common: CommonArguments,
     /// End with status 1 when Forebay's median GB/s is below that of any Samba measured, or its CPU time per GB above.
     #[arg(long)]
     require_parity: bool,
@@ -142,6 +167,10 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Read(arguments) => read::run(&arguments),
+        Command::Load(arguments) => load::run(&arguments),
+        Command::FloorServer { means, files, folder } => {
+            load::serve_floor(means, &folder, files).map(|()| ExitCode::SUCCESS)
+        }
         Command::BareServer { means, io_bytes, file } => {
             bare::serve(means, io_bytes, &file).map(|()| ExitCode::SUCCESS)
         }

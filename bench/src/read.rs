@@ -1,6 +1,5 @@
 //! The run of `forebay-bench read`.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use forebay_e2e::progress::say;
 use crate::place::{Place, Server};
 use crate::report::{Report, Run, Series};
 use crate::torture::{self, Load};
-use crate::{Contestant, ReadArguments, bare, cpu, forebay, samba};
+use crate::{Contestant, ReadArguments, bare, cpu, forebay, machine, samba};
 
 /// How long a server may take to end the processes it has for a client that is gone.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(10);
@@ -29,13 +28,13 @@ struct Entrant {
 
 pub(crate) fn run(arguments: &ReadArguments) -> Result<ExitCode> {
     if cfg!(debug_assertions) && arguments.servers.contains(&Contestant::Forebay) {
-        say(format!("make sure that {} is a release build", arguments.server.display()));
+        say(format!("make sure that {} is a release build", arguments.common.server.display()));
     }
-    if arguments.nice != 0 {
-        set_priority(arguments.nice)?;
+    if arguments.common.nice != 0 {
+        machine::set_priority(arguments.common.nice)?;
     }
     let cache = Cache::open()?;
-    let place = Place::create(&arguments.dir)?;
+    let place = Place::create(&arguments.common.dir)?;
     let load = Load {
         io_bytes: arguments.io_size,
         connections: arguments.connections,
@@ -61,33 +60,18 @@ pub(crate) fn run(arguments: &ReadArguments) -> Result<ExitCode> {
             entrant.runs.push(run);
         }
     }
-    let report =
-        Report { machine: machine(&arguments.dir), load, series: entrants.into_iter().map(series).collect() };
+    let report = Report {
+        machine: machine::describe(&arguments.common.dir),
+        load,
+        series: entrants.into_iter().map(series).collect(),
+    };
     print!("{}", report.table());
-    if let Some(path) = &arguments.json {
+    if let Some(path) = &arguments.common.json {
         let mut text = serde_json::to_string_pretty(&report)?;
         text.push('\n');
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(if arguments.require_parity && !report.has_parity() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// For this process and what it starts.
-fn set_priority(nice: i32) -> Result<()> {
-    rustix::process::setpriority_process(None, nice).context("set the priority (--nice)")?;
-    // With autogroups, a process's own priority counts only within its session (sched(7)).
-    let grouped = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
-    if grouped.is_ok_and(|enabled| enabled.trim() == "1") {
-        let own = rustix::process::getpid();
-        if rustix::process::getsid(None)? == own {
-            std::fs::write("/proc/self/autogroup", nice.to_string()).context("set the session's priority")?;
-        } else {
-            say(
-                "--nice counts only within this session here (autogroups): start this with `setsid --wait` to be heard",
-            );
-        }
-    }
-    Ok(())
 }
 
 fn series(entrant: Entrant) -> Series {
@@ -97,7 +81,9 @@ fn series(entrant: Entrant) -> Series {
 fn enter(who: Contestant, arguments: &ReadArguments, cache: &Cache, place: &Place) -> Result<Entrant> {
     let name = who.name();
     let (server, port) = match who {
-        Contestant::Forebay => forebay::start(place, name, &arguments.server, &arguments.server_option),
+        Contestant::Forebay => {
+            forebay::start(place, name, &arguments.common.server, &arguments.common.server_option)
+        }
         Contestant::Samba => samba::start(cache, place, name, ""),
         Contestant::SambaSendfile => samba::start(cache, place, name, "use sendfile = yes"),
         Contestant::SambaUring => samba::start(cache, place, name, "vfs objects = io_uring"),
@@ -146,19 +132,4 @@ fn settled(entrant: &mut Entrant) -> Result<cpu::Usage> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn machine(dir: &Path) -> String {
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let kernel = rustix::system::uname();
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpu
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-        .map_or("?", |(_, it)| it);
-    format!(
-        "{cores} cores ({model}), Linux {}, loopback, files in {}",
-        kernel.release().to_string_lossy(),
-        dir.display()
-    )
 }

@@ -41,7 +41,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "forebay-testing",
         ],
     ),
-    ("forebay-bench", &["forebay-e2e"]),
+    ("forebay-bench", &["forebay-e2e", "forebay-smb"]),
 ];
 
 fn workspace() -> BTreeMap<String, BTreeSet<String>> {

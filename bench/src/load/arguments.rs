@@ -1,0 +1,232 @@
+//! The command line of `forebay-bench load`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use forebay_smb::limits::IO_BYTES_MAX;
+
+use super::floor::Means;
+use super::handshake::{Account, Security};
+use super::plan::{Plan, Workload};
+use super::target::Target;
+use crate::CommonArguments;
+
+/// Who is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Contender {
+    /// forebay-server.
+    Forebay,
+    /// Samba as it comes.
+    Samba,
+    /// Samba with `use sendfile = yes`.
+    SambaSendfile,
+    /// Samba with its io_uring module.
+    SambaUring,
+    /// READs answered with sendfile and a prepared header.
+    FloorSendfile,
+    /// READs answered with pread, a prepared header and send.
+    FloorRead,
+    /// WRITEs answered after recv and pwrite.
+    FloorWrite,
+}
+
+impl Contender {
+    /// Its name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Forebay => "forebay",
+            Self::Samba => "samba",
+            Self::SambaSendfile => "samba-sendfile",
+            Self::SambaUring => "samba-uring",
+            Self::FloorSendfile => "floor-sendfile",
+            Self::FloorRead => "floor-read",
+            Self::FloorWrite => "floor-write",
+        }
+    }
+
+    /// What Samba's configuration has beside the usual, if it is one.
+    pub(crate) fn samba_option(self) -> Option<&'static str> {
+        match self {
+            Self::Samba => Some(""),
+            Self::SambaSendfile => Some("use sendfile = yes"),
+            Self::SambaUring => Some("vfs objects = io_uring"),
+            _ => None,
+        }
+    }
+
+    /// What it is made for, if it is a floor.
+    pub(crate) fn means(self) -> Option<Means> {
+        match self {
+            Self::FloorSendfile => Some(Means::Sendfile),
+            Self::FloorRead => Some(Means::Read),
+            Self::FloorWrite => Some(Means::Write),
+            _ => None,
+        }
+    }
+
+    /// Whether it takes part in a workload.
+    pub(crate) fn serves(self, workload: Workload) -> bool {
+        self.means()
+            .is_none_or(|means| workload.is_plain_io() && workload.writes() == (means == Means::Write))
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct LoadArguments {
+    /// What the client does.
+    #[arg(long, value_enum)]
+    workload: Workload,
+    /// How often each server is measured; they take turns.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Bytes per READ or WRITE, up to 8M; K and M are powers of two.
+    #[arg(long, default_value = "1M", value_parser = parse_size)]
+    io_size: u64,
+    /// Connections of the client, each with a thread and a session.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    connections: u32,
+    /// Operations in flight on each connection.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
+    depth: u32,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 5.0, value_parser = parse_seconds)]
+    time: f64,
+    /// Files on each server; the default depends on the workload.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    files: Option<u32>,
+    /// Bytes of each file; the default depends on the workload. K, M and G are powers of two.
+    #[arg(long, value_parser = parse_size)]
+    file_size: Option<u64>,
+    /// Who is measured, in this order. A floor that does not serve the workload is left out.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "samba,samba-sendfile,samba-uring,forebay,floor-sendfile,floor-read,floor-write"
+    )]
+    pub(crate) servers: Vec<Contender>,
+    /// Sign all requests; the client does not check the signatures of answers.
+    #[arg(long, conflicts_with = "seal")]
+    sign: bool,
+    /// Seal all messages with AES-128-GCM.
+    #[arg(long)]
+    seal: bool,
+    /// Measure a server that runs already instead.
+    #[arg(long, value_name = "HOST:PORT", requires_all = ["user", "password_file"], conflicts_with = "servers")]
+    pub(crate) against: Option<String>,
+    /// The user there.
+    #[arg(long, requires = "against")]
+    user: Option<String>,
+    /// A file with the user's password.
+    #[arg(long, value_name = "FILE", requires = "against")]
+    password_file: Option<PathBuf>,
+    /// The share there, on which files named forebay-bench-… are made and removed.
+    #[arg(long, default_value = crate::place::SHARE)]
+    share: String,
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+}
+
+impl LoadArguments {
+    /// The sizes, defaults filled in.
+    pub(crate) fn plan(&self) -> Result<Plan> {
+        ensure!(self.io_size <= IO_BYTES_MAX.into(), "--io-size is 8M at most");
+        let connections = self.connections as usize;
+        let files = match (self.files, self.workload) {
+            // Each connection has one file of its own there, and none here.
+            (_, Workload::Checkpoint | Workload::Create) | (None, _) => {
+                self.workload.default_files(connections)
+            }
+            (Some(files), _) => files as usize,
+        };
+        let file_bytes = match self.workload {
+            Workload::Create | Workload::List => 0,
+            workload => self.file_size.unwrap_or_else(|| workload.default_file_bytes()),
+        };
+        ensure!(
+            !self.workload.is_plain_io() || file_bytes >= self.io_size,
+            "--file-size must be at least --io-size"
+        );
+        Ok(Plan {
+            workload: self.workload,
+            io_bytes: usize::try_from(self.io_size)?,
+            connections,
+            depth: self.depth as usize,
+            seconds: self.time,
+            files,
+            file_bytes,
+            security: self.security(),
+        })
+    }
+
+    /// How messages are to be protected.
+    pub(crate) fn security(&self) -> Security {
+        match (self.sign, self.seal) {
+            (_, true) => Security::Sealed,
+            (true, _) => Security::Signed,
+            _ => Security::Plain,
+        }
+    }
+
+    /// The server of `--against`.
+    pub(crate) fn foreign(&self) -> Result<Option<(String, Target)>> {
+        let (Some(against), Some(user), Some(file)) = (&self.against, &self.user, &self.password_file) else {
+            return Ok(None);
+        };
+        let password = std::fs::read_to_string(file)
+            .with_context(|| format!("read the password in {}", file.display()))?;
+        let account = Account {
+            user: user.clone(),
+            password: password.trim_end_matches(['\r', '\n']).to_owned(),
+            share: self.share.clone(),
+            security: self.security(),
+        };
+        Ok(Some((against.clone(), Target::Smb { address: resolve(against)?, account })))
+    }
+}
+
+fn resolve(address: &str) -> Result<SocketAddr> {
+    let mut found = address.to_socket_addrs().with_context(|| format!("resolve {address} (HOST:PORT)"))?;
+    found.next().with_context(|| format!("{address} has no address"))
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
+        Some(b'g' | b'G') => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(unit));
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "a size such as 4096, 64K, 1M or 2G".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "seconds from 0.01 to 3600".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_are_read_and_bounded() {
+        assert_eq!(parse_size("4k"), Ok(4096));
+        assert_eq!(parse_size("2G"), Ok(2 << 30));
+        assert!(["", "0", "G", "-1", "99999999999G"].iter().all(|text| parse_size(text).is_err()));
+        assert_eq!(parse_seconds("0.5"), Ok(0.5));
+        assert!(["0", "-1", "nan", "inf", "x"].iter().all(|text| parse_seconds(text).is_err()));
+    }
+
+    #[test]
+    fn floors_take_part_in_what_they_are_made_for() {
+        assert!(Contender::FloorSendfile.serves(Workload::RandRead));
+        assert!(!Contender::FloorSendfile.serves(Workload::Write));
+        assert!(Contender::FloorWrite.serves(Workload::Write));
+        assert!(!Contender::FloorWrite.serves(Workload::Checkpoint));
+        assert!(Contender::Samba.serves(Workload::List));
+    }
+}

@@ -1,0 +1,97 @@
+//! One timed run: a thread for each connection, all of them at work for the same time.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::plan::Plan;
+use super::pump::Tally;
+use super::target::Target;
+use super::work::Part;
+
+/// What the client did and saw.
+#[derive(Debug, Clone)]
+pub(crate) struct Measured {
+    pub(crate) tally: Tally,
+    /// From the first request to the last answer.
+    pub(crate) seconds: f64,
+    /// User and system time of this process.
+    pub(crate) cpu_seconds: f64,
+}
+
+/// Runs the workload once. `look` is called right before the first request and right after the last answer, while all
+/// connections exist: what it sees of the server contains neither their beginning nor their end.
+pub(crate) fn run<T>(
+    target: &Target,
+    plan: &Plan,
+    round: u32,
+    mut look: impl FnMut() -> Result<T>,
+) -> Result<(T, Measured, T)> {
+    std::thread::scope(|scope| {
+        let (report, reports) = channel();
+        let mut starts = Vec::new();
+        for index in 0..plan.connections {
+            let (start, started) = channel();
+            let report = report.clone();
+            scope.spawn(move || {
+                if let Err(error) = connection(target, plan, index, round, &report, &started) {
+                    // If nobody listens, another connection has failed before.
+                    let _ = report.send(Err(error));
+                }
+            });
+            starts.push(start);
+        }
+        // The threads' ends alone keep the channel open.
+        drop(report);
+        collect(&reports, plan.connections)?;
+        let before = look()?;
+        let (cpu, began) = (cpu_seconds(), Instant::now());
+        let until = began + Duration::from_secs_f64(plan.seconds);
+        for start in &starts {
+            start.send(until).context("a connection has ended")?;
+        }
+        let tally = collect(&reports, plan.connections)?;
+        let measured =
+            Measured { tally, seconds: began.elapsed().as_secs_f64(), cpu_seconds: cpu_seconds() - cpu };
+        let after = look()?;
+        Ok((before, measured, after))
+    })
+}
+
+/// One report of each connection.
+fn collect(reports: &Receiver<Result<Tally>>, connections: usize) -> Result<Tally> {
+    let mut all = Tally::default();
+    for _ in 0..connections {
+        all.merge(&reports.recv().context("a connection's thread has ended")??);
+    }
+    Ok(all)
+}
+
+/// Reports twice: when it is ready, and when the time is over. Stays connected until the other end of `started` is gone.
+fn connection(
+    target: &Target,
+    plan: &Plan,
+    index: usize,
+    round: u32,
+    report: &Sender<Result<Tally>>,
+    started: &Receiver<Instant>,
+) -> Result<()> {
+    let mut connection = target.connect(plan)?;
+    let mut part = Part::prepare(&mut connection, plan, index, round)?;
+    if report.send(Ok(Tally::default())).is_err() {
+        return Ok(());
+    }
+    let Ok(until) = started.recv() else { return Ok(()) };
+    let tally = part.run(&mut connection, plan.depth, until)?;
+    if report.send(Ok(tally)).is_ok() {
+        let _ = started.recv();
+    }
+    Ok(())
+}
+
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

@@ -1,0 +1,50 @@
+//! What the measured files hold: bytes that depend on the file and on the place in it, so that a misplaced block shows.
+
+/// The eight bytes of a file that begin at `8 * word`.
+fn word(file: u64, word: u64) -> u64 {
+    // SplitMix64's finishing steps: cheap, and nothing that a file system or a link could compress.
+    let mut value = (file << 40 ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+/// Fills `out` with what file number `file` holds from `offset` on.
+pub(crate) fn fill(file: u64, offset: u64, out: &mut [u8]) {
+    let mut at = offset;
+    let mut rest = out;
+    while !rest.is_empty() {
+        let bytes = word(file, at / 8).to_le_bytes();
+        let piece = &bytes[(at % 8) as usize..];
+        let count = piece.len().min(rest.len());
+        rest[..count].copy_from_slice(&piece[..count]);
+        rest = &mut rest[count..];
+        at += count as u64;
+    }
+}
+
+/// The same as a vector.
+pub(crate) fn bytes(file: u64, offset: u64, count: usize) -> Vec<u8> {
+    let mut out = vec![0; count];
+    fill(file, offset, &mut out);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_is_the_same_whether_it_is_made_alone_or_with_the_rest() {
+        let whole = bytes(3, 0, 1000);
+        for (offset, count) in [(0, 1), (1, 7), (5, 20), (8, 8), (13, 987), (1000, 0)] {
+            assert_eq!(bytes(3, offset as u64, count), whole[offset..offset + count], "{count} at {offset}");
+        }
+    }
+
+    #[test]
+    fn files_and_places_differ() {
+        assert_ne!(bytes(1, 0, 64), bytes(2, 0, 64));
+        assert_ne!(bytes(1, 0, 64), bytes(1, 4096, 64));
+    }
+}

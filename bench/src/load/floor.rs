@@ -1,0 +1,262 @@
+//! The floors: servers that answer the client's READs and WRITEs with the least that the kernel needs for it, and nothing else.
+//!
+//! A floor takes from a request its id, range and file number, and answers with a prepared header. There is no handshake: the
+//! client skips it and uses the file's number as its handle.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use forebay_smb::limits::IO_BYTES_MAX;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::header::MESSAGE_ID_OFFSET;
+use forebay_smb::wire::{Command as Smb, HEADER_LEN, Header, read, write};
+use rustix::net::{SendFlags, send};
+
+use super::intake::Intake;
+use crate::place::{Place, Server};
+
+const PREFIX_LEN: usize = 4;
+/// Prefix, header and body of a WRITE. A READ has a byte more, which is not looked at.
+const REQUEST_LEN: usize = PREFIX_LEN + HEADER_LEN + write::REQUEST_FIXED_LEN;
+/// Prefix, header and body of the answer to a READ.
+const READ_HEAD: usize = PREFIX_LEN + HEADER_LEN + read::RESPONSE_FIXED_LEN;
+/// Bytes that are received ahead where requests are small.
+const AHEAD_BYTES: usize = 16 * 1024;
+
+/// What a floor is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Means {
+    /// READs with sendfile(2).
+    Sendfile,
+    /// READs with pread(2) and send(2).
+    Read,
+    /// WRITEs with recv(2) and pwrite(2).
+    Write,
+}
+
+/// Serves the files of a folder until its standard input ends.
+pub(crate) fn serve(means: Means, folder: &Path, files: usize) -> Result<()> {
+    let mut open = Vec::new();
+    for number in 0..files {
+        let path = folder.join(number.to_string());
+        open.push(File::options().read(true).write(true).create(true).truncate(false).open(path)?);
+    }
+    let files = Arc::new(open);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    println!("{}", listener.local_addr()?.port());
+    std::thread::spawn(move || {
+        for socket in listener.incoming().flatten() {
+            let files = Arc::clone(&files);
+            std::thread::spawn(move || {
+                if let Err(error) = answer(means, &files, socket) {
+                    eprintln!("a connection ended: {error:#}");
+                }
+            });
+        }
+    });
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// What a floor looks at in a request.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted {
+    frame: usize,
+    command: u16,
+    id: [u8; 8],
+    length: usize,
+    offset: u64,
+    file: usize,
+}
+
+impl Wanted {
+    fn parse(bytes: &[u8; REQUEST_LEN]) -> Self {
+        // READ and WRITE have length, offset and file id at the same places ([MS-SMB2] 2.2.19, 2.2.21).
+        let body = PREFIX_LEN + HEADER_LEN;
+        let eight = |at: usize| -> [u8; 8] { std::array::from_fn(|byte| bytes[at + byte]) };
+        let four = |at: usize| -> [u8; 4] { std::array::from_fn(|byte| bytes[at + byte]) };
+        Self {
+            frame: u32::from_be_bytes(four(0)) as usize,
+            command: u16::from_le_bytes([bytes[PREFIX_LEN + 12], bytes[PREFIX_LEN + 13]]),
+            id: eight(PREFIX_LEN + MESSAGE_ID_OFFSET),
+            length: u32::from_le_bytes(four(body + 4)) as usize,
+            offset: u64::from_le_bytes(eight(body + 8)),
+            file: u64::from_le_bytes(eight(body + 16)) as usize,
+        }
+    }
+}
+
+fn answer(means: Means, files: &[File], mut socket: TcpStream) -> Result<()> {
+    socket.set_nodelay(true)?;
+    let ahead = if means == Means::Write { REQUEST_LEN } else { AHEAD_BYTES };
+    let mut intake = Intake::new(ahead);
+    let mut read_head = prepared(Smb::READ, |body| read::Response::inline(0).encode(body));
+    let mut write_answer =
+        prepared(Smb::WRITE, |body| write::Response { count: 0, remaining: 0 }.encode(body));
+    let mut buffer = Vec::new();
+    while let Some(request) = intake.need_or_end(&socket, REQUEST_LEN)? {
+        let wanted = Wanted::parse(request.first_chunk().context("a whole request")?);
+        intake.pass(REQUEST_LEN);
+        let file = files.get(wanted.file).with_context(|| format!("no file {}", wanted.file))?;
+        ensure!(wanted.length <= IO_BYTES_MAX as usize, "a request of {} B", wanted.length);
+        let count = u32::try_from(wanted.length)?.to_le_bytes();
+        if wanted.command == Smb::WRITE.0 {
+            buffer.resize(wanted.length.max(buffer.len()), 0);
+            intake.take(&socket, &mut buffer[..wanted.length])?;
+            file.write_all_at(&buffer[..wanted.length], wanted.offset)?;
+            patch(&mut write_answer, &wanted.id, PREFIX_LEN + HEADER_LEN + 4, count);
+            socket.write_all(&write_answer)?;
+            continue;
+        }
+        ensure!(wanted.command == Smb::READ.0, "a floor answers READ and WRITE only");
+        intake.discard(&socket, (PREFIX_LEN + wanted.frame).saturating_sub(REQUEST_LEN))?;
+        let frame = u32::try_from(READ_HEAD - PREFIX_LEN + wanted.length)?;
+        read_head[..PREFIX_LEN].copy_from_slice(&frame.to_be_bytes());
+        patch(&mut read_head, &wanted.id, PREFIX_LEN + HEADER_LEN + 4, count);
+        if means == Means::Sendfile {
+            send_file(&mut socket, &read_head, file, wanted.offset, wanted.length)?;
+            continue;
+        }
+        buffer.resize((READ_HEAD + wanted.length).max(buffer.len()), 0);
+        let whole = &mut buffer[..READ_HEAD + wanted.length];
+        whole[..READ_HEAD].copy_from_slice(&read_head);
+        file.read_exact_at(&mut whole[READ_HEAD..], wanted.offset)?;
+        socket.write_all(whole)?;
+    }
+    Ok(())
+}
+
+/// A frame with an answer.
+fn prepared(command: Smb, encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut frame = vec![0; PREFIX_LEN];
+    Header::request(command, 0).response(NtStatus::SUCCESS).encode(&mut frame);
+    encode(&mut frame);
+    let len = (frame.len() - PREFIX_LEN) as u32;
+    frame[..PREFIX_LEN].copy_from_slice(&len.to_be_bytes());
+    frame
+}
+
+fn patch(frame: &mut [u8], id: &[u8; 8], count_at: usize, count: [u8; 4]) {
+    frame[PREFIX_LEN + MESSAGE_ID_OFFSET..][..8].copy_from_slice(id);
+    frame[count_at..][..4].copy_from_slice(&count);
+}
+
+fn send_file(socket: &mut TcpStream, head: &[u8], file: &File, offset: u64, length: usize) -> Result<()> {
+    // The header leaves together with the data.
+    let sent = send(&*socket, head, SendFlags::MORE)?;
+    socket.write_all(&head[sent..])?;
+    let mut at = offset;
+    let end = offset + length as u64;
+    while at < end {
+        let rest = usize::try_from(end - at)?;
+        if rustix::fs::sendfile(&*socket, file, Some(&mut at), rest)? == 0 {
+            bail!("the file is shorter than the answer");
+        }
+    }
+    Ok(())
+}
+
+/// Starts one in a process of its own.
+pub(crate) fn start(
+    place: &Place,
+    name: &'static str,
+    means: Means,
+    files: usize,
+) -> Result<(Server, SocketAddr)> {
+    // All floors serve the same files.
+    let folder = place.path().join("floor");
+    std::fs::create_dir_all(&folder)?;
+    let means = means.to_possible_value().context("no means is hidden")?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["floor-server", "--means", means.get_name(), "--files", &files.to_string(), "--folder"]);
+    command.arg(folder);
+    let mut server = Server::start(place, name, &command, true)?;
+    let mut line = String::new();
+    BufReader::new(server.stdout().context("its output is a pipe")?).read_line(&mut line)?;
+    let port: u16 =
+        line.trim().parse().with_context(|| format!("{name} did not start:\n{}", server.said()))?;
+    Ok((server, (Ipv4Addr::LOCALHOST, port).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::plan::{Plan, Workload, tests::plan};
+    use crate::load::target::Target;
+    use crate::load::{client, files};
+
+    /// A floor in a thread; its files go when the folder is dropped.
+    fn floor(means: Means, count: usize) -> (tempfile::TempDir, Target) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = |number: usize| {
+            let path = folder.path().join(number.to_string());
+            File::options().read(true).write(true).create(true).truncate(true).open(path).expect("a file")
+        };
+        let files: Arc<Vec<File>> = Arc::new((0..count).map(open).collect());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("its address");
+        std::thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let files = Arc::clone(&files);
+                std::thread::spawn(move || answer(means, &files, socket));
+            }
+        });
+        (folder, Target::Floor { address })
+    }
+
+    #[test]
+    fn every_means_takes_what_the_client_writes_and_gives_it_back() {
+        for means in [Means::Sendfile, Means::Read, Means::Write] {
+            for io_bytes in [1000, 100_000] {
+                let plan = Plan { io_bytes, file_bytes: 250_001, ..plan(Workload::Read) };
+                let (_folder, target) = floor(means, plan.files);
+                files::make(&target, &plan).unwrap_or_else(|error| panic!("{means:?}: {error:#}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_is_found() {
+        let plan = Plan { file_bytes: 100_000, ..plan(Workload::Read) };
+        let (folder, target) = floor(Means::Read, plan.files);
+        files::make(&target, &plan).expect("they are made");
+        let file = File::options().write(true).open(folder.path().join("1")).expect("a file");
+        file.write_all_at(&[0; 8], 50_000).expect("written");
+        let error = format!("{:#}", files::check(&target, &plan).expect_err("it differs"));
+        assert!(error.contains("1000 B at 50000"), "{error}");
+    }
+
+    #[test]
+    fn a_run_of_each_plain_workload_counts_what_it_moved() {
+        for workload in [Workload::Read, Workload::RandRead, Workload::Write, Workload::RandWrite] {
+            let plan = Plan { seconds: 0.05, io_bytes: 20_000, file_bytes: 100_000, ..plan(workload) };
+            let means = if workload.writes() { Means::Write } else { Means::Sendfile };
+            let (_folder, target) = floor(means, plan.files);
+            files::make(&target, &plan).expect("they are made");
+            let mut looks = 0;
+            let (before, measured, after) = client::run(&target, &plan, 1, || {
+                looks += 1;
+                Ok(looks)
+            })
+            .unwrap_or_else(|error| panic!("{workload:?}: {error:#}"));
+            assert_eq!((before, after), (1, 2));
+            assert!(measured.tally.operations > 0 && measured.seconds >= 0.05, "{measured:?}");
+            assert_eq!(measured.tally.bytes, measured.tally.operations * 20_000);
+            files::check(&target, &plan).expect("they hold what was written");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_an_error_of_the_run() {
+        let plan = plan(Workload::Read);
+        let (_folder, target) = floor(Means::Read, plan.files);
+        client::run(&target, &plan, 1, || Ok(())).expect_err("the files are empty");
+    }
+}

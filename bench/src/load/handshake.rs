@@ -1,0 +1,205 @@
+//! From a connection to a tree: NEGOTIATE 3.1.1, SESSION_SETUP with NTLMv2, TREE_CONNECT.
+
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use forebay_smb::auth::{ClientStep, Initiator, InitiatorConfig, NtHash};
+use forebay_smb::crypto::{
+    Cipher, KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SessionKey, SigningAlgorithm,
+    SigningKey, client_to_server_key, server_to_client_key,
+};
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::{
+    Capabilities, Command, Dialect, FileTime, SecurityMode, negotiate, session_setup, tree_connect,
+};
+
+use super::connection::{Connection, Protection};
+use super::credits::Credits;
+use super::request::Request;
+
+/// Between 1601, where a FILETIME begins, and 1970, in units of 100 ns.
+const FILETIME_OF_1970: u64 = 116_444_736_000_000_000;
+
+/// An account and a share on a server that speaks SMB.
+#[derive(Clone)]
+pub(crate) struct Account {
+    pub(crate) user: String,
+    pub(crate) password: String,
+    pub(crate) share: String,
+    pub(crate) security: Security,
+}
+
+/// How messages are to be protected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Security {
+    Plain,
+    Signed,
+    Sealed,
+}
+
+/// What the server chose and can do.
+struct Negotiated {
+    signing: SigningAlgorithm,
+    cipher: Option<Cipher>,
+    largest_io: u32,
+}
+
+/// Connects, logs on and connects to the share, with an identity of its own: servers put connections of one client
+/// together otherwise. `credits` is how many are to be at hand.
+pub(crate) fn connect(
+    address: SocketAddr,
+    account: &Account,
+    credits: u64,
+    io_bytes: usize,
+) -> Result<Connection> {
+    let mut connection = Connection::open(address, Credits::new(credits), io_bytes)?;
+    let mut preauth = PreauthHash::new();
+    let negotiated = negotiate(&mut connection, &mut preauth)?;
+    ensure!(
+        io_bytes <= negotiated.largest_io as usize,
+        "the server takes requests of up to {} B; use a smaller --io-size",
+        negotiated.largest_io
+    );
+    let key = log_on(&mut connection, account, &mut preauth).context("log on")?;
+    let derivation = KeyDerivation::Smb311(&preauth);
+    connection.protection = Protection::Signed(SigningKey::derive(negotiated.signing, derivation, &key));
+    if account.security == Security::Sealed {
+        let cipher = negotiated.cipher.context("the server does not seal")?;
+        connection.protection = Protection::Sealed {
+            sealing: SealingKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
+            opening: OpeningKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
+            nonces: NonceSequence::new([0; 3], 1),
+        };
+    }
+    // [MS-SMB2] 3.2.4.2.4: in 3.1.1 a TREE_CONNECT is signed or sealed, whatever follows.
+    let mut request = Request::default();
+    let path = format!(r"\\{}\{}", address.ip(), account.share);
+    request.set(Command::TREE_CONNECT, |body| {
+        tree_connect::Request { flags: tree_connect::Flags::empty(), path }.encode(body);
+    });
+    let answer = connection.call(&mut request)?;
+    answer.check(&format!("TREE_CONNECT to {}", account.share))?;
+    let flags = tree_connect::Response::parse(answer.message)?.share_flags;
+    connection.identity.tree_id = answer.header.tree_id();
+    if account.security == Security::Plain {
+        ensure!(!flags.contains(tree_connect::ShareFlags::ENCRYPT_DATA), "the share needs --seal");
+        connection.protection = Protection::Plain;
+    }
+    Ok(connection)
+}
+
+fn negotiate(connection: &mut Connection, preauth: &mut PreauthHash) -> Result<Negotiated> {
+    let (client_guid, salt) = (random::<16>()?, random::<32>()?);
+    let mut request = Request::default();
+    request.set(Command::NEGOTIATE, |body| {
+        negotiate::Request {
+            security_mode: SecurityMode::SIGNING_ENABLED,
+            capabilities: Capabilities::LARGE_MTU | Capabilities::ENCRYPTION,
+            client_guid,
+            client_start_time: FileTime(0),
+            dialects: vec![Dialect::SMB3_1_1],
+            contexts: vec![
+                NegotiateContext::PreauthIntegrity {
+                    hash_algorithms: vec![HashAlgorithm::SHA_512],
+                    salt: &salt,
+                },
+                NegotiateContext::Encryption {
+                    ciphers: vec![negotiate_context::Cipher(Cipher::Aes128Gcm.id())],
+                },
+                NegotiateContext::Signing {
+                    algorithms: [SigningAlgorithm::AesGmac, SigningAlgorithm::AesCmac]
+                        .map(|algorithm| negotiate_context::SigningAlgorithm(algorithm.id()))
+                        .to_vec(),
+                },
+            ],
+        }
+        .encode(body);
+    });
+    let answer = connection.call(&mut request)?;
+    answer.check("NEGOTIATE")?;
+    preauth.update(request.message());
+    preauth.update(answer.message);
+    let response = negotiate::Response::parse(answer.message)?;
+    ensure!(response.dialect_revision == Dialect::SMB3_1_1, "the server does not speak SMB 3.1.1");
+    // [MS-SMB2] 3.2.5.2: without the context it is AES-CMAC.
+    let mut negotiated = Negotiated {
+        signing: SigningAlgorithm::AesCmac,
+        cipher: None,
+        largest_io: response.max_read_size.min(response.max_write_size),
+    };
+    for context in &response.contexts {
+        match context {
+            NegotiateContext::Signing { algorithms } => {
+                let id = algorithms.first().context("a signing context names an algorithm")?.0;
+                negotiated.signing = SigningAlgorithm::from_id(id).context("a known signing algorithm")?;
+            }
+            NegotiateContext::Encryption { ciphers } => {
+                negotiated.cipher = ciphers.first().and_then(|cipher| Cipher::from_id(cipher.0));
+            }
+            _ => {}
+        }
+    }
+    Ok(negotiated)
+}
+
+fn log_on(connection: &mut Connection, account: &Account, preauth: &mut PreauthHash) -> Result<SessionKey> {
+    let mut initiator = Initiator::new(InitiatorConfig {
+        user: account.user.clone(),
+        domain: String::new(),
+        workstation: "BENCH".to_owned(),
+        nt_hash: NtHash::from_password(&account.password),
+        spnego: true,
+        challenge: random()?,
+        target_name: None,
+        random_session_key: Some(SessionKey::new(&random::<16>()?)),
+    });
+    let mut token = initiator.first();
+    let mut key = None;
+    loop {
+        let mut request = Request::default();
+        request.set(Command::SESSION_SETUP, |body| {
+            session_setup::Request {
+                flags: session_setup::Flags::empty(),
+                security_mode: SecurityMode::SIGNING_ENABLED,
+                capabilities: Capabilities::empty(),
+                channel: 0,
+                previous_session_id: 0,
+                security_buffer: &token,
+            }
+            .encode(body);
+        });
+        let answer = connection.call(&mut request)?;
+        preauth.update(request.message());
+        let session_id = answer.header.session_id;
+        if answer.header.status != NtStatus::MORE_PROCESSING_REQUIRED {
+            answer.check("SESSION_SETUP")?;
+            connection.identity.session_id = session_id;
+            return key.context("the server ended the exchange early");
+        }
+        preauth.update(answer.message);
+        let challenge = session_setup::Response::parse(answer.message)?.security_buffer;
+        token = match initiator.step(challenge, now()?)? {
+            ClientStep::Continue(token) => token,
+            ClientStep::Last(token, session_key) => {
+                key = Some(session_key);
+                token
+            }
+        };
+        connection.identity.session_id = session_id;
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("get random bytes: {error}"))?;
+    Ok(bytes)
+}
+
+/// The time as a FILETIME.
+fn now() -> Result<u64> {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    Ok(FILETIME_OF_1970 + u64::try_from(since_1970.as_nanos() / 100)?)
+}

@@ -1,0 +1,116 @@
+//! Keeps operations on their way on one connection. An operation is one request, or several of which each waits for the one before.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::connection::{Answer, Connection};
+use super::histogram::Histogram;
+use super::request::Request;
+
+/// What the operations are.
+pub(crate) trait Work {
+    /// Makes the first request of the slot's next operation; false if there is none.
+    fn begin(&mut self, slot: usize, request: &mut Request) -> Result<bool>;
+
+    /// Takes the answer to the slot's request, and makes the next one unless the operation is done.
+    fn answered(&mut self, slot: usize, answer: &Answer<'_>, request: &mut Request) -> Result<Step>;
+
+    /// Whether the payload of READs is looked at.
+    fn keeps_payload(&self) -> bool {
+        false
+    }
+}
+
+/// How an operation goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// With the request that was made.
+    Next,
+    /// It is done, and has moved so many bytes of payload.
+    Done(u64),
+}
+
+/// What was done.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tally {
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) latency: Histogram,
+}
+
+impl Tally {
+    /// Counts an operation that took from `began` until now.
+    pub(crate) fn record(&mut self, began: Instant, bytes: u64) {
+        self.operations += 1;
+        self.bytes += bytes;
+        self.latency.record(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Adds what another connection did.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.bytes += other.bytes;
+        self.latency.merge(&other.latency);
+    }
+}
+
+struct Slot {
+    request: Request,
+    began: Instant,
+}
+
+/// Runs operations, `depth` at a time, until the work has no more or the time has come, and waits for their ends.
+pub(crate) fn pump(
+    connection: &mut Connection,
+    work: &mut dyn Work,
+    depth: usize,
+    until: Option<Instant>,
+) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut slots: Vec<Slot> =
+        (0..depth).map(|_| Slot { request: Request::default(), began: Instant::now() }).collect();
+    let mut idle: Vec<usize> = (0..depth).rev().collect();
+    let mut ready = VecDeque::new();
+    let mut sent: VecDeque<(u64, usize)> = VecDeque::with_capacity(depth);
+    let mut has_more = true;
+    loop {
+        while has_more && let Some(&slot) = idle.last() {
+            let now = Instant::now();
+            has_more = until.is_none_or(|until| now < until) && work.begin(slot, &mut slots[slot].request)?;
+            if has_more {
+                slots[slot].began = now;
+                idle.pop();
+                ready.push_back(slot);
+            }
+        }
+        while let Some(&slot) = ready.front() {
+            let Some(id) = connection.send(&mut slots[slot].request)? else { break };
+            sent.push_back((id, slot));
+            ready.pop_front();
+        }
+        connection.flush()?;
+        if sent.is_empty() {
+            ensure!(ready.is_empty(), "the server grants too few credits for this size of request");
+            return Ok(tally);
+        }
+        loop {
+            let answer = connection.receive(work.keeps_payload())?;
+            let id = answer.header.message_id;
+            // Answers mostly come in order.
+            let at = sent.iter().position(|(sent, _)| *sent == id).context("an answer to no request")?;
+            let (_, slot) = sent.remove(at).context("it was just found")?;
+            match work.answered(slot, &answer, &mut slots[slot].request)? {
+                Step::Next => ready.push_back(slot),
+                Step::Done(bytes) => {
+                    tally.record(slots[slot].began, bytes);
+                    idle.push(slot);
+                }
+            }
+            if sent.is_empty() || !connection.has_answer() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Save a checkpoint: write a new file, flush it, rename it over the one before.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use forebay_smb::ids::FileId;
+use forebay_smb::wire::write;
+
+use crate::load::connection::{Answer, Connection, payload};
+use crate::load::plan::Plan;
+use crate::load::pump::{Step, Tally, Work, pump};
+use crate::load::request::{Opening, Request};
+
+/// One rank of a training job.
+pub(crate) struct Rank {
+    name: String,
+    plan: Plan,
+    payload: Arc<[u8]>,
+}
+
+impl Rank {
+    pub(crate) fn new(plan: &Plan, index: usize) -> Self {
+        Self { name: plan.file_name(index), plan: plan.clone(), payload: payload(plan.io_bytes) }
+    }
+
+    /// Saves until the time has come, and at least once. An operation is a whole checkpoint.
+    pub(crate) fn run(&self, connection: &mut Connection, depth: usize, until: Instant) -> Result<Tally> {
+        let mut tally = Tally::default();
+        loop {
+            let began = Instant::now();
+            self.save(connection, depth)?;
+            tally.record(began, self.plan.file_bytes);
+            if Instant::now() >= until {
+                return Ok(tally);
+            }
+        }
+    }
+
+    fn save(&self, connection: &mut Connection, depth: usize) -> Result<()> {
+        let file_id = connection.create(&format!("{}.new", self.name), 0, Opening::REPLACE)?;
+        let pieces = self.plan.pieces().collect::<Vec<_>>().into_iter();
+        pump(connection, &mut Writes { file_id, pieces, payload: &self.payload }, depth, None)?;
+        let mut request = Request::default();
+        request.set_flush(file_id);
+        connection.call(&mut request)?.check("FLUSH")?;
+        request.set_rename(file_id, &self.name);
+        connection.call(&mut request)?.check("SET_INFO (rename)")?;
+        connection.close(file_id)
+    }
+}
+
+/// The WRITEs of one file.
+struct Writes<'a> {
+    file_id: FileId,
+    pieces: std::vec::IntoIter<(u64, usize)>,
+    payload: &'a Arc<[u8]>,
+}
+
+impl Work for Writes<'_> {
+    fn begin(&mut self, _: usize, request: &mut Request) -> Result<bool> {
+        let Some((offset, count)) = self.pieces.next() else { return Ok(false) };
+        if count == self.payload.len() {
+            request.set_write(self.file_id, offset, self.payload);
+        } else {
+            request.set_write(self.file_id, offset, &self.payload[..count].into());
+        }
+        Ok(true)
+    }
+
+    fn answered(&mut self, _: usize, answer: &Answer<'_>, request: &mut Request) -> Result<Step> {
+        answer.check("WRITE")?;
+        let wanted = request.payload().map_or(0, |payload| payload.len());
+        let got = write::Response::parse(answer.message)?.count as usize;
+        ensure!(got == wanted, "a WRITE of {wanted} B moved {got} B");
+        Ok(Step::Done(wanted as u64))
+    }
+}

@@ -1,0 +1,89 @@
+//! The workloads, each as what one connection does.
+
+mod checkpoint;
+mod create;
+mod files;
+mod list;
+mod stream;
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::connection::Connection;
+use super::plan::{Plan, Workload};
+use super::pump::{Tally, Work, pump};
+
+/// One connection's part, ready to begin.
+pub(crate) struct Part {
+    what: What,
+}
+
+enum What {
+    /// Operations that do not depend on each other.
+    Pumped(Box<dyn Work>),
+    Checkpoint(checkpoint::Rank),
+}
+
+impl Part {
+    /// Opens what connection number `index` needs. Differs between runs as `round` says, and is the same for every server.
+    pub(crate) fn prepare(
+        connection: &mut Connection,
+        plan: &Plan,
+        index: usize,
+        round: u32,
+    ) -> Result<Self> {
+        let random = Random::new(u64::from(round) << 32 | index as u64);
+        let what = match plan.workload {
+            Workload::Read | Workload::Write | Workload::RandRead | Workload::RandWrite => {
+                What::Pumped(Box::new(stream::Stream::prepare(connection, plan, index, random)?))
+            }
+            Workload::Retinanet => What::Pumped(Box::new(files::Files::new(plan, random))),
+            Workload::Create => What::Pumped(Box::new(create::Creations::new(plan, index, round))),
+            Workload::List => What::Pumped(Box::new(list::Listings::new(plan))),
+            Workload::Checkpoint => What::Checkpoint(checkpoint::Rank::new(plan, index)),
+        };
+        Ok(Self { what })
+    }
+
+    /// Works until the time has come.
+    pub(crate) fn run(&mut self, connection: &mut Connection, depth: usize, until: Instant) -> Result<Tally> {
+        match &mut self.what {
+            What::Pumped(work) => pump(connection, &mut **work, depth, Some(until)),
+            What::Checkpoint(rank) => rank.run(connection, depth, until),
+        }
+    }
+}
+
+/// Numbers without a pattern, the same from the same seed: xorshift64*.
+#[derive(Debug, Clone)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// One of `0..end`.
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * u128::from(end);
+        (high >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_numbers_stay_below_their_end_and_reach_all_of_them() {
+        let mut random = Random::new(0);
+        let mut seen = [0; 10];
+        (0..1000).for_each(|_| seen[random.below(10) as usize] += 1);
+        assert!(seen.iter().all(|count| (50..200).contains(count)), "{seen:?}");
+        assert_ne!(Random::new(1).below(1 << 40), Random::new(2).below(1 << 40));
+    }
+}

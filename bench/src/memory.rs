@@ -1,0 +1,47 @@
+//! Memory of a server: its process and its children.
+
+use std::fs;
+
+use anyhow::Result;
+
+use crate::cpu;
+
+/// From here on, [`peak`] tells the most that was resident since now.
+pub(crate) fn reset_peak(root: u32) -> Result<()> {
+    for pid in cpu::members(root)? {
+        // proc_pid_clear_refs(5). A process may have ended, or refuse; then its peak is that of its whole life.
+        let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
+    }
+    Ok(())
+}
+
+/// The most bytes that were resident, summed over the processes: pages that they share count in each of them, and the peaks
+/// need not be of the same moment.
+pub(crate) fn peak(root: u32) -> Result<u64> {
+    let statuses =
+        cpu::members(root)?.into_iter().map(|pid| fs::read_to_string(format!("/proc/{pid}/status")));
+    Ok(statuses.flatten().filter_map(|text| high_water(&text)).sum())
+}
+
+/// VmHWM of a `/proc/<pid>/status`, in bytes.
+fn high_water(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_high_water_mark_is_read_in_bytes() {
+        assert_eq!(high_water("Name:\tx\nVmHWM:\t    1234 kB\nVmRSS:\t 5 kB\n"), Some(1234 * 1024));
+        assert_eq!(high_water("Name:\tkthreadd\n"), None, "a kernel thread has none");
+    }
+
+    #[test]
+    fn this_process_has_one() {
+        assert!(peak(std::process::id()).expect("it is alive") > 100_000);
+    }
+}
