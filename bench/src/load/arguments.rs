@@ -113,8 +113,11 @@ pub(crate) struct LoadArguments {
     /// Seal all messages with AES-128-GCM.
     #[arg(long)]
     seal: bool,
+    /// Take the files out of the page cache before each run; without effect on tmpfs.
+    #[arg(long)]
+    pub(crate) cold: bool,
     /// Measure a server that runs already instead.
-    #[arg(long, value_name = "HOST:PORT", requires_all = ["user", "password_file"], conflicts_with = "servers")]
+    #[arg(long, value_name = "HOST:PORT", requires_all = ["user", "password_file"], conflicts_with_all = ["servers", "cold"])]
     pub(crate) against: Option<String>,
     /// The user there.
     #[arg(long, requires = "against")]

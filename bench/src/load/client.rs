@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::plan::Plan;
@@ -53,6 +53,7 @@ pub(crate) fn run<T>(
             start.send(until).context("a connection has ended")?;
         }
         let tally = collect(&reports, plan.connections)?;
+        ensure!(tally.operations > 0, "no operation was begun within {} s", plan.seconds);
         let measured =
             Measured { tally, seconds: began.elapsed().as_secs_f64(), cpu_seconds: cpu_seconds() - cpu };
         let after = look()?;

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod client;
+mod cold;
 mod connection;
 mod content;
 mod credits;
@@ -73,7 +74,10 @@ pub(crate) fn run(arguments: &LoadArguments) -> Result<ExitCode> {
     }
     // What one server has left to be written must not be the next one's burden.
     let folder = File::open(place.path())?;
-    measure_all(arguments, &plan, entrants, || Ok(rustix::fs::syncfs(&folder)?))
+    measure_all(arguments, &plan, entrants, || {
+        rustix::fs::syncfs(&folder)?;
+        if arguments.cold { cold::drop_pages(place.path()) } else { Ok(()) }
+    })
 }
 
 fn measure_all(

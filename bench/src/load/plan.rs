@@ -21,6 +21,8 @@ pub(crate) enum Workload {
     RandWrite,
     /// Open, read whole and close small files in random order.
     Retinanet,
+    /// The same with large files: each is read with one READ at a time, `--depth` files at a time.
+    Unet3d,
     /// Create and close an empty file, then open and remove it.
     Create,
     /// List a directory.
@@ -50,6 +52,7 @@ impl Workload {
         match self {
             Self::Read | Self::Write | Self::RandRead | Self::RandWrite => 8,
             Self::Retinanet => 256,
+            Self::Unet3d => 4,
             Self::Create => 0,
             Self::List => 10_000,
             Self::Checkpoint => connections,
@@ -62,6 +65,8 @@ impl Workload {
             Self::Read | Self::Write | Self::RandRead | Self::RandWrite => 32 << 20,
             // The mean size of the samples of MLPerf Storage's RetinaNet.
             Self::Retinanet => 322_957,
+            // The same of its 3D U-Net.
+            Self::Unet3d => 146_600_628,
             Self::Create | Self::List => 0,
             Self::Checkpoint => 256 << 20,
         }

@@ -38,7 +38,7 @@ impl Part {
             Workload::Read | Workload::Write | Workload::RandRead | Workload::RandWrite => {
                 What::Pumped(Box::new(stream::Stream::prepare(connection, plan, index, random)?))
             }
-            Workload::Retinanet => What::Pumped(Box::new(files::Files::new(plan, random))),
+            Workload::Retinanet | Workload::Unet3d => What::Pumped(Box::new(files::Files::new(plan, random))),
             Workload::Create => What::Pumped(Box::new(create::Creations::new(plan, index, round))),
             Workload::List => What::Pumped(Box::new(list::Listings::new(plan))),
             Workload::Checkpoint => What::Checkpoint(checkpoint::Rank::new(plan, index)),

@@ -1,0 +1,24 @@
+//! A cold start: takes the servers' files out of the page cache.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::{Advice, fadvise};
+
+/// Takes all files below a folder out of the page cache. They must have been written to the disk before: pages that are not
+/// stay, and so does everything on tmpfs.
+pub(crate) fn drop_pages(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            drop_pages(&entry.path())?;
+        } else if kind.is_file() {
+            // A server may remove a file of its own meanwhile.
+            let Ok(file) = File::open(entry.path()) else { continue };
+            fadvise(&file, 0, None, Advice::DontNeed)?;
+        }
+    }
+    Ok(())
+}
