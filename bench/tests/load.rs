@@ -47,10 +47,11 @@ fn reads_and_writes_are_measured_beside_their_floors() {
 }
 
 #[test]
-fn signed_and_sealed_messages_are_understood() {
+fn signed_and_sealed_messages_are_understood_on_every_channel() {
     for how in ["--sign", "--seal"] {
-        for workload in ["randread", "randwrite"] {
-            let results = load(&["--workload", workload, "--io-size", "4K", "--servers", "forebay", how]);
+        for (workload, channels) in [("randread", "1"), ("randwrite", "2")] {
+            let common = ["--io-size", "4K", "--servers", "forebay", "--channels", channels];
+            let results = load(&[&["--workload", workload, how], &common[..]].concat());
             positive(&run(&results, "forebay")["operations_per_second"]);
         }
     }
@@ -59,7 +60,8 @@ fn signed_and_sealed_messages_are_understood() {
 #[test]
 fn whole_files_and_metadata_are_measured() {
     for workload in ["retinanet", "unet3d", "create", "list", "checkpoint"] {
-        let results = load(&["--workload", workload, "--servers", "forebay", "--cold"]);
+        let options = ["--servers", "forebay", "--cold", "--connections", "3", "--channels", "2"];
+        let results = load(&[&["--workload", workload], &options[..]].concat());
         positive(&run(&results, "forebay")["operations_per_second"]);
     }
 }

@@ -84,9 +84,12 @@ pub(crate) struct LoadArguments {
     /// Bytes per READ or WRITE, up to 8M; K and M are powers of two.
     #[arg(long, default_value = "1M", value_parser = parse_size)]
     io_size: u64,
-    /// Connections of the client, each with a thread and a session.
+    /// Connections of the client, each with a thread.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     connections: u32,
+    /// Connections that carry one session (multichannel); 1 gives each a session of its own.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=32))]
+    channels: u8,
     /// Operations in flight on each connection.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
     depth: u32,
@@ -156,6 +159,7 @@ impl LoadArguments {
             workload: self.workload,
             io_bytes: usize::try_from(self.io_size)?,
             connections,
+            channels: self.channels,
             depth: self.depth as usize,
             seconds: self.time,
             files,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::connection::Connection;
 use super::plan::Plan;
 use super::pump::Tally;
 use super::target::Target;
@@ -29,14 +30,15 @@ pub(crate) fn run<T>(
     round: u32,
     mut look: impl FnMut() -> Result<T>,
 ) -> Result<(T, Measured, T)> {
+    let connections = target.connect_all(plan)?;
     std::thread::scope(|scope| {
         let (report, reports) = channel();
         let mut starts = Vec::new();
-        for index in 0..plan.connections {
+        for (index, mut connection) in connections.into_iter().enumerate() {
             let (start, started) = channel();
             let report = report.clone();
             scope.spawn(move || {
-                if let Err(error) = connection(target, plan, index, round, &report, &started) {
+                if let Err(error) = work(&mut connection, plan, index, round, &report, &started) {
                     // If nobody listens, another connection has failed before.
                     let _ = report.send(Err(error));
                 }
@@ -71,21 +73,20 @@ fn collect(reports: &Receiver<Result<Tally>>, connections: usize) -> Result<Tall
 }
 
 /// Reports twice: when it is ready, and when the time is over. Stays connected until the other end of `started` is gone.
-fn connection(
-    target: &Target,
+fn work(
+    connection: &mut Connection,
     plan: &Plan,
     index: usize,
     round: u32,
     report: &Sender<Result<Tally>>,
     started: &Receiver<Instant>,
 ) -> Result<()> {
-    let mut connection = target.connect(plan)?;
-    let mut part = Part::prepare(&mut connection, plan, index, round)?;
+    let mut part = Part::prepare(connection, plan, index, round)?;
     if report.send(Ok(Tally::default())).is_err() {
         return Ok(());
     }
     let Ok(until) = started.recv() else { return Ok(()) };
-    let tally = part.run(&mut connection, plan.depth, until)?;
+    let tally = part.run(connection, plan.depth, until)?;
     if report.send(Ok(tally)).is_ok() {
         let _ = started.recv();
     }

@@ -11,13 +11,14 @@ use forebay_smb::crypto::{
 };
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext};
+use forebay_smb::wire::session_setup::Flags;
 use forebay_smb::wire::{
     Capabilities, Command, Dialect, FileTime, SecurityMode, negotiate, session_setup, tree_connect,
 };
 
 use super::connection::{Connection, Protection};
 use super::credits::Credits;
-use super::request::Request;
+use super::request::{Identity, Request};
 
 /// Between 1601, where a FILETIME begins, and 1970, in units of 100 ns.
 const FILETIME_OF_1970: u64 = 116_444_736_000_000_000;
@@ -44,39 +45,48 @@ pub(crate) enum Security {
 struct Negotiated {
     signing: SigningAlgorithm,
     cipher: Option<Cipher>,
-    largest_io: u32,
+    has_channels: bool,
 }
 
-/// Connects, logs on and connects to the share, with an identity of its own: servers put connections of one client
-/// together otherwise. `credits` is how many are to be at hand.
-pub(crate) fn connect(
-    address: SocketAddr,
-    account: &Account,
-    credits: u64,
-    io_bytes: usize,
-) -> Result<Connection> {
-    let mut connection = Connection::open(address, Credits::new(credits), io_bytes)?;
-    let mut preauth = PreauthHash::new();
-    let negotiated = negotiate(&mut connection, &mut preauth)?;
-    ensure!(
-        io_bytes <= negotiated.largest_io as usize,
-        "the server takes requests of up to {} B; use a smaller --io-size",
-        negotiated.largest_io
-    );
-    let key = log_on(&mut connection, account, &mut preauth).context("log on")?;
+/// A session that has a tree, with what a further channel of it needs.
+pub(crate) struct Session {
+    client_guid: [u8; 16],
+    identity: Identity,
+    signing: SigningKey,
+    sealing: Option<(SealingKey, OpeningKey)>,
+}
+
+/// How a connection is used.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    /// Where the server listens.
+    pub(crate) address: SocketAddr,
+    /// Credits that are to be at hand.
+    pub(crate) credits: u64,
+    /// The usual payload.
+    pub(crate) io_bytes: usize,
+}
+
+/// Connects, logs on and connects to the share, with a client GUID of its own: servers put connections of one client
+/// together otherwise.
+pub(crate) fn connect(terms: Terms, account: &Account) -> Result<(Connection, Session)> {
+    let client_guid = random()?;
+    let (mut connection, negotiated, mut preauth) = negotiate(terms, client_guid)?;
+    let key = log_on(&mut connection, account, &mut preauth, Flags::empty()).context("log on")?;
     let derivation = KeyDerivation::Smb311(&preauth);
-    connection.protection = Protection::Signed(SigningKey::derive(negotiated.signing, derivation, &key));
+    let signing = SigningKey::derive(negotiated.signing, derivation, &key);
+    let mut sealing = None;
     if account.security == Security::Sealed {
         let cipher = negotiated.cipher.context("the server does not seal")?;
-        connection.protection = Protection::Sealed {
-            sealing: SealingKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
-            opening: OpeningKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
-            nonces: NonceSequence::new([0; 3], 1),
-        };
+        sealing = Some((
+            SealingKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
+            OpeningKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
+        ));
     }
     // [MS-SMB2] 3.2.4.2.4: in 3.1.1 a TREE_CONNECT is signed or sealed, whatever follows.
+    connection.protection = protection(sealing.as_ref(), 0, signing.clone());
     let mut request = Request::default();
-    let path = format!(r"\\{}\{}", address.ip(), account.share);
+    let path = format!(r"\\{}\{}", terms.address.ip(), account.share);
     request.set(Command::TREE_CONNECT, |body| {
         tree_connect::Request { flags: tree_connect::Flags::empty(), path }.encode(body);
     });
@@ -88,16 +98,48 @@ pub(crate) fn connect(
         ensure!(!flags.contains(tree_connect::ShareFlags::ENCRYPT_DATA), "the share needs --seal");
         connection.protection = Protection::Plain;
     }
+    let identity = connection.identity;
+    Ok((connection, Session { client_guid, identity, signing, sealing }))
+}
+
+/// Connects, and makes the connection a channel of a session. `number` is the channel's; the session's first has number 0.
+pub(crate) fn bind(terms: Terms, account: &Account, session: &Session, number: u8) -> Result<Connection> {
+    let (mut connection, negotiated, mut preauth) = negotiate(terms, session.client_guid)?;
+    ensure!(negotiated.has_channels, "the server has no multichannel");
+    // [MS-SMB2] 3.2.4.2.3.1: a binding is signed with the session's key.
+    connection.protection = Protection::Signed(session.signing.clone());
+    connection.identity = session.identity;
+    let key = log_on(&mut connection, account, &mut preauth, Flags::BINDING).context("bind a channel")?;
+    connection.protection = match account.security {
+        Security::Plain => Protection::Plain,
+        _ => {
+            let derivation = KeyDerivation::Smb311(&preauth);
+            let signing = SigningKey::derive(negotiated.signing, derivation, &key);
+            protection(session.sealing.as_ref(), number, signing)
+        }
+    };
     Ok(connection)
 }
 
-fn negotiate(connection: &mut Connection, preauth: &mut PreauthHash) -> Result<Negotiated> {
-    let (client_guid, salt) = (random::<16>()?, random::<32>()?);
+fn protection(sealing: Option<&(SealingKey, OpeningKey)>, channel: u8, signing: SigningKey) -> Protection {
+    match sealing.cloned() {
+        // The channels of a session share the key, but no nonce.
+        Some((sealing, opening)) => {
+            Protection::Sealed { sealing, opening, nonces: NonceSequence::new([channel, 0, 0], 1) }
+        }
+        None => Protection::Signed(signing),
+    }
+}
+
+fn negotiate(terms: Terms, client_guid: [u8; 16]) -> Result<(Connection, Negotiated, PreauthHash)> {
+    let mut connection = Connection::open(terms.address, Credits::new(terms.credits), terms.io_bytes)?;
+    let mut preauth = PreauthHash::new();
+    let salt = random::<32>()?;
     let mut request = Request::default();
     request.set(Command::NEGOTIATE, |body| {
         negotiate::Request {
             security_mode: SecurityMode::SIGNING_ENABLED,
-            capabilities: Capabilities::LARGE_MTU | Capabilities::ENCRYPTION,
+            capabilities: Capabilities::LARGE_MTU | Capabilities::ENCRYPTION | Capabilities::MULTI_CHANNEL,
             client_guid,
             client_start_time: FileTime(0),
             dialects: vec![Dialect::SMB3_1_1],
@@ -128,8 +170,13 @@ fn negotiate(connection: &mut Connection, preauth: &mut PreauthHash) -> Result<N
     let mut negotiated = Negotiated {
         signing: SigningAlgorithm::AesCmac,
         cipher: None,
-        largest_io: response.max_read_size.min(response.max_write_size),
+        has_channels: response.capabilities.contains(Capabilities::MULTI_CHANNEL),
     };
+    let largest_io = response.max_read_size.min(response.max_write_size);
+    ensure!(
+        terms.io_bytes <= largest_io as usize,
+        "the server takes requests of up to {largest_io} B; use a smaller --io-size"
+    );
     for context in &response.contexts {
         match context {
             NegotiateContext::Signing { algorithms } => {
@@ -142,10 +189,16 @@ fn negotiate(connection: &mut Connection, preauth: &mut PreauthHash) -> Result<N
             _ => {}
         }
     }
-    Ok(negotiated)
+    Ok((connection, negotiated, preauth))
 }
 
-fn log_on(connection: &mut Connection, account: &Account, preauth: &mut PreauthHash) -> Result<SessionKey> {
+/// The exchange of SESSION_SETUPs; the key that comes out of it.
+fn log_on(
+    connection: &mut Connection,
+    account: &Account,
+    preauth: &mut PreauthHash,
+    flags: Flags,
+) -> Result<SessionKey> {
     let mut initiator = Initiator::new(InitiatorConfig {
         user: account.user.clone(),
         domain: String::new(),
@@ -162,7 +215,7 @@ fn log_on(connection: &mut Connection, account: &Account, preauth: &mut PreauthH
         let mut request = Request::default();
         request.set(Command::SESSION_SETUP, |body| {
             session_setup::Request {
-                flags: session_setup::Flags::empty(),
+                flags,
                 security_mode: SecurityMode::SIGNING_ENABLED,
                 capabilities: Capabilities::empty(),
                 channel: 0,

@@ -79,6 +79,8 @@ pub(crate) struct Plan {
     pub(crate) workload: Workload,
     pub(crate) io_bytes: usize,
     pub(crate) connections: usize,
+    /// Connections of one session.
+    pub(crate) channels: u8,
     pub(crate) depth: usize,
     pub(crate) seconds: f64,
     pub(crate) files: usize,
@@ -138,6 +140,7 @@ pub(crate) mod tests {
             workload,
             io_bytes: 1000,
             connections: 2,
+            channels: 1,
             depth: 4,
             seconds: 1.0,
             files: 3,

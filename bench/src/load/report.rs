@@ -140,10 +140,11 @@ impl Report {
         let plan = &self.plan;
         let _ = writeln!(
             text,
-            "{} of {} B, {} connections, depth {}, {} files of {} B, {} s a run, {:?}; {}",
+            "{} of {} B, {} connections, {} a session, depth {}, {} files of {} B, {} s a run, {:?}; {}",
             plan.workload.name(),
             plan.io_bytes,
             plan.connections,
+            plan.channels,
             plan.depth,
             plan.files,
             plan.file_bytes,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 
 use super::connection::Connection;
-use super::handshake::{self, Account};
+use super::handshake::{self, Account, Terms};
 use super::plan::Plan;
 
 /// A server.
@@ -29,10 +29,31 @@ impl Target {
     /// A new connection, ready for requests.
     pub(crate) fn connect(&self, plan: &Plan) -> Result<Connection> {
         match self {
-            Self::Smb { address, account } => {
-                handshake::connect(*address, account, plan.credits(), plan.io_bytes)
-            }
+            Self::Smb { address, account } => Ok(handshake::connect(terms(*address, plan), account)?.0),
             Self::Floor { address } => Connection::open_raw(*address, plan.io_bytes),
         }
     }
+
+    /// All connections of a run. Those of one session stand together.
+    pub(crate) fn connect_all(&self, plan: &Plan) -> Result<Vec<Connection>> {
+        let Self::Smb { address, account } = self else {
+            return (0..plan.connections).map(|_| self.connect(plan)).collect();
+        };
+        let terms = terms(*address, plan);
+        let mut connections = Vec::new();
+        while connections.len() < plan.connections {
+            let (first, session) = handshake::connect(terms, account)?;
+            connections.push(first);
+            for number in 1..plan.channels {
+                if connections.len() < plan.connections {
+                    connections.push(handshake::bind(terms, account, &session, number)?);
+                }
+            }
+        }
+        Ok(connections)
+    }
+}
+
+fn terms(address: SocketAddr, plan: &Plan) -> Terms {
+    Terms { address, credits: plan.credits(), io_bytes: plan.io_bytes }
 }
