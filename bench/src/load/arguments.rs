@@ -110,6 +110,9 @@ pub(crate) struct LoadArguments {
         default_value = "samba,samba-sendfile,samba-uring,forebay,floor-sendfile,floor-read,floor-write"
     )]
     pub(crate) servers: Vec<Contender>,
+    /// A second forebay-server binary, measured as forebay-other: that of an earlier commit, to see what a change gains.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) other: Option<PathBuf>,
     /// Sign all requests; the client does not check the signatures of answers.
     #[arg(long, conflicts_with = "seal")]
     sign: bool,
@@ -120,7 +123,7 @@ pub(crate) struct LoadArguments {
     #[arg(long)]
     pub(crate) cold: bool,
     /// Measure a server that runs already instead.
-    #[arg(long, value_name = "HOST:PORT", requires_all = ["user", "password_file"], conflicts_with_all = ["servers", "cold"])]
+    #[arg(long, value_name = "HOST:PORT", requires_all = ["user", "password_file"], conflicts_with_all = ["servers", "other", "cold"])]
     pub(crate) against: Option<String>,
     /// The user there.
     #[arg(long, requires = "against")]

@@ -23,6 +23,7 @@ pub(crate) use floor::{Means, serve as serve_floor};
 
 use std::fs::File;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
@@ -72,6 +73,9 @@ pub(crate) fn run(arguments: &LoadArguments) -> Result<ExitCode> {
             say(format!("{} does not serve this workload and is left out", who.name()));
         }
     }
+    if let Some(binary) = &arguments.other {
+        entrants.push(ours("forebay-other", binary, arguments, &plan, &place)?);
+    }
     // What one server has left to be written must not be the next one's burden.
     let folder = File::open(place.path())?;
     measure_all(arguments, &plan, entrants, || {
@@ -119,7 +123,38 @@ fn measure_all(
 /// Starts a server.
 fn enter(who: Contender, arguments: &LoadArguments, plan: &Plan, place: &Place) -> Result<Entrant> {
     let name = who.name();
-    let smb = |port: u16| Target::Smb {
+    let (server, target) = if let Some(option) = who.samba_option() {
+        let (server, port) = samba::start(&Cache::open()?, place, name, option)?;
+        (server, smb(port, plan, place))
+    } else if let Some(means) = who.means() {
+        let (server, address) = floor::start(place, name, means, plan.files)?;
+        (server, Target::Floor { address })
+    } else {
+        return ours(name, &arguments.common.server, arguments, plan, place);
+    };
+    Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
+}
+
+/// Starts a server of ours.
+fn ours(
+    name: &'static str,
+    binary: &Path,
+    arguments: &LoadArguments,
+    plan: &Plan,
+    place: &Place,
+) -> Result<Entrant> {
+    let (server, port) = forebay::start(place, name, binary, &arguments.common.server_option)?;
+    Ok(Entrant {
+        name: name.to_owned(),
+        target: smb(port, plan, place),
+        server: Some(server),
+        runs: Vec::new(),
+    })
+}
+
+/// A server of this machine that speaks SMB.
+fn smb(port: u16, plan: &Plan, place: &Place) -> Target {
+    Target::Smb {
         address: (Ipv4Addr::LOCALHOST, port).into(),
         account: Account {
             user: USER.to_owned(),
@@ -127,19 +162,7 @@ fn enter(who: Contender, arguments: &LoadArguments, plan: &Plan, place: &Place) 
             share: SHARE.to_owned(),
             security: plan.security,
         },
-    };
-    let (server, target) = if let Some(option) = who.samba_option() {
-        let (server, port) = samba::start(&Cache::open()?, place, name, option)?;
-        (server, smb(port))
-    } else if let Some(means) = who.means() {
-        let (server, address) = floor::start(place, name, means, plan.files)?;
-        (server, Target::Floor { address })
-    } else {
-        let common = &arguments.common;
-        let (server, port) = forebay::start(place, name, &common.server, &common.server_option)?;
-        (server, smb(port))
-    };
-    Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
+    }
 }
 
 fn measure(entrant: &Entrant, plan: &Plan, round: u32) -> Result<Run> {
