@@ -70,7 +70,7 @@ pub const DIRECT_READ_ALIGN_MAX: u32 = 64 * 1024;
 /// A READ goes past the page cache where at most one byte of so many is in it.
 pub const DIRECT_READ_CACHED_SHARE: u64 = 16;
 /// Bytes of the smallest READ that is sent from a mapping of its file (`backend::directory::mapped`).
-pub const MAPPED_READ_BYTES_MIN: u32 = 32 * 1024;
+pub const MAPPED_READ_BYTES_MIN: u32 = 16 * 1024;
 /// Bytes of the smallest file that is mapped: a smaller one costs less to copy than to map.
 pub const MAPPED_FILE_BYTES_MIN: usize = 1024 * 1024;
 /// Mappings at once; files opened beyond it are copied from.
@@ -84,7 +84,7 @@ pub const SMALL_FRAME_BYTES_MAX: usize = 8 * 1024;
 /// Parts of one vectored send.
 pub const SEND_PARTS_MAX: usize = 64;
 /// Bytes gathered from several responses into one send.
-pub const SEND_GATHER_BYTES_MAX: usize = 256 * 1024;
+pub const SEND_GATHER_BYTES_MAX: usize = 1024 * 1024;
 /// Entries of an io_uring submission queue; the completion queue has four times as many.
 pub const RING_ENTRIES: u32 = 1024;
 /// Threads of each of the lanes for look-ups, changes and data (`lanes::Lane::threads`), where the configuration does not say.
