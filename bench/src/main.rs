@@ -41,6 +41,9 @@ enum Command {
         /// What it is made for.
         #[arg(long)]
         means: load::Means,
+        /// The usual payload.
+        #[arg(long)]
+        io_bytes: usize,
         /// How many files it serves.
         #[arg(long)]
         files: usize,
@@ -168,8 +171,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Read(arguments) => read::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
-        Command::FloorServer { means, files, folder } => {
-            load::serve_floor(means, &folder, files).map(|()| ExitCode::SUCCESS)
+        Command::FloorServer { means, io_bytes, files, folder } => {
+            load::serve_floor(means, io_bytes, &folder, files).map(|()| ExitCode::SUCCESS)
         }
         Command::BareServer { means, io_bytes, file } => {
             bare::serve(means, io_bytes, &file).map(|()| ExitCode::SUCCESS)

@@ -20,10 +20,10 @@ use super::request::{Identity, Opening, Request};
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Payload up to this size is received and sent in batches, together with what surrounds it: a copy of it costs less than a call.
-const BATCH_BYTES: usize = 16 * 1024;
+pub(crate) const BATCH_BYTES: usize = 16 * 1024;
 
 /// Bytes that one call receives ahead, with small payload and with large.
-const AHEAD_BYTES_SMALL: usize = 256 * 1024;
+pub(crate) const AHEAD_BYTES_SMALL: usize = 256 * 1024;
 const AHEAD_BYTES_LARGE: usize = 256;
 
 /// Bytes of the transport's prefix, [MS-SMB2] 2.1.

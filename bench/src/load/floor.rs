@@ -19,7 +19,9 @@ use forebay_smb::wire::header::MESSAGE_ID_OFFSET;
 use forebay_smb::wire::{Command as Smb, HEADER_LEN, Header, read, write};
 use rustix::net::{SendFlags, send};
 
+use super::connection::{AHEAD_BYTES_SMALL, BATCH_BYTES};
 use super::intake::Intake;
+use super::plan::Plan;
 use crate::place::{Place, Server};
 
 const PREFIX_LEN: usize = 4;
@@ -27,8 +29,8 @@ const PREFIX_LEN: usize = 4;
 const REQUEST_LEN: usize = PREFIX_LEN + HEADER_LEN + write::REQUEST_FIXED_LEN;
 /// Prefix, header and body of the answer to a READ.
 const READ_HEAD: usize = PREFIX_LEN + HEADER_LEN + read::RESPONSE_FIXED_LEN;
-/// Bytes that are received ahead where requests are small.
-const AHEAD_BYTES: usize = 16 * 1024;
+/// Bytes of answers after which they are sent even if there are more requests.
+const SEND_BYTES: usize = 64 * 1024;
 
 /// What a floor is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,7 +44,7 @@ pub(crate) enum Means {
 }
 
 /// Serves the files of a folder until its standard input ends.
-pub(crate) fn serve(means: Means, folder: &Path, files: usize) -> Result<()> {
+pub(crate) fn serve(means: Means, io_bytes: usize, folder: &Path, files: usize) -> Result<()> {
     let mut open = Vec::new();
     for number in 0..files {
         let path = folder.join(number.to_string());
@@ -55,7 +57,7 @@ pub(crate) fn serve(means: Means, folder: &Path, files: usize) -> Result<()> {
         for socket in listener.incoming().flatten() {
             let files = Arc::clone(&files);
             std::thread::spawn(move || {
-                if let Err(error) = answer(means, &files, socket) {
+                if let Err(error) = answer(means, io_bytes, &files, socket) {
                     eprintln!("a connection ended: {error:#}");
                 }
             });
@@ -93,44 +95,79 @@ impl Wanted {
     }
 }
 
-fn answer(means: Means, files: &[File], mut socket: TcpStream) -> Result<()> {
+/// Answers that are to be sent together.
+#[derive(Default)]
+struct Outbox {
+    /// Grows, and is never cleared: that would cost as much as a copy.
+    buffer: Vec<u8>,
+    used: usize,
+}
+
+impl Outbox {
+    /// Place for the next answer.
+    fn add(&mut self, count: usize) -> &mut [u8] {
+        let start = self.used;
+        self.used += count;
+        if self.buffer.len() < self.used {
+            self.buffer.resize(self.used, 0);
+        }
+        &mut self.buffer[start..self.used]
+    }
+
+    fn send(&mut self, socket: &mut TcpStream) -> Result<()> {
+        if self.used > 0 {
+            socket.write_all(&self.buffer[..self.used])?;
+            self.used = 0;
+        }
+        Ok(())
+    }
+}
+
+fn answer(means: Means, io_bytes: usize, files: &[File], mut socket: TcpStream) -> Result<()> {
     socket.set_nodelay(true)?;
-    let ahead = if means == Means::Write { REQUEST_LEN } else { AHEAD_BYTES };
+    let ahead = match means {
+        // Large payload goes from the socket to its place.
+        Means::Write if io_bytes > BATCH_BYTES => REQUEST_LEN,
+        _ => AHEAD_BYTES_SMALL,
+    };
     let mut intake = Intake::new(ahead);
     let mut read_head = prepared(Smb::READ, |body| read::Response::inline(0).encode(body));
     let mut write_answer =
         prepared(Smb::WRITE, |body| write::Response { count: 0, remaining: 0 }.encode(body));
-    let mut buffer = Vec::new();
-    while let Some(request) = intake.need_or_end(&socket, REQUEST_LEN)? {
+    let mut payload = Vec::new();
+    let mut out = Outbox::default();
+    loop {
+        if out.used >= SEND_BYTES || intake.buffered().len() < REQUEST_LEN {
+            out.send(&mut socket)?;
+        }
+        let Some(request) = intake.need_or_end(&socket, REQUEST_LEN)? else { return Ok(()) };
         let wanted = Wanted::parse(request.first_chunk().context("a whole request")?);
         intake.pass(REQUEST_LEN);
         let file = files.get(wanted.file).with_context(|| format!("no file {}", wanted.file))?;
         ensure!(wanted.length <= IO_BYTES_MAX as usize, "a request of {} B", wanted.length);
         let count = u32::try_from(wanted.length)?.to_le_bytes();
         if wanted.command == Smb::WRITE.0 {
-            buffer.resize(wanted.length.max(buffer.len()), 0);
-            intake.take(&socket, &mut buffer[..wanted.length])?;
-            file.write_all_at(&buffer[..wanted.length], wanted.offset)?;
-            patch(&mut write_answer, &wanted.id, PREFIX_LEN + HEADER_LEN + 4, count);
-            socket.write_all(&write_answer)?;
+            payload.resize(wanted.length.max(payload.len()), 0);
+            intake.take(&socket, &mut payload[..wanted.length])?;
+            file.write_all_at(&payload[..wanted.length], wanted.offset)?;
+            patch(&mut write_answer, &wanted.id, count);
+            out.add(write_answer.len()).copy_from_slice(&write_answer);
             continue;
         }
         ensure!(wanted.command == Smb::READ.0, "a floor answers READ and WRITE only");
         intake.discard(&socket, (PREFIX_LEN + wanted.frame).saturating_sub(REQUEST_LEN))?;
         let frame = u32::try_from(READ_HEAD - PREFIX_LEN + wanted.length)?;
         read_head[..PREFIX_LEN].copy_from_slice(&frame.to_be_bytes());
-        patch(&mut read_head, &wanted.id, PREFIX_LEN + HEADER_LEN + 4, count);
+        patch(&mut read_head, &wanted.id, count);
         if means == Means::Sendfile {
+            out.send(&mut socket)?;
             send_file(&mut socket, &read_head, file, wanted.offset, wanted.length)?;
             continue;
         }
-        buffer.resize((READ_HEAD + wanted.length).max(buffer.len()), 0);
-        let whole = &mut buffer[..READ_HEAD + wanted.length];
-        whole[..READ_HEAD].copy_from_slice(&read_head);
-        file.read_exact_at(&mut whole[READ_HEAD..], wanted.offset)?;
-        socket.write_all(whole)?;
+        let (head, data) = out.add(READ_HEAD + wanted.length).split_at_mut(READ_HEAD);
+        head.copy_from_slice(&read_head);
+        file.read_exact_at(data, wanted.offset)?;
     }
-    Ok(())
 }
 
 /// A frame with an answer.
@@ -143,9 +180,10 @@ fn prepared(command: Smb, encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     frame
 }
 
-fn patch(frame: &mut [u8], id: &[u8; 8], count_at: usize, count: [u8; 4]) {
+/// The number of bytes lies at the same place in both answers ([MS-SMB2] 2.2.20, 2.2.22).
+fn patch(frame: &mut [u8], id: &[u8; 8], count: [u8; 4]) {
     frame[PREFIX_LEN + MESSAGE_ID_OFFSET..][..8].copy_from_slice(id);
-    frame[count_at..][..4].copy_from_slice(&count);
+    frame[PREFIX_LEN + HEADER_LEN + 4..][..4].copy_from_slice(&count);
 }
 
 fn send_file(socket: &mut TcpStream, head: &[u8], file: &File, offset: u64, length: usize) -> Result<()> {
@@ -168,15 +206,15 @@ pub(crate) fn start(
     place: &Place,
     name: &'static str,
     means: Means,
-    files: usize,
+    plan: &Plan,
 ) -> Result<(Server, SocketAddr)> {
     // All floors serve the same files.
     let folder = place.path().join("floor");
     std::fs::create_dir_all(&folder)?;
     let means = means.to_possible_value().context("no means is hidden")?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["floor-server", "--means", means.get_name(), "--files", &files.to_string(), "--folder"]);
-    command.arg(folder);
+    command.args(["floor-server", "--means", means.get_name(), "--io-bytes", &plan.io_bytes.to_string()]);
+    command.args(["--files", &plan.files.to_string(), "--folder"]).arg(folder);
     let mut server = Server::start(place, name, &command, true)?;
     let mut line = String::new();
     BufReader::new(server.stdout().context("its output is a pipe")?).read_line(&mut line)?;
@@ -188,24 +226,25 @@ pub(crate) fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::plan::{Plan, Workload, tests::plan};
+    use crate::load::plan::{Workload, tests::plan};
     use crate::load::target::Target;
     use crate::load::{client, files};
 
     /// A floor in a thread; its files go when the folder is dropped.
-    fn floor(means: Means, count: usize) -> (tempfile::TempDir, Target) {
+    fn floor(means: Means, plan: &Plan) -> (tempfile::TempDir, Target) {
         let folder = tempfile::tempdir().expect("a folder");
         let open = |number: usize| {
             let path = folder.path().join(number.to_string());
             File::options().read(true).write(true).create(true).truncate(true).open(path).expect("a file")
         };
-        let files: Arc<Vec<File>> = Arc::new((0..count).map(open).collect());
+        let files: Arc<Vec<File>> = Arc::new((0..plan.files).map(open).collect());
+        let io_bytes = plan.io_bytes;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("its address");
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
                 let files = Arc::clone(&files);
-                std::thread::spawn(move || answer(means, &files, socket));
+                std::thread::spawn(move || answer(means, io_bytes, &files, socket));
             }
         });
         (folder, Target::Floor { address })
@@ -214,9 +253,9 @@ mod tests {
     #[test]
     fn every_means_takes_what_the_client_writes_and_gives_it_back() {
         for means in [Means::Sendfile, Means::Read, Means::Write] {
-            for io_bytes in [1000, 100_000] {
+            for io_bytes in [1000, 16_384, 100_000] {
                 let plan = Plan { io_bytes, file_bytes: 250_001, ..plan(Workload::Read) };
-                let (_folder, target) = floor(means, plan.files);
+                let (_folder, target) = floor(means, &plan);
                 files::make(&target, &plan).unwrap_or_else(|error| panic!("{means:?}: {error:#}"));
             }
         }
@@ -225,7 +264,7 @@ mod tests {
     #[test]
     fn a_file_that_holds_something_else_is_found() {
         let plan = Plan { file_bytes: 100_000, ..plan(Workload::Read) };
-        let (folder, target) = floor(Means::Read, plan.files);
+        let (folder, target) = floor(Means::Read, &plan);
         files::make(&target, &plan).expect("they are made");
         let file = File::options().write(true).open(folder.path().join("1")).expect("a file");
         file.write_all_at(&[0; 8], 50_000).expect("written");
@@ -238,7 +277,7 @@ mod tests {
         for workload in [Workload::Read, Workload::RandRead, Workload::Write, Workload::RandWrite] {
             let plan = Plan { seconds: 0.05, io_bytes: 20_000, file_bytes: 100_000, ..plan(workload) };
             let means = if workload.writes() { Means::Write } else { Means::Sendfile };
-            let (_folder, target) = floor(means, plan.files);
+            let (_folder, target) = floor(means, &plan);
             files::make(&target, &plan).expect("they are made");
             let mut looks = 0;
             let (before, measured, after) = client::run(&target, &plan, 1, || {
@@ -256,7 +295,7 @@ mod tests {
     #[test]
     fn a_file_that_is_too_short_is_an_error_of_the_run() {
         let plan = plan(Workload::Read);
-        let (_folder, target) = floor(Means::Read, plan.files);
+        let (_folder, target) = floor(Means::Read, &plan);
         client::run(&target, &plan, 1, || Ok(())).expect_err("the files are empty");
     }
 }

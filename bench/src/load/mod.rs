@@ -127,7 +127,7 @@ fn enter(who: Contender, arguments: &LoadArguments, plan: &Plan, place: &Place) 
         let (server, port) = samba::start(&Cache::open()?, place, name, option)?;
         (server, smb(port, plan, place))
     } else if let Some(means) = who.means() {
-        let (server, address) = floor::start(place, name, means, plan.files)?;
+        let (server, address) = floor::start(place, name, means, plan)?;
         (server, Target::Floor { address })
     } else {
         return ours(name, &arguments.common.server, arguments, plan, place);
