@@ -90,6 +90,19 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// Whether the kernel was making or removing the device, so that it is worth looking for it again.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Open { source, .. } => {
+                matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
+            }
+            Self::Another { .. } => true,
+        }
+    }
+}
+
 /// Where RESCAP is in what Identify Namespace answers.
 const RESCAP_AT: usize = 31;
 
@@ -255,6 +268,15 @@ fn system(error: io::Error) -> ReservationError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_the_kernel_makes_or_removes_is_looked_for_again() {
+        let open =
+            |errno| OpenError::Open { path: String::new(), source: io::Error::from_raw_os_error(errno) };
+        assert!([libc::ENOENT, libc::ENXIO, libc::ENODEV].into_iter().all(|errno| open(errno).is_passing()));
+        assert!(OpenError::Another { path: String::new() }.is_passing());
+        assert!(![libc::EACCES, libc::EMFILE, libc::EBUSY].into_iter().any(|errno| open(errno).is_passing()));
+    }
 
     #[test]
     fn statuses_of_both_layers_are_understood() {

@@ -335,6 +335,14 @@ impl Operation {
         matches!(self, Self::Write { durable: true, .. })
     }
 
+    /// Whether it reads or writes a file in memory, which waits for nothing.
+    fn is_in_memory(&self) -> bool {
+        match self {
+            Self::Read { file, .. } | Self::Write { file, .. } => file.is_in_memory(),
+            Self::Receive { .. } | Self::Send { .. } | Self::Readable { .. } => false,
+        }
+    }
+
     /// Takes note of `bytes` more having been moved. True where the operation is done.
     fn advance(&mut self, bytes: usize) -> bool {
         match self {

@@ -166,8 +166,17 @@ impl Engine for Readiness {
             }
             mut file_operation => {
                 // What is in the page cache needs no thread.
-                if let Operation::Read { past_cache: PastCache { asked: 0, .. }, .. } = file_operation
-                    && let Some(result) = run(&mut file_operation, ReadWriteFlags::NOWAIT)
+                let at_once = match file_operation {
+                    _ if file_operation.is_in_memory() && !file_operation.is_durable() => {
+                        Some(ReadWriteFlags::empty())
+                    }
+                    Operation::Read { past_cache: PastCache { asked: 0, .. }, .. } => {
+                        Some(ReadWriteFlags::NOWAIT)
+                    }
+                    _ => None,
+                };
+                if let Some(flags) = at_once
+                    && let Some(result) = run(&mut file_operation, flags)
                 {
                     self.ready.push(Completion { token, operation: file_operation, result });
                     return;

@@ -258,9 +258,17 @@ fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
 
 #[test]
 fn files_are_written_and_read() {
+    written_and_read(&TempDir::new().expect("a directory"));
+}
+
+#[test]
+fn files_in_memory_are_written_and_read() {
+    written_and_read(&TempDir::new_in("/dev/shm").expect("tmpfs"));
+}
+
+fn written_and_read(scratch: &TempDir) {
     on_both(|engine, _| {
         let pool = BufferPool::default();
-        let scratch = TempDir::new().expect("a directory");
         let volume = Volume::open(scratch.path()).expect("a volume").handle();
         let file = open(&volume, "f");
         let data: Vec<u8> = (0..2_000_000_u32).map(|i| (i % 253) as u8).collect();

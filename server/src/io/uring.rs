@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
-use super::on_lanes::OnLanes;
+use super::on_lanes::{OnLanes, run};
 use super::{Completion, Engine, Operation, Token, Waker, next_read};
 use crate::lanes::Queues;
 use crate::limits::{RING_ENTRIES, SEND_PARTS_MAX};
@@ -95,6 +95,8 @@ pub struct Uring {
     /// What waits for stable storage: on XFS the kernel would wait for it at the submission, on this thread, and elsewhere on
     /// threads of the ring's that other writes need.
     lanes: OnLanes,
+    /// Done at their submission.
+    ready: Vec<Completion>,
     /// Completions that were taken off the ring to make room there: what completed, and its result.
     set_aside: VecDeque<(u64, i32)>,
     /// Boxed: the kernel has their addresses.
@@ -124,6 +126,7 @@ impl Uring {
             ring: build(entries)?,
             lanes: OnLanes::new(queues, waker.clone()),
             waker,
+            ready: Vec::new(),
             set_aside: VecDeque::new(),
             slots: Vec::new(),
             free: Vec::new(),
@@ -270,9 +273,15 @@ impl Engine for Uring {
 
     fn forget(&mut self, _socket: &Arc<OwnedFd>) {}
 
-    fn submit(&mut self, token: Token, operation: Operation) {
+    fn submit(&mut self, token: Token, mut operation: Operation) {
         if operation.is_durable() {
             return self.lanes.begin(token, operation);
+        }
+        // The ring has another thread do it, because tmpfs does not know operations that must not wait.
+        if operation.is_in_memory()
+            && let Some(result) = run(&mut operation, ReadWriteFlags::empty())
+        {
+            return self.ready.push(Completion { token, operation, result });
         }
         let vectors = match operation {
             Operation::Send { .. } => self.spare_vectors.pop().unwrap_or_default(),
@@ -297,7 +306,7 @@ impl Engine for Uring {
     fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno> {
         let timeout = Timespec::from(time_max);
         let arguments = SubmitArgs::new().timespec(&timeout);
-        let wanted = usize::from(self.set_aside.is_empty());
+        let wanted = usize::from(self.set_aside.is_empty() && self.ready.is_empty());
         match self.ring.submitter().submit_with_args(wanted, &arguments) {
             Ok(_) => {}
             Err(error) => match error.raw_os_error() {
@@ -306,6 +315,7 @@ impl Engine for Uring {
                 None => return Err(Errno::IO),
             },
         }
+        done.append(&mut self.ready);
         self.reap(done);
         self.lanes.take(done);
         Ok(())

@@ -16,7 +16,7 @@ use crate::config::{InstanceSection, NvmeofSection};
 use crate::limits::KEY_FILE_BYTES_MAX;
 
 /// Between two looks for a namespace that is to appear.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// After which a namespace that a connected target does not show is asked for again.
 const RESCAN_AFTER: Duration = Duration::from_secs(3);
 

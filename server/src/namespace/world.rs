@@ -12,7 +12,7 @@ use forebay_nvmeof::{
 use tracing::{info, warn};
 
 use super::attach::{Found, Leftover, Owned, World};
-use super::connect::{connected, former, patiently, subsystem};
+use super::connect::{LOOK_AGAIN, connected, former, patiently, subsystem};
 use super::filesystem::{decide, end_at_the_first_error, format, identity, mount, peek};
 use super::growth::Growing;
 use super::guard::{Guard, Watched, end_file_system};
@@ -158,13 +158,24 @@ impl World for Linux<'_> {
         self.disconnect_former()?;
         let (pool, host, tls) = (&self.pool.name, self.wanted.host.nqn(), self.wanted.tls.is_some());
         info!(pool, %host, nqn = %self.wanted.nqn, tls, "connecting the namespace");
-        let namespace = connected(&self.fabrics, &self.wanted, self.section)?;
-        info!(pool, device = namespace.name, key = %self.me.key(), "namespace found");
-        // Before the reservation: a target may refuse every command on what is write-protected, reports among them.
-        if namespace.read_only {
-            return Err(Reason::ReadOnly);
-        }
-        let device = Arc::new(self.fabrics.open(&namespace)?);
+        let until = Instant::now() + self.section.connect_time();
+        let (namespace, device) = loop {
+            let namespace = connected(&self.fabrics, &self.wanted, self.section)?;
+            info!(pool, device = namespace.name, key = %self.me.key(), "namespace found");
+            // Before the reservation: a target may refuse every command on what is write-protected, reports among them.
+            if namespace.read_only {
+                return Err(Reason::ReadOnly);
+            }
+            match self.fabrics.open(&namespace) {
+                Ok(device) => break (namespace, Arc::new(device)),
+                // After a restart of the target the kernel may remove the device and make it again.
+                Err(error) if error.is_passing() && Instant::now() < until => {
+                    info!(pool, %error, "looking for the namespace again");
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
         self.look_at_the_target(&namespace, &device);
         self.connected = Some((namespace, device));
         self.until = Instant::now() + self.section.connect_time();

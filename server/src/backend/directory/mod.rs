@@ -39,12 +39,17 @@ use crate::backend::errno::status;
 use crate::buffers::BufferPool;
 use crate::lanes::Descriptor;
 
+/// `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// A volume's root.
 #[derive(Debug)]
 pub struct Volume {
     root: OwnedFd,
     /// Whether the file system keeps user extended attributes.
     xattrs: bool,
+    /// Whether the file system is memory, on which no read or write waits for a device.
+    in_memory: bool,
     /// What is on stable storage when it is answered.
     promise: Promise,
     /// Where links wait that are to replace a name: a directory of the same file system that no client sees.
@@ -71,7 +76,8 @@ impl Volume {
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         let aside = aside.map(|path| rustix::fs::open(path, flags, Mode::empty())).transpose()?;
         let xattrs = attrs::kept(root.as_fd());
-        Ok(Arc::new(Self { root, xattrs, promise, aside, names: NameLocks::default() }))
+        let in_memory = rustix::fs::fstatfs(&root)?.f_type == TMPFS_MAGIC;
+        Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names: NameLocks::default() }))
     }
 
     /// As the protocol keeps it.
@@ -139,6 +145,12 @@ impl OpenFile {
     #[must_use]
     pub fn write_through(&self) -> bool {
         self.write_through
+    }
+
+    /// Whether no read or write of it waits for a device.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.volume.in_memory
     }
 
     /// Whether nothing of the file lies at `end` or beyond it.
