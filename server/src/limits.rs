@@ -83,8 +83,11 @@ pub const STAGING_AFTER_LARGE_BYTES: usize = 256;
 pub const SMALL_FRAME_BYTES_MAX: usize = 8 * 1024;
 /// Parts of one vectored send.
 pub const SEND_PARTS_MAX: usize = 64;
-/// Bytes gathered from several responses into one send.
-pub const SEND_GATHER_BYTES_MAX: usize = 1024 * 1024;
+/// Bytes gathered from several responses into one send: more data that were read would not stay in a core's cache until they
+/// are sent.
+pub const SEND_GATHER_BYTES_MAX: usize = 256 * 1024;
+/// The same where data are sent from mappings, and copied only then.
+pub const SEND_GATHER_MAPPED_BYTES_MAX: usize = 1024 * 1024;
 /// Entries of an io_uring submission queue; the completion queue has four times as many.
 pub const RING_ENTRIES: u32 = 1024;
 /// Threads of each of the lanes for look-ups, changes and data (`lanes::Lane::threads`), where the configuration does not say.

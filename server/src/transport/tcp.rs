@@ -17,7 +17,9 @@ use super::frame::{TRANSFORM, WRITE_DATA, in_one_piece};
 use crate::backend::directory::MappedRead;
 use crate::buffers::{Buffer, FrameBuffer, ReadBuffer};
 use crate::io::{Message, Operation, Part};
-use crate::limits::{SEND_GATHER_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES};
+use crate::limits::{
+    SEND_GATHER_BYTES_MAX, SEND_GATHER_MAPPED_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES,
+};
 use crate::memory::Allowance;
 
 const PREFIX: usize = 4;
@@ -298,8 +300,10 @@ impl SendQueue {
     /// The next message to send, small ones gathered.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let mut message = self.messages.pop_front()?;
+        let is_mapped = message.mapped_bytes() > 0;
+        let bytes_max = if is_mapped { SEND_GATHER_MAPPED_BYTES_MAX } else { SEND_GATHER_BYTES_MAX };
         while let Some(next) = self.messages.front_mut()
-            && message.gather(next, SEND_GATHER_BYTES_MAX)
+            && message.gather(next, bytes_max)
         {
             self.messages.pop_front();
         }
