@@ -75,6 +75,10 @@ pub const MAPPED_READ_BYTES_MIN: u32 = 16 * 1024;
 pub const MAPPED_FILE_BYTES_MIN: usize = 1024 * 1024;
 /// Mappings at once; files opened beyond it are copied from.
 pub const MAPPINGS_MAX: usize = 32_768;
+/// Bytes of all mappings: a client can make files of any length, and the page tables of these take 512 MiB at most.
+pub const MAPPED_BYTES_MAX: usize = 256 << 30;
+/// Bytes copied at once of data that can no longer be sent from a mapping.
+pub const MAPPED_PIECE_BYTES: usize = 64 * 1024;
 /// Bytes received at once while it is not known what comes: small frames whole, the head of large ones.
 pub const STAGING_BYTES: usize = 16 * 1024;
 /// As [`STAGING_BYTES`] after a large frame: just its header, so that payload goes straight to its buffer.

@@ -299,31 +299,42 @@ impl Message {
         mapped.map(Part::length).sum()
     }
 
-    /// Copies what lies in mappings: a page is not there any more. False where nothing was left to copy, or it cannot be read.
+    /// Copies a piece of the first data that lie in a mapping: a page is not there any more. False where nothing was left to
+    /// copy, or it cannot be read.
     fn copy_mapped(&mut self) -> bool {
-        let mut any = false;
+        let mut skip = self.sent;
         for part in &mut self.parts {
+            let length = part.length();
             if let Part::Mapped(read) = part {
-                match read.copy() {
-                    Ok(copied) => any |= copied,
-                    Err(_) => return false,
+                if skip >= length {
+                    read.drop_piece();
+                } else {
+                    match read.copy_piece(skip) {
+                        Ok(true) => return true,
+                        Ok(false) => {}
+                        Err(_) => return false,
+                    }
                 }
             }
+            skip = skip.saturating_sub(length);
         }
-        any
+        false
     }
 
     /// What is left to send, at most [`SEND_PARTS_MAX`] pieces of it.
     fn rest(&self) -> impl Iterator<Item = IoSlice<'_>> {
-        let mut skip = self.sent;
+        let (mut skip, mut is_whole) = (self.sent, true);
         self.parts
             .iter()
-            .filter_map(move |part| {
+            .map_while(move |part| {
                 let length = part.length();
-                let rest = (skip < length).then(|| part.slice(skip));
+                let rest = is_whole.then(|| (skip < length).then(|| part.slice(skip)))?;
+                // What follows a copied piece is sent after it.
+                is_whole = rest.as_ref().is_none_or(|rest| skip + rest.len() == length);
                 skip = skip.saturating_sub(length);
-                rest
+                Some(rest)
             })
+            .flatten()
             .take(SEND_PARTS_MAX)
     }
 }

@@ -21,11 +21,15 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::OpenFile;
 use crate::lanes::drop_elsewhere;
-use crate::limits::{MAPPED_FILE_BYTES_MIN, MAPPED_READ_BYTES_MIN, MAPPINGS_MAX};
+use crate::limits::{
+    MAPPED_BYTES_MAX, MAPPED_FILE_BYTES_MIN, MAPPED_PIECE_BYTES, MAPPED_READ_BYTES_MIN, MAPPINGS_MAX,
+};
 use forebay_smb::limits::IO_BYTES_MAX;
 
 /// Mappings of the process: the kernel allows 65,530, threads and memory included.
 static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
+/// Their bytes.
+static MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Smallest page of any machine.
 const PAGE_BYTES_MIN: usize = 4096;
@@ -63,8 +67,29 @@ impl Drop for Range {
     fn drop(&mut self) {
         // SAFETY: the range came from mmap, and nobody has its address any more: every `MappedRead` holds its mapping.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.length) };
-        MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+        release(self.length);
     }
+}
+
+/// Counts a mapping of so many bytes. False where there are too many.
+fn count(length: usize) -> bool {
+    let add = |all: &AtomicUsize, more: usize, most: usize| {
+        let sum = |now: usize| now.checked_add(more).filter(|sum| *sum <= most);
+        all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).is_ok()
+    };
+    if !add(&MAPPED_BYTES, length, MAPPED_BYTES_MAX) {
+        return false;
+    }
+    let counted = add(&MAPPINGS, 1, MAPPINGS_MAX);
+    if !counted {
+        MAPPED_BYTES.fetch_sub(length, Ordering::Relaxed);
+    }
+    counted
+}
+
+fn release(length: usize) {
+    MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+    MAPPED_BYTES.fetch_sub(length, Ordering::Relaxed);
 }
 
 impl Drop for Mapping {
@@ -75,8 +100,7 @@ impl Drop for Mapping {
 
 impl Mapping {
     fn new(file: BorrowedFd<'_>, length: usize) -> Result<Self, Errno> {
-        if MAPPINGS.fetch_add(1, Ordering::Relaxed) >= MAPPINGS_MAX {
-            MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+        if !count(length) {
             return Err(Errno::NOMEM);
         }
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
@@ -87,7 +111,7 @@ impl Mapping {
         match start {
             Ok(start) => Ok(Self(Some(Range { start, length }))),
             Err(errno) => {
-                MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+                release(length);
                 Err(errno)
             }
         }
@@ -136,6 +160,7 @@ impl OpenFile {
             offset,
             length,
             copy: OnceLock::new(),
+            piece: None,
         })
     }
 
@@ -184,6 +209,8 @@ pub struct MappedRead {
     length: usize,
     /// The data, once somebody had to look at them.
     copy: OnceLock<Vec<u8>>,
+    /// Where a copy of a part begins, and that copy: the kernel could not read it in the mapping.
+    piece: Option<(usize, Vec<u8>)>,
 }
 
 impl fmt::Debug for MappedRead {
@@ -200,6 +227,9 @@ impl MappedRead {
         if let Some(copy) = self.copy.get() {
             return IoSlice::new(copy.get(skip..).unwrap_or_default());
         }
+        if let Some(rest) = self.rest_of_piece(skip) {
+            return IoSlice::new(rest);
+        }
         let length = self.length - skip;
         // SAFETY: the range lies in the mapping, which lives as long as `self`. Nobody in this process reads it: what other
         // processes change, and pages that go away, are the kernel's concern.
@@ -210,27 +240,56 @@ impl MappedRead {
         IoSlice::new(bytes)
     }
 
-    /// Copies the data, once; where the file has become shorter, zeros take the place of what it had. True where that was now.
+    /// What is left of the copied piece from byte `skip` on, where that lies in it.
+    fn rest_of_piece(&self, skip: usize) -> Option<&[u8]> {
+        let (start, bytes) = self.piece.as_ref()?;
+        bytes.get(skip.checked_sub(*start)?..).filter(|rest| !rest.is_empty())
+    }
+
+    /// Copies a piece from byte `skip` on, to be sent in place of what the kernel could not read; where the file has become
+    /// shorter, zeros take the place of what it had. False where it is copied already.
     ///
     /// A READ is not atomic: what it finds of a range that is cut off meanwhile may be the old data, zeros or nothing.
     ///
     /// # Errors
     /// Those of pread. May wait for a disk.
-    pub fn copy(&self) -> Result<bool, Errno> {
-        if self.copy.get().is_some() {
+    pub fn copy_piece(&mut self, skip: usize) -> Result<bool, Errno> {
+        if self.rest_of_piece(skip).is_some() || self.copy.get().is_some() {
             return Ok(false);
         }
-        let mut bytes = vec![0; self.length];
+        let length = self.length.saturating_sub(skip).min(MAPPED_PIECE_BYTES);
+        self.piece = Some((skip, self.read(skip, length)?));
+        Ok(length > 0)
+    }
+
+    /// Drops the copied piece: it is sent.
+    pub fn drop_piece(&mut self) {
+        self.piece = None;
+    }
+
+    fn read(&self, skip: usize, length: usize) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; length];
         let mut filled = 0;
         while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match rustix::io::pread(&self.file.fd, rest, (self.offset + filled) as u64) {
+            match rustix::io::pread(&self.file.fd, rest, (self.offset + skip + filled) as u64) {
                 Ok(0) => break,
                 Ok(n) => filled += n,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(self.copy.set(bytes).is_ok())
+        Ok(bytes)
+    }
+
+    /// Copies the data, once; where the file has become shorter, zeros take the place of what it had. True where that was now.
+    ///
+    /// # Errors
+    /// Those of pread. May wait for a disk.
+    fn copy(&self) -> Result<bool, Errno> {
+        if self.copy.get().is_some() {
+            return Ok(false);
+        }
+        Ok(self.copy.set(self.read(0, self.length)?).is_ok())
     }
 }
 
@@ -366,12 +425,20 @@ mod tests {
             offset: SIZE / 2,
             length: SIZE / 2,
             copy: OnceLock::new(),
+            piece: None,
         };
         assert_eq!(sent(&tail).expect_err("no pages"), Errno::FAULT);
         assert_eq!((read.copy(), read.copy()), (Ok(true), Ok(false)));
         let sent = sent(&read).expect("a copy");
         assert_eq!(sent.len(), SIZE);
         assert!(sent[..100_000] == contents(100_000) && sent[100_000..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn files_of_any_length_take_no_more_addresses_than_the_limit() {
+        let (_scratch, by_name, opened) = made(SIZE);
+        by_name.set_len(2 * MAPPED_BYTES_MAX as u64).expect("sparse");
+        assert!(opened.mapped_read(0, 100_000).is_none(), "copied");
     }
 
     #[test]
