@@ -329,6 +329,7 @@ impl<E: Engine> EventLoop<E> {
             self.last_tick = Instant::now();
             self.tick(now);
         }
+        self.send_all();
         // Last: whatever this turn has caused is delivered before the loop waits.
         if self.shared.server.has_mail() {
             self.shared.loops.route(&self.shared.server);
@@ -657,24 +658,8 @@ impl<E: Engine> EventLoop<E> {
         if let Link::SmbDirect(link) = &mut client.link {
             return link.pump(Instant::now());
         }
-        self.send(client);
+        self.turn.note_send(client);
         Ok(())
-    }
-
-    /// Sends what is queued, unless a send is in flight.
-    fn send(&mut self, client: &mut Client) {
-        let Link::Tcp(link) = &client.link else { return };
-        // The kernel copies at the submission what is not copied yet.
-        let copied = link.queue.next_mapped_bytes() > 0;
-        if link.sending.is_some() || (copied && !self.turn.has_room(client)) {
-            return;
-        }
-        let Link::Tcp(link) = &mut client.link else { return };
-        let Some(message) = link.queue.take() else { return };
-        self.turn.count(message.mapped_bytes());
-        link.sending = Some(Instant::now());
-        let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
-        self.engine.submit(client.token(Purpose::Send), operation);
     }
 
     /// What a WRITE is to write has come from the peer's memory: from here on it is like any other.

@@ -71,7 +71,8 @@ pub const DIRECT_READ_ALIGN_MAX: u32 = 64 * 1024;
 pub const DIRECT_READ_CACHED_SHARE: u64 = 16;
 /// Bytes of the smallest READ that is sent from a mapping of its file (`backend::directory::mapped`).
 pub const MAPPED_READ_BYTES_MIN: u32 = 16 * 1024;
-/// Bytes of the smallest file that is mapped: a smaller one costs less to copy than to map.
+/// Bytes of the smallest file that is mapped at its first READ. Of a smaller one so many bytes are read through the same handle
+/// before it is mapped: to copy them once costs less than to map them.
 pub const MAPPED_FILE_BYTES_MIN: usize = 1024 * 1024;
 /// Mappings at once; files opened beyond it are copied from.
 pub const MAPPINGS_MAX: usize = 32_768;

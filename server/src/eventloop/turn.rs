@@ -14,8 +14,8 @@ use forebay_smb::fs::FsOpKind;
 use forebay_smb::status::NtStatus;
 use forebay_smb::time::Now;
 
-use super::{Client, EventLoop, written_bytes};
-use crate::io::{Engine, Waker};
+use super::{Client, EventLoop, Link, written_bytes};
+use crate::io::{Engine, Operation, Purpose, Waker};
 use crate::limits::{TRIM_INTERVAL, TURN_BYTES_MAX};
 use crate::metrics::Metrics;
 
@@ -26,6 +26,8 @@ pub(super) struct Queued {
     next: bool,
     /// It lacks memory.
     short: bool,
+    /// It may have something to send.
+    send: bool,
 }
 
 /// The present turn.
@@ -35,6 +37,8 @@ pub(super) struct Turn {
     next: VecDeque<u64>,
     /// Who lacks memory.
     short: VecDeque<u64>,
+    /// Who may have something to send.
+    send: Vec<u64>,
     wake: Wake,
     trimmed: Instant,
 }
@@ -46,6 +50,7 @@ impl Turn {
             bytes: 0,
             next: VecDeque::new(),
             short: VecDeque::new(),
+            send: Vec::new(),
             wake: Arc::new(move || waker.wake()),
             trimmed: Instant::now(),
         }
@@ -80,6 +85,13 @@ impl Turn {
         if client.memory.is_short() && !std::mem::replace(&mut client.queued.short, true) {
             metrics.memory_waits.inc();
             self.short.push_back(client.id.0);
+        }
+    }
+
+    /// Remembers a client that may have something to send.
+    pub(super) fn note_send(&mut self, client: &mut Client) {
+        if !std::mem::replace(&mut client.queued.send, true) {
+            self.send.push(client.id.0);
         }
     }
 
@@ -123,6 +135,19 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
+    /// Sends to each client what the turn has queued for it, in one piece: each send wakes the peer.
+    pub(super) fn send_all(&mut self) {
+        let mut ids = std::mem::take(&mut self.turn.send);
+        for id in ids.drain(..) {
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            client.queued.send = false;
+            if !client.closing {
+                send(&mut self.engine, &mut self.turn, client);
+            }
+        }
+        self.turn.send = ids;
+    }
+
     /// Begins WRITEs that wait, as many as this turn and the memory have room for. True where any left the queue.
     pub(super) fn write_waiting(&mut self, now: Now, client: &mut Client) -> Result<bool, Disconnect> {
         let mut begun = false;
@@ -154,4 +179,20 @@ impl<E: Engine> EventLoop<E> {
         }
         Ok(any)
     }
+}
+
+/// Sends what is queued, unless a send is in flight.
+fn send(engine: &mut impl Engine, turn: &mut Turn, client: &mut Client) {
+    let Link::Tcp(link) = &client.link else { return };
+    // The kernel copies at the submission what is not copied yet.
+    let copied = link.queue.next_mapped_bytes() > 0;
+    if link.sending.is_some() || (copied && !turn.has_room(client)) {
+        return;
+    }
+    let Link::Tcp(link) = &mut client.link else { return };
+    let Some(message) = link.queue.take() else { return };
+    turn.count(message.mapped_bytes());
+    link.sending = Some(Instant::now());
+    let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
+    engine.submit(client.token(Purpose::Send), operation);
 }

@@ -40,6 +40,8 @@ pub(super) enum Mapped {
     /// No READ has asked for it.
     #[default]
     Not,
+    /// The file is small. Bytes that were asked for so far, and copied.
+    Small(usize),
     /// It cannot be had.
     Refused,
     /// It is there.
@@ -147,13 +149,28 @@ impl OpenFile {
         if self.directory || length < MAPPED_READ_BYTES_MIN {
             return None;
         }
-        let offset = usize::try_from(offset).ok()?;
+        let (offset, length) = (usize::try_from(offset).ok()?, length as usize);
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = match &mut *mapped {
+            Mapped::Refused => return None,
+            Mapped::Small(copied) if *copied < MAPPED_FILE_BYTES_MIN => {
+                *copied += length;
+                return None;
+            }
+            Mapped::Not => true,
+            Mapped::Small(_) | Mapped::There(_) => false,
+        };
         let size = usize::try_from(rustix::fs::fstat(&self.fd).ok()?.st_size).ok()?;
-        let length = (length as usize).min(size.checked_sub(offset)?);
-        if length == 0 || size < MAPPED_FILE_BYTES_MIN {
+        if is_new && size < MAPPED_FILE_BYTES_MIN {
+            *mapped = Mapped::Small(length.min(size));
             return None;
         }
-        let mapping = self.mapping(size)?;
+        let length = length.min(size.checked_sub(offset)?);
+        if length == 0 {
+            return None;
+        }
+        let mapping = self.mapping(&mut mapped, size)?;
+        drop(mapped);
         mapping.is_cached(offset, length).then(|| MappedRead {
             file: Arc::clone(self),
             mapping,
@@ -164,13 +181,12 @@ impl OpenFile {
         })
     }
 
-    /// A mapping of `size` bytes or more.
-    fn mapping(&self, size: usize) -> Option<Arc<Mapping>> {
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*mapped {
-            Mapped::Refused => return None,
-            Mapped::There(mapping) if mapping.range().length >= size => return Some(Arc::clone(mapping)),
-            Mapped::There(_) | Mapped::Not => {}
+    /// A mapping of `size` bytes or more, made where there is none.
+    fn mapping(&self, mapped: &mut Mapped, size: usize) -> Option<Arc<Mapping>> {
+        if let Mapped::There(mapping) = mapped
+            && mapping.range().length >= size
+        {
+            return Some(Arc::clone(mapping));
         }
         let made = if tells_what_is_cached(self.fd.as_fd()) {
             // What lies beyond the end costs nothing, and a file that grows is seldom mapped again.
@@ -388,8 +404,26 @@ mod tests {
         by_name.write_all_at(&contents(3 * SIZE), SIZE as u64).expect("written");
         let grown = opened.mapped_read(3 * SIZE as u64, 100_000).expect("cached");
         assert!(sent(&grown).expect("sent") == contents(3 * SIZE)[2 * SIZE..][..100_000]);
-        let (_scratch, _by_name, small) = made(MAPPED_FILE_BYTES_MIN - 1);
-        assert!(small.mapped_read(0, 100_000).is_none(), "a small file");
+    }
+
+    #[test]
+    fn a_small_file_is_mapped_once_it_has_been_read_often() {
+        const SMALL: usize = 100_000;
+        let (_scratch, _by_name, opened) = made(SMALL);
+        for _ in 0..MAPPED_FILE_BYTES_MIN.div_ceil(SMALL) {
+            assert!(opened.mapped_read(0, SMALL as u32).is_none(), "copied");
+        }
+        for _ in 0..2 {
+            let read = opened.mapped_read(10, SMALL as u32).expect("cached");
+            assert!(sent(&read).expect("sent") == contents(SMALL)[10..]);
+        }
+        let mapping = |file: &OpenFile| match &*file.mapped.lock().expect("no panic") {
+            Mapped::There(mapping) => Arc::as_ptr(mapping),
+            other => panic!("{other:?}"),
+        };
+        let first = mapping(&opened);
+        assert!(opened.mapped_read(0, SMALL as u32).is_some());
+        assert_eq!(mapping(&opened), first, "made once");
     }
 
     #[test]
