@@ -112,6 +112,8 @@ pub const LANE_JOBS_GUARANTEED: usize = 16;
 pub const LANE_JOBS_PER_CONNECTION_MAX: usize = 256;
 /// Jobs that wait in one lane before each connection has only [`LANE_JOBS_GUARANTEED`] there.
 pub const LANE_JOBS_MAX: usize = 16_384;
+/// How long descriptors wait to be closed, so that one thread closes several.
+pub const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 /// Descriptors that wait to be closed before a CLOSE is answered only after them.
 pub const CLOSES_WAITING_MAX: usize = 4096;
 /// Lists of jobs that a lane keeps for connections to come.

@@ -11,13 +11,14 @@ mod share;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 pub use self::closing::{ClosesElsewhere, Descriptor, drop_elsewhere};
 use self::queue::Queue;
 pub use self::share::Share;
 use crate::limits::{
-    CLOSE_THREADS, CLOSES_WAITING_MAX, LANE_JOBS_GUARANTEED, LANE_JOBS_MAX, LANE_JOBS_PER_CONNECTION_MAX,
-    SYNC_THREADS_PER_WORKER, VOUCH_THREADS, WORKERS_MAX,
+    CLOSE_PAUSE, CLOSE_THREADS, CLOSES_WAITING_MAX, LANE_JOBS_GUARANTEED, LANE_JOBS_MAX,
+    LANE_JOBS_PER_CONNECTION_MAX, SYNC_THREADS_PER_WORKER, VOUCH_THREADS, WORKERS_MAX,
 };
 
 /// What the threads of a lane wait for.
@@ -72,6 +73,15 @@ impl Lane {
             Self::Sync => (workers * SYNC_THREADS_PER_WORKER).min(WORKERS_MAX),
             Self::Vouch => VOUCH_THREADS,
             Self::Close => CLOSE_THREADS,
+        }
+    }
+
+    /// How long a thread that was idle lets jobs come together before it begins.
+    fn pause(self) -> Option<Duration> {
+        match self {
+            Self::LookUp | Self::Change | Self::Data | Self::Sync | Self::Vouch => None,
+            // A client has its answer before the descriptor is closed.
+            Self::Close => Some(CLOSE_PAUSE),
         }
     }
 }
@@ -146,7 +156,7 @@ impl Lanes {
     /// # Errors
     /// Those of starting a thread.
     pub fn start(workers: usize) -> std::io::Result<Self> {
-        let queues = Queues(Arc::new(Lane::ALL.map(|lane| Queue::new(lane.threads(workers)))));
+        let queues = Queues(Arc::new(Lane::ALL.map(|lane| Queue::new(lane.threads(workers), lane.pause()))));
         let mut lanes = Self { queues, threads: Vec::new() };
         for lane in Lane::ALL {
             for index in 0..lane.threads(workers) {
@@ -188,7 +198,6 @@ impl Drop for Lanes {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use super::*;
 

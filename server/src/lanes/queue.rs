@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::Origin;
 use crate::limits::LANE_LINES_SPARE_MAX;
@@ -17,6 +18,8 @@ pub(super) struct Queue {
     waiting: AtomicUsize,
     /// Threads that one connection may have.
     share: usize,
+    /// How long a thread that was woken lets jobs come together.
+    pause: Option<Duration>,
 }
 
 #[derive(Default)]
@@ -27,6 +30,8 @@ struct State {
     /// Lists of jobs of earlier lines, to be used again.
     spare: Vec<VecDeque<Job>>,
     idle: usize,
+    /// Threads that were woken and have not looked for a job yet.
+    woken: usize,
     ended: bool,
 }
 
@@ -38,14 +43,16 @@ struct Line {
 }
 
 impl Queue {
-    /// The queue for so many threads.
-    pub(super) fn new(threads: usize) -> Self {
+    /// The queue for so many threads. A thread that was idle begins `pause` after the first job has come: it then finds several
+    /// jobs, and each of them costs less than to wake a thread.
+    pub(super) fn new(threads: usize, pause: Option<Duration>) -> Self {
         Self {
             state: Mutex::default(),
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             // A quarter is left to others, where there are enough for that.
             share: (threads - threads / 4).max(1),
+            pause,
         }
     }
 
@@ -63,7 +70,7 @@ impl Queue {
         if state.ended {
             return Err(job);
         }
-        let State { lines, turns, spare, idle, .. } = &mut *state;
+        let State { lines, turns, spare, .. } = &mut *state;
         let line = lines.entry(origin).or_insert_with(|| Line {
             jobs: spare.pop().unwrap_or_default(),
             running: 0,
@@ -71,7 +78,9 @@ impl Queue {
         });
         line.jobs.push_back(job);
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let wake = line.enters(origin, self.share, turns) && *idle > 0;
+        let enters = line.enters(origin, self.share, turns);
+        // Many jobs that come at once wake one thread, which wakes the next.
+        let wake = enters && state.woken == 0 && state.wakes();
         drop(state);
         if wake {
             self.changed.notify_one();
@@ -84,8 +93,7 @@ impl Queue {
         let mut state = self.lock();
         loop {
             if let Some((origin, job)) = self.take(&mut state) {
-                // `push` wakes one thread for an origin. That thread wakes the next one while there is more to do.
-                let wake = state.idle > 0 && !state.turns.is_empty();
+                let wake = !state.turns.is_empty() && state.wakes();
                 drop(state);
                 if wake {
                     self.changed.notify_one();
@@ -97,11 +105,26 @@ impl Queue {
             } else if state.ended {
                 return;
             } else {
-                state.idle += 1;
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.idle -= 1;
+                state = self.wait(state);
             }
         }
+    }
+
+    /// Waits until there may be a job.
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.idle += 1;
+        state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if let Some(pause) = self.pause
+            && !state.ended
+        {
+            drop(state);
+            std::thread::sleep(pause);
+            state = self.lock();
+        }
+        state.idle -= 1;
+        // Zero where the thread woke up without being woken.
+        state.woken = state.woken.saturating_sub(1);
+        state
     }
 
     fn take(&self, state: &mut State) -> Option<(Origin, Job)> {
@@ -132,6 +155,15 @@ impl Queue {
     pub(super) fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// Whether a thread is to be woken: one that is idle and was not woken yet. It counts as woken.
+    fn wakes(&mut self) -> bool {
+        let wakes = self.idle > self.woken;
+        self.woken += usize::from(wakes);
+        wakes
     }
 }
 
@@ -170,7 +202,11 @@ mod tests {
 
     impl Served {
         fn new(threads: usize) -> Self {
-            let queue = Arc::new(Queue::new(threads));
+            Self::with_pause(threads, None)
+        }
+
+        fn with_pause(threads: usize, pause: Option<Duration>) -> Self {
+            let queue = Arc::new(Queue::new(threads, pause));
             let serve = |_| {
                 let queue = Arc::clone(&queue);
                 std::thread::spawn(move || queue.serve())
@@ -211,13 +247,34 @@ mod tests {
 
     #[test]
     fn all_threads_take_part_in_what_one_origin_queues() {
-        let served = Served::new(4);
-        // Three of four: the last thread is for others.
-        let releases: Vec<_> = (0..3).map(|number| served.blocking(1, number)).collect();
-        let mut begun: Vec<_> = (0..3).map(|_| served.hear()).collect();
-        begun.sort_unstable();
-        assert_eq!(begun, [0, 1, 2]);
-        drop(releases);
+        for pause in [None, Some(Duration::from_millis(1))] {
+            let served = Served::with_pause(4, pause);
+            // Three of four: the last thread is for others.
+            let releases: Vec<_> = (0..3).map(|number| served.blocking(1, number)).collect();
+            let mut begun: Vec<_> = (0..3).map(|_| served.hear()).collect();
+            begun.sort_unstable();
+            assert_eq!(begun, [0, 1, 2]);
+            drop(releases);
+        }
+    }
+
+    #[test]
+    fn no_job_is_left_to_a_thread_that_is_idle() {
+        for pause in [None, Some(Duration::from_micros(50))] {
+            let served = Served::with_pause(3, pause);
+            // Each job is queued when the threads fall asleep, wake up or are about to.
+            for number in 0..5000 {
+                let said = served.said.0.clone();
+                served.push(number % 2, move || said.send(number).expect("heard"));
+                if number % 3 == 0 {
+                    assert!(served.hear() <= number);
+                }
+            }
+            for _ in 0..5000 - 1667 {
+                served.hear();
+            }
+            assert_eq!(served.queue.waiting(), 0);
+        }
     }
 
     #[test]
