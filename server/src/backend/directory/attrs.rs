@@ -4,18 +4,20 @@
 //! `user.forebay.dos`. A file without it is an ARCHIVE made at its birth time. A file system without user extended
 //! attributes serves all the same; such settings are then forgotten.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_smb::fs::{BasicInfo, FileKey, FileTimes, Stat};
 use forebay_smb::status::NtStatus;
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
-use super::{OpenFile, Volume, path};
+use super::{OpenFile, Volume, path, xattr};
 use crate::backend::errno::status;
 use crate::clock;
 
-const XATTR: &str = "user.forebay.dos";
+const XATTR: &CStr = c"user.forebay.dos";
 const XATTR_VERSION: u8 = 1;
 const XATTR_BYTES: usize = 13;
 
@@ -88,13 +90,12 @@ fn dos_of_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Dos> {
     Dos::parse(bytes.get(..length.ok()?)?)
 }
 
-fn dos_of_entry(volume: &Volume, directory: BorrowedFd<'_>, name: &str) -> Option<Dos> {
+fn dos_of_entry(volume: &Volume, directory: BorrowedFd<'_>, name: &CStr) -> Option<Dos> {
     let mut bytes = [0; XATTR_BYTES];
     if !volume.xattrs {
         return None;
     }
-    let path = format!("{}/{name}", path::proc_path(directory));
-    let length = rustix::fs::lgetxattr(path, XATTR, &mut bytes).ok()?;
+    let length = xattr::of_entry(directory, name, XATTR, &mut bytes).ok()?;
     Dos::parse(bytes.get(..length)?)
 }
 
@@ -118,8 +119,10 @@ pub(super) fn stat_entry(
     directory: BorrowedFd<'_>,
     name: &str,
 ) -> Result<Option<Stat>, Errno> {
-    let x = rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED)?;
-    Ok(served(&x).then(|| build(&x, dos_of_entry(volume, directory, name))))
+    name.into_with_c_str(|name| {
+        let x = rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED)?;
+        Ok(served(&x).then(|| build(&x, dos_of_entry(volume, directory, name))))
+    })
 }
 
 /// Identity of the entry `name` of a directory, whatever it is, and whether it is a directory.

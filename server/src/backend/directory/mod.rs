@@ -20,6 +20,7 @@ mod names;
 mod open;
 mod path;
 pub mod quota;
+mod xattr;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
