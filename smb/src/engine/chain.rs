@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_smbdirect::wire::Token;
 
 use super::remote::RemoteWrite;
-use super::step::{Reply, Request};
+use super::step::{Reply, Request, Resume, Then};
 use super::tally::Taken;
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, Payload};
@@ -23,7 +23,7 @@ pub(super) struct Chain {
     /// The next one to begin.
     pub(super) next: usize,
     /// The one that waits, if any.
-    pub(super) current: Option<Request>,
+    pub(super) waiting: Option<Waiting>,
     /// What related operations inherit.
     pub(super) related: Related,
     pub(super) responses: Vec<Response>,
@@ -33,6 +33,20 @@ pub(super) struct Chain {
     pub(super) pinned_bytes: u64,
     /// Set while the request waits whose interim response was sent: the final one carries it and grants nothing.
     pub(super) async_id: Option<u64>,
+}
+
+/// A request that waits for a backend or for another request.
+pub(super) struct Waiting {
+    pub(super) request: Request,
+    pub(super) resumption: Resumption,
+}
+
+/// How a request goes on.
+pub(super) enum Resumption {
+    /// When the backend has answered.
+    Completed(Then),
+    /// When it is woken.
+    Woken(Resume),
 }
 
 /// What a related operation takes from the one before it ([MS-SMB2] 3.3.5.2.7.2).

@@ -12,10 +12,12 @@
 
 mod access;
 mod chain;
+mod channel;
 mod channel_sequence;
 mod channels;
 mod commands;
 mod connection;
+mod core;
 mod credits;
 mod durable;
 mod file_table;
@@ -34,6 +36,7 @@ mod oplocks;
 mod paths;
 mod remote;
 mod replay;
+mod reports;
 mod server;
 mod session;
 mod share;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_smbdirect::wire::Token;
 
 use super::channel_sequence::Verdict;
-use super::connection::Core;
+use super::core::Core;
 use super::open::Open;
 use super::remote::RemoteWrite;
 use super::server::Server;

@@ -1,6 +1,6 @@
 //! CLOSE ([MS-SMB2] 3.3.5.10) and every other end of an open.
 
-use crate::engine::connection::Core;
+use crate::engine::core::Core;
 use crate::engine::file_table::Ended;
 use crate::engine::open::Open;
 use crate::engine::server::Server;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::auth::negotiate_hint;
 use crate::crypto::{Cipher, PreauthHash, SigningAlgorithm};
-use crate::engine::connection::{Core, Disconnect, Event, Negotiated};
+use crate::engine::core::{Core, Negotiated};
+use crate::engine::reports::{Disconnect, Event};
 use crate::engine::server::{Encryption, Server};
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::engine::transform::Transforms;

@@ -7,7 +7,8 @@ use super::session_setup::{
     AuthOutcome, Proof, add_channel, authenticate, begin_pending, reply, signing_key,
 };
 use crate::crypto::SigningAlgorithm;
-use crate::engine::connection::{Event, Negotiated};
+use crate::engine::core::Negotiated;
+use crate::engine::reports::Event;
 use crate::engine::session::Session;
 use crate::engine::step::{Ctx, Step};
 use crate::status::NtStatus;

@@ -10,9 +10,11 @@ use crate::crypto::{
     KeyDerivation, NonceSequence, OpeningKey, PreauthHash, SealingKey, SigningKey, client_to_server_key,
     server_to_client_key,
 };
+use crate::engine::channel::{Channel, Sealing};
 use crate::engine::channels::{FIRST_NONCE_PART, NoncePart};
-use crate::engine::connection::{Channel, Event, Negotiated, Sealing};
+use crate::engine::core::Negotiated;
 use crate::engine::lookup::Lookup;
+use crate::engine::reports::Event;
 use crate::engine::server::Encryption;
 use crate::engine::session::{NewSession, Session};
 use crate::engine::step::{Ctx, Reply, Step};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::connection::Event;
+use crate::engine::reports::Event;
 use crate::engine::session::Share;
 use crate::engine::step::{Ctx, Reply, Step};
 use crate::engine::volume::Protection;
