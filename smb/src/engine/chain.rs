@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_smbdirect::wire::Token;
 
 use super::remote::RemoteWrite;
-use super::step::{Reply, Request, Resume, Then};
+use super::step::{Reply, Request, Resumption};
 use super::tally::Taken;
 use crate::crypto::SigningKey;
 use crate::fs::{Frame, Payload};
@@ -39,14 +39,6 @@ pub(super) struct Chain {
 pub(super) struct Waiting {
     pub(super) request: Request,
     pub(super) resumption: Resumption,
-}
-
-/// How a request goes on.
-pub(super) enum Resumption {
-    /// When the backend has answered.
-    Completed(Then),
-    /// When it is woken.
-    Woken(Resume),
 }
 
 /// What a related operation takes from the one before it ([MS-SMB2] 3.3.5.2.7.2).

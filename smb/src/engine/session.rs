@@ -315,4 +315,4 @@ impl Session {
 }
 
 #[cfg(test)]
-mod models;
+pub(super) mod models;

@@ -1,5 +1,6 @@
 //! What a command's handler decides, and what it may use to decide.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,6 +32,10 @@ pub(crate) enum Step {
     /// Waits for something that another request must do; answered with STATUS_PENDING and woken by [`super::Mail::Wake`]
     /// with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
     Park(Resume),
+    /// As [`Self::Fs`], for a state machine.
+    Submit(FsOpKind, Box<dyn Machine>),
+    /// As [`Self::Park`], for a state machine.
+    Wait(Box<dyn Machine>),
     /// The peer broke a rule for which the specification asks to end the connection.
     Disconnect(&'static str),
     /// Not answered: the connection ends when all else is, so that the client connects again.
@@ -63,6 +68,43 @@ pub(crate) type Then = Box<dyn FnOnce(&mut Ctx<'_>, FsResult) -> Step + Send>;
 
 /// Continues a parked request.
 pub(crate) type Resume = Box<dyn FnOnce(&mut Ctx<'_>, Wake) -> Step + Send>;
+
+/// A request of several steps as a value that can be printed: what it waits for is a state and not the contents of a closure.
+pub(crate) trait Machine: fmt::Debug + Send {
+    /// A backend has answered.
+    fn completed(self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step;
+
+    /// What it waits for may have come, or it has to end.
+    fn woken(self: Box<Self>, ctx: &mut Ctx<'_>, wake: Wake) -> Step;
+}
+
+/// How a request that waits goes on.
+pub(crate) enum Resumption {
+    /// When the backend has answered.
+    Completed(Then),
+    /// When it is woken.
+    Woken(Resume),
+    /// On whichever of the two its state is for.
+    Machine(Box<dyn Machine>),
+}
+
+impl Resumption {
+    pub(super) fn complete(self, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
+        match self {
+            Self::Completed(then) => then(ctx, result),
+            Self::Machine(machine) => machine.completed(ctx, result),
+            Self::Woken(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+        }
+    }
+
+    pub(super) fn wake(self, ctx: &mut Ctx<'_>, wake: Wake) -> Step {
+        match self {
+            Self::Woken(resume) => resume(ctx, wake),
+            Self::Machine(machine) => machine.woken(ctx, wake),
+            Self::Completed(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+        }
+    }
+}
 
 /// Why a parked request goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

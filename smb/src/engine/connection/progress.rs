@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::Connection;
-use crate::engine::chain::{Chain, ERROR_BODY, Resumption, Waiting};
+use crate::engine::chain::{Chain, ERROR_BODY, Waiting};
 use crate::engine::commands;
 use crate::engine::core::OpOwner;
 use crate::engine::reports::{Disconnect, Event};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Request, Resume, Step, Wake};
+use crate::engine::step::{Ctx, Reply, Request, Resumption, Step, Wake};
 use crate::engine::tally::Taken;
-use crate::fs::{FsResult, OpId};
+use crate::fs::{FsOpKind, FsResult, OpId};
 use crate::limits;
 use crate::status::NtStatus;
 use crate::time::Now;
@@ -47,10 +47,8 @@ impl Connection {
     pub fn complete(&mut self, now: Now, id: OpId, result: FsResult) -> Result<(), Disconnect> {
         let Some(OpOwner::Chain(chain_id)) = self.core.ops.remove(&id) else { return Ok(()) };
         let Some(mut chain) = self.chains.remove(&chain_id) else { return Ok(()) };
-        let Some(Waiting { request, resumption: Resumption::Completed(then) }) = chain.waiting.take() else {
-            return Ok(());
-        };
-        let step = self.step(now, request, |ctx| then(ctx, result));
+        let Some(Waiting { request, resumption }) = chain.waiting.take() else { return Ok(()) };
+        let step = self.step(now, request, |ctx| resumption.complete(ctx, result));
         self.take_step(now, chain_id, chain, step)?;
         self.notify_own();
         Ok(())
@@ -61,10 +59,8 @@ impl Connection {
         let Some(parked) = self.parked.remove(&token) else { return Ok(()) };
         self.parked_bytes -= parked.bytes;
         let Some(mut chain) = self.chains.remove(&parked.chain) else { return Ok(()) };
-        let Some(Waiting { request, resumption: Resumption::Woken(resume) }) = chain.waiting.take() else {
-            return Ok(());
-        };
-        let step = self.step(now, request, |ctx| resume(ctx, reason));
+        let Some(Waiting { request, resumption }) = chain.waiting.take() else { return Ok(()) };
+        let step = self.step(now, request, |ctx| resumption.wake(ctx, reason));
         self.take_step(now, parked.chain, chain, step)
     }
 
@@ -140,12 +136,12 @@ impl Connection {
         step: Step,
     ) -> Result<Outcome, Disconnect> {
         match step {
-            Step::Fs(kind, then) => {
-                chain.waiting = Some(Waiting { request, resumption: Resumption::Completed(then) });
-                self.core.submit(kind, OpOwner::Chain(id));
-                Ok(Outcome::Waits)
+            Step::Fs(kind, then) => Ok(self.submit(id, chain, request, kind, Resumption::Completed(then))),
+            Step::Submit(kind, machine) => {
+                Ok(self.submit(id, chain, request, kind, Resumption::Machine(machine)))
             }
-            Step::Park(resume) => self.park(id, chain, request, resume),
+            Step::Park(resume) => self.park(id, chain, request, Resumption::Woken(resume)),
+            Step::Wait(machine) => self.park(id, chain, request, Resumption::Machine(machine)),
             Step::Disconnect(why) => Err(Disconnect(why)),
             Step::Leave(why) => {
                 if !std::mem::replace(&mut self.core.leaving, true) {
@@ -168,13 +164,27 @@ impl Connection {
         }
     }
 
+    /// Has a request wait for a backend.
+    fn submit(
+        &mut self,
+        id: u64,
+        chain: &mut Chain,
+        request: Request,
+        kind: FsOpKind,
+        resumption: Resumption,
+    ) -> Outcome {
+        chain.waiting = Some(Waiting { request, resumption });
+        self.core.submit(kind, OpOwner::Chain(id));
+        Outcome::Waits
+    }
+
     /// Has a request wait for another one, if it may.
     fn park(
         &mut self,
         id: u64,
         chain: &mut Chain,
         request: Request,
-        resume: Resume,
+        resumption: Resumption,
     ) -> Result<Outcome, Disconnect> {
         let bytes = chain.frame.held_bytes() as u64;
         let counted = match self.may_wait(chain, &request, bytes) {
@@ -182,7 +192,7 @@ impl Connection {
             Err(status) => {
                 // Let the handler take back what it registered, then say why.
                 let now = request.began;
-                let (request, _) = self.step(now, request, |ctx| resume(ctx, Wake::Cancelled));
+                let (request, _) = self.step(now, request, |ctx| resumption.wake(ctx, Wake::Cancelled));
                 return self.settle(id, chain, request, Step::Fail(status));
             }
         };
@@ -196,7 +206,7 @@ impl Connection {
         let parked = Parked { chain: id, message_id, session_id, sealed, bytes, _counted: counted };
         self.parked.insert(token, parked);
         self.parked_bytes += bytes;
-        chain.waiting = Some(Waiting { request, resumption: Resumption::Woken(resume) });
+        chain.waiting = Some(Waiting { request, resumption });
         Ok(Outcome::Waits)
     }
 

@@ -38,12 +38,12 @@ pub(in crate::engine) struct World {
 /// One way to open.
 #[derive(Clone)]
 pub(in crate::engine) struct How {
-    key: FileKey,
-    name: &'static str,
-    access: AccessMask,
-    share: ShareAccess,
-    ask: Ask,
-    client: u64,
+    pub(in crate::engine) key: FileKey,
+    pub(in crate::engine) name: &'static str,
+    pub(in crate::engine) access: AccessMask,
+    pub(in crate::engine) share: ShareAccess,
+    pub(in crate::engine) ask: Ask,
+    pub(in crate::engine) client: u64,
 }
 
 pub(in crate::engine) const PLAIN: How =

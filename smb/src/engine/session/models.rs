@@ -11,7 +11,7 @@ use crate::wire::FileTime;
 const FIRST: ConnectionId = ConnectionId(1);
 const SECOND: ConnectionId = ConnectionId(2);
 
-fn session(world: &World) -> Arc<Session> {
+pub(in crate::engine) fn session(world: &World) -> Arc<Session> {
     Arc::new(Session::new(NewSession {
         id: 1,
         username: "model".to_owned(),

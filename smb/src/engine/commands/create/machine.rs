@@ -1,0 +1,478 @@
+//! The steps of a CREATE ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
+//!
+//! ```text
+//! AwaitingRename ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, where the file was made for this request)
+//!                     │   ▲ └──► RemovingNames ──► (again: Opening)
+//!                     │   └────────────┘
+//!                     ├──► answer
+//!                     └──► Preparing: Truncate ──► SetAttributes ──► Reserve ──► Stat ──► answer
+//! ```
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::answer::respond;
+use super::plan::{Plan, overwrites, plan};
+use crate::engine::commands::close::close_open;
+use crate::engine::durable::{self, Wanted};
+use crate::engine::file_table::{Entered, Entrant, Entry};
+use crate::engine::files::FileState;
+use crate::engine::open::{NewOpen, Open};
+use crate::engine::oplocks::{Cached, Opener, Waiter};
+use crate::engine::paths::PathPin;
+use crate::engine::replay::Creation;
+use crate::engine::step::{Ctx, Machine, Step, Wake};
+use crate::engine::watches::{CONTENTS, name_of};
+use crate::fs::{BasicInfo, FsOpKind, FsReply, FsResult, Opened, Stat};
+use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
+use crate::wire::create::{CreateAction, CreateDisposition, CreateOptions, Request};
+use crate::wire::create_context::ResponseContext;
+use crate::wire::fscc::notify::NotifyAction;
+use crate::wire::{AccessMask, FileAttributes};
+
+/// Options that FileModeInformation tells ([MS-FSCC] 2.4.31).
+const MODE: CreateOptions = CreateOptions::WRITE_THROUGH
+    .union(CreateOptions::SEQUENTIAL_ONLY)
+    .union(CreateOptions::NO_INTERMEDIATE_BUFFERING)
+    .union(CreateOptions::SYNCHRONOUS_IO_ALERT)
+    .union(CreateOptions::SYNCHRONOUS_IO_NONALERT)
+    .union(CreateOptions::DELETE_ON_CLOSE);
+
+/// A CREATE under way. One allocation from its first step to its answer.
+struct Create {
+    plan: Plan,
+    state: State,
+}
+
+/// What a CREATE waits for.
+enum State {
+    /// Nothing: it is in the middle of a step.
+    Running,
+    /// The end of a rename of a name on its path.
+    AwaitingRename,
+    /// A backend that opens the file. The path keeps its name meanwhile.
+    Opening(PathPin),
+    /// A client that is asked to give up what it may cache of this file. A file that was made for this request stays open.
+    AwaitingBreak { file: Arc<FileState>, made: Option<(Opened, PathPin)> },
+    /// A backend that removes names of the file; these are to be removed next.
+    RemovingNames(Vec<FsOpKind>),
+    /// A backend that prepares the file. The open is registered: others can see it.
+    Preparing(Registered, Preparation),
+}
+
+/// What a file needs after its open is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Preparation {
+    Truncate,
+    SetAttributes,
+    Reserve,
+    Stat,
+}
+
+/// An open that others can see and its client cannot.
+struct Registered {
+    open: Arc<Open>,
+    stat: Stat,
+    created: bool,
+}
+
+/// Whether an open is registered, or what must end first.
+enum Registration {
+    Done(Registered),
+    /// A break of what a client may cache of this file.
+    AwaitsBreak(Arc<FileState>),
+    /// Names of the file, with the disconnected opens that were to remove them.
+    AwaitsRemoval(Vec<FsOpKind>),
+}
+
+impl fmt::Debug for Create {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CREATE {:?}: {:?}", self.plan.path, self.state)
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running => f.write_str("Running"),
+            Self::AwaitingRename => f.write_str("AwaitingRename"),
+            Self::Opening(_) => f.write_str("Opening"),
+            Self::AwaitingBreak { made: None, .. } => f.write_str("AwaitingBreak"),
+            Self::AwaitingBreak { made: Some(_), .. } => f.write_str("AwaitingBreak of a file that was made"),
+            Self::RemovingNames(more) => write!(f, "RemovingNames, {} more", more.len()),
+            Self::Preparing(_, preparation) => write!(f, "Preparing: {preparation:?}"),
+        }
+    }
+}
+
+pub(super) fn begin(
+    ctx: &mut Ctx<'_>,
+    request: &Request<'_>,
+    durable: Option<Wanted>,
+    creation: Option<Creation>,
+) -> Step {
+    match plan(ctx, request) {
+        Ok(plan) => {
+            let plan = Plan { durable, creation, ..plan };
+            Box::new(Create { plan, state: State::Running }).open(ctx)
+        }
+        Err(status) => status.into(),
+    }
+}
+
+impl Machine for Create {
+    fn completed(mut self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
+        match std::mem::replace(&mut self.state, State::Running) {
+            State::Opening(pin) => self.opened(ctx, pin, result),
+            State::RemovingNames(removals) => self.remove_names(ctx, removals),
+            State::Preparing(registered, preparation) => self.prepared(ctx, registered, preparation, result),
+            State::Running | State::AwaitingRename | State::AwaitingBreak { .. } => {
+                debug_assert!(false, "no backend was asked");
+                Step::Fail(NtStatus::INTERNAL_ERROR)
+            }
+        }
+    }
+
+    fn woken(mut self: Box<Self>, ctx: &mut Ctx<'_>, wake: Wake) -> Step {
+        match (std::mem::replace(&mut self.state, State::Running), wake) {
+            (State::AwaitingRename, Wake::Ready) => self.open(ctx),
+            (State::AwaitingRename, Wake::Cancelled | Wake::Closed) => {
+                self.plan.volume.files().stop_waiting_for_paths(ctx.wake_token());
+                Step::Fail(NtStatus::CANCELLED)
+            }
+            (State::AwaitingBreak { made: Some((made, pin)), .. }, Wake::Ready) => self.admit(ctx, pin, made),
+            (State::AwaitingBreak { made: None, .. }, Wake::Ready) => self.open(ctx),
+            (State::AwaitingBreak { file, made }, Wake::Cancelled | Wake::Closed) => {
+                self.abandon(ctx, wake, &file, made)
+            }
+            (State::Running | State::Opening(_) | State::RemovingNames(_) | State::Preparing(..), _) => {
+                debug_assert!(false, "it waits for a backend");
+                Step::Fail(NtStatus::INTERNAL_ERROR)
+            }
+        }
+    }
+}
+
+impl Create {
+    /// Has a backend do something.
+    fn submit(mut self: Box<Self>, state: State, op: FsOpKind) -> Step {
+        self.state = state;
+        Step::Submit(op, self)
+    }
+
+    /// Waits for another request.
+    fn wait(mut self: Box<Self>, state: State) -> Step {
+        self.state = state;
+        Step::Wait(self)
+    }
+
+    /// Has a backend open the file, once nothing on its path is being renamed.
+    fn open(self: Box<Self>, ctx: &mut Ctx<'_>) -> Step {
+        let plan = &self.plan;
+        let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
+        let Some(pin) = PathPin::new(&plan.volume, &plan.path, waiter) else {
+            return self.wait(State::AwaitingRename);
+        };
+        let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
+        self.submit(State::Opening(pin), open)
+    }
+
+    /// The backend has opened it; now the other opens of the file are asked.
+    fn opened(self: Box<Self>, ctx: &mut Ctx<'_>, pin: PathPin, result: FsResult) -> Step {
+        let plan = &self.plan;
+        match result {
+            Ok(FsReply::Opened(opened)) => self.admit(ctx, pin, opened),
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            // [MS-FSA] 2.1.5.1.1: a file would have to be made on a read-only volume.
+            Err(NtStatus::OBJECT_NAME_NOT_FOUND)
+                if plan.volume.read_only && plan.disposition == CreateDisposition::OPEN_IF =>
+            {
+                Step::Fail(NtStatus::MEDIA_WRITE_PROTECTED)
+            }
+            Err(status) => Step::Fail(status),
+        }
+    }
+
+    /// Registers the open, now or when what is in its way has ended.
+    fn admit(self: Box<Self>, ctx: &mut Ctx<'_>, pin: PathPin, opened: Opened) -> Step {
+        let access = self.plan.granted(&opened);
+        match access.and_then(|access| register(ctx, &self.plan, &pin, &opened, access)) {
+            Ok(Registration::Done(registered)) => {
+                // Renames look at the open from now on.
+                drop(pin);
+                self.prepare(ctx, registered)
+            }
+            Ok(Registration::AwaitsBreak(file)) => self.await_break(ctx, pin, opened, file),
+            Ok(Registration::AwaitsRemoval(removals)) => {
+                drop_opened(ctx, &self.plan, opened);
+                self.remove_names(ctx, removals)
+            }
+            Err(status) => {
+                drop_opened(ctx, &self.plan, opened);
+                Step::Fail(status)
+            }
+        }
+    }
+
+    /// Waits for the end of a break. Before a client gives something up it may write, rename or delete, so the file is looked
+    /// for again.
+    fn await_break(
+        mut self: Box<Self>,
+        ctx: &mut Ctx<'_>,
+        pin: PathPin,
+        opened: Opened,
+        file: Arc<FileState>,
+    ) -> Step {
+        self.plan.first = false;
+        // For `Machine::woken`.
+        ctx.wake_token();
+        let made = if opened.created {
+            Some((opened, pin))
+        } else {
+            drop_opened(ctx, &self.plan, opened);
+            None
+        };
+        self.wait(State::AwaitingBreak { file, made })
+    }
+
+    /// CANCEL, or the connection is lost, while a break is awaited.
+    fn abandon(
+        mut self: Box<Self>,
+        ctx: &mut Ctx<'_>,
+        wake: Wake,
+        file: &Arc<FileState>,
+        made: Option<(Opened, PathPin)>,
+    ) -> Step {
+        file.stop_waiting_for_break(ctx.wake_token());
+        if let Some((made, _pin)) = made {
+            drop_opened(ctx, &self.plan, made);
+        }
+        if let (Wake::Closed, Some(creation)) = (wake, self.plan.creation.take()) {
+            creation.abandoned(file);
+        }
+        Step::Fail(NtStatus::CANCELLED)
+    }
+
+    /// Looks for the file again when these names are gone.
+    fn remove_names(self: Box<Self>, ctx: &mut Ctx<'_>, mut removals: Vec<FsOpKind>) -> Step {
+        match removals.pop() {
+            Some(removal) => self.submit(State::RemovingNames(removals), removal),
+            None => self.open(ctx),
+        }
+    }
+
+    /// FILE_OVERWRITE and FILE_SUPERSEDE replace contents and attributes ([MS-FSA] 2.1.5.1.2.3).
+    fn prepare(self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
+        if registered.created || !overwrites(self.plan.disposition) {
+            return self.finish(ctx, registered);
+        }
+        let truncate = FsOpKind::SetEndOfFile { handle: registered.open.handle.clone(), size: 0 };
+        self.submit(State::Preparing(registered, Preparation::Truncate), truncate)
+    }
+
+    /// One more thing is prepared, or could not be.
+    fn prepared(
+        self: Box<Self>,
+        ctx: &mut Ctx<'_>,
+        mut registered: Registered,
+        preparation: Preparation,
+        result: FsResult,
+    ) -> Step {
+        if preparation == Preparation::Truncate {
+            // Another client may have read it since it was opened. A failure may come after the truncation.
+            registered.open.file.data_replaced(registered.open.id, ctx.server);
+        }
+        let reply = match result {
+            Ok(reply) => reply,
+            Err(status) => return give_up(ctx, &registered, status),
+        };
+        match (preparation, reply) {
+            (Preparation::Truncate, _) => self.set_attributes(registered),
+            (Preparation::SetAttributes, _) => self.reserve(registered),
+            (Preparation::Reserve, _) => self.stat(registered),
+            (Preparation::Stat, FsReply::Stat(stat)) => {
+                registered.stat = stat;
+                self.finish(ctx, registered)
+            }
+            (Preparation::Stat, _) => give_up(ctx, &registered, NtStatus::INTERNAL_ERROR),
+        }
+    }
+
+    fn set_attributes(self: Box<Self>, registered: Registered) -> Step {
+        let attributes = self.plan.attributes | FileAttributes::ARCHIVE;
+        // Saves the round trip where nothing would change.
+        if registered.stat.attributes == attributes.0 {
+            return self.reserve(registered);
+        }
+        let info = BasicInfo { attributes: Some(attributes.0), ..BasicInfo::default() };
+        let set = FsOpKind::SetBasic { handle: registered.open.handle.clone(), info };
+        self.submit(State::Preparing(registered, Preparation::SetAttributes), set)
+    }
+
+    fn reserve(self: Box<Self>, registered: Registered) -> Step {
+        let size = self.plan.allocation_size;
+        if size == 0 {
+            return self.stat(registered);
+        }
+        let reserve = FsOpKind::SetAllocation { handle: registered.open.handle.clone(), size };
+        self.submit(State::Preparing(registered, Preparation::Reserve), reserve)
+    }
+
+    fn stat(self: Box<Self>, registered: Registered) -> Step {
+        let stat = FsOpKind::Stat { handle: registered.open.handle.clone() };
+        self.submit(State::Preparing(registered, Preparation::Stat), stat)
+    }
+
+    /// Gives the open to its session.
+    fn finish(mut self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
+        let plan = &mut self.plan;
+        let Registered { open, created, stat } = &registered;
+        // Other channels may keep the session alive, but no client will ever receive this FileId.
+        if ctx.core.is_closed() {
+            return give_up(ctx, &registered, NtStatus::USER_SESSION_DELETED);
+        }
+        if let Err(status) = ctx.session().add_open(Arc::clone(open)) {
+            return give_up(ctx, &registered, status);
+        }
+        ctx.request.related_file = Some(open.id);
+        let create_action = match plan.disposition {
+            _ if *created => CreateAction::CREATED,
+            CreateDisposition::SUPERSEDE => CreateAction::SUPERSEDED,
+            CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => CreateAction::OVERWRITTEN,
+            _ => CreateAction::OPENED,
+        };
+        notify(ctx, open, create_action);
+        let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
+        let mut contexts = Vec::new();
+        if plan.query_maximal_access {
+            // [MS-SMB2] 3.3.5.9.5
+            contexts.push(ResponseContext::MaximalAccess {
+                query_status: NtStatus::SUCCESS,
+                maximal_access: plan.maximal,
+            });
+        }
+        if plan.query_on_disk_id {
+            // [MS-SMB2] 3.3.5.9.9
+            contexts.push(ResponseContext::OnDiskId { disk_file_id: stat.key.ino, volume_id: stat.key.dev });
+        }
+        contexts.extend(durable::grant(ctx, open, plan.durable));
+        if let Some(creation) = plan.creation.take() {
+            creation.done(open, create_action);
+        }
+        respond(open, *stat, create_action, cached, contexts)
+    }
+}
+
+/// What was made for this request goes with it, unless another client has found it meanwhile.
+fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
+    let unlink =
+        opened.created.then(|| plan.volume.files().undo(&plan.volume, opened.stat.key, &plan.path)).flatten();
+    ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+}
+
+/// Share modes, pending deletion and what others may cache are looked at, and the open becomes visible to others, in one
+/// step. Where it cannot: what must end first.
+fn register(
+    ctx: &mut Ctx<'_>,
+    plan: &Plan,
+    pin: &PathPin,
+    opened: &Opened,
+    access: AccessMask,
+) -> Result<Registration, NtStatus> {
+    let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
+    let opener = Opener {
+        access: if plan.overwrites(opened) { access | AccessMask::FILE_WRITE_DATA } else { access },
+        overwrites: plan.overwrites(opened),
+        deletes: plan.options.contains(CreateOptions::DELETE_ON_CLOSE),
+        existed: !opened.created,
+        first: plan.first,
+        ask: plan.ask,
+    };
+    let entrant = Entrant {
+        key: opened.stat.key,
+        pin,
+        directory: opened.stat.directory,
+        access,
+        share: plan.share,
+        opener,
+        waiter,
+        leases: &plan.volume.leases,
+    };
+    loop {
+        let make = |entered| new_open(ctx, plan, opened, access, entered);
+        let entry = plan.volume.files().enter(&entrant, ctx.server, make)?;
+        match entry {
+            Entry::Open(open) => {
+                let registered = Registered { open, stat: opened.stat, created: opened.created };
+                return Ok(Registration::Done(registered));
+            }
+            Entry::Wait(file) => return Ok(Registration::AwaitsBreak(file)),
+            Entry::Displaces(others) => {
+                let removals = displace(ctx, &others);
+                if !removals.is_empty() {
+                    return Ok(Registration::AwaitsRemoval(removals));
+                }
+            }
+        }
+    }
+}
+
+/// Ends opens of clients that are away. What has to be done first, where names go with them.
+fn displace(ctx: &mut Ctx<'_>, others: &[Arc<Open>]) -> Vec<FsOpKind> {
+    let mut removals = Vec::new();
+    for other in others {
+        match durable::displace(ctx.server, other) {
+            Some(op @ FsOpKind::Close { unlink: Some(_), .. }) => removals.push(op),
+            Some(op) => ctx.background(op),
+            None => {}
+        }
+    }
+    removals
+}
+
+fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, entered: Entered) -> Open {
+    let new = NewOpen {
+        id: ctx.server.file_ids.next(),
+        session_id: ctx.session().id,
+        tree_id: plan.tree_id,
+        volume: Arc::clone(&plan.volume),
+        handle: opened.handle.clone(),
+        directory: opened.stat.directory,
+        access: access.0,
+        options: plan.options.0,
+        channel_sequence: ctx.request.header.channel_sequence(),
+        replayable: plan.creation.as_ref().map(Creation::replayable),
+        path: plan.path.clone(),
+    };
+    let open = Open::new(new, entered);
+    open.state().mode = (plan.options & MODE).0;
+    open
+}
+
+/// [MS-FSA] 2.1.5.1.1, 2.1.5.1.2: CHANGE_NOTIFY reports what was made or overwritten.
+fn notify(ctx: &Ctx<'_>, open: &Open, action: CreateAction) {
+    let watches = &open.volume.watches;
+    match action {
+        CreateAction::OPENED => {}
+        CreateAction::CREATED => {
+            watches.changed(NotifyAction::ADDED, name_of(open.directory), open, ctx.server);
+        }
+        _ => watches.modified(CONTENTS | CompletionFilter::ATTRIBUTES, open, ctx.server),
+    }
+}
+
+/// Ends an open that others have seen but the client has not.
+fn give_up(ctx: &mut Ctx<'_>, registered: &Registered, status: NtStatus) -> Step {
+    let Registered { open, created, .. } = registered;
+    if open.begin_close() {
+        if *created {
+            open.volume.files().discard(open);
+        }
+        close_open(ctx.core, ctx.server, open);
+    }
+    Step::Fail(status)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! Every transition of a CREATE, driven by hand: what it asks of a backend, what it waits for and how it ends.
+
+use std::time::Instant;
+
+use super::*;
+use crate::engine::core::Core;
+use crate::engine::file_table::models::{How, PLAIN, World};
+use crate::engine::oplocks::Ask;
+use crate::engine::paths::Move;
+use crate::engine::server::ConnectionId;
+use crate::engine::session::{Share, models};
+use crate::engine::step;
+use crate::fs::{FileKey, FileTimes, Frame, FsHandle, RelPath};
+use crate::time::Now;
+use crate::wire::create::{ImpersonationLevel, OplockLevel};
+use crate::wire::{Command, FileTime, Header, ShareAccess};
+
+struct NoFrame;
+
+impl Frame for NoFrame {
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+}
+
+/// What a step came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Seen {
+    /// An operation for a backend, and the state that waits for it.
+    Submits(&'static str, String),
+    Waits(String),
+    Answers(NtStatus),
+}
+
+fn submits(op: &'static str, state: &str) -> Seen {
+    Seen::Submits(op, format!("CREATE \"f\": {state}"))
+}
+
+fn waits(state: &str) -> Seen {
+    Seen::Waits(format!("CREATE \"f\": {state}"))
+}
+
+fn name(op: &FsOpKind) -> &'static str {
+    match op {
+        FsOpKind::Open { .. } => "Open",
+        FsOpKind::Close { unlink: None, .. } => "Close",
+        FsOpKind::Close { unlink: Some(_), .. } => "Close and unlink",
+        FsOpKind::SetEndOfFile { size: 0, .. } => "SetEndOfFile",
+        FsOpKind::SetBasic { .. } => "SetBasic",
+        FsOpKind::SetAllocation { .. } => "SetAllocation",
+        FsOpKind::Stat { .. } => "Stat",
+        _ => "another",
+    }
+}
+
+/// One CREATE of `f` and the connection that it came on.
+struct Driver {
+    world: World,
+    core: Core,
+    request: Option<step::Request>,
+    machine: Option<Box<dyn Machine>>,
+}
+
+impl Driver {
+    fn new() -> Self {
+        let world = World::new();
+        let core = Core::new(ConnectionId(1), "peer".to_owned(), Box::new(|bytes| bytes.fill(0)));
+        let session = models::session(&world);
+        let share = Share::Volume(Arc::clone(&world.volume));
+        let tree = session.connect(share, AccessMask::FILE_ALL_ACCESS.0, false).expect("the first");
+        let request = step::Request {
+            header: Header::request(Command::CREATE, 1),
+            frame: Arc::new(NoFrame),
+            range: 0..0,
+            session: Some(session),
+            tree: Some(tree),
+            related_file: None,
+            related: false,
+            wake_token: 0,
+            sealed: false,
+            began: now(),
+            signing: None,
+            by_rdma: false,
+            invalidate: None,
+            counted: None,
+        };
+        Self { world, core, request: Some(request), machine: None }
+    }
+
+    fn run(&mut self, step: impl FnOnce(&mut Ctx<'_>, Option<Box<dyn Machine>>) -> Step) -> Seen {
+        let machine = self.machine.take();
+        let request = self.request.take().expect("given back");
+        let mut ctx = Ctx { core: &mut self.core, server: &self.world.server, now: now(), request };
+        let step = step(&mut ctx, machine);
+        self.request = Some(ctx.request);
+        match step {
+            Step::Submit(op, machine) => {
+                let seen = Seen::Submits(name(&op), format!("{machine:?}"));
+                self.machine = Some(machine);
+                seen
+            }
+            Step::Wait(machine) => {
+                let seen = Seen::Waits(format!("{machine:?}"));
+                self.machine = Some(machine);
+                seen
+            }
+            Step::Reply(reply) => Seen::Answers(reply.status),
+            Step::Fail(status) => Seen::Answers(status),
+            _ => panic!("no step of a CREATE"),
+        }
+    }
+
+    fn begin(&mut self, disposition: CreateDisposition, allocation_size: u64) -> Seen {
+        self.run(|ctx, _| {
+            let mut plan = plan(ctx, &request(disposition)).expect("nothing to refuse");
+            plan.allocation_size = allocation_size;
+            Box::new(Create { plan, state: State::Running }).open(ctx)
+        })
+    }
+
+    fn complete(&mut self, result: FsResult) -> Seen {
+        self.run(|ctx, machine| machine.expect("it waits").completed(ctx, result))
+    }
+
+    fn wake(&mut self, wake: Wake) -> Seen {
+        self.run(|ctx, machine| machine.expect("it waits").woken(ctx, wake))
+    }
+
+    /// Operations for backends that no request waits for.
+    fn background(&mut self) -> Vec<&'static str> {
+        self.core.fs.drain(..).map(|op| name(&op.kind)).collect()
+    }
+
+    fn opens(&self) -> usize {
+        self.world.volume.files().find(PLAIN.key).map_or(0, |file| file.open_count())
+    }
+}
+
+fn now() -> Now {
+    Now { instant: Instant::now(), wall: FileTime(0) }
+}
+
+fn request(create_disposition: CreateDisposition) -> Request<'static> {
+    Request {
+        requested_oplock_level: OplockLevel::NONE,
+        impersonation_level: ImpersonationLevel::IMPERSONATION,
+        smb_create_flags: 0,
+        desired_access: AccessMask::FILE_READ_DATA,
+        file_attributes: FileAttributes::empty(),
+        share_access: ShareAccess(7),
+        create_disposition,
+        create_options: CreateOptions::NON_DIRECTORY_FILE,
+        name: "f".to_owned(),
+        contexts: Vec::new(),
+    }
+}
+
+fn stat(attributes: FileAttributes) -> Stat {
+    Stat {
+        key: PLAIN.key,
+        directory: false,
+        end_of_file: 0,
+        allocation_size: 0,
+        links: 1,
+        times: FileTimes::default(),
+        attributes: attributes.0,
+    }
+}
+
+fn opened(created: bool) -> FsResult {
+    let handle = FsHandle(Arc::new(()));
+    Ok(FsReply::Opened(Opened { handle, created, stat: stat(FileAttributes::NORMAL) }))
+}
+
+const OPENING: &str = "Opening";
+const FULL: FsResult = Err(NtStatus::DISK_FULL);
+
+#[test]
+fn a_file_is_opened_in_one_round_trip() {
+    for created in [false, true] {
+        let mut create = Driver::new();
+        assert_eq!(create.begin(CreateDisposition::OPEN_IF, 0), submits("Open", OPENING));
+        assert_eq!(create.opens(), 0, "it is registered when the backend has found it");
+        assert_eq!(create.complete(opened(created)), Seen::Answers(NtStatus::SUCCESS));
+        assert_eq!((create.opens(), create.background()), (1, vec![]));
+    }
+}
+
+#[test]
+fn what_a_backend_refuses_is_the_answer() {
+    let mut create = Driver::new();
+    create.begin(CreateDisposition::OPEN, 0);
+    assert_eq!(create.complete(FULL), Seen::Answers(NtStatus::DISK_FULL));
+    create.begin(CreateDisposition::OPEN, 0);
+    assert_eq!(create.complete(Ok(FsReply::Done)), Seen::Answers(NtStatus::INTERNAL_ERROR));
+    assert_eq!((create.opens(), create.background()), (0, vec![]));
+}
+
+#[test]
+fn an_overwrite_prepares_the_file_in_order() {
+    let mut create = Driver::new();
+    create.begin(CreateDisposition::OVERWRITE, 1 << 20);
+    assert_eq!(create.complete(opened(false)), submits("SetEndOfFile", "Preparing: Truncate"));
+    assert_eq!(create.opens(), 1, "others see it from now on");
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetBasic", "Preparing: SetAttributes"));
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetAllocation", "Preparing: Reserve"));
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("Stat", "Preparing: Stat"));
+    let stat = stat(FileAttributes::ARCHIVE);
+    assert_eq!(create.complete(Ok(FsReply::Stat(stat))), Seen::Answers(NtStatus::SUCCESS));
+    assert_eq!((create.opens(), create.background()), (1, vec![]));
+}
+
+#[test]
+fn an_overwrite_leaves_out_what_would_change_nothing() {
+    let mut create = Driver::new();
+    create.begin(CreateDisposition::OVERWRITE, 0);
+    let Ok(FsReply::Opened(mut found)) = opened(false) else { panic!("it is open") };
+    found.stat.attributes = FileAttributes::ARCHIVE.0;
+    let truncates = create.complete(Ok(FsReply::Opened(found)));
+    assert_eq!(truncates, submits("SetEndOfFile", "Preparing: Truncate"));
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("Stat", "Preparing: Stat"));
+}
+
+#[test]
+fn a_preparation_that_fails_ends_the_open() {
+    for failing in 0..4 {
+        let mut create = Driver::new();
+        create.begin(CreateDisposition::OVERWRITE_IF, 1 << 20);
+        create.complete(opened(false));
+        for _ in 0..failing {
+            create.complete(Ok(FsReply::Done));
+        }
+        assert_eq!(create.complete(FULL), Seen::Answers(NtStatus::DISK_FULL), "after {failing}");
+        assert_eq!((create.opens(), create.background()), (0, vec!["Close"]), "after {failing}");
+    }
+}
+
+#[test]
+fn a_rename_on_the_path_is_awaited_before_a_backend_is_asked() {
+    let mut create = Driver::new();
+    let other = Waiter { connection: ConnectionId(2), token: 2 };
+    let path = RelPath::new("f").expect("a path");
+    let moving = Move::link(&create.world.volume, &path, other).expect("the only one");
+    assert_eq!(create.begin(CreateDisposition::OPEN, 0), waits("AwaitingRename"));
+    assert_eq!(create.wake(Wake::Ready), waits("AwaitingRename"), "it is under way still");
+    drop(moving);
+    assert_eq!(create.world.server.take_mail().len(), 1, "it is woken");
+    assert_eq!(create.wake(Wake::Ready), submits("Open", OPENING));
+    assert_eq!(create.complete(opened(false)), Seen::Answers(NtStatus::SUCCESS));
+}
+
+#[test]
+fn a_cancelled_request_does_not_wait_for_a_rename() {
+    for wake in [Wake::Cancelled, Wake::Closed] {
+        let mut create = Driver::new();
+        let other = Waiter { connection: ConnectionId(2), token: 2 };
+        let path = RelPath::new("f").expect("a path");
+        let moving = Move::link(&create.world.volume, &path, other).expect("the only one");
+        create.begin(CreateDisposition::OPEN, 0);
+        assert_eq!(create.wake(wake), Seen::Answers(NtStatus::CANCELLED));
+        drop(moving);
+        assert!(create.world.server.take_mail().is_empty(), "it is not woken");
+    }
+}
+
+/// A batch oplock of another open of the file.
+fn holder(world: &World) -> Arc<Open> {
+    world.open(&How { ask: Ask::oplock(OplockLevel::BATCH), ..PLAIN }).expect("the first")
+}
+
+#[test]
+fn after_a_break_the_file_is_looked_for_again() {
+    let mut create = Driver::new();
+    let holder = holder(&create.world);
+    create.begin(CreateDisposition::OPEN, 0);
+    assert_eq!(create.complete(opened(false)), waits("AwaitingBreak"));
+    assert_eq!(create.background(), ["Close"], "a file that was found is not kept open");
+    holder.file.acknowledge_oplock(holder.id, OplockLevel::II, &create.world.server).expect("asked");
+    assert_eq!(create.wake(Wake::Ready), submits("Open", OPENING));
+    assert_eq!(create.complete(opened(false)), Seen::Answers(NtStatus::SUCCESS));
+    assert_eq!(create.opens(), 2);
+}
+
+#[test]
+fn a_file_that_was_made_stays_open_during_a_break() {
+    let mut create = Driver::new();
+    // Another client has found it meanwhile.
+    let holder = holder(&create.world);
+    create.begin(CreateDisposition::OPEN_IF, 0);
+    assert_eq!(create.complete(opened(true)), waits("AwaitingBreak of a file that was made"));
+    assert_eq!(create.background(), [""; 0]);
+    holder.file.acknowledge_oplock(holder.id, OplockLevel::II, &create.world.server).expect("asked");
+    assert_eq!(create.wake(Wake::Ready), Seen::Answers(NtStatus::SUCCESS));
+    assert_eq!(create.opens(), 2);
+}
+
+#[test]
+fn a_cancelled_request_does_not_wait_for_a_break() {
+    for (created, wake) in [false, true].into_iter().zip([Wake::Cancelled, Wake::Closed]) {
+        let mut create = Driver::new();
+        let holder = holder(&create.world);
+        create.begin(CreateDisposition::OPEN_IF, 0);
+        create.complete(opened(created));
+        assert_eq!(create.wake(wake), Seen::Answers(NtStatus::CANCELLED));
+        assert_eq!(create.background(), ["Close"], "once");
+        let _ = create.world.server.take_mail();
+        holder.file.acknowledge_oplock(holder.id, OplockLevel::II, &create.world.server).expect("asked");
+        assert!(create.world.server.take_mail().is_empty(), "it is not woken");
+    }
+}
+
+#[test]
+fn names_are_removed_one_by_one_before_the_file_is_looked_for_again() {
+    let close = || FsOpKind::Close { handle: FsHandle(Arc::new(())), unlink: None, stat: false };
+    let mut create = Driver::new();
+    let first = create.run(|ctx, _| {
+        let plan = plan(ctx, &request(CreateDisposition::OPEN)).expect("nothing to refuse");
+        Box::new(Create { plan, state: State::Running }).remove_names(ctx, vec![close(), close()])
+    });
+    assert_eq!(first, submits("Close", "RemovingNames, 1 more"));
+    assert_eq!(create.complete(FULL), submits("Close", "RemovingNames, 0 more"), "it may be gone already");
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("Open", OPENING));
+}
+
+#[test]
+fn an_open_that_others_do_not_share_with_is_refused_and_leaves_nothing() {
+    let alone = How { share: ShareAccess::empty(), ..PLAIN };
+    let mut create = Driver::new();
+    create.world.open(&alone).expect("the first");
+    create.begin(CreateDisposition::OPEN, 0);
+    assert_eq!(create.complete(opened(false)), Seen::Answers(NtStatus::SHARING_VIOLATION));
+    assert_eq!((create.opens(), create.background()), (1, vec!["Close"]));
+}
+
+#[test]
+fn a_file_that_was_made_for_a_session_that_has_ended_is_removed() {
+    let mut create = Driver::new();
+    create.begin(CreateDisposition::OPEN_IF, 0);
+    let key = FileKey { dev: 1, ino: 2 };
+    create.request.as_ref().and_then(|r| r.session.as_ref()).expect("it has one").end();
+    let Ok(FsReply::Opened(made)) = opened(true) else { panic!("it is open") };
+    let made = Opened { stat: Stat { key, ..made.stat }, ..made };
+    assert_eq!(create.complete(Ok(FsReply::Opened(made))), Seen::Answers(NtStatus::USER_SESSION_DELETED));
+    assert_eq!(create.background(), ["Close and unlink"]);
+}
