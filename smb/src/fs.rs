@@ -9,8 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use crate::engine::Unlink;
-use crate::engine::{RemoteBuffer, RemoteProof};
+use crate::remote::{RemoteBuffer, RemoteProof};
 use crate::status::NtStatus;
 
 /// Identifies an operation in flight on one connection. Chosen by the connection, echoed on completion.
@@ -244,6 +243,26 @@ pub struct BasicInfo {
     pub change: Option<u64>,
     /// FILE_ATTRIBUTE_*.
     pub attributes: Option<u32>,
+}
+
+/// A name that is being removed: whoever carries [`FsOpKind::Close`] out drops this when the name is gone, or could not be
+/// removed. Until then CREATE answers STATUS_DELETE_PENDING for it, and so does a CREATE that was under way by then; other
+/// names of the file stay in use.
+#[must_use]
+pub struct Unlink {
+    _removal: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Unlink {
+    /// For a backend's own use: no request waits for the name.
+    pub fn unregistered() -> Self {
+        Self { _removal: None }
+    }
+
+    /// `removal` is dropped with it.
+    pub(crate) fn new(removal: impl Any + Send + Sync) -> Self {
+        Self { _removal: Some(Box::new(removal)) }
+    }
 }
 
 /// An operation for a backend.

@@ -16,6 +16,7 @@ pub mod engine;
 pub mod fs;
 pub mod ids;
 pub mod limits;
+mod remote;
 pub mod status;
 mod sync;
 pub mod time;

@@ -1,7 +1,7 @@
 //! Session.ChannelList ([MS-SMB2] 3.3.1.8, 3.3.1.14): the connections over which one session is spoken.
 
-use super::server::ConnectionId;
-use super::transform::Transforms;
+use crate::engine::mail::ConnectionId;
+use crate::engine::transforms::Transforms;
 use crate::limits;
 use crate::status::NtStatus;
 

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use super::open::Open;
-use super::session::{Session, Tree};
+use crate::engine::open::Open;
+use crate::engine::session::{Session, Tree};
 use crate::ids::FileId;
 
 /// Below this many, what has ended is not looked for.

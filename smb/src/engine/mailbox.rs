@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::server::{BreakNotice, ConnectionId, Mail};
+use crate::engine::mail::{BreakNotice, ConnectionId, Mail};
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// Mail in order of posting.

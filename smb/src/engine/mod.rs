@@ -8,51 +8,49 @@
 //! ```
 //!
 //! Time ([`crate::time::Now`]) and randomness are parameters, so a whole conversation runs in a unit test.
-//! What one connection must tell another (a lock that became free, a session that was closed) travels as [`Mail`].
+//! What one connection has for another (a lock that became free, a session that was closed) travels as [`Mail`].
+//!
+//! The files are in layers: each imports lower layers or its own folder only (smb/tests/layers.rs has the list).
 
 mod access;
-mod chain;
-mod channel;
 mod channel_sequence;
 mod channels;
+mod clients;
 mod commands;
+mod config;
 mod connection;
-mod core;
+mod creations;
 mod credits;
 mod durable;
-mod file_table;
-mod files;
-mod holder;
-mod intervals;
-mod leases;
-mod links;
-mod locks;
+mod file;
+mod kept_opens;
 mod lookup;
 mod lost;
+mod mail;
 mod mailbox;
 mod names;
 mod open;
-mod oplocks;
-mod paths;
-mod remote;
+mod open_end;
+mod pending_auth;
 mod replay;
 mod reports;
+mod request;
 mod server;
 mod session;
-mod share;
-mod step;
 mod tally;
-mod transform;
+mod transforms;
 mod volume;
 mod watches;
 
-pub use connection::{Connection, Disconnect, Entropy, Event, Held, Sealer, Segment, Transmit, Unsealed};
-pub use file_table::Unlink;
-pub use open::OpenInfo;
-pub use remote::{RemoteBuffer, RemoteWrite};
-pub use server::{
-    BreakNotice, ConnectionId, Encryption, InUse, Mail, NetworkInterface, Predecessor, Server, ServerConfig,
-    SessionInfo,
-};
-pub use transform::RemoteProof;
-pub use volume::{Account, Protection, VolumeConfig};
+pub use self::config::{Encryption, NetworkInterface, Predecessor, ServerConfig};
+pub use self::connection::{Connection, Held, Sealer, Transmit, Unsealed};
+pub use self::mail::{BreakNotice, ConnectionId, Mail};
+pub use self::open::OpenInfo;
+pub use self::reports::{Disconnect, Event};
+pub use self::request::chain::Segment;
+pub use self::request::core::Entropy;
+pub use self::request::step::RemoteWrite;
+pub use self::server::{Server, SessionInfo};
+pub use self::volume::{Account, InUse, Protection, VolumeConfig};
+pub use crate::fs::Unlink;
+pub use crate::remote::{RemoteBuffer, RemoteProof};

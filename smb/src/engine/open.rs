@@ -3,16 +3,17 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::channel_sequence::ChannelSequence;
-use super::durable::Durable;
-use super::file_table::Entered;
-use super::files::FileState;
-use super::oplocks::Cached;
-use super::replay::Replayable;
-use super::server::Server;
-use super::tally::Taken;
-use super::volume::Volume;
-use super::watches::CONTENTS;
+use crate::engine::channel_sequence::ChannelSequence;
+use crate::engine::clients::Clients;
+use crate::engine::durable::Durable;
+use crate::engine::file::local_open::LocalOpen;
+use crate::engine::file::opener::Cached;
+use crate::engine::file::state::FileState;
+use crate::engine::file::table::Entered;
+use crate::engine::replay::Replayable;
+use crate::engine::tally::Taken;
+use crate::engine::volume::Volume;
+use crate::engine::watches::CONTENTS;
 use crate::fs::{DirEntry, FsHandle, RelPath};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
@@ -198,9 +199,9 @@ impl Open {
 
     /// The contents have changed; where a change has failed they may have changed in part, which counts as much: what others
     /// have read is not to be used any more, and watchers are told.
-    pub(crate) fn contents_changed(&self, server: &Server) {
-        self.file.data_changed(self.id, server);
-        self.volume.watches.modified(CONTENTS, self, server);
+    pub(crate) fn contents_changed(&self, clients: &dyn Clients) {
+        self.file.data_changed(self.id, clients);
+        self.volume.watches.modified(CONTENTS, self, clients);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {
@@ -217,6 +218,32 @@ impl Open {
             directory: self.directory,
             byte_range_locks: self.file.locks_of(self.id) as u32,
         }
+    }
+}
+
+impl LocalOpen for Open {
+    fn id(&self) -> FileId {
+        self.id
+    }
+
+    fn session_id(&self) -> u64 {
+        self.session_id()
+    }
+
+    fn volume_id(&self) -> &str {
+        &self.volume.id
+    }
+
+    fn path(&self) -> RelPath {
+        self.state().path.clone()
+    }
+
+    fn set_path(&self, path: &RelPath) {
+        self.state().path.clone_from(path);
+    }
+
+    fn is_closing(&self) -> bool {
+        self.is_closing()
     }
 }
 

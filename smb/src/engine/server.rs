@@ -1,124 +1,25 @@
 //! What outlives connections ([MS-SMB2] 3.3.1.5).
 
+mod keeping;
+
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 use std::time::Instant;
 
-use super::durable::KeptOpens;
-use super::files::FileState;
-use super::mailbox::Mailbox;
-use super::open::{FileIds, Open, OpenInfo};
-use super::replay::Creations;
-use super::session::Session;
-use super::volume::{Account, Accounts, Volume, VolumeConfig};
 use crate::auth::NtHash;
 use crate::crypto::Cipher;
+use crate::engine::clients::{Breakable, Clients};
+use crate::engine::config::{NetworkInterface, Predecessor, ServerConfig};
+use crate::engine::creations::Creations;
+use crate::engine::kept_opens::KeptOpens;
+use crate::engine::mail::{BreakNotice, ConnectionId, Mail};
+use crate::engine::mailbox::Mailbox;
+use crate::engine::open::{FileIds, Open, OpenInfo};
+use crate::engine::session::Session;
+use crate::engine::volume::{Account, Accounts, InUse, Volume, VolumeConfig};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
-use crate::wire::Dialect;
-use crate::wire::oplock_break::Notification;
-
-/// Identifies a connection for as long as the server runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId(pub u64);
-
-/// Whether SMB 3.x encryption is offered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Encryption {
-    /// Not offered.
-    Off,
-    /// Offered; used where the client or the volume wants it.
-    #[default]
-    Offered,
-    /// Sessions that cannot seal are refused.
-    Required,
-}
-
-/// How the server presents itself.
-#[derive(Clone, Debug)]
-pub struct ServerConfig {
-    /// ServerGuid.
-    pub guid: [u8; 16],
-    /// NetBIOS-style name, at most 15 characters, for NTLM target information.
-    pub server_name: String,
-    /// ServerStartTime, FILETIME; sent as 0 to be unremarkable, kept for the session list.
-    pub started: u64,
-    /// The oldest dialect that is spoken.
-    pub min_dialect: Dialect,
-    /// Names that clients know the server by. Where there are any, a client that says by NTLM whom it means must mean one of
-    /// them.
-    pub target_names: Vec<String>,
-    /// Every session must sign or seal.
-    pub signing_required: bool,
-    /// Sealing.
-    pub encryption: Encryption,
-    /// Random, another at each start: a FileId of one start means nothing at the next.
-    pub instance: u64,
-    /// Starts before this one.
-    pub predecessors: Vec<Predecessor>,
-    /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
-    pub io_bytes_max: u32,
-    /// Oplocks, leases and durable handles are granted: clients cache.
-    pub caching: bool,
-}
-
-/// A start of the server before this one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Predecessor {
-    /// Its [`ServerConfig::instance`].
-    pub instance: u64,
-    /// Whether all WRITEs that it acknowledged are on stable storage by now.
-    pub durable: bool,
-}
-
-/// An interface as advertised by FSCTL_QUERY_NETWORK_INTERFACE_INFO.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetworkInterface {
-    /// IfIndex.
-    pub index: u32,
-    /// One address of it.
-    pub address: IpAddr,
-    /// LinkSpeed in bits per second.
-    pub speed_bits_per_second: u64,
-    /// RSS_CAPABLE: clients open further channels to the same address only if it is set.
-    pub rss_capable: bool,
-    /// RDMA_CAPABLE.
-    pub rdma_capable: bool,
-}
-
-/// What one connection must be told because of another.
-#[derive(Debug)]
-pub enum Mail {
-    /// A parked request may go on.
-    Wake(u64),
-    /// A session of this connection was closed elsewhere: forget it, and end the connection if none is left.
-    SessionClosed(u64),
-    /// A session of this connection ended on another of its channels: forget it.
-    SessionEnded(u64),
-    /// The client is to give up what it may cache.
-    Break(BreakNotice),
-}
-
-/// An oplock or lease break on its way to a client ([MS-SMB2] 3.3.4.6, 3.3.4.7).
-#[derive(Clone, Debug)]
-pub struct BreakNotice {
-    /// The session on whose channel it goes.
-    pub(crate) session_id: u64,
-    /// Sessions on whose channels it may go, where that one is gone.
-    pub(crate) sessions: Vec<u64>,
-    /// Channels that it was given to.
-    pub(crate) tried: Vec<ConnectionId>,
-    pub(crate) notification: Notification,
-}
-
-/// A volume that is still in use.
-#[derive(Debug, PartialEq, Eq)]
-pub struct InUse {
-    /// Open files and directories, those included that are kept for clients that are away.
-    pub open_files: usize,
-}
 
 /// A session, as told to an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,10 +60,10 @@ pub struct Server {
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
     next_wake: AtomicU64,
     mailbox: Arc<Mailbox>,
-    pub(super) kept_opens: Mutex<KeptOpens>,
-    pub(super) creations: Mutex<Creations>,
+    kept_opens: Mutex<KeptOpens>,
+    pub(crate) creations: Arc<Creations>,
     /// Files with a break that waits for its acknowledgment.
-    breaking: Mutex<Vec<Weak<FileState>>>,
+    breaking: Mutex<Vec<Weak<dyn Breakable>>>,
     is_breaking: AtomicBool,
 }
 
@@ -180,7 +81,7 @@ impl Server {
             next_wake: AtomicU64::new(1),
             mailbox: Arc::default(),
             kept_opens: Mutex::default(),
-            creations: Mutex::default(),
+            creations: Arc::default(),
             breaking: Mutex::default(),
             is_breaking: AtomicBool::new(false),
         })
@@ -300,27 +201,9 @@ impl Server {
     pub fn tick(&self, now: Instant) {
         for file in self.breaking() {
             if file.tick(now, self) {
-                self.watch(&file);
+                self.watch(file);
             }
         }
-    }
-
-    /// Has [`Self::tick`] look after a file.
-    pub(crate) fn watch(&self, file: &Arc<FileState>) {
-        let mut breaking = self.breaking.lock().expect(LOCK);
-        if !breaking.iter().any(|known| known.as_ptr() == Arc::as_ptr(file)) {
-            breaking.push(Arc::downgrade(file));
-        }
-        self.is_breaking.store(true, Ordering::Release);
-    }
-
-    /// The sessions of a client at a volume, oldest first.
-    pub(crate) fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64> {
-        let sessions = self.sessions();
-        let its = sessions.values().filter(|s| s.client_guid == client && s.volume_id == volume);
-        let mut its: Vec<(Instant, u64)> = its.map(|s| (s.established.instant, s.id)).collect();
-        its.sort_unstable();
-        its.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Takes the notifications that are for this connection's own client.
@@ -332,21 +215,17 @@ impl Server {
     pub(crate) fn channel_lost(&self, connection: ConnectionId) {
         for file in self.breaking() {
             file.channel_lost(connection, self);
-            self.watch(&file);
+            self.watch(file);
         }
     }
 
     /// Takes the files that are being looked after.
-    fn breaking(&self) -> Vec<Arc<FileState>> {
+    fn breaking(&self) -> Vec<Arc<dyn Breakable>> {
         if !self.is_breaking.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
         let files = std::mem::take(&mut *self.breaking.lock().expect(LOCK));
         files.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    pub(crate) fn post(&self, to: ConnectionId, what: Mail) {
-        self.mailbox.post(to, what);
     }
 
     pub(crate) fn sessions(&self) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {
@@ -391,6 +270,33 @@ impl Server {
 
     pub(crate) fn next_wake(&self) -> u64 {
         self.next_wake.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Clients for Server {
+    fn post(&self, to: ConnectionId, what: Mail) {
+        self.mailbox.post(to, what);
+    }
+
+    fn channels(&self, session_id: u64) -> Vec<ConnectionId> {
+        let session = self.sessions().get(&session_id).cloned();
+        session.map(|session| session.connections()).unwrap_or_default()
+    }
+
+    fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64> {
+        let sessions = self.sessions();
+        let its = sessions.values().filter(|s| s.client_guid == client && s.volume_id == volume);
+        let mut its: Vec<(Instant, u64)> = its.map(|s| (s.established.instant, s.id)).collect();
+        its.sort_unstable();
+        its.into_iter().map(|(_, id)| id).collect()
+    }
+
+    fn watch(&self, file: Arc<dyn Breakable>) {
+        let mut breaking = self.breaking.lock().expect(LOCK);
+        if !breaking.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(&file))) {
+            breaking.push(Arc::downgrade(&file));
+        }
+        self.is_breaking.store(true, Ordering::Release);
     }
 }
 

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::channels::{ChannelLink, ChannelList, NoncePart};
-use super::open::Open;
-use super::server::ConnectionId;
-use super::tally::Taken;
-use super::volume::Volume;
 use crate::crypto::{Cipher, OpeningKey, SealingKey, SigningKey};
+use crate::engine::channels::{ChannelLink, ChannelList, NoncePart};
+use crate::engine::mail::ConnectionId;
+use crate::engine::open::Open;
+use crate::engine::tally::Taken;
+use crate::engine::volume::Volume;
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;

@@ -5,15 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::file_table::FileTable;
-use super::leases::LeaseTable;
-use super::lost::Lost;
-use super::mailbox::Mailbox;
-use super::oplocks::Waiter;
-use super::server::{InUse, Mail};
-use super::tally::Tally;
-use super::watches::Watches;
 use crate::auth::NtHash;
+use crate::engine::file::leases::LeaseTable;
+use crate::engine::file::table::{FileTable, Files};
+use crate::engine::lost::Lost;
+use crate::engine::mailbox::Mailbox;
+use crate::engine::tally::Tally;
+use crate::engine::watches::Watches;
 use crate::fs::FsHandle;
 use crate::limits;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
@@ -64,6 +62,13 @@ pub struct VolumeConfig {
     pub created: u64,
 }
 
+/// A volume that is still in use.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// Open files and directories, those included that are kept for clients that are away.
+    pub open_files: usize,
+}
+
 /// A volume being served.
 pub(crate) struct Volume {
     pub(crate) id: String,
@@ -73,7 +78,7 @@ pub(crate) struct Volume {
     pub(crate) serial: u32,
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
-    files: Mutex<FileTable>,
+    pub(crate) files: Arc<Files>,
     /// Its leases: of no use to who may not open it.
     pub(crate) leases: LeaseTable,
     /// Its directories that clients watch.
@@ -86,8 +91,6 @@ pub(crate) struct Volume {
     pub(crate) removed: AtomicBool,
     /// Tree connects in being.
     pub(crate) trees: AtomicU32,
-    /// The server's.
-    mailbox: Arc<Mailbox>,
 }
 
 /// What the clients of one volume use, so that they leave room for those of others.
@@ -135,14 +138,13 @@ impl Volume {
             read_only: config.read_only,
             serial: config.serial,
             created: config.created,
-            files: Mutex::new(FileTable::default()),
+            files: Arc::new(Files::new(mailbox)),
             leases: LeaseTable::default(),
             watches: Watches::default(),
             used: Used::default(),
             lost: Mutex::default(),
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),
-            mailbox,
         }
     }
 
@@ -159,15 +161,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Has requests look again at what they wait for.
-    pub(super) fn wake(&self, waiters: Vec<Waiter>) {
-        for waiter in waiters {
-            self.mailbox.post(waiter.connection, Mail::Wake(waiter.token));
-        }
-    }
-
     pub(crate) fn files(&self) -> MutexGuard<'_, FileTable> {
-        self.files.lock().expect("no panic under this lock")
+        self.files.lock()
     }
 }
 

@@ -4,8 +4,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::open::Open;
-use super::server::{ConnectionId, Mail, Server};
+use crate::engine::clients::Clients;
+use crate::engine::file::local_open::LocalOpen;
+use crate::engine::mail::{ConnectionId, Mail};
 use crate::fs::RelPath;
 use crate::ids::FileId;
 use crate::limits;
@@ -152,7 +153,7 @@ impl Watch {
 
 impl Inner {
     /// Has the watches of one directory look at changes that are seen from there.
-    fn tell(&mut self, at: &RelPath, is_parent: bool, changes: &[Change<'_>], server: &Server) {
+    fn tell(&mut self, at: &RelPath, is_parent: bool, changes: &[Change<'_>], clients: &dyn Clients) {
         let Some(watches) = self.by_directory.get_mut(at) else { return };
         for watch in watches.iter_mut().filter(|w| is_parent || w.tree) {
             let before = watch.kept_bytes;
@@ -167,7 +168,7 @@ impl Inner {
             {
                 let outcome = watch.take(waiter.room);
                 self.outcomes.insert(waiter.token, outcome);
-                server.post(waiter.connection, Mail::Wake(waiter.token));
+                clients.post(waiter.connection, Mail::Wake(waiter.token));
             }
             self.kept_bytes = self.kept_bytes - before + watch.kept_bytes;
         }
@@ -178,17 +179,17 @@ impl Inner {
         self.by_directory.get_mut(directory)?.iter_mut().find(|w| w.owner == owner)
     }
 
-    fn add(&mut self, open: &Open, asked: Asked) -> Result<(), NtStatus> {
-        if self.by_owner.contains_key(&open.id) {
+    fn add(&mut self, open: &dyn LocalOpen, asked: Asked) -> Result<(), NtStatus> {
+        if self.by_owner.contains_key(&open.id()) {
             return Ok(());
         }
         if self.by_owner.len() >= limits::WATCHES_PER_VOLUME_MAX {
             return Err(NtStatus::INSUFFICIENT_RESOURCES);
         }
-        let directory = open.state().path.clone();
+        let directory = open.path();
         // What is set now counts until the handle is closed.
         let watch = Watch {
-            owner: open.id,
+            owner: open.id(),
             filter: CompletionFilter(asked.filter.0 & FILTERS),
             tree: asked.tree,
             room: asked.room,
@@ -198,7 +199,7 @@ impl Inner {
             waiters: VecDeque::new(),
         };
         self.count(watch.filter, 1);
-        self.by_owner.insert(open.id, directory.clone());
+        self.by_owner.insert(open.id(), directory.clone());
         self.by_directory.entry(directory).or_default().push(watch);
         Ok(())
     }
@@ -229,11 +230,11 @@ impl Inner {
     }
 
     /// Takes a watch away and answers all who wait.
-    fn end(&mut self, owner: FileId, status: NtStatus, server: &Server) {
+    fn end(&mut self, owner: FileId, status: NtStatus, clients: &dyn Clients) {
         let Some(watch) = self.remove(owner) else { return };
         for waiter in watch.waiters {
             self.outcomes.insert(waiter.token, Outcome::Ended(status));
-            server.post(waiter.connection, Mail::Wake(waiter.token));
+            clients.post(waiter.connection, Mail::Wake(waiter.token));
         }
     }
 }
@@ -245,7 +246,7 @@ impl Watches {
 
     /// Something has changed: changes of one moment, which are told together. One relaxed load where nobody wants to hear of
     /// it.
-    pub(crate) fn report(&self, changes: &[Change<'_>], server: &Server) {
+    pub(crate) fn report(&self, changes: &[Change<'_>], clients: &dyn Clients) {
         let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
         if !changes.iter().any(|change| interests.intersects(change.filter)) {
             return;
@@ -264,7 +265,7 @@ impl Watches {
             let mut at = parent;
             let mut is_parent = true;
             loop {
-                inner.tell(&at, is_parent, here, server);
+                inner.tell(&at, is_parent, here, clients);
                 if at.is_root() {
                     break;
                 }
@@ -279,19 +280,19 @@ impl Watches {
         &self,
         action: NotifyAction,
         filter: CompletionFilter,
-        open: &Open,
-        server: &Server,
+        open: &dyn LocalOpen,
+        clients: &dyn Clients,
     ) {
         if self.interests.load(Ordering::Relaxed) & filter.0 == 0 {
             return;
         }
-        let path = open.state().path.clone();
-        self.report(&[Change { action, filter, path: &path }], server);
+        let path = open.path();
+        self.report(&[Change { action, filter, path: &path }], clients);
     }
 
     /// As [`Self::changed`], of a file that stays.
-    pub(crate) fn modified(&self, filter: CompletionFilter, open: &Open, server: &Server) {
-        self.changed(NotifyAction::MODIFIED, filter, open, server);
+    pub(crate) fn modified(&self, filter: CompletionFilter, open: &dyn LocalOpen, clients: &dyn Clients) {
+        self.changed(NotifyAction::MODIFIED, filter, open, clients);
     }
 
     /// [MS-FSA] 2.1.5.11: what has changed since the last request of this open, or nothing yet: then the request is woken
@@ -301,7 +302,7 @@ impl Watches {
     /// `STATUS_INSUFFICIENT_RESOURCES` beyond the limit; `STATUS_FILE_CLOSED`.
     pub(crate) fn ask(
         &self,
-        open: &Open,
+        open: &dyn LocalOpen,
         asked: Asked,
         connection: ConnectionId,
         token: u64,
@@ -312,11 +313,11 @@ impl Watches {
         self.interests.store(inner.interests(), Ordering::Relaxed);
         // Who closes it marks it first and takes the watch away then.
         if open.is_closing() {
-            inner.remove(open.id);
+            inner.remove(open.id());
             self.interests.store(inner.interests(), Ordering::Relaxed);
             return Err(NtStatus::FILE_CLOSED);
         }
-        let watch = inner.watch(open.id).ok_or(NtStatus::FILE_CLOSED)?;
+        let watch = inner.watch(open.id()).ok_or(NtStatus::FILE_CLOSED)?;
         if watch.has_changes() && watch.waiters.is_empty() {
             let kept = watch.kept_bytes;
             let outcome = watch.take(asked.room);
@@ -342,7 +343,7 @@ impl Watches {
     }
 
     /// An answer was lost with its connection: the client, which may have others, is to look for itself.
-    pub(crate) fn lost(&self, owner: FileId, server: &Server) {
+    pub(crate) fn lost(&self, owner: FileId, clients: &dyn Clients) {
         let mut guard = self.inner();
         let inner = &mut *guard;
         let Some(watch) = inner.watch(owner) else { return };
@@ -355,24 +356,24 @@ impl Watches {
         inner.kept_bytes -= kept;
         if let Some(waiter) = waiter {
             inner.outcomes.insert(waiter.token, Outcome::TooMany);
-            server.post(waiter.connection, Mail::Wake(waiter.token));
+            clients.post(waiter.connection, Mail::Wake(waiter.token));
         }
     }
 
     /// An open has ended ([MS-FSA] 2.1.5.5).
-    pub(crate) fn closed(&self, owner: FileId, server: &Server) {
+    pub(crate) fn closed(&self, owner: FileId, clients: &dyn Clients) {
         let mut inner = self.inner();
-        inner.end(owner, NtStatus::NOTIFY_CLEANUP, server);
+        inner.end(owner, NtStatus::NOTIFY_CLEANUP, clients);
         self.interests.store(inner.interests(), Ordering::Relaxed);
     }
 
     /// A directory is to go ([MS-FSA] 2.1.5.15.3).
-    pub(crate) fn deleted(&self, directory: &RelPath, server: &Server) {
+    pub(crate) fn deleted(&self, directory: &RelPath, clients: &dyn Clients) {
         let mut inner = self.inner();
         let watches = inner.by_directory.get(directory);
         let owners: Vec<FileId> = watches.into_iter().flatten().map(|w| w.owner).collect();
         for owner in owners {
-            inner.end(owner, NtStatus::DELETE_PENDING, server);
+            inner.end(owner, NtStatus::DELETE_PENDING, clients);
         }
         self.interests.store(inner.interests(), Ordering::Relaxed);
     }

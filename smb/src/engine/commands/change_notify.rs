@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::engine::open::Open;
-use crate::engine::step::{Ctx, Reply, Step, Wake};
+use crate::engine::request::step::{Ctx, Reply, Step, Wake};
 use crate::engine::watches::{Asked, Outcome};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;

@@ -1,15 +1,11 @@
-//! CLOSE ([MS-SMB2] 3.3.5.10) and every other end of an open.
+//! CLOSE ([MS-SMB2] 3.3.5.10).
 
-use crate::engine::core::Core;
-use crate::engine::file_table::Ended;
-use crate::engine::open::Open;
-use crate::engine::server::Server;
-use crate::engine::step::{Ctx, Reply, Step};
-use crate::engine::watches::name_of;
-use crate::fs::{FsOpKind, FsReply, Stat};
+use crate::engine::file::table::Ended;
+use crate::engine::open_end;
+use crate::engine::request::step::{Ctx, Reply, Step};
+use crate::fs::{FsReply, Stat};
 use crate::status::NtStatus;
 use crate::wire::close::{Flags, Request, Response};
-use crate::wire::fscc::notify::NotifyAction;
 use crate::wire::{FileAttributes, FileTime};
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
@@ -25,15 +21,14 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         return Step::Fail(NtStatus::FILE_CLOSED);
     }
     ctx.session().remove_open(open.id);
-    let ended = open.volume.files().leave(&open, ctx.server);
-    watched_no_more(ctx.server, &open, &ended);
+    let ended = open_end::begin(&open, &ctx.server.creations, ctx.server);
     let removes = matches!(ended, Ended::Goes(..));
     let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
     Step::Fs(
-        close(&open, ended, query),
+        open_end::close(&open, ended, query),
         Box::new(move |ctx, result| {
             match &result {
-                Ok(_) if removes => removed(ctx.server, &open),
+                Ok(_) if removes => open_end::removed(&open, ctx.server),
                 // [MS-FSA] 2.1.5.5: a directory that is not empty when its last open ends stays, and CLOSE succeeds.
                 Err(status) if removes && *status != NtStatus::DIRECTORY_NOT_EMPTY => {
                     // The open has ended all the same.
@@ -50,29 +45,6 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     )
 }
 
-fn close(open: &Open, ended: Ended, stat: bool) -> FsOpKind {
-    match ended {
-        Ended::Goes(handle, unlink) => FsOpKind::Close { handle, unlink: Some(unlink), stat },
-        Ended::Stays | Ended::Doomed => FsOpKind::Close { handle: open.handle.clone(), unlink: None, stat },
-    }
-}
-
-/// [MS-FSA] 2.1.5.5: what an end means for who watches the directory that was open, be it by this open or by another one.
-fn watched_no_more(server: &Server, open: &Open, ended: &Ended) {
-    if !open.directory {
-        return;
-    }
-    open.volume.watches.closed(open.id, server);
-    if matches!(ended, Ended::Doomed) {
-        let path = open.state().path.clone();
-        open.volume.watches.deleted(&path, server);
-    }
-}
-
-fn removed(server: &Server, open: &Open) {
-    open.volume.watches.changed(NotifyAction::REMOVED, name_of(open.directory), open, server);
-}
-
 fn body(stat: Option<Stat>) -> Vec<u8> {
     let response = stat.map_or_else(Response::default, |stat| Response {
         flags: Flags::POSTQUERY_ATTRIB,
@@ -87,20 +59,4 @@ fn body(stat: Option<Stat>) -> Vec<u8> {
     let mut body = Vec::with_capacity(60);
     response.encode(&mut body);
     body
-}
-
-/// Ends an open that its owner lost: with its tree connect, its session or its connection. The caller has won
-/// [`Open::begin_close`] and removed it from its session.
-pub(crate) fn close_open(core: &mut Core, server: &Server, open: &Open) {
-    core.background(end_open(server, open));
-}
-
-/// As [`close_open`]; what a backend has to do then.
-pub(crate) fn end_open(server: &Server, open: &Open) -> FsOpKind {
-    let ended = open.volume.files().leave(open, server);
-    watched_no_more(server, open, &ended);
-    if matches!(ended, Ended::Goes(..)) {
-        removed(server, open);
-    }
-    close(open, ended, false)
 }

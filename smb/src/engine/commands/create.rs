@@ -3,17 +3,19 @@
 mod answer;
 mod machine;
 mod plan;
+mod reconnect;
+mod replay;
 
 use std::sync::Arc;
 
-pub(crate) use self::answer::respond;
 pub(super) use self::plan::ATTRIBUTES_SETTABLE;
-use crate::engine::durable::{self, Asked, Wanted};
-use crate::engine::replay::{self, Begun};
-use crate::engine::step::{Ctx, Step};
+use crate::engine::creations::Begun;
+use crate::engine::durable::{Asked, Wanted};
+use crate::engine::replay::CreateKey;
+use crate::engine::request::step::{Ctx, Step};
 use crate::status::NtStatus;
-use crate::wire::Fault;
 use crate::wire::create::Request;
+use crate::wire::{Fault, HeaderFlags};
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let frame = Arc::clone(&ctx.request.frame);
@@ -33,12 +35,14 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Err(status) => return status.into(),
     };
     if let Some(claim) = asked.claim {
-        return durable::reconnect(ctx, &request, claim, true);
+        return reconnect::reconnect(ctx, &request, claim, true);
     }
     let Some(Wanted::V2 { create_guid, .. }) = asked.wanted else {
         return machine::begin(ctx, &request, asked.wanted, None);
     };
-    match replay::begin(ctx, create_guid) {
+    let key = CreateKey { client_guid: ctx.core.client_guid(), create_guid };
+    let is_replay = ctx.request.header.flags.contains(HeaderFlags::REPLAY_OPERATION);
+    match ctx.server.creations.begin(key, is_replay) {
         Ok(Begun::New(creation)) => machine::begin(ctx, &request, asked.wanted, Some(creation)),
         Ok(Begun::Again(open)) => replay::answer(ctx, &request, open),
         Err(status) => status.into(),

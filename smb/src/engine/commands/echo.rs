@@ -1,6 +1,6 @@
 //! ECHO ([MS-SMB2] 3.3.5.17).
 
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::wire::echo;
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {

@@ -1,9 +1,13 @@
 //! FLUSH ([MS-SMB2] 3.3.5.11).
 
+use std::sync::Arc;
+
 use crate::engine::access::DATA_CHANGING;
-use crate::engine::durable::kept_of_user;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::open::Open;
+use crate::engine::request::step::{Ctx, Reply, Step};
+use crate::engine::session::Share;
 use crate::fs::FsOpKind;
+use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::flush::{Request, Response};
@@ -36,6 +40,18 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             Err(status) => Step::Fail(status),
         }),
     )
+}
+
+/// A kept open that its user names without having asked for it.
+fn kept_of_user(ctx: &Ctx<'_>, id: FileId) -> Option<Arc<Open>> {
+    let session = ctx.request.session.as_ref()?;
+    let Share::Volume(volume) = &ctx.request.tree.as_ref()?.share else { return None };
+    let kept = ctx.server.kept();
+    let open = kept.find(id.persistent)?;
+    let is_its = open.id == id
+        && Arc::ptr_eq(&open.volume, volume)
+        && open.durable.get().is_some_and(|durable| durable.is_owned_by(&session.username));
+    (is_its && !open.is_closing()).then(|| Arc::clone(open))
 }
 
 fn done() -> Step {

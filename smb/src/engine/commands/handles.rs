@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::engine::files::FileState;
+use crate::engine::file::state::FileState;
+use crate::engine::mail::Waiter;
 use crate::engine::open::Open;
-use crate::engine::oplocks::Waiter;
-use crate::engine::step::{Ctx, Step, Wake};
+use crate::engine::request::step::{Ctx, Step, Wake};
 use crate::fs::RelPath;
 use crate::status::NtStatus;
 

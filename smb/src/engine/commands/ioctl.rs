@@ -1,13 +1,15 @@
-//! IOCTL ([MS-SMB2] 3.3.5.15): controls of the server itself; those of files are in [`super::fsctl_file`] and
-//! [`super::copychunk`].
+//! IOCTL ([MS-SMB2] 3.3.5.15): controls of the server itself; those of files are in [`file`] and
+//! [`copychunk`].
+
+mod copychunk;
+mod file;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::fsctl_file;
-use crate::engine::server::NetworkInterface;
+use crate::engine::config::NetworkInterface;
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Step};
 use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::Dialect;
@@ -38,7 +40,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             Step::Fail(NtStatus::NOT_SUPPORTED)
         }
         code => match ctx.tree().share {
-            Share::Volume(_) => fsctl_file::handle(ctx, code, &request),
+            Share::Volume(_) => file::handle(ctx, code, &request),
             Share::Ipc => Step::Fail(NtStatus::INVALID_DEVICE_REQUEST),
         },
     }

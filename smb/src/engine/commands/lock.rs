@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::engine::locks::LockRange;
+use crate::engine::file::locks::LockRange;
 use crate::engine::open::Open;
-use crate::engine::step::{Ctx, Reply, Step, Wake};
+use crate::engine::request::step::{Ctx, Reply, Step, Wake};
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::Capabilities;

@@ -1,6 +1,6 @@
 //! LOGOFF ([MS-SMB2] 3.3.5.6).
 
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::wire::logoff;
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {

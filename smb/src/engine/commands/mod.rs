@@ -2,11 +2,9 @@
 
 mod change_notify;
 pub(crate) mod close;
-mod copychunk;
 pub(crate) mod create;
 mod echo;
 mod flush;
-mod fsctl_file;
 mod handles;
 mod ioctl;
 mod lock;
@@ -16,18 +14,18 @@ mod oplock_break;
 mod query_directory;
 mod query_info;
 mod read;
-mod rename;
-mod session_bind;
+mod remote;
 pub(crate) mod session_setup;
 mod set_info;
+mod transform;
 mod tree_connect;
 mod tree_disconnect;
 mod write;
 
-use super::step::{Ctx, Step};
+use crate::engine::request::step::{Ctx, Step};
 use crate::limits;
 use crate::status::NtStatus;
-use crate::wire::{Command, Malformed};
+use crate::wire::Command;
 
 /// Begins a request that was admitted.
 pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
@@ -52,19 +50,6 @@ pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
         Command::OPLOCK_BREAK => oplock_break::handle(ctx),
         // [MS-SMB2] 3.3.5.2.6
         _ => Step::Fail(NtStatus::INVALID_PARAMETER),
-    }
-}
-
-/// The answer to a body that breaks its structure ([MS-SMB2] 3.3.5.2.6).
-impl From<Malformed> for Step {
-    fn from(_: Malformed) -> Self {
-        Self::Fail(NtStatus::INVALID_PARAMETER)
-    }
-}
-
-impl From<NtStatus> for Step {
-    fn from(status: NtStatus) -> Self {
-        Self::Fail(status)
     }
 }
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use crate::auth::negotiate_hint;
 use crate::crypto::{Cipher, PreauthHash, SigningAlgorithm};
-use crate::engine::core::{Core, Negotiated};
+use crate::engine::config::{Encryption, ServerConfig};
 use crate::engine::reports::{Disconnect, Event};
-use crate::engine::server::{Encryption, Server};
-use crate::engine::step::{Ctx, Reply, Step};
-use crate::engine::transform::Transforms;
+use crate::engine::request::core::{Core, Negotiated};
+use crate::engine::request::step::{Ctx, Reply, Step};
+use crate::engine::server::Server;
+use crate::engine::transforms::Transforms;
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::negotiate::{Request, Response};
@@ -60,7 +61,7 @@ struct Agreed {
 }
 
 fn agree(
-    config: &crate::engine::ServerConfig,
+    config: &ServerConfig,
     min_dialect: Dialect,
     over_rdma: bool,
     request: &Request<'_>,
@@ -253,8 +254,8 @@ mod tests {
     use super::*;
     use crate::wire::negotiate_context::RdmaTransform;
 
-    fn config() -> crate::engine::ServerConfig {
-        crate::engine::ServerConfig {
+    fn config() -> ServerConfig {
+        ServerConfig {
             guid: [0; 16],
             server_name: String::new(),
             started: 0,

@@ -1,8 +1,8 @@
 //! OPLOCK_BREAK: acknowledgments ([MS-SMB2] 3.3.5.22).
 
-use crate::engine::leases::LeaseId;
+use crate::engine::file::leases::LeaseId;
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Step};
 use crate::status::NtStatus;
 use crate::wire::oplock_break::{LeaseBreakAcknowledgment, OplockBreak, Request, Response};
 
@@ -35,7 +35,8 @@ fn lease(ctx: &mut Ctx<'_>, request: LeaseBreakAcknowledgment) -> Result<LeaseBr
     let id = LeaseId { client, key: request.lease_key };
     let tree = ctx.tree();
     let Share::Volume(volume) = &tree.share else { return Err(NtStatus::OBJECT_NAME_NOT_FOUND) };
-    let file = volume.leases.find(id).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+    let key = volume.leases.find(id).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+    let file = volume.files().find(key).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     file.acknowledge_lease(id, request.lease_state, ctx.server)?;
     Ok(request)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::engine::names;
 use crate::engine::open::{DirectoryCursor, Open};
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::tally::{Taken, Tally};
 use crate::fs::{DirEntry, FileKey, FsOpKind, FsReply, Stat};
 use crate::limits;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::engine::open::Open;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::volume::Volume;
 use crate::fs::{FsOpKind, FsReply, Space, Stat};
 use crate::status::NtStatus;

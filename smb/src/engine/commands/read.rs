@@ -2,9 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::remote::{self, RemoteWrite, Target};
-use crate::engine::step::{Ctx, Reply, Step};
-use crate::engine::transform;
+use crate::engine::commands::{remote, remote::Target, transform};
+use crate::engine::request::step::{Ctx, RemoteWrite, Reply, Step};
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::read::{RESPONSE_FIXED_LEN, Request, Response, ResponseFlags};

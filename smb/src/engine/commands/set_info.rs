@@ -1,15 +1,17 @@
 //! SET_INFO ([MS-SMB2] 3.3.5.21, [MS-FSA] 2.1.5.15).
 
+mod rename;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::create::ATTRIBUTES_SETTABLE;
-use super::handles::{self, Whose};
-use super::query_info::{descriptor, security_information};
-use super::read::OFFSET_END;
-use super::rename::{self, Target};
+use self::rename::Target;
+use crate::engine::commands::create::ATTRIBUTES_SETTABLE;
+use crate::engine::commands::handles::{self, Whose};
+use crate::engine::commands::query_info::{descriptor, security_information};
+use crate::engine::commands::read::OFFSET_END;
 use crate::engine::open::Open;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::watches::CONTENTS;
 use crate::fs::{BasicInfo, FsOpKind, FsReply};
 use crate::status::NtStatus;

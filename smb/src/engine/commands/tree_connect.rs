@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::engine::reports::Event;
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Step};
 use crate::engine::volume::Protection;
 use crate::status::NtStatus;
 use crate::wire::tree_connect::{Request, Response, ShareCapabilities, ShareFlags, ShareType};

@@ -1,7 +1,6 @@
 //! TREE_DISCONNECT ([MS-SMB2] 3.3.5.8).
 
-use super::close::close_open;
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::status::NtStatus;
 use crate::wire::tree_disconnect;
 
@@ -15,7 +14,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     };
     for open in opens {
         if open.begin_close() {
-            close_open(ctx.core, ctx.server, &open);
+            ctx.core.close_open(ctx.server, &open);
         }
     }
     let mut body = Vec::new();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::read::OFFSET_END;
 use crate::engine::access::DATA_CHANGING;
-use crate::engine::remote::{self, Source};
-use crate::engine::step::{Ctx, Reply, Step};
+use crate::engine::commands::read::OFFSET_END;
+use crate::engine::commands::remote::{self, Source};
+use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;

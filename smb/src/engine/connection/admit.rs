@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Connection;
-use crate::engine::chain::{Chain, Related, Response};
 use crate::engine::commands;
+use crate::engine::request::chain::{Chain, Related, Response};
+use crate::engine::request::step::{Request, Step};
 use crate::engine::session::Share;
-use crate::engine::step::{Request, Step};
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::{Capabilities, Command, Ids};

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use super::Connection;
 use super::transmit::{Sealer, Transmit};
 use crate::crypto::SigningKey;
-use crate::engine::chain::{Chain, Response};
 use crate::engine::commands;
 use crate::engine::reports::Event;
-use crate::engine::step::{Reply, Request};
+use crate::engine::request::chain::{Chain, Response};
+use crate::engine::request::step::{Reply, Request};
 use crate::status::NtStatus;
 use crate::wire::{Command, Dialect, HeaderFlags, Ids};
 

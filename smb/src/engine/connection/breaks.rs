@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::Connection;
-use crate::engine::chain::Response;
-use crate::engine::holder::send;
-use crate::engine::server::BreakNotice;
-use crate::engine::step::Reply;
+use crate::engine::file::holder::send;
+use crate::engine::mail::BreakNotice;
+use crate::engine::request::chain::Response;
+use crate::engine::request::step::Reply;
 use crate::engine::volume::Protection;
 use crate::wire::header::UNSOLICITED_MESSAGE_ID;
 use crate::wire::{Command, Header, HeaderFlags};

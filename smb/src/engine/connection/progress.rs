@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::Connection;
-use crate::engine::chain::{Chain, ERROR_BODY, Waiting};
 use crate::engine::commands;
-use crate::engine::core::OpOwner;
 use crate::engine::reports::{Disconnect, Event};
+use crate::engine::request::chain::{Chain, ERROR_BODY, Waiting};
+use crate::engine::request::core::OpOwner;
+use crate::engine::request::step::{Ctx, Reply, Request, Resumption, Step, Wake};
 use crate::engine::session::Share;
-use crate::engine::step::{Ctx, Reply, Request, Resumption, Step, Wake};
 use crate::engine::tally::Taken;
 use crate::fs::{FsOpKind, FsResult, OpId};
 use crate::limits;

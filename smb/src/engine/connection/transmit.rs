@@ -3,9 +3,9 @@
 use forebay_smbdirect::wire::Token;
 
 use crate::crypto::{Nonce, SealingKey, TRANSFORM_HEADER_LEN};
-use crate::engine::chain::{Response, Segment, assemble};
-use crate::engine::remote::RemoteWrite;
 use crate::engine::reports::Disconnect;
+use crate::engine::request::chain::{Response, Segment, assemble};
+use crate::engine::request::step::RemoteWrite;
 use crate::engine::tally::Taken;
 
 /// A frame to send, in order of [`Connection::poll_transmit`].

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::crypto::{SessionKey, SigningAlgorithm};
-use crate::engine::file_table::models::{PLAIN, World};
+use crate::engine::file::table::models::{PLAIN, World};
 use crate::sync::model::{check, spawn};
 use crate::wire::FileTime;
 

@@ -1,8 +1,8 @@
 //! The answer to a CREATE ([MS-SMB2] 3.3.5.9).
 
+use crate::engine::file::opener::Cached;
 use crate::engine::open::Open;
-use crate::engine::oplocks::Cached;
-use crate::engine::step::{Reply, Step};
+use crate::engine::request::step::{Reply, Step};
 use crate::fs::Stat;
 use crate::wire::create::{CreateAction, Response, ResponseFlags};
 use crate::wire::create_context::ResponseContext;

@@ -13,17 +13,19 @@ use std::sync::Arc;
 
 use super::answer::respond;
 use super::plan::{Plan, overwrites, plan};
-use crate::engine::commands::close::close_open;
-use crate::engine::durable::{self, Wanted};
-use crate::engine::file_table::{Entered, Entrant, Entry};
-use crate::engine::files::FileState;
+use super::reconnect;
+use crate::engine::creations::Creation;
+use crate::engine::durable::Wanted;
+use crate::engine::file::opener::{Cached, Opener};
+use crate::engine::file::pins::PathPin;
+use crate::engine::file::state::{Entrant, Entry, FileState};
+use crate::engine::file::table::Entered;
+use crate::engine::mail::Waiter;
 use crate::engine::open::{NewOpen, Open};
-use crate::engine::oplocks::{Cached, Opener, Waiter};
-use crate::engine::paths::PathPin;
-use crate::engine::replay::Creation;
-use crate::engine::step::{Ctx, Machine, Step, Wake};
+use crate::engine::request::step::{Ctx, Machine, Step, Wake};
 use crate::engine::watches::{CONTENTS, name_of};
 use crate::fs::{BasicInfo, FsOpKind, FsReply, FsResult, Opened, Stat};
+use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::change_notify::CompletionFilter;
 use crate::wire::create::{CreateAction, CreateDisposition, CreateOptions, Request};
@@ -171,7 +173,7 @@ impl Create {
     fn open(self: Box<Self>, ctx: &mut Ctx<'_>) -> Step {
         let plan = &self.plan;
         let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
-        let Some(pin) = PathPin::new(&plan.volume, &plan.path, waiter) else {
+        let Some(pin) = PathPin::new(&plan.volume.files, &plan.path, waiter) else {
             return self.wait(State::AwaitingRename);
         };
         let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
@@ -356,7 +358,7 @@ impl Create {
             // [MS-SMB2] 3.3.5.9.9
             contexts.push(ResponseContext::OnDiskId { disk_file_id: stat.key.ino, volume_id: stat.key.dev });
         }
-        contexts.extend(durable::grant(ctx, open, plan.durable));
+        contexts.extend(reconnect::grant(ctx, open, plan.durable));
         if let Some(creation) = plan.creation.take() {
             creation.done(open, create_action);
         }
@@ -366,8 +368,10 @@ impl Create {
 
 /// What was made for this request goes with it, unless another client has found it meanwhile.
 fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
-    let unlink =
-        opened.created.then(|| plan.volume.files().undo(&plan.volume, opened.stat.key, &plan.path)).flatten();
+    let unlink = opened
+        .created
+        .then(|| plan.volume.files().undo(&plan.volume.files, opened.stat.key, &plan.path))
+        .flatten();
     ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
 }
 
@@ -391,7 +395,7 @@ fn register(
     };
     let entrant = Entrant {
         key: opened.stat.key,
-        pin,
+        pin: pin.pinned(),
         directory: opened.stat.directory,
         access,
         share: plan.share,
@@ -419,10 +423,10 @@ fn register(
 }
 
 /// Ends opens of clients that are away. What has to be done first, where names go with them.
-fn displace(ctx: &mut Ctx<'_>, others: &[Arc<Open>]) -> Vec<FsOpKind> {
+fn displace(ctx: &mut Ctx<'_>, others: &[FileId]) -> Vec<FsOpKind> {
     let mut removals = Vec::new();
     for other in others {
-        match durable::displace(ctx.server, other) {
+        match ctx.server.displace(*other) {
             Some(op @ FsOpKind::Close { unlink: Some(_), .. }) => removals.push(op),
             Some(op) => ctx.background(op),
             None => {}
@@ -467,9 +471,9 @@ fn give_up(ctx: &mut Ctx<'_>, registered: &Registered, status: NtStatus) -> Step
     let Registered { open, created, .. } = registered;
     if open.begin_close() {
         if *created {
-            open.volume.files().discard(open);
+            open.volume.files().discard(&open.file, open.id);
         }
-        close_open(ctx.core, ctx.server, open);
+        ctx.core.close_open(ctx.server, open);
     }
     Step::Fail(status)
 }

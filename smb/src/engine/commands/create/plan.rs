@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
+use crate::engine::creations::Creation;
 use crate::engine::durable::Wanted;
+use crate::engine::file::opener::Ask;
 use crate::engine::names;
-use crate::engine::oplocks::Ask;
-use crate::engine::replay::Creation;
+use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
-use crate::engine::step::Ctx;
 use crate::engine::volume::Volume;
 use crate::fs::{ObjectKind, OpenMode, OpenRequest, Opened, RelPath};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
-use crate::wire::create_context::RequestContext;
-use crate::wire::{AccessMask, FileAttributes, ShareAccess};
+use crate::wire::create_context::{Lease, RequestContext};
+use crate::wire::{AccessMask, Dialect, FileAttributes, ShareAccess};
 
 /// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
 const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
@@ -125,6 +125,20 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     Ok(plan)
 }
 
+/// What a lease context asks for, where the client may have leases of that version.
+fn asked_lease(ctx: &Ctx<'_>, lease: &Lease) -> Ask {
+    let Some(negotiated) = &ctx.core.negotiated else { return Ask::Nothing };
+    let known = match lease.v2 {
+        Some(_) => ctx.core.is_smb3(),
+        None => negotiated.dialect != Dialect::SMB2_0_2,
+    };
+    // A key of zeros names no lease.
+    if !known || lease.lease_key == [0; 16] {
+        return Ask::Nothing;
+    }
+    Ask::Lease { client: negotiated.client_guid, lease: *lease }
+}
+
 /// [MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1
 fn check_options(request: &Request<'_>) -> Result<(), NtStatus> {
     let (options, disposition) = (request.create_options, request.create_disposition);
@@ -185,7 +199,7 @@ impl Plan {
             }
             // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
             RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
-                self.ask = ctx.lease(lease);
+                self.ask = asked_lease(ctx, lease);
                 Ok(())
             }
             // Durable handles are looked at elsewhere; security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.

@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use super::*;
-use crate::engine::core::Core;
-use crate::engine::file_table::models::{How, PLAIN, World};
-use crate::engine::oplocks::Ask;
-use crate::engine::paths::Move;
-use crate::engine::server::ConnectionId;
+use crate::engine::file::opener::Ask;
+use crate::engine::file::pins::Move;
+use crate::engine::file::table::models::{How, PLAIN, World};
+use crate::engine::mail::ConnectionId;
+use crate::engine::request::core::Core;
+use crate::engine::request::step;
 use crate::engine::session::{Share, models};
-use crate::engine::step;
 use crate::fs::{FileKey, FileTimes, Frame, FsHandle, RelPath};
 use crate::time::Now;
 use crate::wire::create::{ImpersonationLevel, OplockLevel};
@@ -240,7 +240,7 @@ fn a_rename_on_the_path_is_awaited_before_a_backend_is_asked() {
     let mut create = Driver::new();
     let other = Waiter { connection: ConnectionId(2), token: 2 };
     let path = RelPath::new("f").expect("a path");
-    let moving = Move::link(&create.world.volume, &path, other).expect("the only one");
+    let moving = Move::link(&create.world.volume.files, &path, other).expect("the only one");
     assert_eq!(create.begin(CreateDisposition::OPEN, 0), waits("AwaitingRename"));
     assert_eq!(create.wake(Wake::Ready), waits("AwaitingRename"), "it is under way still");
     drop(moving);
@@ -255,7 +255,7 @@ fn a_cancelled_request_does_not_wait_for_a_rename() {
         let mut create = Driver::new();
         let other = Waiter { connection: ConnectionId(2), token: 2 };
         let path = RelPath::new("f").expect("a path");
-        let moving = Move::link(&create.world.volume, &path, other).expect("the only one");
+        let moving = Move::link(&create.world.volume.files, &path, other).expect("the only one");
         create.begin(CreateDisposition::OPEN, 0);
         assert_eq!(create.wake(wake), Seen::Answers(NtStatus::CANCELLED));
         drop(moving);

@@ -1,0 +1,98 @@
+//! Payload that travels by RDMA ([MS-SMB2] 2.2.19 and 2.2.21, Channel): READ and WRITE then carry descriptors of the
+//! peer's memory, which the transport reaches into.
+
+use forebay_smbdirect::wire::Descriptors;
+
+use crate::engine::commands::transform::{self, Outgoing};
+use crate::engine::request::step::Ctx;
+use crate::remote::{RemoteBuffer, RemoteProof};
+use crate::status::NtStatus;
+use crate::wire::Dialect;
+use crate::wire::read::Channel;
+
+/// Where the data of a READ go.
+pub(crate) struct Target {
+    pub(crate) buffer: RemoteBuffer,
+    /// What they go through before.
+    pub(crate) outgoing: Option<Outgoing>,
+}
+
+/// Where the data of a WRITE are.
+pub(crate) struct Source {
+    pub(crate) buffer: RemoteBuffer,
+    /// What they go through when they have come.
+    pub(crate) proof: Option<RemoteProof>,
+}
+
+/// What the channel fields of a READ of `length` bytes come to: none without a channel. The token that the response is to
+/// invalidate is noted in the request, since every response has to, that of a failure too.
+///
+/// # Errors
+/// `STATUS_INVALID_PARAMETER` for a channel that the dialect or the transport does not have and for descriptors that hold
+/// less than `length` bytes; `STATUS_ACCESS_DENIED` where the payload has to be protected, and the peer has no transform
+/// for that.
+pub(crate) fn target(
+    ctx: &mut Ctx<'_>,
+    channel: Channel,
+    info: &[u8],
+    length: u32,
+) -> Result<Option<Target>, NtStatus> {
+    // [MS-SMB2] 2.2.19: before SMB 3.0 the field means nothing.
+    if channel == Channel::NONE || !ctx.core.is_smb3() {
+        return Ok(None);
+    }
+    let descriptors = plain(ctx, channel, info)?;
+    let outgoing = transform::outgoing(ctx)?;
+    Ok(Some(Target { buffer: buffer(ctx, &descriptors, length)?, outgoing }))
+}
+
+/// The same for a WRITE.
+///
+/// # Errors
+/// As [`target`], and those of [`transform::incoming`].
+pub(crate) fn source(
+    ctx: &mut Ctx<'_>,
+    channel: Channel,
+    info: &[u8],
+    length: u32,
+) -> Result<Option<Source>, NtStatus> {
+    if channel == Channel::NONE || !ctx.core.is_smb3() {
+        return Ok(None);
+    }
+    let (descriptors, proof) = if channel == Channel::RDMA_TRANSFORM {
+        let (descriptors, proof) = transform::incoming(ctx, info)?;
+        (descriptors, Some(proof))
+    } else {
+        let descriptors = plain(ctx, channel, info)?;
+        if ctx.must_protect() {
+            return Err(NtStatus::ACCESS_DENIED);
+        }
+        (descriptors, None)
+    };
+    Ok(Some(Source { buffer: buffer(ctx, &descriptors, length)?, proof }))
+}
+
+/// The descriptors of a channel that is nothing else.
+fn plain<'a>(ctx: &mut Ctx<'_>, channel: Channel, info: &'a [u8]) -> Result<Descriptors<'a>, NtStatus> {
+    let known = match channel {
+        Channel::RDMA_V1 => true,
+        Channel::RDMA_V1_INVALIDATE => ctx.core.dialect() != Dialect::SMB3_0,
+        _ => false,
+    };
+    if !known || !ctx.core.over_rdma {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    let descriptors = Descriptors::parse(info).map_err(|_| NtStatus::INVALID_PARAMETER)?;
+    if channel == Channel::RDMA_V1_INVALIDATE {
+        ctx.request.invalidate = Some(descriptors.first_token());
+    }
+    Ok(descriptors)
+}
+
+fn buffer(ctx: &mut Ctx<'_>, descriptors: &Descriptors<'_>, length: u32) -> Result<RemoteBuffer, NtStatus> {
+    if descriptors.total_bytes() < u64::from(length) {
+        return Err(NtStatus::INVALID_PARAMETER);
+    }
+    ctx.request.by_rdma = true;
+    Ok(RemoteBuffer { descriptors: descriptors.iter().collect() })
+}

@@ -1,0 +1,263 @@
+//! New names: FileRenameInformation and FileLinkInformation ([MS-FSA] 2.1.5.15.11, 2.1.5.15.6).
+
+use std::sync::Arc;
+
+use super::done;
+use crate::engine::commands::handles::{self, Whose};
+use crate::engine::file::pins::Move;
+use crate::engine::mail::Waiter;
+use crate::engine::names;
+use crate::engine::open::Open;
+use crate::engine::request::step::{Ctx, Step, Wake};
+use crate::engine::watches::{Change, name_of};
+use crate::fs::{FsOpKind, FsReply, FsResult, RelPath};
+use crate::status::NtStatus;
+use crate::wire::change_notify::CompletionFilter;
+use crate::wire::fscc::notify::NotifyAction;
+use crate::wire::{AccessMask, ShareAccess};
+
+/// Where to.
+pub(super) struct Target {
+    path: RelPath,
+    /// The name ended in `\`.
+    directory: bool,
+    replace: bool,
+}
+
+impl Target {
+    pub(super) fn new(name: &str, root_directory: u64, replace: bool) -> Result<Self, NtStatus> {
+        // [MS-FSCC] 2.4.42.2: names go from the share's root, whose handle is not named.
+        if root_directory != 0 || name.is_empty() {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let name = names::parse(name)?;
+        Ok(Self { path: name.path, directory: name.directory, replace })
+    }
+}
+
+/// Gives a file another name.
+pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+    if !AccessMask(open.access).contains(AccessMask::DELETE) || open.volume.read_only {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let from = open.state().path.clone();
+    if from.is_root() || target.path.is_root() || open.file.delete_pending(open.id) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    if target.directory && !open.directory {
+        return Err(NtStatus::OBJECT_NAME_INVALID);
+    }
+    if from == target.path {
+        return Ok(done());
+    }
+    // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
+    let whose = if open.directory { Whose::Below(from.clone(), true) } else { Whose::Others };
+    let moved = Arc::clone(open);
+    let next = Box::new(move |ctx: &mut Ctx<'_>| begin(ctx, moved, Kind::Rename, target));
+    Ok(handles::once_closed(ctx, Arc::clone(open), whose, next))
+}
+
+/// What a file gets a name by.
+#[derive(Clone, Copy)]
+enum Kind {
+    Rename,
+    /// The old name stays.
+    Link,
+}
+
+fn waiter(ctx: &mut Ctx<'_>) -> Waiter {
+    Waiter { connection: ctx.core.id, token: ctx.wake_token() }
+}
+
+/// Waits until no other rename touches these names.
+fn begin(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, target: Target) -> Step {
+    let waiter = waiter(ctx);
+    let moving = match kind {
+        Kind::Rename => Move::rename(&open.volume.files, || open.state().path.clone(), &target.path, waiter),
+        Kind::Link => Move::link(&open.volume.files, &target.path, waiter),
+    };
+    match moving {
+        Some(moving) => settle(ctx, open, kind, moving, target),
+        None => wait(open, waiter, move |ctx, open| begin(ctx, open, kind, target)),
+    }
+}
+
+/// Waits until nothing is being opened or removed by these names or below.
+fn settle(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, moving: Move, target: Target) -> Step {
+    let waiter = waiter(ctx);
+    if !moving.is_clear(waiter) {
+        return wait(open, waiter, move |ctx, open| settle(ctx, open, kind, moving, target));
+    }
+    if open.file.delete_pending(open.id) {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    match kind {
+        Kind::Rename => clear(open, moving, target),
+        Kind::Link => add_link(open, moving, target),
+    }
+}
+
+fn wait(
+    open: Arc<Open>,
+    waiter: Waiter,
+    next: impl FnOnce(&mut Ctx<'_>, Arc<Open>) -> Step + Send + 'static,
+) -> Step {
+    Step::Park(Box::new(move |ctx, wake| {
+        if wake == Wake::Ready && !open.is_closing() {
+            return next(ctx, open);
+        }
+        open.volume.files().stop_waiting_for_paths(waiter.token);
+        Step::Fail(if wake == Wake::Cancelled { NtStatus::CANCELLED } else { NtStatus::FILE_CLOSED })
+    }))
+}
+
+fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
+    // Another rename came first.
+    if moving.from() == moving.to() {
+        return done();
+    }
+    // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
+    if open.directory && open.volume.files().any_open_below(moving.from()) {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: moving.to().parent() };
+    Step::Fs(parent, Box::new(move |_, result| with_parent(open, moving, target, result)))
+}
+
+/// The target's directory is known: those who have it open must share it with someone who adds a file.
+fn with_parent(open: Arc<Open>, moving: Move, target: Target, result: FsResult) -> Step {
+    let parent = match result {
+        Ok(FsReply::Stat(stat)) if !stat.directory => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
+        Ok(FsReply::Stat(stat)) => open.volume.files().find(stat.key),
+        Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+        Err(NtStatus::OBJECT_NAME_NOT_FOUND) => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
+        Err(status) => return Step::Fail(status),
+    };
+    let adds = (AccessMask::FILE_WRITE_DATA, ShareAccess::READ | ShareAccess::WRITE);
+    if parent.is_some_and(|directory| !directory.tolerates(adds.0, adds.1)) {
+        return Step::Fail(NtStatus::SHARING_VIOLATION);
+    }
+    if !target.replace {
+        return carry_out(open, moving, target);
+    }
+    let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
+    Step::Fs(
+        existing,
+        Box::new(move |ctx, result| {
+            let replaced = match &result {
+                Ok(FsReply::Stat(stat)) => open.volume.files().find(stat.key),
+                _ => None,
+            };
+            let moved = Arc::clone(&open);
+            let next = move |_: &mut Ctx<'_>| match may_replace(&moved, &target.path, result) {
+                Ok(()) => carry_out(moved, moving, target),
+                Err(status) => Step::Fail(status),
+            };
+            match replaced {
+                Some(file) => handles::once_closed(ctx, open, Whose::Of(file), Box::new(next)),
+                None => next(ctx),
+            }
+        }),
+    )
+}
+
+/// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all who
+/// have it open share its deletion, as clients with POSIX semantics do (docs/spec-exceptions.md).
+fn may_replace(open: &Open, path: &RelPath, result: FsResult) -> Result<(), NtStatus> {
+    let stat = match result {
+        Ok(FsReply::Stat(stat)) => stat,
+        Ok(_) => return Err(NtStatus::INTERNAL_ERROR),
+        Err(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::OBJECT_PATH_NOT_FOUND) => return Ok(()),
+        Err(status) => return Err(status),
+    };
+    if stat.directory {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    let attributes = crate::wire::FileAttributes(stat.attributes);
+    if attributes.contains(crate::wire::FileAttributes::READONLY) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    match open.volume.files().find(stat.key) {
+        Some(file) if file.delete_pending_at(path) || !file.shares_delete(open.id) => {
+            Err(NtStatus::ACCESS_DENIED)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
+    Step::Fs(
+        moving.operation(&open.handle, target.replace),
+        Box::new(move |ctx, result| match result {
+            Ok(_) => {
+                open.file.renamed(moving.from(), moving.to(), &open.handle);
+                tell(ctx, &open, moving.from(), moving.to());
+                done()
+            }
+            Err(status) => Step::Fail(status),
+        }),
+    )
+}
+
+/// [MS-FSA] 2.1.5.15.11: who watches hears of both names at once.
+fn tell(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
+    let watches = &open.volume.watches;
+    if open.directory {
+        watches.moved(from, to);
+    }
+    let (left, came) = if from.parent() == to.parent() {
+        (NotifyAction::RENAMED_OLD_NAME, NotifyAction::RENAMED_NEW_NAME)
+    } else {
+        (NotifyAction::REMOVED, NotifyAction::ADDED)
+    };
+    let filter = name_of(open.directory);
+    let names = [Change { action: left, filter, path: from }, Change { action: came, filter, path: to }];
+    if open.directory {
+        return watches.report(&names, ctx.server);
+    }
+    // Not in the specification: Windows says so of files, too.
+    let filter = CompletionFilter::ATTRIBUTES | CompletionFilter::CREATION;
+    let [left, came] = names;
+    watches.report(&[left, came, Change { action: NotifyAction::MODIFIED, filter, path: to }], ctx.server);
+}
+
+/// Gives a file one more name.
+pub(super) fn link(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+    if open.volume.read_only {
+        return Err(NtStatus::MEDIA_WRITE_PROTECTED);
+    }
+    if open.directory {
+        return Err(NtStatus::FILE_IS_A_DIRECTORY);
+    }
+    if open.file.delete_pending(open.id) {
+        return Err(NtStatus::ACCESS_DENIED);
+    }
+    Ok(begin(ctx, Arc::clone(open), Kind::Link, target))
+}
+
+fn add_link(open: Arc<Open>, moving: Move, target: Target) -> Step {
+    let existing = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: target.path.clone() };
+    Step::Fs(
+        existing,
+        Box::new(move |_, result| {
+            if target.replace
+                && let Err(status) = may_replace(&open, &target.path, result)
+            {
+                return Step::Fail(status);
+            }
+            let Target { path: to, replace, .. } = target;
+            Step::Fs(
+                FsOpKind::Link { handle: open.handle.clone(), to: to.clone(), replace },
+                Box::new(move |ctx, result| match result {
+                    Ok(_) => {
+                        drop(moving);
+                        let (action, filter) = (NotifyAction::ADDED, CompletionFilter::FILE_NAME);
+                        open.volume.watches.report(&[Change { action, filter, path: &to }], ctx.server);
+                        done()
+                    }
+                    Err(status) => Step::Fail(status),
+                }),
+            )
+        }),
+    )
+}

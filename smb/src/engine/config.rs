@@ -1,0 +1,69 @@
+//! How a server presents itself.
+
+use std::net::IpAddr;
+
+use crate::wire::Dialect;
+
+/// Whether SMB 3.x encryption is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Encryption {
+    /// Not offered.
+    Off,
+    /// Offered; used where the client or the volume wants it.
+    #[default]
+    Offered,
+    /// Sessions that cannot seal are refused.
+    Required,
+}
+
+/// How the server presents itself.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// ServerGuid.
+    pub guid: [u8; 16],
+    /// NetBIOS-style name, at most 15 characters, for NTLM target information.
+    pub server_name: String,
+    /// ServerStartTime, FILETIME; sent as 0 to be unremarkable, kept for the session list.
+    pub started: u64,
+    /// The oldest dialect that is spoken.
+    pub min_dialect: Dialect,
+    /// Names that clients know the server by. Where there are any, a client that says by NTLM whom it means must mean one of
+    /// them.
+    pub target_names: Vec<String>,
+    /// Every session must sign or seal.
+    pub signing_required: bool,
+    /// Sealing.
+    pub encryption: Encryption,
+    /// Random, another at each start: a FileId of one start means nothing at the next.
+    pub instance: u64,
+    /// Starts before this one.
+    pub predecessors: Vec<Predecessor>,
+    /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
+    pub io_bytes_max: u32,
+    /// Oplocks, leases and durable handles are granted: clients cache.
+    pub caching: bool,
+}
+
+/// A start of the server before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predecessor {
+    /// Its [`ServerConfig::instance`].
+    pub instance: u64,
+    /// Whether all WRITEs that it acknowledged are on stable storage by now.
+    pub durable: bool,
+}
+
+/// An interface as advertised by FSCTL_QUERY_NETWORK_INTERFACE_INFO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkInterface {
+    /// IfIndex.
+    pub index: u32,
+    /// One address of it.
+    pub address: IpAddr,
+    /// LinkSpeed in bits per second.
+    pub speed_bits_per_second: u64,
+    /// RSS_CAPABLE: clients open further channels to the same address only if it is set.
+    pub rss_capable: bool,
+    /// RDMA_CAPABLE.
+    pub rdma_capable: bool,
+}

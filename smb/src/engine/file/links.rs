@@ -1,0 +1,178 @@
+//! The names by which a file is open, and what is to become of each ([MS-FSA] 2.1.1.5). A file with several hard links loses
+//! the name that was deleted and no other.
+
+use crate::fs::{FsHandle, RelPath};
+
+/// One name of one file, for as long as it is open or being removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::engine) struct LinkId(u64);
+
+/// [MS-FSA] Link.IsDeleted, and what follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    /// It goes with the last open of it.
+    GoesWithLastOpen,
+    /// Its last open has ended, and the backend removes it.
+    Unlinking,
+}
+
+struct Link {
+    id: LinkId,
+    path: RelPath,
+    fate: Fate,
+    /// The handle that gave it this name, where one did: no other is certain to denote this name and not one of before.
+    named_by: Option<FsHandle>,
+}
+
+/// The names of one file.
+#[derive(Default)]
+pub(in crate::engine) struct Links {
+    links: Vec<Link>,
+    last_id: u64,
+}
+
+impl Links {
+    fn add(&mut self, path: &RelPath, fate: Fate) -> LinkId {
+        self.last_id += 1;
+        let id = LinkId(self.last_id);
+        self.links.push(Link { id, path: path.clone(), fate, named_by: None });
+        id
+    }
+
+    fn at(&self, path: &RelPath) -> Option<&Link> {
+        self.links.iter().find(|link| link.path == *path)
+    }
+
+    fn get(&self, id: LinkId) -> Option<&Link> {
+        self.links.iter().find(|link| link.id == id)
+    }
+
+    fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.id == id)
+    }
+
+    /// The name at `path`, for one more open of it.
+    pub(in crate::engine) fn enter(&mut self, path: &RelPath) -> LinkId {
+        match self.at(path) {
+            Some(link) => link.id,
+            None => self.add(path, Fate::Stays),
+        }
+    }
+
+    /// A name that was made and is removed again before anything opens it.
+    pub(in crate::engine) fn undo(&mut self, path: &RelPath) -> LinkId {
+        self.add(path, Fate::Unlinking)
+    }
+
+    pub(in crate::engine) fn path(&self, id: LinkId) -> Option<&RelPath> {
+        self.get(id).map(|link| &link.path)
+    }
+
+    /// Whether nothing may open the name at `path` any more.
+    pub(in crate::engine) fn is_doomed_at(&self, path: &RelPath) -> bool {
+        self.at(path).is_some_and(|link| link.fate != Fate::Stays)
+    }
+
+    pub(in crate::engine) fn is_doomed(&self, id: LinkId) -> bool {
+        self.get(id).is_some_and(|link| link.fate != Fate::Stays)
+    }
+
+    /// FileDispositionInformation of an open of this name. One that is being removed does not come back.
+    pub(in crate::engine) fn set_doomed(&mut self, id: LinkId, doomed: bool) {
+        if let Some(link) = self.get_mut(id).filter(|link| link.fate != Fate::Unlinking) {
+            link.fate = if doomed { Fate::GoesWithLastOpen } else { Fate::Stays };
+        }
+    }
+
+    /// The last open of this name has ended. Where the name goes with it, the handle to remove it by, if not that open's own.
+    pub(in crate::engine) fn last_closed(&mut self, id: LinkId) -> Option<Option<FsHandle>> {
+        let link = self.get_mut(id)?;
+        if link.fate == Fate::GoesWithLastOpen {
+            link.fate = Fate::Unlinking;
+            return Some(link.named_by.take());
+        }
+        self.forget(id);
+        None
+    }
+
+    /// The name has been removed, could not be, or is not open any more.
+    pub(in crate::engine) fn forget(&mut self, id: LinkId) -> Option<RelPath> {
+        let at = self.links.iter().position(|link| link.id == id)?;
+        Some(self.links.swap_remove(at).path)
+    }
+
+    /// Whether there are neither opens nor removals under way.
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// What was known by `from` has the name `to`, which `by` gave it. The name, and one that it took the place of: the opens
+    /// of that are opens of this one from now on.
+    pub(in crate::engine) fn renamed(
+        &mut self,
+        from: &RelPath,
+        to: &RelPath,
+        by: &FsHandle,
+    ) -> Option<(LinkId, Option<LinkId>)> {
+        let id = self.links.iter().find(|l| l.path == *from && l.fate != Fate::Unlinking)?.id;
+        let replaced = self.links.iter().find(|l| l.path == *to && l.fate != Fate::Unlinking).map(|l| l.id);
+        if let Some(replaced) = replaced {
+            self.forget(replaced);
+        }
+        let link = self.get_mut(id)?;
+        link.path = to.clone();
+        link.named_by = Some(by.clone());
+        Some((id, replaced))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn path(name: &str) -> RelPath {
+        RelPath::new(name).expect("a path")
+    }
+
+    #[test]
+    fn a_name_is_deleted_and_not_its_file() {
+        let mut links = Links::default();
+        let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
+        assert_eq!(links.enter(&path("a")), a, "one more open of it");
+        links.set_doomed(a, true);
+        assert!(links.is_doomed_at(&path("a")) && links.is_doomed(a));
+        assert!(!links.is_doomed_at(&path("b")) && !links.is_doomed(b));
+        assert!(links.last_closed(b).is_none());
+        assert!(links.last_closed(a).is_some());
+        links.set_doomed(a, false);
+        assert!(links.is_doomed_at(&path("a")), "it is being removed");
+        links.forget(a);
+        assert!(links.is_empty());
+    }
+
+    #[test]
+    fn a_mind_can_be_changed_until_the_last_close() {
+        let mut links = Links::default();
+        let a = links.enter(&path("a"));
+        links.set_doomed(a, true);
+        links.set_doomed(a, false);
+        assert!(links.last_closed(a).is_none());
+        assert!(links.is_empty());
+    }
+
+    #[test]
+    fn a_name_is_removed_by_the_handle_that_gave_it() {
+        let mut links = Links::default();
+        let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
+        let handle = FsHandle(Arc::new(()));
+        assert!(links.renamed(&path("no such name"), &path("c"), &handle).is_none());
+        assert_eq!(links.renamed(&path("b"), &path("a"), &handle), Some((b, Some(a))));
+        assert_eq!(links.enter(&path("a")), b);
+        links.set_doomed(b, true);
+        let by = links.last_closed(b).flatten().expect("that handle");
+        assert!(Arc::ptr_eq(&by.0, &handle.0));
+    }
+}

@@ -1,0 +1,369 @@
+//! What clients may cache of a file: oplocks and leases ([MS-SMB2] 3.3.1.12, 3.3.5.9.8, 3.3.5.9.11; [MS-FSA] 2.1.5.18).
+//!
+//! Both are [`Holder`]s: an oplock is one that belongs to one open and knows three states (level II is R, exclusive RW, batch
+//! RWH), a lease belongs to all opens that name its key. Where the specifications leave room, this follows what smbtorture
+//! was written against.
+
+use std::time::{Duration, Instant};
+
+use crate::engine::clients::Clients;
+use crate::engine::file::holder::{Holder, Kind, Leased, send};
+use crate::engine::file::leases::{LeaseId, LeaseTable};
+use crate::engine::file::local_open::Registered;
+use crate::engine::file::opener::{Ask, Cached, H, NONE, Opener, R, RH, RWH, W, is_stat_only};
+use crate::engine::mail::{ConnectionId, Mail, Waiter};
+use crate::ids::FileId;
+use crate::limits;
+use crate::status::NtStatus;
+use crate::wire::create::OplockLevel;
+use crate::wire::create_context::{LeaseFlags, LeaseState, LeaseV2};
+
+/// How long a channel has for an answer before the next one is asked: each has had its turn when time is over.
+fn patience(clients: &dyn Clients, sessions: &[u64]) -> Duration {
+    let channels: usize = sessions.iter().map(|session| clients.channels(*session).len()).sum();
+    let turns = u32::try_from(channels).unwrap_or(u32::MAX).saturating_add(1);
+    let turn = Duration::from_secs(limits::OPLOCK_BREAK_SECONDS_MAX) / turns;
+    turn.min(Duration::from_secs(limits::OPLOCK_BREAK_RESEND_SECONDS))
+}
+
+/// Everything that clients may cache of one file.
+#[derive(Default)]
+pub(in crate::engine) struct Caching {
+    holders: Vec<Holder>,
+    waiters: Vec<Waiter>,
+}
+
+impl Caching {
+    /// Whether a write would have somebody drop what he has read.
+    pub(in crate::engine) fn is_breakable(&self) -> bool {
+        self.holders.iter().any(|h| h.state.intersects(R) && !h.state.contains(W))
+    }
+
+    /// Whether a break waits for its acknowledgment.
+    pub(in crate::engine) fn is_breaking(&self) -> bool {
+        self.holders.iter().any(|h| h.breaking.is_some())
+    }
+
+    fn of(&self, open: FileId) -> Option<&Holder> {
+        self.holders.iter().find(|h| h.opens.contains(&open))
+    }
+
+    pub(in crate::engine) fn cached(&self, open: FileId) -> Cached {
+        self.of(open).map_or(Cached::NOTHING, Holder::cached)
+    }
+
+    pub(in crate::engine) fn keeps_handle(&self, open: FileId) -> bool {
+        self.of(open).is_some_and(|h| h.state.contains(H) && h.breaking.is_none())
+    }
+
+    /// Whether an open may be there for the cache alone.
+    pub(in crate::engine) fn is_kept(&self, open: FileId) -> bool {
+        self.of(open).is_some_and(|h| !h.kind.is_oplock() && h.state.contains(H))
+    }
+
+    /// Disconnected opens that keep an opener out by what they may cache: no client is there that could let it in.
+    pub(in crate::engine) fn displaced(
+        &self,
+        opener: &Opener,
+        violation: bool,
+        opens: &[Registered],
+    ) -> Vec<FileId> {
+        let in_the_way = |h: &&Holder| h.is_disconnected(opens) && h.left_by(opener, violation).is_some();
+        let ids: Vec<FileId> =
+            self.holders.iter().filter(in_the_way).flat_map(|h| h.opens.iter().copied()).collect();
+        opens.iter().filter(|o| ids.contains(&o.id) && o.open().is_some()).map(|o| o.id).collect()
+    }
+
+    /// Breaks what stands in an opener's way ([MS-FSA] 2.1.4.12). True where it has to wait for that.
+    pub(in crate::engine) fn contend(
+        &mut self,
+        opener: &Opener,
+        violation: bool,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) -> bool {
+        let takes = opener.takes(violation);
+        let mut waits = false;
+        for holder in &mut self.holders {
+            let was_breaking = holder.breaking.is_some();
+            let Some(rest) = holder.left_by(opener, violation) else {
+                waits |= was_breaking && !holder.kind.is_oplock() && !holder.is_spared_by(opener);
+                continue;
+            };
+            holder.break_to(rest, opens, clients);
+            waits |= holder.breaking.is_some()
+                && (holder.state.intersects(takes) || was_breaking && !opener.first);
+        }
+        self.forget_empty_oplocks();
+        waits
+    }
+
+    /// What an opener that disturbs nobody may cache.
+    pub(in crate::engine) fn grantable(
+        &self,
+        opener: &Opener,
+        opens: &[Registered],
+        locked: bool,
+    ) -> LeaseState {
+        let is_lease = matches!(opener.ask, Ask::Lease { .. });
+        let mut granted = opener.ask.state() & RWH;
+        // Who looks at the attributes of a file that is there gets no oplock.
+        if !is_lease && opener.existed && is_stat_only(opener.access) {
+            return NONE;
+        }
+        // [MS-SMB2] 3.3.5.9.8, [MS-FSA] 2.1.5.18: combinations that exist.
+        if !granted.contains(R) {
+            return NONE;
+        }
+        // What is locked has to be read where the locks are.
+        if locked && !opener.overwrites {
+            return NONE;
+        }
+        let own = opener.ask.lease_id();
+        let others = |o: &&Registered| {
+            let holder = self.of(o.id);
+            let same = own.is_some() && holder.and_then(|h| h.kind.lease_id()) == own;
+            !same && (holder.is_some() || !is_stat_only(o.access))
+        };
+        if opens.iter().any(|o| others(&o)) {
+            granted.remove(W);
+        }
+        if is_lease {
+            if self.holders.iter().any(|h| h.kind.is_oplock()) {
+                granted.remove(H);
+            }
+        } else {
+            if self.holders.iter().any(|h| h.state.contains(H)) {
+                return NONE;
+            }
+            if granted == RH {
+                granted = R;
+            }
+        }
+        granted
+    }
+
+    /// Notes what an open was granted; of a lease that exists, no more than an upgrade ([MS-SMB2] 3.3.5.9.8).
+    pub(in crate::engine) fn grant(&mut self, open: FileId, ask: &Ask, granted: LeaseState) {
+        let Ask::Lease { client, lease } = ask else {
+            if granted != NONE {
+                let holder = Holder { kind: Kind::Oplock, state: granted, breaking: None, opens: vec![open] };
+                self.holders.push(holder);
+            }
+            return;
+        };
+        let id = LeaseId { client: *client, key: lease.lease_key };
+        if let Some(held) = self.holders.iter_mut().find(|h| h.kind.lease_id() == Some(id)) {
+            held.opens.push(open);
+            let upgrade = lease.lease_state.contains(held.state)
+                && granted == lease.lease_state
+                && granted != held.state
+                && held.breaking.is_none();
+            if upgrade {
+                held.state = granted;
+                if let Kind::Lease(Leased { v2: Some(v2), .. }) = &mut held.kind {
+                    v2.epoch = v2.epoch.wrapping_add(1);
+                }
+            }
+            return;
+        }
+        let flags = match lease.v2 {
+            Some(_) => lease.lease_flags & LeaseFlags::PARENT_LEASE_KEY_SET,
+            None => LeaseFlags::empty(),
+        };
+        let v2 = lease.v2.map(|v2| LeaseV2 {
+            parent_lease_key: if flags.is_empty() { [0; 16] } else { v2.parent_lease_key },
+            epoch: v2.epoch.wrapping_add(u16::from(granted != NONE)),
+        });
+        let kind = Kind::Lease(Leased { id, v2, flags });
+        self.holders.push(Holder { kind, state: granted, breaking: None, opens: vec![open] });
+    }
+
+    /// The contents change under `open`: what others have read of them is not to be used any more. Nobody waits for that.
+    /// A level II oplock of its own goes, too, unless it was granted for the change (`fresh`).
+    pub(in crate::engine) fn data_changes(
+        &mut self,
+        open: FileId,
+        fresh: bool,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) {
+        let own = self.of(open);
+        // Who may write later is alone.
+        if own.is_some_and(|h| h.state.contains(W)) {
+            return;
+        }
+        let own = own.and_then(|h| h.kind.lease_id());
+        for holder in &mut self.holders {
+            let is_own =
+                own.is_some() && holder.kind.lease_id() == own || fresh && holder.opens.contains(&open);
+            if !is_own && holder.state.intersects(R) {
+                holder.break_to(NONE, opens, clients);
+            }
+        }
+        self.forget_empty_oplocks();
+    }
+
+    /// The name changes or goes: handles that others keep for the cache alone are to be closed. True where somebody has to.
+    pub(in crate::engine) fn break_handles(
+        &mut self,
+        except: Option<FileId>,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) -> bool {
+        let own = except.and_then(|open| self.of(open)).and_then(|h| h.kind.lease_id());
+        let mut waits = false;
+        for holder in &mut self.holders {
+            let is_own = own.is_some() && holder.kind.lease_id() == own
+                || except.is_some_and(|open| holder.kind.is_oplock() && holder.opens.contains(&open));
+            // A batch oplock is not broken by a rename: it has no state without its handle but level II.
+            if is_own || holder.kind.is_oplock() || !holder.state.contains(H) {
+                continue;
+            }
+            let rest = holder.state.without(H);
+            holder.break_to(rest, opens, clients);
+            waits |= holder.breaking.is_some();
+        }
+        waits
+    }
+
+    pub(in crate::engine) fn wait(&mut self, waiter: Waiter) {
+        if !self.waiters.contains(&waiter) {
+            self.waiters.push(waiter);
+        }
+    }
+
+    pub(in crate::engine) fn stop_waiting(&mut self, token: u64) {
+        self.waiters.retain(|w| w.token != token);
+    }
+
+    /// Something has changed that requests may wait for.
+    pub(in crate::engine) fn wake(&mut self, clients: &dyn Clients) {
+        for waiter in self.waiters.drain(..) {
+            clients.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+
+    /// An open has ended, and with its last open what it held.
+    pub(in crate::engine) fn closed(&mut self, open: FileId, leases: &LeaseTable, clients: &dyn Clients) {
+        for holder in &mut self.holders {
+            holder.opens.retain(|o| *o != open);
+        }
+        self.holders.retain(|h| {
+            if let (true, Some(id)) = (h.opens.is_empty(), h.kind.lease_id()) {
+                leases.release(id);
+            }
+            !h.opens.is_empty()
+        });
+        self.wake(clients);
+    }
+
+    /// [MS-SMB2] 3.3.5.22.1: what the oplock is from now on.
+    pub(in crate::engine) fn acknowledge_oplock(
+        &mut self,
+        open: FileId,
+        level: OplockLevel,
+        clients: &dyn Clients,
+    ) -> Result<OplockLevel, NtStatus> {
+        let holder = self.holders.iter_mut().find(|h| h.kind.is_oplock() && h.opens.contains(&open));
+        let breaking = holder.and_then(|h| h.breaking.take().map(|b| (h, b)));
+        let Some((holder, breaking)) = breaking else {
+            return Err(match level {
+                OplockLevel::LEASE => NtStatus::INVALID_PARAMETER,
+                _ => NtStatus::INVALID_OPLOCK_PROTOCOL,
+            });
+        };
+        let (state, answer) = match level {
+            OplockLevel::II if breaking.requested.contains(R) => (R, Ok(OplockLevel::II)),
+            OplockLevel::II | OplockLevel::NONE => (NONE, Ok(OplockLevel::NONE)),
+            OplockLevel::LEASE => (NONE, Err(NtStatus::INVALID_PARAMETER)),
+            _ => (NONE, Err(NtStatus::INVALID_OPLOCK_PROTOCOL)),
+        };
+        holder.state = state;
+        self.forget_empty_oplocks();
+        self.wake(clients);
+        answer
+    }
+
+    /// [MS-SMB2] 3.3.5.22.2. A client that was to give up more meanwhile is asked for the rest, as Windows does, in steps.
+    ///
+    /// # Errors
+    /// `STATUS_OBJECT_NAME_NOT_FOUND` for no lease of the file, `STATUS_UNSUCCESSFUL` where it is not being broken,
+    /// `STATUS_REQUEST_NOT_ACCEPTED` for more than it was asked to keep.
+    pub(in crate::engine) fn acknowledge_lease(
+        &mut self,
+        id: LeaseId,
+        state: LeaseState,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) -> Result<(), NtStatus> {
+        let held = self.holders.iter_mut().find(|h| h.kind.lease_id() == Some(id));
+        let holder = held.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+        let breaking = holder.breaking.as_ref().ok_or(NtStatus::UNSUCCESSFUL)?;
+        if !breaking.requested.contains(state) {
+            return Err(NtStatus::REQUEST_NOT_ACCEPTED);
+        }
+        let required = breaking.required;
+        holder.breaking = None;
+        holder.state = state;
+        if !required.contains(state) {
+            if state.intersects(W | H) {
+                holder.begin(state, required | R, required, opens, clients);
+            } else {
+                holder.state = NONE;
+                let notification = holder.notification(state, required, false);
+                send(clients, &holder.sessions(opens, clients), &mut Vec::new(), notification);
+            }
+        }
+        self.wake(clients);
+        Ok(())
+    }
+
+    /// Time has passed: who was asked on a channel that has not brought an answer is asked on another one, and who does not
+    /// answer at all loses what he held. True while a break waits.
+    pub(in crate::engine) fn tick(
+        &mut self,
+        now: Instant,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) -> bool {
+        let mut expired = false;
+        for holder in &mut self.holders {
+            let sessions = holder.sessions(opens, clients);
+            let Some(breaking) = &mut holder.breaking else { continue };
+            let since = *breaking.since.get_or_insert(now);
+            if now.saturating_duration_since(since) >= Duration::from_secs(limits::OPLOCK_BREAK_SECONDS_MAX) {
+                holder.breaking = None;
+                holder.state = NONE;
+                expired = true;
+            } else {
+                breaking.ask_again(now, patience(clients, &sessions), &sessions, clients);
+            }
+        }
+        if expired {
+            self.forget_empty_oplocks();
+            self.wake(clients);
+        }
+        self.is_breaking()
+    }
+
+    /// A connection over which a break may have gone out is gone.
+    pub(in crate::engine) fn channel_lost(
+        &mut self,
+        connection: ConnectionId,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) {
+        for holder in &mut self.holders {
+            let sessions = holder.sessions(opens, clients);
+            if let Some(breaking) = &mut holder.breaking {
+                breaking.channel_lost(connection, &sessions, clients);
+            }
+        }
+    }
+
+    /// An oplock without anything is none; a lease without anything still is one.
+    fn forget_empty_oplocks(&mut self) {
+        self.holders.retain(|h| !(h.kind.is_oplock() && h.state == NONE));
+    }
+}

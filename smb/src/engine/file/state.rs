@@ -1,0 +1,560 @@
+//! One file that is open: share modes, names, pending deletion and byte-range locks, whatever sessions opened it
+//! ([MS-FSA] 2.1.1.5, 2.1.1.10). [`crate::engine::file::table`] has the ways in and out.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use crate::engine::clients::{Breakable, Clients};
+use crate::engine::file::leases::{LeaseId, LeaseTable};
+use crate::engine::file::links::{LinkId, Links};
+use crate::engine::file::local_open::{LocalOpen, Registered};
+use crate::engine::file::locks::{LockList, LockRange};
+use crate::engine::file::opener::{Cached, Opener};
+use crate::engine::file::oplocks::Caching;
+use crate::engine::file::paths::PinnedPath;
+use crate::engine::file::share::compatible;
+use crate::engine::mail::{ConnectionId, Mail, Waiter as BreakWaiter};
+use crate::engine::tally::Tally;
+use crate::fs::{FileKey, FsHandle, RelPath, Stat};
+use crate::ids::FileId;
+use crate::limits::LOCK_WAITERS_PER_FILE_MAX;
+use crate::status::NtStatus;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
+use crate::wire::create::OplockLevel;
+use crate::wire::create_context::LeaseState;
+use crate::wire::{AccessMask, ShareAccess};
+
+const LOCK: &str = "no panic under this lock";
+
+/// One file that is open, once for all its opens.
+pub(crate) struct FileState {
+    key: FileKey,
+    /// Whether `inner.locks` has any, so that READ and WRITE need not look.
+    locks_present: AtomicBool,
+    /// Whether a client in `inner.caching` may keep what it has read while another writes, so that WRITE need not look.
+    breakable: AtomicBool,
+    /// Whether `inner.change_time` is there.
+    change_time_set: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    opens: Vec<Registered>,
+    links: Links,
+    /// ChangeTime as the file system has it and as a client set it.
+    change_time: Option<(u64, u64)>,
+    locks: LockList,
+    waiters: Vec<Waiter>,
+    caching: Caching,
+}
+
+/// An open that asks to be let in.
+pub(crate) struct Entrant<'a> {
+    pub(crate) key: FileKey,
+    /// The name that it was opened by: no rename has changed it since a backend has found the file.
+    pub(crate) pin: &'a PinnedPath,
+    pub(crate) directory: bool,
+    pub(crate) access: AccessMask,
+    pub(crate) share: ShareAccess,
+    pub(crate) opener: Opener,
+    /// Woken where it has to wait.
+    pub(crate) waiter: BreakWaiter,
+    pub(crate) leases: &'a LeaseTable,
+}
+
+/// What became of an attempt to open a file.
+pub(crate) enum Entry<T> {
+    /// It is open.
+    Open(Arc<T>),
+    /// A client has to give up first what it may cache of this file; the waiter is woken then.
+    Wait(Arc<FileState>),
+    /// These opens without a connection are in the way: they are to be closed.
+    Displaces(Vec<FileId>),
+}
+
+/// An open that ends.
+pub(crate) struct Leaver<'a> {
+    pub(crate) id: FileId,
+    /// FILE_DELETE_ON_CLOSE.
+    pub(crate) deletes: bool,
+    pub(crate) leases: &'a LeaseTable,
+}
+
+/// A LOCK request that waits, in order of arrival.
+struct Waiter {
+    owner: FileId,
+    range: LockRange,
+    connection: ConnectionId,
+    token: u64,
+}
+
+/// What the end of an open means for the name that it was opened by.
+pub(in crate::engine) enum Left {
+    /// It stays.
+    Stays,
+    /// It goes when others have closed it, too.
+    Doomed,
+    /// It goes now.
+    Goes {
+        link: LinkId,
+        path: RelPath,
+        /// The handle that gave it the name, where it was not made by that.
+        named_by: Option<FsHandle>,
+    },
+}
+
+impl Inner {
+    fn link_of(&self, open: FileId) -> Option<LinkId> {
+        self.opens.iter().find(|o| o.id == open).map(|o| o.link)
+    }
+
+    /// Has an open's LOCK requests that wait look at whether it is still theirs.
+    fn end_waits(&mut self, owner: FileId, clients: &dyn Clients) {
+        let (own, others): (Vec<Waiter>, Vec<Waiter>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(|w| w.owner == owner);
+        self.waiters = others;
+        for waiter in own {
+            clients.post(waiter.connection, Mail::Wake(waiter.token));
+        }
+    }
+
+    /// No lock outlives its open, not even one that was asked for while it was being closed.
+    fn must_be_open(&self, owner: FileId) -> Result<(), NtStatus> {
+        if self.opens.iter().any(|o| o.id == owner) { Ok(()) } else { Err(NtStatus::FILE_CLOSED) }
+    }
+}
+
+impl FileState {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect(LOCK)
+    }
+
+    pub(crate) fn key(&self) -> FileKey {
+        self.key
+    }
+
+    pub(in crate::engine) fn new(key: FileKey) -> Self {
+        Self {
+            key,
+            locks_present: AtomicBool::new(false),
+            breakable: AtomicBool::new(false),
+            change_time_set: AtomicBool::new(false),
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Adds the open that `make` makes if the others tolerate it ([MS-FSA] 2.1.5.1.2), and grants it what it may cache.
+    pub(in crate::engine) fn admit<T: LocalOpen + 'static>(
+        self: &Arc<Self>,
+        entrant: &Entrant<'_>,
+        clients: &dyn Clients,
+        make: impl FnOnce() -> T,
+    ) -> Result<Entry<T>, NtStatus> {
+        let Entrant { access, share, opener, leases, .. } = entrant;
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        if inner.links.is_doomed_at(entrant.pin.path()) {
+            return Err(NtStatus::DELETE_PENDING);
+        }
+        // [MS-SMB2] 3.3.5.9.8
+        let lease = opener.ask.lease_id();
+        if lease.is_some_and(|id| leases.is_of_another(id, self.key)) {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let excluding = |o: &&Registered| !compatible((o.access, o.share), (*access, *share));
+        let violation = inner.opens.iter().any(|o| excluding(&o));
+        let mut displaced = inner.caching.displaced(opener, violation, &inner.opens);
+        let others = inner.opens.iter().filter(excluding).filter(|o| o.is_disconnected());
+        displaced.extend(others.map(|o| o.id));
+        if !displaced.is_empty() {
+            return Ok(Entry::Displaces(displaced));
+        }
+        let waits = inner.caching.contend(opener, violation, &inner.opens, clients);
+        self.caching_changed(inner, clients);
+        if waits {
+            inner.caching.wait(entrant.waiter);
+            return Ok(Entry::Wait(Arc::clone(self)));
+        }
+        if violation {
+            return Err(NtStatus::SHARING_VIOLATION);
+        }
+        // Directories are not cached.
+        if !entrant.directory && lease.is_some_and(|id| !leases.claim(id, self.key)) {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let open = Arc::new(make());
+        if !entrant.directory {
+            let granted = inner.caching.grantable(opener, &inner.opens, !inner.locks.is_empty());
+            inner.caching.grant(open.id(), &opener.ask, granted);
+        }
+        let link = inner.links.enter(entrant.pin.path());
+        let (access, share) = (*access, *share);
+        let weak: Weak<T> = Arc::downgrade(&open);
+        inner.opens.push(Registered { id: open.id(), access, share, link, open: weak });
+        self.caching_changed(inner, clients);
+        Ok(Entry::Open(open))
+    }
+
+    /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
+    pub(in crate::engine) fn leave(self: &Arc<Self>, leaver: &Leaver<'_>, clients: &dyn Clients) -> Left {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let Some(link) = inner.link_of(leaver.id) else { return Left::Stays };
+        // [MS-FSA] 2.1.5.5: delete-on-close becomes the name's business when that open ends.
+        if leaver.deletes {
+            inner.links.set_doomed(link, true);
+            inner.caching.break_handles(Some(leaver.id), &inner.opens, clients);
+        }
+        inner.caching.closed(leaver.id, leaver.leases, clients);
+        inner.opens.retain(|o| o.id != leaver.id);
+        self.caching_changed(inner, clients);
+        inner.locks.remove_owner(leaver.id);
+        inner.end_waits(leaver.id, clients);
+        self.locks_changed(inner, clients);
+        if inner.opens.iter().any(|o| o.link == link) {
+            return if inner.links.is_doomed(link) { Left::Doomed } else { Left::Stays };
+        }
+        let path = inner.links.path(link).cloned();
+        match (inner.links.last_closed(link), path) {
+            (Some(named_by), Some(path)) => Left::Goes { link, path, named_by },
+            _ => Left::Stays,
+        }
+    }
+
+    /// Its name goes with an open that alone has it.
+    pub(in crate::engine) fn discard(&self, open: FileId) {
+        let mut inner = self.inner();
+        if let Some(link) = inner.link_of(open)
+            && inner.opens.iter().all(|o| o.id == open)
+        {
+            inner.links.set_doomed(link, true);
+        }
+    }
+
+    /// A name that was made and is removed again before anything opens it.
+    pub(in crate::engine) fn undo(&self, path: &RelPath) -> LinkId {
+        self.inner().links.undo(path)
+    }
+
+    /// A name that was to go has been removed, or could not be; which one.
+    pub(in crate::engine) fn unlinked(&self, link: LinkId) -> Option<RelPath> {
+        self.inner().links.forget(link)
+    }
+
+    pub(in crate::engine) fn open_count(&self) -> usize {
+        self.inner().opens.len()
+    }
+
+    /// Neither open nor losing a name.
+    pub(in crate::engine) fn is_idle(&self) -> bool {
+        let inner = self.inner();
+        inner.opens.is_empty() && inner.links.is_empty()
+    }
+
+    /// What a CREATE response tells of what an open may cache.
+    pub(crate) fn cached(&self, open: FileId) -> Cached {
+        self.inner().caching.cached(open)
+    }
+
+    /// Whether an open holds something that lets its client keep the handle, and is not being asked to give it up.
+    pub(crate) fn keeps_handle(&self, open: FileId) -> bool {
+        self.inner().caching.keeps_handle(open)
+    }
+
+    /// The contents have changed by `open`: what others have read of them is not to be used any more.
+    pub(crate) fn data_changed(self: &Arc<Self>, open: FileId, clients: &dyn Clients) {
+        self.data_changes(open, false, clients);
+    }
+
+    /// As [`Self::data_changed`], by the CREATE that made the open.
+    pub(crate) fn data_replaced(self: &Arc<Self>, open: FileId, clients: &dyn Clients) {
+        self.data_changes(open, true, clients);
+    }
+
+    fn data_changes(self: &Arc<Self>, open: FileId, fresh: bool, clients: &dyn Clients) {
+        if !self.breakable.load(Ordering::Acquire) {
+            return;
+        }
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        inner.caching.data_changes(open, fresh, &inner.opens, clients);
+        self.caching_changed(inner, clients);
+    }
+
+    /// Has handles closed that others than `except` keep for the cache alone. True where somebody has to; `waiter` is woken
+    /// when one of them has.
+    pub(crate) fn break_handles(
+        self: &Arc<Self>,
+        except: Option<FileId>,
+        waiter: BreakWaiter,
+        clients: &dyn Clients,
+    ) -> bool {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let waits = inner.caching.break_handles(except, &inner.opens, clients);
+        self.caching_changed(inner, clients);
+        if waits {
+            inner.caching.wait(waiter);
+        }
+        waits
+    }
+
+    /// As [`Inner::end_waits`], for an open that stays.
+    pub(crate) fn end_waits(&self, owner: FileId, clients: &dyn Clients) {
+        let mut inner = self.inner();
+        inner.end_waits(owner, clients);
+        self.locks_changed(&inner, clients);
+    }
+
+    /// Whether a client has yet to give up what it may cache.
+    pub(crate) fn is_breaking(&self) -> bool {
+        self.inner().caching.is_breaking()
+    }
+
+    /// Whether it is open by a client that does not keep it for the cache alone.
+    pub(in crate::engine) fn has_other_handles(&self) -> bool {
+        let inner = self.inner();
+        inner.opens.iter().any(|o| !inner.caching.is_kept(o.id))
+    }
+
+    /// True where a break waits for its acknowledgment; `waiter` is woken when it has come.
+    pub(in crate::engine) fn wait_while_breaking(&self, waiter: BreakWaiter) -> bool {
+        let mut inner = self.inner();
+        let breaking = inner.caching.is_breaking();
+        if breaking {
+            inner.caching.wait(waiter);
+        }
+        breaking
+    }
+
+    /// A request does not wait for a break any more.
+    pub(crate) fn stop_waiting_for_break(&self, token: u64) {
+        self.inner().caching.stop_waiting(token);
+    }
+
+    /// [MS-SMB2] 3.3.5.22.1
+    pub(crate) fn acknowledge_oplock(
+        self: &Arc<Self>,
+        open: FileId,
+        level: OplockLevel,
+        clients: &dyn Clients,
+    ) -> Result<OplockLevel, NtStatus> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let answer = inner.caching.acknowledge_oplock(open, level, clients);
+        self.caching_changed(inner, clients);
+        answer
+    }
+
+    /// [MS-SMB2] 3.3.5.22.2
+    pub(crate) fn acknowledge_lease(
+        self: &Arc<Self>,
+        id: LeaseId,
+        state: LeaseState,
+        clients: &dyn Clients,
+    ) -> Result<(), NtStatus> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let answer = inner.caching.acknowledge_lease(id, state, &inner.opens, clients);
+        self.caching_changed(inner, clients);
+        answer
+    }
+
+    fn caching_changed(self: &Arc<Self>, inner: &Inner, clients: &dyn Clients) {
+        self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        if inner.caching.is_breaking() {
+            let file: Arc<Self> = Arc::clone(self);
+            clients.watch(file);
+        }
+    }
+
+    pub(in crate::engine) fn is_open_below(&self, directory: &RelPath) -> bool {
+        let inner = self.inner();
+        // One that nobody can come back for is as good as closed.
+        let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
+        let mut paths = inner.opens.iter().filter(counts).filter_map(|o| inner.links.path(o.link));
+        paths.any(|path| path.is_below(directory))
+    }
+
+    /// Remembers the ChangeTime that a client set, which no file system keeps: it is told until the file changes again
+    /// or is closed by all. `real` is what the file system says after the change.
+    pub(crate) fn set_change_time(&self, real: u64, told: u64) {
+        self.inner().change_time = Some((real, told));
+        self.change_time_set.store(true, Ordering::Release);
+    }
+
+    /// `stat` with the ChangeTime that a client set.
+    pub(crate) fn with_client_change_time(&self, mut stat: Stat) -> Stat {
+        if self.change_time_set.load(Ordering::Acquire)
+            && let Some((real, told)) = self.inner().change_time
+            && real == stat.times.change
+        {
+            stat.times.change = told;
+        }
+        stat
+    }
+
+    /// [MS-FSCC] 2.4.45 DeletePending: of the name that `open` has.
+    pub(crate) fn delete_pending(&self, open: FileId) -> bool {
+        let inner = self.inner();
+        inner.link_of(open).is_some_and(|link| inner.links.is_doomed(link))
+    }
+
+    /// As [`Self::delete_pending`], of the name at `path`.
+    pub(crate) fn delete_pending_at(&self, path: &RelPath) -> bool {
+        self.inner().links.is_doomed_at(path)
+    }
+
+    /// FileDispositionInformation, of the name that `open` has.
+    ///
+    /// # Errors
+    /// `STATUS_FILE_CLOSED` where that has ended.
+    pub(crate) fn set_delete_pending(&self, open: FileId, delete: bool) -> Result<(), NtStatus> {
+        let mut inner = self.inner();
+        let link = inner.link_of(open).ok_or(NtStatus::FILE_CLOSED)?;
+        inner.links.set_doomed(link, delete);
+        Ok(())
+    }
+
+    /// Whether an open with `access` and `share` would be tolerated by the opens there are.
+    pub(crate) fn tolerates(&self, access: AccessMask, share: ShareAccess) -> bool {
+        self.inner().opens.iter().all(|o| compatible((o.access, o.share), (access, share)))
+    }
+
+    /// Whether all its opens but `except` share deletion.
+    pub(crate) fn shares_delete(&self, except: FileId) -> bool {
+        self.inner().opens.iter().all(|o| o.id == except || o.share.contains(ShareAccess::DELETE))
+    }
+
+    /// Gives all opens of it that are known by `from` the name `to`, which the backend gave it by the handle `by`.
+    pub(crate) fn renamed(&self, from: &RelPath, to: &RelPath, by: &FsHandle) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let Some((link, replaced)) = inner.links.renamed(from, to, by) else { return };
+        for registered in &mut inner.opens {
+            if Some(registered.link) == replaced {
+                registered.link = link;
+            }
+            if registered.link == link
+                && let Some(open) = registered.open()
+            {
+                open.set_path(to);
+            }
+        }
+    }
+
+    /// Byte-range locks that an open holds.
+    pub(crate) fn locks_of(&self, owner: FileId) -> usize {
+        if !self.locks_present.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.inner().locks.count(owner)
+    }
+
+    /// Whether somebody's lock forbids an open to read a range ([MS-FSA] 2.1.4.10).
+    pub(crate) fn forbids_read(&self, owner: FileId, offset: u64, length: u64) -> bool {
+        self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_read(owner, offset, length)
+    }
+
+    /// Whether a lock forbids an open to write a range ([MS-FSA] 2.1.4.10).
+    pub(crate) fn forbids_write(&self, owner: FileId, offset: u64, length: u64) -> bool {
+        self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_write(owner, offset, length)
+    }
+
+    /// Takes all of `ranges` or none.
+    ///
+    /// # Errors
+    /// `STATUS_LOCK_NOT_GRANTED`, `STATUS_INSUFFICIENT_RESOURCES`.
+    pub(crate) fn lock(&self, owner: FileId, ranges: &[LockRange], volume: &Tally) -> Result<(), NtStatus> {
+        let mut inner = self.inner();
+        inner.must_be_open(owner)?;
+        let result = inner.locks.lock(owner, ranges, volume);
+        self.locks_present.store(!inner.locks.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// As [`Self::lock`] for one range; where it is not free, joins the queue (once) to be woken by
+    /// [`Mail::Wake`]. True where it was taken.
+    pub(crate) fn lock_or_wait(
+        &self,
+        owner: FileId,
+        range: LockRange,
+        volume: &Tally,
+        connection: ConnectionId,
+        token: u64,
+    ) -> Result<bool, NtStatus> {
+        let mut inner = self.inner();
+        inner.must_be_open(owner)?;
+        match inner.locks.lock(owner, &[range], volume) {
+            Ok(()) => {
+                inner.waiters.retain(|w| w.token != token);
+                self.locks_present.store(true, Ordering::Release);
+                Ok(true)
+            }
+            Err(NtStatus::LOCK_NOT_GRANTED) => {
+                if !inner.waiters.iter().any(|w| w.token == token) {
+                    if inner.waiters.len() >= LOCK_WAITERS_PER_FILE_MAX {
+                        return Err(NtStatus::INSUFFICIENT_RESOURCES);
+                    }
+                    inner.waiters.push(Waiter { owner, range, connection, token });
+                }
+                Ok(false)
+            }
+            Err(status) => {
+                inner.waiters.retain(|w| w.token != token);
+                Err(status)
+            }
+        }
+    }
+
+    /// A request waits no more; who waited behind it may go on.
+    pub(crate) fn stop_waiting(&self, token: u64, clients: &dyn Clients) {
+        let mut inner = self.inner();
+        inner.waiters.retain(|w| w.token != token);
+        self.locks_changed(&inner, clients);
+    }
+
+    /// Releases locks with exactly these ranges, up to the first that is not there. False where one is not.
+    pub(crate) fn unlock(
+        &self,
+        owner: FileId,
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+        clients: &dyn Clients,
+    ) -> bool {
+        let mut inner = self.inner();
+        let found = ranges.into_iter().all(|(offset, length)| inner.locks.unlock(owner, offset, length));
+        self.locks_changed(&inner, clients);
+        found
+    }
+
+    /// Wakes, in order of arrival, the waiters that can all have their ranges now.
+    fn locks_changed(&self, inner: &Inner, clients: &dyn Clients) {
+        self.locks_present.store(!inner.locks.is_empty(), Ordering::Release);
+        let mut promised = LockList::default();
+        for waiter in &inner.waiters {
+            let Waiter { owner, range, .. } = *waiter;
+            if inner.locks.grants(owner, range) && promised.grants(owner, range) {
+                clients.post(waiter.connection, Mail::Wake(waiter.token));
+                promised.put(owner, range);
+            }
+        }
+    }
+}
+
+impl Breakable for FileState {
+    fn tick(&self, now: Instant, clients: &dyn Clients) -> bool {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let breaking = inner.caching.tick(now, &inner.opens, clients);
+        self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        breaking
+    }
+
+    fn channel_lost(&self, connection: ConnectionId, clients: &dyn Clients) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        inner.caching.channel_lost(connection, &inner.opens, clients);
+    }
+}

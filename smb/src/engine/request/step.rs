@@ -1,0 +1,300 @@
+//! What a command's handler decides, and what it may use to decide.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_smbdirect::wire::Token;
+
+use crate::crypto::SigningKey;
+use crate::engine::channel_sequence::Verdict;
+use crate::engine::open::Open;
+use crate::engine::request::core::Core;
+use crate::engine::server::Server;
+use crate::engine::session::{Session, Share, Tree};
+use crate::engine::tally::Taken;
+use crate::engine::volume::Volume;
+use crate::fs::{Frame, FsOpKind, FsResult, Payload};
+use crate::ids::FileId;
+use crate::remote::RemoteBuffer;
+use crate::status::NtStatus;
+use crate::time::Now;
+use crate::wire::{Command, Header, HeaderFlags, Malformed};
+
+/// The outcome of one step of a request.
+pub(crate) enum Step {
+    /// Finished.
+    Reply(Reply),
+    /// Finished with the ERROR response ([MS-SMB2] 2.2.2).
+    Fail(NtStatus),
+    /// A backend has to do something first; go on with the closure when it has.
+    Fs(FsOpKind, Then),
+    /// Waits for something that another request must do; answered with STATUS_PENDING and woken by [`Mail::Wake`](crate::engine::mail::Mail::Wake)
+    /// with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
+    Park(Resume),
+    /// As [`Self::Fs`], for a state machine.
+    Submit(FsOpKind, Box<dyn Machine>),
+    /// As [`Self::Park`], for a state machine.
+    Wait(Box<dyn Machine>),
+    /// The peer broke a rule for which the specification asks to end the connection.
+    Disconnect(&'static str),
+    /// Not answered: the connection ends when all else is, so that the client connects again.
+    Leave(&'static str),
+}
+
+/// Data that are to be in the peer's memory before the response that says so.
+pub struct RemoteWrite {
+    /// What was read.
+    pub payload: Box<dyn Payload>,
+    /// Where to.
+    pub target: RemoteBuffer,
+}
+
+/// A finished response.
+pub(crate) struct Reply {
+    /// Usually SUCCESS; warnings such as BUFFER_OVERFLOW keep their body.
+    pub(crate) status: NtStatus,
+    /// The body, encoded as directly following the 64-byte header.
+    pub(crate) body: Vec<u8>,
+    /// READ data that follows the body.
+    pub(crate) payload: Option<Box<dyn Payload>>,
+    /// READ data that go by RDMA instead.
+    pub(crate) remote: Option<RemoteWrite>,
+    /// What it takes of a limit until it is sent.
+    pub(crate) counted: Option<Taken>,
+}
+
+impl Reply {
+    /// Success with a body.
+    pub(crate) fn ok(body: Vec<u8>) -> Self {
+        Self { status: NtStatus::SUCCESS, body, payload: None, remote: None, counted: None }
+    }
+}
+
+/// Continues a request after a backend's answer.
+pub(crate) type Then = Box<dyn FnOnce(&mut Ctx<'_>, FsResult) -> Step + Send>;
+
+/// Continues a parked request.
+pub(crate) type Resume = Box<dyn FnOnce(&mut Ctx<'_>, Wake) -> Step + Send>;
+
+/// A request of several steps as a value that can be printed: what it waits for is a state and not the contents of a closure.
+pub(crate) trait Machine: fmt::Debug + Send {
+    /// A backend has answered.
+    fn completed(self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step;
+
+    /// What it waits for may have come, or it has to end.
+    fn woken(self: Box<Self>, ctx: &mut Ctx<'_>, wake: Wake) -> Step;
+}
+
+/// How a request that waits goes on.
+pub(crate) enum Resumption {
+    /// When the backend has answered.
+    Completed(Then),
+    /// When it is woken.
+    Woken(Resume),
+    /// On whichever of the two its state is for.
+    Machine(Box<dyn Machine>),
+}
+
+impl Resumption {
+    pub(in crate::engine) fn complete(self, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
+        match self {
+            Self::Completed(then) => then(ctx, result),
+            Self::Machine(machine) => machine.completed(ctx, result),
+            Self::Woken(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+        }
+    }
+
+    pub(in crate::engine) fn wake(self, ctx: &mut Ctx<'_>, wake: Wake) -> Step {
+        match self {
+            Self::Woken(resume) => resume(ctx, wake),
+            Self::Machine(machine) => machine.woken(ctx, wake),
+            Self::Completed(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+        }
+    }
+}
+
+/// Why a parked request goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// What it waited for may have come; look again.
+    Ready,
+    /// CANCEL: answer STATUS_CANCELLED.
+    Cancelled,
+    /// The open, tree, session or connection is going away: answer STATUS_RANGE_NOT_LOCKED or the like.
+    Closed,
+}
+
+/// One request in its compound, and the state it may touch.
+pub(crate) struct Ctx<'a> {
+    pub(crate) core: &'a mut Core,
+    pub(crate) server: &'a Arc<Server>,
+    pub(crate) now: Now,
+    pub(crate) request: Request,
+}
+
+/// The request as the dispatcher resolved it.
+pub(crate) struct Request {
+    pub(crate) header: Header,
+    /// The frame and this message's range in it (from its SMB2 header to the next message or the end).
+    pub(crate) frame: Arc<dyn Frame>,
+    pub(crate) range: std::ops::Range<usize>,
+    /// Present for all but NEGOTIATE, SESSION_SETUP, ECHO and CANCEL.
+    pub(crate) session: Option<Arc<Session>>,
+    /// Present for commands on a tree.
+    pub(crate) tree: Option<Arc<Tree>>,
+    /// The FileId that the previous related operation produced or used.
+    pub(crate) related_file: Option<FileId>,
+    /// SMB2_FLAGS_RELATED_OPERATIONS.
+    pub(crate) related: bool,
+    /// Identifies this request to [`Mail::Wake`](crate::engine::mail::Mail::Wake); 0 until [`Ctx::wake_token`] was called.
+    pub(crate) wake_token: u64,
+    /// It came in a sealed frame.
+    pub(crate) sealed: bool,
+    /// When it came in.
+    pub(crate) began: Now,
+    /// What to sign the answer with where the session ends with this request.
+    pub(crate) signing: Option<SigningKey>,
+    /// Its payload goes by RDMA.
+    pub(crate) by_rdma: bool,
+    /// The peer's token that the answer invalidates.
+    pub(crate) invalidate: Option<Token>,
+    /// The open that counts this request among those in flight.
+    pub(crate) counted: Option<Counted>,
+}
+
+/// A request in flight on an open, for as long as this lives.
+pub(crate) struct Counted {
+    open: Arc<Open>,
+    sequence: u16,
+}
+
+impl Drop for Counted {
+    // [MS-SMB2] 3.3.4.1: the response is on its way, or the connection is gone.
+    fn drop(&mut self) {
+        self.open.channel_sequence.ended(self.sequence);
+    }
+}
+
+impl Request {
+    /// The message from its SMB2 header on.
+    pub(crate) fn message(&self) -> &[u8] {
+        self.frame.bytes().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl From<Malformed> for Step {
+    // [MS-SMB2] 3.3.5.2.6: a body that breaks its structure.
+    fn from(_: Malformed) -> Self {
+        Self::Fail(NtStatus::INVALID_PARAMETER)
+    }
+}
+
+impl From<NtStatus> for Step {
+    fn from(status: NtStatus) -> Self {
+        Self::Fail(status)
+    }
+}
+
+impl Ctx<'_> {
+    /// The session; the dispatcher has checked it.
+    pub(crate) fn session(&self) -> Arc<Session> {
+        Arc::clone(self.request.session.as_ref().expect("dispatcher resolved the session"))
+    }
+
+    /// Whether the payload of this request must not go by RDMA in clear.
+    pub(crate) fn must_protect(&self) -> bool {
+        self.request.sealed || self.session().signing_required.load(Ordering::Relaxed)
+    }
+
+    /// Reserves the token under which [`Mail::Wake`](crate::engine::mail::Mail::Wake) resumes this request; needed before [`Step::Park`].
+    pub(crate) fn wake_token(&mut self) -> u64 {
+        if self.request.wake_token == 0 {
+            self.request.wake_token = self.server.next_wake();
+        }
+        self.request.wake_token
+    }
+
+    /// The tree; the dispatcher has checked it.
+    pub(crate) fn tree(&self) -> Arc<Tree> {
+        Arc::clone(self.request.tree.as_ref().expect("dispatcher resolved the tree"))
+    }
+
+    /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
+    /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
+    pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
+        let id = if self.request.related && id.is_related() {
+            self.request.related_file.ok_or(NtStatus::FILE_CLOSED)?
+        } else {
+            id
+        };
+        self.request.related_file = Some(id);
+        let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
+        let channel = self.core.channels.get_mut(&session.id).ok_or(NtStatus::USER_SESSION_DELETED)?;
+        let open = channel.lookup.open(session, id).ok_or(NtStatus::FILE_CLOSED)?;
+        let tree_id = self.request.tree.as_ref().map_or(0, |t| t.id);
+        if open.tree_id() != tree_id || open.is_closing() {
+            return Err(NtStatus::FILE_CLOSED);
+        }
+        self.server.creations.used(&open);
+        self.count(&open)?;
+        Ok(open)
+    }
+
+    /// [MS-SMB2] 3.3.5.2.10, for every request that names an open.
+    fn count(&mut self, open: &Arc<Open>) -> Result<(), NtStatus> {
+        if self.request.counted.is_some() || !self.core.is_smb3() {
+            return Ok(());
+        }
+        let header = &self.request.header;
+        let sequence = header.channel_sequence();
+        match open.channel_sequence.begun(sequence, header.flags.contains(HeaderFlags::REPLAY_OPERATION)) {
+            Verdict::Counted => {
+                self.request.counted = Some(Counted { open: Arc::clone(open), sequence });
+                Ok(())
+            }
+            Verdict::Stale
+                if matches!(header.command, Command::WRITE | Command::SET_INFO | Command::IOCTL) =>
+            {
+                Err(NtStatus::FILE_NOT_AVAILABLE)
+            }
+            Verdict::Stale => Ok(()),
+        }
+    }
+
+    /// As [`Self::open`], for READ and WRITE: those clients ask again by a new handle where theirs ended with its session.
+    pub(crate) fn open_for_io(&mut self, id: FileId) -> Result<Arc<Open>, Step> {
+        self.open(id).map_err(|status| {
+            if status == NtStatus::FILE_CLOSED && self.is_worth_a_return(id) {
+                return Step::Leave("a handle of before it reconnected");
+            }
+            Step::Fail(status)
+        })
+    }
+
+    /// Whether to make a client return that reads or writes by this handle: it was lost, with its session or with the server,
+    /// and was not asked for too often yet.
+    fn is_worth_a_return(&self, id: FileId) -> bool {
+        let earlier = self.server.is_of_predecessor(id);
+        self.volume().is_some_and(|volume| volume.lost().is_worth_a_return(id, earlier))
+    }
+
+    /// Whether to have a client ask again that asks about this handle: as [`Self::is_worth_a_return`].
+    pub(crate) fn is_worth_a_retry(&self, id: FileId) -> bool {
+        let earlier = self.server.is_of_predecessor(id);
+        self.volume().is_some_and(|volume| volume.lost().is_worth_a_retry(id, earlier))
+    }
+
+    /// The volume of the request's tree.
+    fn volume(&self) -> Option<&Arc<Volume>> {
+        match &self.request.tree.as_ref()?.share {
+            Share::Volume(volume) => Some(volume),
+            Share::Ipc => None,
+        }
+    }
+
+    /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).
+    pub(crate) fn background(&mut self, op: FsOpKind) {
+        self.core.background(op);
+    }
+}

@@ -1,0 +1,78 @@
+//! Opens that the server keeps without a session, and their end.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Server;
+use crate::engine::kept_opens::{KeptOpens, may_keep};
+use crate::engine::open::Open;
+use crate::engine::open_end;
+use crate::fs::FsOpKind;
+use crate::ids::FileId;
+use crate::sync::MutexGuard;
+use crate::time::Due;
+
+impl Server {
+    pub(crate) fn kept(&self) -> MutexGuard<'_, KeptOpens> {
+        self.kept_opens.lock().expect("no panic under this lock")
+    }
+
+    /// Ends an open that its owner lost; what a backend has to do for that. As [`open_end::end`].
+    pub(crate) fn end_open(&self, open: &Open) -> FsOpKind {
+        open_end::end(open, &self.creations, self)
+    }
+
+    /// Keeps an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1). False where it must be closed.
+    pub(crate) fn keep(&self, now: Instant, open: &Arc<Open>) -> bool {
+        may_keep(open).is_some_and(|timeout_ms| self.kept().keep(now, open, timeout_ms, self))
+    }
+
+    /// Ends a kept open that is in the way of another client; what a backend has to do for that.
+    pub(crate) fn displace(&self, id: FileId) -> Option<FsOpKind> {
+        let open = self.kept().forget(id)?;
+        open.begin_close().then(|| self.end_open(&open))
+    }
+
+    /// When [`Self::handle_timeout`] is to be called next.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Due> {
+        self.kept().next_timeout()
+    }
+
+    /// Ends what has been kept long enough for clients that did not come back. What it returns is for a backend to do;
+    /// no request waits for the outcome.
+    #[must_use]
+    pub fn handle_timeout(&self, now: Instant) -> Vec<FsOpKind> {
+        // A handle that somebody's rename or write has taken from a lease is of no use any more.
+        let all: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
+        let useless: HashSet<FileId> =
+            all.iter().filter(|open| !open.keeps_handle()).map(|open| open.id).collect();
+        let late = self.kept().take_all(|open, until| until <= now || useless.contains(&open.id));
+        self.end_kept(late);
+        self.creations.forget_abandoned();
+        self.kept().tick(self, now);
+        self.kept().take_left()
+    }
+
+    /// Nothing is kept any more, because the server ends; [`Self::handle_timeout`] has what is to be done for that.
+    pub fn stop_keeping(&self) {
+        let all = self.kept().stop();
+        self.end_kept(all);
+    }
+
+    /// Ends what is kept in a volume that goes.
+    pub(crate) fn end_kept_of(&self, volume: &str) {
+        let all = self.kept().take_all(|open, _| open.volume.id == volume);
+        self.end_kept(all);
+    }
+
+    fn end_kept(&self, opens: Vec<Arc<Open>>) {
+        for open in opens {
+            if open.begin_close() {
+                let op = self.end_open(&open);
+                self.kept().leave_to_backend(op);
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What was negotiated for payload that goes by RDMA ([MS-SMB2] 2.2.3.1.6).
+
+use crate::wire::negotiate_context::RdmaTransform;
+
+/// Connection.RDMATransformIds ([MS-SMB2] 3.3.1.7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Transforms {
+    pub(crate) encryption: bool,
+    pub(crate) signing: bool,
+}
+
+impl Transforms {
+    /// Of what a client offers, what we can do ([MS-SMB2] 3.3.5.4): sealing needs a cipher.
+    pub(crate) fn common(offered: &[RdmaTransform], has_cipher: bool) -> Self {
+        Self {
+            encryption: has_cipher && offered.contains(&RdmaTransform::ENCRYPTION),
+            signing: offered.contains(&RdmaTransform::SIGNING),
+        }
+    }
+
+    /// For the answer ([MS-SMB2] 2.2.4.1.6).
+    pub(crate) fn ids(self) -> Vec<RdmaTransform> {
+        let all = [(self.encryption, RdmaTransform::ENCRYPTION), (self.signing, RdmaTransform::SIGNING)];
+        let ids: Vec<_> = all.into_iter().filter_map(|(is, id)| is.then_some(id)).collect();
+        if ids.is_empty() { vec![RdmaTransform::NONE] } else { ids }
+    }
+}
