@@ -74,7 +74,7 @@ impl RelPath {
         Self(String::new())
     }
 
-    /// Checks `path`, whose components are separated by `/`.
+    /// Checks `path`, a list of components separated by `/`.
     ///
     /// # Errors
     /// `STATUS_OBJECT_NAME_INVALID` for what no file can be called, `STATUS_OBJECT_PATH_SYNTAX_BAD` for `..` and

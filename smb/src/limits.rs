@@ -14,7 +14,7 @@ pub const CREDIT_BYTES: u32 = 64 * 1024;
 pub const COMPOUND_MESSAGES_MAX: usize = 64;
 /// Sessions on one connection.
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
-/// Sessions whose authentication has not finished, on one connection.
+/// Authentications that have not finished, on one connection.
 pub const SESSIONS_PENDING_PER_CONNECTION_MAX: usize = 16;
 /// Channels of one session: connections that carry it. Linux clients open at most 16, Windows servers allow 32.
 pub const CHANNELS_PER_SESSION_MAX: usize = 32;
@@ -45,7 +45,7 @@ pub const LOST_OPENS_MAX: usize = 16_384;
 pub const RETURNS_PER_OPEN_MAX: u8 = 4;
 /// How often a question about one of them is to be asked again.
 pub const RETRIES_PER_OPEN_MAX: u8 = 32;
-/// Opens that are kept for clients whose last channel was lost.
+/// Opens that are kept for clients that have lost their last channel.
 pub const KEPT_OPENS_MAX: usize = 65_536;
 /// The same of one volume.
 pub const KEPT_OPENS_PER_VOLUME_MAX: u64 = 8192;

@@ -177,7 +177,7 @@ fn what_does_not_fit_the_session_is_refused() {
         assert_eq!(answer.status(), status, "{case}");
         assert!(
             answer.header.flags.contains(HeaderFlags::SIGNED),
-            "{case}: who has the key is told under it"
+            "{case}: the answer to a client that has the key is signed"
         );
         assert_eq!(b.connection.is_authenticated(), status == S::SUCCESS, "{case}");
         works(&mut a);
@@ -219,7 +219,7 @@ fn only_the_sessions_own_user_joins_it() {
     for (user, password, status) in [
         ("other-user", "other-secret", NtStatus::NOT_SUPPORTED),
         (USER, "wrong", NtStatus::LOGON_FAILURE),
-        ("nobody", PASSWORD, NtStatus::LOGON_FAILURE),
+        ("unknown", PASSWORD, NtStatus::LOGON_FAILURE),
     ] {
         b.events.clear();
         assert_eq!(b.bind(&a, user, password).unwrap().status(), status, "{user}");
@@ -312,7 +312,7 @@ fn a_session_lives_as_long_as_one_channel() {
     works(&mut b);
     b.disconnect();
     assert!(server.session_infos().is_empty());
-    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last one tells of the end");
+    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last one reports the end");
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn logoff_ends_the_session_on_all_channels_and_their_connections_stay() {
     assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED, "before it has heard of it");
     assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
     assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED);
-    assert_eq!((closed(&a), closed(&b)), (1, 0), "told once, by the one that hears of it last");
+    assert_eq!((closed(&a), closed(&b)), (1, 0), "reported once, by the channel that ends last");
     a.session_id = 0;
     assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS, "the connection stays");
 }
@@ -374,7 +374,7 @@ fn a_failed_reauthentication_ends_the_session_everywhere_and_none_is_joined_mean
     assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
     assert!(server.session_infos().is_empty());
 
-    // A connection that is lost in the middle of it holds nobody up.
+    // A connection that is lost in the middle of it holds no other up.
     let mut a = Client::mount(&server, 11, Dialect::SMB3_1_1, nothing());
     let mut b = Client::channel(&a, 12, nothing());
     b.begin_reauthentication(USER).unwrap();
@@ -411,7 +411,7 @@ fn a_reauthentication_by_another_key_than_the_channels_is_refused_under_the_chan
 }
 
 #[test]
-fn a_session_that_must_sign_is_not_authenticated_anew_without_a_signature() {
+fn a_session_that_must_sign_is_not_reauthenticated_without_a_signature() {
     let server = Server::new(ServerConfig { signing_required: true, ..support::config() });
     server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
     let mut a = first(&server);

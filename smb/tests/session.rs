@@ -71,7 +71,7 @@ fn who_is_not_known_is_refused() {
         answer.status()
     };
     assert_eq!(refused("vol-user", "wrong"), NtStatus::LOGON_FAILURE);
-    assert_eq!(refused("nobody", "vol-secret"), NtStatus::LOGON_FAILURE);
+    assert_eq!(refused("unknown", "vol-secret"), NtStatus::LOGON_FAILURE);
     assert_eq!(refused("guest", ""), NtStatus::LOGON_FAILURE);
 }
 
@@ -320,7 +320,7 @@ fn rotation_lets_old_and_new_passwords_in() {
 }
 
 #[test]
-fn interfaces_are_told_as_they_are_now() {
+fn interfaces_are_reported_as_they_are_now() {
     use forebay_smb::engine::NetworkInterface;
     use forebay_smb::ids::FileId;
     use forebay_smb::wire::fscc::fsctl::{FsctlCode, NetworkInterfaceInfo};
@@ -349,8 +349,11 @@ fn interfaces_are_told_as_they_are_now() {
     let answer = client.call(Command::IOCTL, &body).unwrap();
     assert_eq!(answer.status(), NtStatus::SUCCESS);
     let output = ioctl::Response::parse(&answer.message).unwrap().output.to_vec();
-    let told = NetworkInterfaceInfo::parse_list(&output).unwrap();
-    assert_eq!((told.len(), told[0].if_index, told[0].link_speed_bps), (1, 3, 100_000_000_000));
+    let interfaces = NetworkInterfaceInfo::parse_list(&output).unwrap();
+    assert_eq!(
+        (interfaces.len(), interfaces[0].if_index, interfaces[0].link_speed_bps),
+        (1, 3, 100_000_000_000)
+    );
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
 
 const TRUNCATED: AuthError = AuthError::Malformed("truncated DER value");
 
-/// One value whose contents are all of `bytes`.
+/// One value, with all of `bytes` as its contents.
 pub(super) fn only(bytes: &[u8], tag: u8) -> Result<&[u8], AuthError> {
     let mut reader = Reader::new(bytes);
     let contents = reader.expect(tag)?;

@@ -134,9 +134,9 @@ fn wrong_password_and_unknown_user_are_the_same_error() {
         let unknown = InitiatorConfig { user: "guest".into(), ..base.clone() };
         let elsewhere = InitiatorConfig { domain: "Other".into(), ..base.clone() };
         // The hash that stands in for users who do not exist opens nothing.
-        let nobody =
+        let unnamed =
             InitiatorConfig { user: "guest".into(), nt_hash: NtHash::from_bytes([0; 16]), ..base.clone() };
-        for config in [wrong, unknown, elsewhere, nobody] {
+        for config in [wrong, unknown, elsewhere, unnamed] {
             assert_eq!(refusal(config, |_, _| ()), AuthError::LogonFailure);
         }
     }
@@ -404,7 +404,7 @@ fn truncated_tokens_are_refused_at_every_length() {
 }
 
 proptest! {
-    /// Whatever is changed in AUTHENTICATE or its frame, nobody else logs on and nothing panics.
+    /// Whatever is changed in AUTHENTICATE or its frame, no other user logs on and nothing panics.
     #[test]
     fn mutated_tokens_never_panic_nor_log_on_another(
         spnego: bool,

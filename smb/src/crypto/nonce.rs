@@ -13,13 +13,13 @@ pub struct NonceSequence {
 }
 
 impl NonceSequence {
-    /// A sequence whose counter starts at `start`. A random start (anywhere in the lower half, say) makes nonces hard
+    /// A sequence with a counter that starts at `start`. A random start (anywhere in the lower half, say) makes nonces hard
     /// to predict; uniqueness does not depend on it.
     pub fn new(channel: [u8; 3], start: u64) -> Self {
         NonceSequence { channel, next: Some(start) }
     }
 
-    /// The next nonce. After the counter's last value the key is used up: the session must be set up anew.
+    /// The next nonce. After the counter's last value the key is used up: a new session must be set up.
     pub fn next_nonce(&mut self) -> Result<Nonce, NonceExhausted> {
         let counter = self.next.ok_or(NonceExhausted)?;
         self.next = counter.checked_add(1);

@@ -282,7 +282,7 @@ impl fmt::Debug for OpeningKey {
 pub struct SealedFrame {
     signature: [u8; 16],
     nonce: [u8; 16],
-    /// The session whose key seals the frame.
+    /// The session with the key that seals the frame.
     pub session_id: u64,
 }
 

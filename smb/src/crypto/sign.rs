@@ -95,7 +95,7 @@ impl SigningKey {
         self.algorithm
     }
 
-    /// The signature of a message whose header is complete, SMB2_FLAGS_SIGNED included.
+    /// The signature of a message with a complete header, SMB2_FLAGS_SIGNED included.
     ///
     /// # Panics
     /// If the first part is shorter than an SMB2 header.

@@ -56,7 +56,7 @@ pub(crate) enum Verdict {
 }
 
 impl ChannelSequence {
-    /// That of an open whose CREATE came with `sequence`.
+    /// That of an open that a CREATE with `sequence` made.
     pub(crate) fn new(sequence: u16) -> Self {
         Self(AtomicU64::new(Counts { sequence, now: 0, before: 0 }.pack()))
     }
@@ -96,7 +96,7 @@ impl ChannelSequence {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
     }
 
-    /// A request that was counted under `sequence` is answered, or nobody is left to answer.
+    /// A request that was counted under `sequence` is answered, or no client is left to answer.
     pub(crate) fn ended(&self, sequence: u16) {
         let update = |bits| {
             let mut counts = Counts::unpack(bits);

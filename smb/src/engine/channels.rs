@@ -5,7 +5,7 @@ use crate::engine::transforms::Transforms;
 use crate::limits;
 use crate::status::NtStatus;
 
-/// The part of a sealing nonce that tells one channel's nonces from another's.
+/// The part of a sealing nonce that distinguishes one channel's nonces from another's.
 pub(crate) type NoncePart = [u8; 3];
 
 /// That of the channel that a session is made on.
@@ -14,7 +14,7 @@ pub(crate) const FIRST_NONCE_PART: NoncePart = [0; 3];
 /// Numbers that fit into a [`NoncePart`].
 const NONCE_PARTS: u32 = 1 << 24;
 
-/// What is told of the connection that a channel is.
+/// The connection that a channel is, as lists of channels have it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChannelLink {
     /// The transport's name for the peer.
@@ -55,7 +55,7 @@ pub(crate) struct ChannelList {
 }
 
 impl ChannelList {
-    /// With the channel that the session is made on, whose nonce part is [`FIRST_NONCE_PART`].
+    /// With the channel that the session is made on. Its nonce part is [`FIRST_NONCE_PART`].
     pub(crate) fn new(connection: ConnectionId, link: ChannelLink) -> Self {
         Self { members: vec![Member { connection, link }], next: 1, reauthenticating: None }
     }

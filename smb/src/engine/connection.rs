@@ -136,7 +136,7 @@ impl Connection {
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();
         for token in tokens {
-            // Nobody is left to answer; a broken rule cannot end the connection twice.
+            // No client is left to answer; a broken rule cannot end the connection twice.
             let _ = self.wake(now, token, Wake::Closed);
         }
         self.transmit.clear();

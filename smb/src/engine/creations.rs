@@ -19,7 +19,7 @@ pub(crate) struct Creations(Mutex<Inner>);
 #[derive(Default)]
 struct Inner {
     slots: HashMap<CreateKey, Slot>,
-    /// Those whose connection was lost while they waited for others to give up what they cache, with the files of that.
+    /// Those that lost their connection while they waited for others to give up what they cache, with the files of that.
     /// What they waited for is under way still: until it has come to its end they are in flight for their clients.
     abandoned: HashMap<CreateKey, Weak<FileState>>,
 }
@@ -40,7 +40,7 @@ pub(crate) enum Begun {
     /// New.
     New(Creation),
     /// Sent again: this is what it made.
-    Again(Arc<Open>),
+    Replay(Arc<Open>),
 }
 
 impl Creations {
@@ -66,7 +66,7 @@ impl Creations {
         match creations.slots.get(&key) {
             Some(Slot::InFlight) => return Err(in_flight),
             Some(Slot::Done(open)) => match open.upgrade().filter(|open| !open.is_closing()) {
-                Some(open) if replay => return Ok(Begun::Again(open)),
+                Some(open) if replay => return Ok(Begun::Replay(open)),
                 Some(_) => return Err(NtStatus::DUPLICATE_OBJECTID),
                 None => {}
             },

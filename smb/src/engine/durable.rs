@@ -17,7 +17,7 @@ pub(crate) struct Durable {
 
 /// A durable open is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum DurableRequest {
     /// `DHnQ`.
     V1,
     /// `DH2Q`. That it be persistent is never granted.
@@ -26,7 +26,7 @@ pub(crate) enum Wanted {
 
 /// A durable open is asked for again, after a disconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct DurableReconnect {
     /// Open.DurableFileId.
     pub(crate) persistent: u64,
     /// Of `DH2C`.
@@ -40,7 +40,7 @@ impl Durable {
     }
 }
 
-impl Claim {
+impl DurableReconnect {
     /// Version 1 names no CreateGuid, whatever the open was made with; an open of version 1 has one of zeros.
     pub(crate) fn names(&self, durable: &Durable) -> bool {
         self.create_guid.is_none_or(|guid| guid == durable.create_guid.unwrap_or_default())
@@ -49,29 +49,31 @@ impl Claim {
 
 /// What the contexts of a CREATE say about durability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub(crate) wanted: Option<Wanted>,
-    pub(crate) claim: Option<Claim>,
+pub(crate) struct DurableContexts {
+    pub(crate) request: Option<DurableRequest>,
+    pub(crate) reconnect: Option<DurableReconnect>,
 }
 
-impl Asked {
+impl DurableContexts {
     /// # Errors
     /// `STATUS_INVALID_PARAMETER` where the contexts contradict each other.
     pub(crate) fn of(contexts: &[RequestContext<'_>], smb3: bool) -> Result<Self, NtStatus> {
         let (mut first, mut second) = (Self::default(), Self::default());
         for context in contexts {
             match *context {
-                RequestContext::DurableHandleRequest => first.wanted = Some(Wanted::V1),
+                RequestContext::DurableHandleRequest => first.request = Some(DurableRequest::V1),
                 RequestContext::DurableHandleReconnect(id) => {
-                    first.claim = Some(Claim { persistent: id.persistent, create_guid: None });
+                    first.reconnect = Some(DurableReconnect { persistent: id.persistent, create_guid: None });
                 }
                 // Version 2 is for SMB 3.x alone.
                 RequestContext::DurableHandleRequestV2 { timeout_ms, create_guid, .. } if smb3 => {
-                    second.wanted = Some(Wanted::V2 { timeout_ms, create_guid });
+                    second.request = Some(DurableRequest::V2 { timeout_ms, create_guid });
                 }
                 RequestContext::DurableHandleReconnectV2 { file_id, create_guid, .. } if smb3 => {
-                    second.claim =
-                        Some(Claim { persistent: file_id.persistent, create_guid: Some(create_guid) });
+                    second.reconnect = Some(DurableReconnect {
+                        persistent: file_id.persistent,
+                        create_guid: Some(create_guid),
+                    });
                 }
                 _ => {}
             }
@@ -80,8 +82,10 @@ impl Asked {
         // [MS-SMB2] 3.3.5.9.6, 3.3.5.9.7, 3.3.5.9.10: one version, and in version 2 one context.
         match (first, second) {
             (first, second) if second == none => Ok(first),
-            (first, Self { wanted, claim }) if first == none && wanted.is_some() != claim.is_some() => {
-                Ok(Self { wanted, claim })
+            (first, Self { request, reconnect })
+                if first == none && request.is_some() != reconnect.is_some() =>
+            {
+                Ok(Self { request, reconnect })
             }
             _ => Err(NtStatus::INVALID_PARAMETER),
         }
@@ -115,19 +119,23 @@ mod tests {
 
     #[test]
     fn contexts_that_contradict_each_other_are_refused() {
-        let of = |contexts: &[RequestContext<'_>]| Asked::of(contexts, true);
-        let claim = |create_guid| Some(Claim { persistent: 7, create_guid });
-        assert_eq!(of(&[RequestContext::QueryOnDiskId]), Ok(Asked::default()));
-        assert_eq!(of(&[Q1]), Ok(Asked { wanted: Some(Wanted::V1), claim: None }));
-        assert_eq!(of(&[C1]), Ok(Asked { wanted: None, claim: claim(None) }));
-        assert_eq!(of(&[Q1, C1]).map(|a| a.claim), Ok(claim(None)), "the request is ignored");
-        let wanted = Some(Wanted::V2 { timeout_ms: 5, create_guid: [1; 16] });
-        assert_eq!(of(&[Q2]), Ok(Asked { wanted, claim: None }));
-        assert_eq!(of(&[C2]), Ok(Asked { wanted: None, claim: claim(Some([1; 16])) }));
+        let of = |contexts: &[RequestContext<'_>]| DurableContexts::of(contexts, true);
+        let reconnect = |create_guid| Some(DurableReconnect { persistent: 7, create_guid });
+        assert_eq!(of(&[RequestContext::QueryOnDiskId]), Ok(DurableContexts::default()));
+        assert_eq!(of(&[Q1]), Ok(DurableContexts { request: Some(DurableRequest::V1), reconnect: None }));
+        assert_eq!(of(&[C1]), Ok(DurableContexts { request: None, reconnect: reconnect(None) }));
+        assert_eq!(of(&[Q1, C1]).map(|a| a.reconnect), Ok(reconnect(None)), "the request is ignored");
+        let request = Some(DurableRequest::V2 { timeout_ms: 5, create_guid: [1; 16] });
+        assert_eq!(of(&[Q2]), Ok(DurableContexts { request, reconnect: None }));
+        assert_eq!(of(&[C2]), Ok(DurableContexts { request: None, reconnect: reconnect(Some([1; 16])) }));
         for contexts in [[Q1, Q2], [Q1, C2], [C1, Q2], [C1, C2], [Q2, C2]] {
             assert_eq!(of(&contexts), Err(NtStatus::INVALID_PARAMETER), "{contexts:?}");
         }
-        assert_eq!(Asked::of(&[Q2, C2], false), Ok(Asked::default()), "SMB 2.x knows neither");
+        assert_eq!(
+            DurableContexts::of(&[Q2, C2], false),
+            Ok(DurableContexts::default()),
+            "SMB 2.x knows neither"
+        );
     }
 
     #[test]

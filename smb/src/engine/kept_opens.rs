@@ -98,7 +98,7 @@ impl KeptOpens {
             .and_then(|kept| Some((&kept.open, kept.open.durable.get()?)))
             .ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
         check(open, durable)?;
-        // At once, so that nobody finds it neither kept nor in use.
+        // At once, so that no request finds it neither kept nor in use.
         attach(open);
         self.by_id.remove(&persistent).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)
     }
@@ -159,7 +159,7 @@ impl KeptOpens {
     }
 }
 
-/// For how long an open may be kept whose session has lost its last channel, in milliseconds ([MS-SMB2] 3.3.7.1).
+/// For how long an open may be kept after its session has lost the last channel, in milliseconds ([MS-SMB2] 3.3.7.1).
 pub(super) fn may_keep(open: &Open) -> Option<u32> {
     let durable = open.durable.get()?;
     if !open.keeps_handle() {

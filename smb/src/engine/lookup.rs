@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use crate::engine::open::Open;
-use crate::engine::session::{Session, Tree};
+use crate::engine::session::{Session, TreeConnect};
 use crate::ids::FileId;
 
 /// Below this many, what has ended is not looked for.
@@ -23,7 +23,7 @@ impl Ends for Open {
     }
 }
 
-impl Ends for Tree {
+impl Ends for TreeConnect {
     fn has_ended(&self) -> bool {
         self.is_disconnected()
     }
@@ -55,7 +55,7 @@ impl<T: Ends> Found<T> {
 
 /// One channel's.
 pub(crate) struct Lookup {
-    trees: Found<Tree>,
+    trees: Found<TreeConnect>,
     opens: Found<Open>,
 }
 
@@ -64,7 +64,7 @@ impl Lookup {
         Self { trees: Found::new(), opens: Found::new() }
     }
 
-    pub(crate) fn tree(&mut self, session: &Session, id: u32) -> Option<Arc<Tree>> {
+    pub(crate) fn tree(&mut self, session: &Session, id: u32) -> Option<Arc<TreeConnect>> {
         self.trees.get(id.into()).or_else(|| {
             let tree = session.tree(id)?;
             self.trees.remember(id.into(), &tree);

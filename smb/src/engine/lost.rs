@@ -2,7 +2,7 @@
 //! marks its handles as to be opened again, but a request that was under way to the connection already carries the handle
 //! of before: cifs.ko looks at the mark first and waits for the connection then. Answered with STATUS_FILE_CLOSED, its
 //! program would see EBADF. It reads or writes again, by a new handle, where the connection ends before the answer, and
-//! asks for attributes again, by a handle that is open, where it is told to.
+//! asks for attributes again, by a handle that is open, where the answer says so.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,10 +11,10 @@ use crate::limits::{LOST_OPENS_MAX, RETRIES_PER_OPEN_MAX, RETURNS_PER_OPEN_MAX};
 
 /// Those of one volume: its clients have nothing to do with those of others.
 #[derive(Default)]
-pub(crate) struct Lost {
+pub(crate) struct LostOpens {
     /// Opens that this start has given out.
     own: Recent,
-    /// Handles of earlier starts. Those that were given out cannot be told from those that a client makes up, so they have a
+    /// Handles of earlier starts. Those that were given out look like those that a client makes up, so they have a
     /// place of their own, and push out no other's.
     earlier: Recent,
 }
@@ -22,21 +22,21 @@ pub(crate) struct Lost {
 /// The opens that came last.
 #[derive(Default)]
 struct Recent {
-    opens: HashMap<FileId, Patience>,
+    opens: HashMap<FileId, Attempts>,
     /// The oldest first.
     order: VecDeque<FileId>,
 }
 
 /// What was done already for an open: a client that never opens it again gets its answer in the end.
 #[derive(Default)]
-struct Patience {
+struct Attempts {
     returns: u8,
     retries: u8,
 }
 
 impl Recent {
     fn note(&mut self, id: FileId) {
-        if self.opens.insert(id, Patience::default()).is_none() {
+        if self.opens.insert(id, Attempts::default()).is_none() {
             self.order.push_back(id);
         }
         if self.order.len() > LOST_OPENS_MAX
@@ -47,7 +47,7 @@ impl Recent {
     }
 }
 
-impl Lost {
+impl LostOpens {
     /// An open ended with its session.
     pub(crate) fn note(&mut self, id: FileId) {
         self.own.note(id);
@@ -55,19 +55,19 @@ impl Lost {
 
     /// Whether to end the connection that reads or writes by this handle; `earlier` where an earlier start gave it out.
     pub(crate) fn is_worth_a_return(&mut self, id: FileId, earlier: bool) -> bool {
-        let Some(patience) = self.patience(id, earlier) else { return false };
-        patience.returns = patience.returns.saturating_add(1);
-        patience.returns <= RETURNS_PER_OPEN_MAX
+        let Some(attempts) = self.attempts(id, earlier) else { return false };
+        attempts.returns = attempts.returns.saturating_add(1);
+        attempts.returns <= RETURNS_PER_OPEN_MAX
     }
 
     /// Whether to have the client ask again that asks about this handle.
     pub(crate) fn is_worth_a_retry(&mut self, id: FileId, earlier: bool) -> bool {
-        let Some(patience) = self.patience(id, earlier) else { return false };
-        patience.retries = patience.retries.saturating_add(1);
-        patience.retries <= RETRIES_PER_OPEN_MAX
+        let Some(attempts) = self.attempts(id, earlier) else { return false };
+        attempts.retries = attempts.retries.saturating_add(1);
+        attempts.retries <= RETRIES_PER_OPEN_MAX
     }
 
-    fn patience(&mut self, id: FileId, earlier: bool) -> Option<&mut Patience> {
+    fn attempts(&mut self, id: FileId, earlier: bool) -> Option<&mut Attempts> {
         let recent = if earlier { &mut self.earlier } else { &mut self.own };
         if earlier && !recent.opens.contains_key(&id) {
             recent.note(id);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_worth_few_returns() {
-        let mut lost = Lost::default();
+        let mut lost = LostOpens::default();
         lost.note(id(1));
         for _ in 0..RETURNS_PER_OPEN_MAX {
             assert!(lost.is_worth_a_return(id(1), false) && lost.is_worth_a_return(id(2), true));
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_oldest_are_forgotten() {
-        let mut lost = Lost::default();
+        let mut lost = LostOpens::default();
         for number in 0..=LOST_OPENS_MAX as u64 {
             lost.note(id(number));
         }

@@ -22,9 +22,9 @@ pub enum Mail {
 /// An oplock or lease break on its way to a client ([MS-SMB2] 3.3.4.6, 3.3.4.7).
 #[derive(Clone, Debug)]
 pub struct BreakNotice {
-    /// The session on whose channel it goes.
+    /// The session with the channel that it goes on.
     pub(crate) session_id: u64,
-    /// Sessions on whose channels it may go, where that one is gone.
+    /// Sessions with channels that it may go on, where that one is gone.
     pub(crate) sessions: Vec<u64>,
     /// Channels that it was given to.
     pub(crate) tried: Vec<ConnectionId>,

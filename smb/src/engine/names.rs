@@ -19,7 +19,7 @@ fn forbidden(c: char) -> bool {
     matches!(c, '\0'..='\x1f' | '"' | '*' | '/' | '<' | '>' | '?' | '|' | ':')
 }
 
-/// Reads a name whose components are separated by `\`.
+/// Reads a name: components separated by `\`.
 ///
 /// # Errors
 /// `STATUS_OBJECT_NAME_INVALID` for characters that no name has, streams among them; `STATUS_OBJECT_PATH_SYNTAX_BAD` for

@@ -91,7 +91,7 @@ pub(crate) struct DirectoryCursor {
     pub(crate) end: bool,
     /// At least one entry was returned since the start.
     pub(crate) any: bool,
-    /// The backend's next fetch begins anew.
+    /// The backend's next fetch starts at the beginning.
     pub(crate) restart: bool,
 }
 
@@ -159,8 +159,8 @@ impl Open {
         self.tree_id.load(Ordering::Acquire)
     }
 
-    /// Whether it has no session: its client's last channel was lost, and it waits for the client to come back. Nobody can
-    /// be told of a break.
+    /// Whether it has no session: its client's last channel was lost, and it waits for the client to come back. No
+    /// break can be sent.
     pub(crate) fn is_disconnected(&self) -> bool {
         self.session_id() == 0
     }
@@ -192,13 +192,13 @@ impl Open {
         self.file.keeps_handle(self.id)
     }
 
-    /// What its client may cache, as a CREATE response tells it.
+    /// What its client may cache, as a CREATE response says it.
     pub(crate) fn cached(&self) -> Cached {
         self.file.cached(self.id)
     }
 
     /// The contents have changed; where a change has failed they may have changed in part, which counts as much: what others
-    /// have read is not to be used any more, and watchers are told.
+    /// have read is not to be used any more, and CHANGE_NOTIFY reports it.
     pub(crate) fn contents_changed(&self, clients: &dyn Clients) {
         self.file.data_changed(self.id, clients);
         self.volume.watches.modified(CONTENTS, self, clients);
@@ -247,10 +247,10 @@ impl LocalOpen for Open {
     }
 }
 
-/// An open, as told to an administrator.
+/// An open, as listed for an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenInfo {
-    /// The session that holds it; 0 where it is kept for a client whose connections were lost.
+    /// The session that holds it; 0 where it is kept for a client that has lost its connections.
     pub session_id: u64,
     /// The volume it is in.
     pub volume_id: String,
@@ -264,7 +264,7 @@ pub struct OpenInfo {
     pub byte_range_locks: u32,
 }
 
-/// Hands out FileIds. A client that has not noticed yet that the server was started anew still uses those from before:
+/// Hands out FileIds. A client that has not noticed yet that the server was restarted still uses those from before:
 /// they must not mean another file, so each start has ids of its own.
 pub(crate) struct FileIds {
     instance: u64,

@@ -3,7 +3,7 @@
 use crate::engine::clients::Clients;
 use crate::engine::creations::Creations;
 use crate::engine::file::state::Leaver;
-use crate::engine::file::table::Ended;
+use crate::engine::file::table::LinkFate;
 use crate::engine::open::Open;
 use crate::engine::watches::name_of;
 use crate::fs::FsOpKind;
@@ -11,7 +11,7 @@ use crate::wire::create::CreateOptions;
 use crate::wire::fscc::notify::NotifyAction;
 
 /// Takes an open from its file and ends its watch. The caller has won [`Open::begin_close`] and removed it from its session.
-pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -> Ended {
+pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -> LinkFate {
     creations.used(open);
     let leaver = Leaver {
         id: open.id,
@@ -26,26 +26,28 @@ pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -
 /// As [`begin`], for an open that its owner lost; what a backend has to do then.
 pub(crate) fn end(open: &Open, creations: &Creations, clients: &dyn Clients) -> FsOpKind {
     let ended = begin(open, creations, clients);
-    if matches!(ended, Ended::Goes(..)) {
+    if matches!(ended, LinkFate::Unlinked(..)) {
         removed(open, clients);
     }
     close(open, ended, false)
 }
 
-pub(crate) fn close(open: &Open, ended: Ended, stat: bool) -> FsOpKind {
+pub(crate) fn close(open: &Open, ended: LinkFate, stat: bool) -> FsOpKind {
     match ended {
-        Ended::Goes(handle, unlink) => FsOpKind::Close { handle, unlink: Some(unlink), stat },
-        Ended::Stays | Ended::Doomed => FsOpKind::Close { handle: open.handle.clone(), unlink: None, stat },
+        LinkFate::Unlinked(handle, unlink) => FsOpKind::Close { handle, unlink: Some(unlink), stat },
+        LinkFate::Stays | LinkFate::DeletePending => {
+            FsOpKind::Close { handle: open.handle.clone(), unlink: None, stat }
+        }
     }
 }
 
 /// [MS-FSA] 2.1.5.5: what an end means for the watches of the directory that was open, be it by this open or by another one.
-fn end_watches(open: &Open, ended: &Ended, clients: &dyn Clients) {
+fn end_watches(open: &Open, ended: &LinkFate, clients: &dyn Clients) {
     if !open.directory {
         return;
     }
     open.volume.watches.closed(open.id, clients);
-    if matches!(ended, Ended::Doomed) {
+    if matches!(ended, LinkFate::DeletePending) {
         let path = open.state().path.clone();
         open.volume.watches.deleted(&path, clients);
     }

@@ -21,7 +21,7 @@ use crate::engine::volume::{Account, Accounts, InUse, Volume, VolumeConfig};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
-/// A session, as told to an administrator.
+/// A session, as listed for an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
     /// SessionId.
@@ -197,7 +197,7 @@ impl Server {
         self.mailbox.take()
     }
 
-    /// Has breaks that nobody acknowledges come to their end. To be called about once a second; mail may follow.
+    /// Ends breaks that no client acknowledges in time. To be called about once a second; mail may follow.
     pub fn tick(&self, now: Instant) {
         for file in self.breaking() {
             if file.tick(now, self) {

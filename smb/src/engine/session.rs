@@ -51,7 +51,7 @@ pub(crate) struct Session {
 
 struct Inner {
     channels: ChannelList,
-    trees: HashMap<u32, Arc<Tree>>,
+    trees: HashMap<u32, Arc<TreeConnect>>,
     next_tree: u32,
     opens: HashMap<u64, Arc<Open>>,
 }
@@ -66,7 +66,7 @@ impl Inner {
 }
 
 /// A tree connect.
-pub(crate) struct Tree {
+pub(crate) struct TreeConnect {
     pub(crate) id: u32,
     pub(crate) share: Share,
     /// TreeConnect.MaximalAccess.
@@ -76,7 +76,7 @@ pub(crate) struct Tree {
     disconnected: AtomicBool,
 }
 
-impl Tree {
+impl TreeConnect {
     /// Whether TREE_DISCONNECT or the session's end has taken it away.
     pub(crate) fn is_disconnected(&self) -> bool {
         self.disconnected.load(Ordering::Acquire)
@@ -91,7 +91,7 @@ pub(crate) enum Share {
     Ipc,
 }
 
-impl Drop for Tree {
+impl Drop for TreeConnect {
     fn drop(&mut self) {
         if let Share::Volume(volume) = &self.share {
             volume.trees.fetch_sub(1, Ordering::AcqRel);
@@ -100,12 +100,12 @@ impl Drop for Tree {
 }
 
 /// What is to be done about a channel that was taken away.
-pub(crate) struct Left {
+pub(crate) struct RemovedChannel {
     /// It was the session's last.
     pub(crate) last: bool,
     /// To be closed, or kept where `lost`.
     pub(crate) opens: Vec<Arc<Open>>,
-    /// The session was in being until then: nobody ended it.
+    /// The session was in being until then: no request ended it.
     pub(crate) lost: bool,
 }
 
@@ -160,11 +160,16 @@ impl Session {
     }
 
     /// Connects a tree. `STATUS_INSUFFICIENT_RESOURCES` beyond the limit.
-    pub(crate) fn connect(&self, share: Share, access: u32, encrypt: bool) -> Result<Arc<Tree>, NtStatus> {
+    pub(crate) fn connect(
+        &self,
+        share: Share,
+        access: u32,
+        encrypt: bool,
+    ) -> Result<Arc<TreeConnect>, NtStatus> {
         if let Share::Volume(volume) = &share {
             volume.trees.fetch_add(1, Ordering::AcqRel);
         }
-        let mut tree = Tree { id: 0, share, access, encrypt, disconnected: AtomicBool::new(false) };
+        let mut tree = TreeConnect { id: 0, share, access, encrypt, disconnected: AtomicBool::new(false) };
         let mut inner = self.inner();
         if inner.trees.len() >= limits::TREES_PER_SESSION_MAX {
             return Err(NtStatus::INSUFFICIENT_RESOURCES);
@@ -178,12 +183,12 @@ impl Session {
         Ok(tree)
     }
 
-    pub(crate) fn tree(&self, id: u32) -> Option<Arc<Tree>> {
+    pub(crate) fn tree(&self, id: u32) -> Option<Arc<TreeConnect>> {
         self.inner().trees.get(&id).cloned()
     }
 
     /// Removes a tree and returns it with the opens that were on it.
-    pub(crate) fn disconnect(&self, id: u32) -> Option<(Arc<Tree>, Vec<Arc<Open>>)> {
+    pub(crate) fn disconnect(&self, id: u32) -> Option<(Arc<TreeConnect>, Vec<Arc<Open>>)> {
         let mut inner = self.inner();
         let tree = inner.trees.remove(&id)?;
         tree.disconnected.store(true, Ordering::Release);
@@ -210,7 +215,7 @@ impl Session {
         self.inner().channels.may_join(connection)
     }
 
-    /// Session.State while it is authenticated anew on a channel.
+    /// Session.State while it is authenticated again on a channel.
     pub(crate) fn reauthenticate(&self, connection: ConnectionId) {
         self.inner().channels.reauthenticate(connection);
     }
@@ -245,7 +250,7 @@ impl Session {
 
     /// Takes a channel away. A session without channels has ended. Of one that has ended, the first who comes here gets
     /// all that must be closed.
-    pub(crate) fn leave(&self, connection: ConnectionId) -> Left {
+    pub(crate) fn leave(&self, connection: ConnectionId) -> RemovedChannel {
         let mut inner = self.inner();
         let last = inner.channels.leave(connection);
         let lost = last && !self.closed.load(Ordering::Acquire);
@@ -253,9 +258,9 @@ impl Session {
             self.closed.store(true, Ordering::Release);
         }
         if !self.closed.load(Ordering::Acquire) {
-            return Left { last, opens: Vec::new(), lost };
+            return RemovedChannel { last, opens: Vec::new(), lost };
         }
-        Left { last, opens: inner.take_opens(), lost }
+        RemovedChannel { last, opens: inner.take_opens(), lost }
     }
 
     /// What a session that has ended has open.

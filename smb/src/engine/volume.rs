@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::auth::NtHash;
 use crate::engine::file::leases::LeaseTable;
 use crate::engine::file::table::{FileTable, Files};
-use crate::engine::lost::Lost;
+use crate::engine::lost::LostOpens;
 use crate::engine::mailbox::Mailbox;
 use crate::engine::tally::Tally;
 use crate::engine::watches::Watches;
@@ -86,10 +86,10 @@ pub(crate) struct Volume {
     /// What its clients use of the server.
     pub(crate) used: Used,
     /// Its opens that ended with their session.
-    lost: Mutex<Lost>,
+    lost: Mutex<LostOpens>,
     /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens.
     pub(crate) removed: AtomicBool,
-    /// Tree connects in being.
+    /// TreeConnects in being.
     pub(crate) trees: AtomicU32,
 }
 
@@ -148,7 +148,7 @@ impl Volume {
         }
     }
 
-    pub(crate) fn lost(&self) -> MutexGuard<'_, Lost> {
+    pub(crate) fn lost(&self) -> MutexGuard<'_, LostOpens> {
         self.lost.lock().expect("no panic under this lock")
     }
 

@@ -1,4 +1,4 @@
-//! Directories that clients watch for changes ([MS-FSA] 2.1.1.8, 2.1.4.1, 2.1.5.11). Everybody who changes a volume comes
+//! Directories that clients watch for changes ([MS-FSA] 2.1.1.8, 2.1.4.1, 2.1.5.11). Every change of a volume comes
 //! through this server, so what has changed is known from the operations themselves.
 
 use std::collections::{HashMap, VecDeque};
@@ -40,7 +40,7 @@ pub(crate) struct Change<'a> {
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct WatchRequest {
     pub(crate) filter: CompletionFilter,
     /// SMB2_WATCH_TREE.
     pub(crate) tree: bool,
@@ -67,7 +67,7 @@ struct Waiter {
     room: usize,
 }
 
-/// One open of a directory whose client has asked at least once: changes are kept between its requests.
+/// One open of a directory, after its client has asked at least once: changes are kept between its requests.
 #[derive(Debug)]
 struct Watch {
     owner: FileId,
@@ -85,7 +85,7 @@ struct Watch {
 /// The watches of a volume.
 #[derive(Default)]
 pub(crate) struct Watches {
-    /// All filters together, so that who changes something that nobody wants to hear of need not look further.
+    /// All filters together, so that a change that no client asked for costs no further look.
     interests: AtomicU32,
     inner: Mutex<Inner>,
 }
@@ -119,7 +119,7 @@ fn relative(directory: &RelPath, path: &RelPath) -> String {
 }
 
 impl Watch {
-    /// What is kept goes to somebody who has room for `room` bytes, or is given up.
+    /// What is kept goes to a request with room for `room` bytes, or is given up.
     fn take(&mut self, room: usize) -> Outcome {
         self.kept_bytes = 0;
         let kept = std::mem::take(&mut self.kept);
@@ -132,7 +132,7 @@ impl Watch {
     }
 
     fn keep(&mut self, change: FileNotifyInformation, bytes_max: usize) {
-        // The same again tells nothing new.
+        // The same again says nothing new.
         if self.too_many || self.kept.last() == Some(&change) {
             return;
         }
@@ -153,7 +153,7 @@ impl Watch {
 
 impl Inner {
     /// Has the watches of one directory look at changes that are seen from there.
-    fn tell(&mut self, at: &RelPath, is_parent: bool, changes: &[Change<'_>], clients: &dyn Clients) {
+    fn keep_for(&mut self, at: &RelPath, is_parent: bool, changes: &[Change<'_>], clients: &dyn Clients) {
         let Some(watches) = self.by_directory.get_mut(at) else { return };
         for watch in watches.iter_mut().filter(|w| is_parent || w.tree) {
             let before = watch.kept_bytes;
@@ -179,7 +179,7 @@ impl Inner {
         self.by_directory.get_mut(directory)?.iter_mut().find(|w| w.owner == owner)
     }
 
-    fn add(&mut self, open: &dyn LocalOpen, asked: Asked) -> Result<(), NtStatus> {
+    fn add(&mut self, open: &dyn LocalOpen, asked: WatchRequest) -> Result<(), NtStatus> {
         if self.by_owner.contains_key(&open.id()) {
             return Ok(());
         }
@@ -244,8 +244,7 @@ impl Watches {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Something has changed: changes of one moment, which are told together. One relaxed load where nobody wants to hear of
-    /// it.
+    /// Something has changed: changes of one moment, which are reported together. One relaxed load if no client asked for them.
     pub(crate) fn report(&self, changes: &[Change<'_>], clients: &dyn Clients) {
         let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
         if !changes.iter().any(|change| interests.intersects(change.filter)) {
@@ -265,7 +264,7 @@ impl Watches {
             let mut at = parent;
             let mut is_parent = true;
             loop {
-                inner.tell(&at, is_parent, here, clients);
+                inner.keep_for(&at, is_parent, here, clients);
                 if at.is_root() {
                     break;
                 }
@@ -303,7 +302,7 @@ impl Watches {
     pub(crate) fn ask(
         &self,
         open: &dyn LocalOpen,
-        asked: Asked,
+        asked: WatchRequest,
         connection: ConnectionId,
         token: u64,
     ) -> Result<Option<Outcome>, NtStatus> {
@@ -333,7 +332,7 @@ impl Watches {
         self.inner().outcomes.remove(&token)
     }
 
-    /// A request does not wait any more. What it was to be told of, if that had come already.
+    /// A request does not wait any more. What it was to report, if that had come already.
     pub(crate) fn stop_waiting(&self, owner: FileId, token: u64) -> Option<Outcome> {
         let mut inner = self.inner();
         if let Some(watch) = inner.watch(owner) {

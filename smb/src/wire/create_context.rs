@@ -62,7 +62,7 @@ pub struct Lease {
 impl Lease {
     fn parse(data: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(data, "lease context");
-        // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11: the length tells the version; any other is an error.
+        // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11: the length gives the version; any other is an error.
         if data.len() != 32 && data.len() != 52 {
             return Err(r.fault(Fault::StructureSize));
         }

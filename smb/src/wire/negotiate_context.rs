@@ -206,7 +206,7 @@ pub(crate) fn parse_list<'a>(
     if count == 0 {
         return Ok(Vec::new());
     }
-    // [MS-SMB2] 2.2.3: the list is aligned to eight bytes. Samba insists as well; smbprotocol 1.17 misplaces it when told
+    // [MS-SMB2] 2.2.3: the list is aligned to eight bytes. Samba insists as well; smbprotocol 1.17 misplaces it when asked
     // to offer an even number of dialects; by default it offers five.
     if !offset.is_multiple_of(8) {
         return Err(body.fault(Fault::Offset));

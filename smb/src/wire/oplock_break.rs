@@ -1,5 +1,5 @@
 //! OPLOCK_BREAK ([MS-SMB2] 2.2.23 to 2.2.25): notification by the server, acknowledgment by the client, response by the
-//! server; of oplocks and of leases. The structure size tells them apart.
+//! server; of oplocks and of leases. The structure size distinguishes them.
 
 use super::create::OplockLevel;
 use super::create_context::LeaseState;

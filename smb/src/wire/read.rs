@@ -108,7 +108,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// A response whose `data_length` bytes of payload directly follow.
+    /// A response with `data_length` bytes of payload that directly follow.
     #[must_use]
     pub const fn inline(data_length: u32) -> Self {
         Self {

@@ -30,7 +30,7 @@ pub(crate) fn seeds() -> Vec<(String, String, Vec<u8>)> {
     seeds
 }
 
-/// `FOREBAY_UPDATE_CORPUS=1 cargo test -p forebay-smb --test codec corpora` writes the seeds anew.
+/// `FOREBAY_UPDATE_CORPUS=1 cargo test -p forebay-smb --test codec corpora` writes the seeds again.
 #[test]
 fn corpora_hold_every_sample() {
     let samples: BTreeSet<_> = samples::all()

@@ -989,7 +989,7 @@ fn controls() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Whose tokens.
+/// The user of these tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Client,

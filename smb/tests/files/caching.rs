@@ -1,4 +1,4 @@
-//! Oplocks and leases: what clients may cache, and how they are told to stop.
+//! Oplocks and leases: what clients may cache, and how that is broken.
 
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ fn nothing_is_granted_where_caching_is_off() {
 }
 
 #[test]
-fn leasing_is_told_where_the_dialect_has_it() {
+fn leasing_is_announced_where_the_dialect_has_it() {
     let lab = Lab::caching();
     for (id, dialect, expected) in
         [(1, Dialect::SMB2_0_2, false), (2, Dialect::SMB2_1, true), (3, Dialect::SMB3_1_1, true)]
@@ -241,7 +241,7 @@ fn who_opens_waits_until_a_batch_oplock_is_given_up_and_sees_what_was_written_be
     let answer = granted(&waited(&mut b)).unwrap();
     assert_eq!((answer.level, answer.end_of_file), (OplockLevel::II, 4));
     assert!(a.answers.is_empty());
-    // Level II goes without an acknowledgment: whose it was is told, the writer too.
+    // Level II goes without an acknowledgment: its holder is notified, the writer too.
     write(&mut b, answer.id, 0, b"x").unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(oplock_broken(&mut a).oplock_level, OplockLevel::NONE);
@@ -389,7 +389,7 @@ fn a_lease_that_is_to_be_given_up_further_goes_in_steps() {
 }
 
 #[test]
-fn epochs_count_changes_and_parents_are_told() {
+fn epochs_count_changes_and_parent_keys_are_answered() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let second = |state, lease_flags| {
@@ -533,7 +533,7 @@ fn each_of_many_silent_channels_is_asked_before_a_break_is_given_up() {
 }
 
 #[test]
-fn a_client_whose_channels_are_lost_one_after_the_other_is_asked_on_more_of_them_in_order() {
+fn a_break_is_sent_again_on_further_channels_in_order_as_channels_are_lost() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);
     let mut others: Vec<_> = (1..6).map(|_| lab.channel(&a)).collect();
@@ -711,7 +711,7 @@ fn what_a_holder_deletes_before_it_lets_go_is_not_found() {
 }
 
 #[test]
-fn who_reads_while_a_file_is_overwritten_is_told() {
+fn an_overwrite_breaks_the_lease_of_a_client_that_reads_meanwhile() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let made = oplock(&mut a, "f", OplockLevel::NONE);
@@ -745,8 +745,8 @@ fn acknowledgments_out_of_form_are_refused() {
     let held = oplock(&mut a, "f", OplockLevel::EXCLUSIVE);
     assert_eq!(acknowledge_oplock(&mut a, held.id, OplockLevel::II), NtStatus::INVALID_OPLOCK_PROTOCOL);
     assert_eq!(acknowledge_oplock(&mut a, held.id, OplockLevel::LEASE), NtStatus::INVALID_PARAMETER);
-    let nobody = FileId { persistent: 1, volatile: 1 };
-    assert_eq!(acknowledge_oplock(&mut a, nobody, OplockLevel::II), NtStatus::FILE_CLOSED);
+    let unknown = FileId { persistent: 1, volatile: 1 };
+    assert_eq!(acknowledge_oplock(&mut a, unknown, OplockLevel::II), NtStatus::FILE_CLOSED);
     waits(&mut b, Command::CREATE, &body(&file("f"), OplockLevel::II));
     lab.deliver(&mut [&mut a, &mut b]);
     oplock_broken(&mut a);

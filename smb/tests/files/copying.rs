@@ -60,12 +60,12 @@ fn chunks_are_copied_on_the_server() {
 }
 
 #[test]
-fn limits_are_told_to_who_asks_for_too_much() {
+fn a_copy_beyond_the_limits_is_answered_with_the_limits() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let (from, to) = (file("from").id(&mut c), file("to").id(&mut c));
     let key = key(&mut c, from);
-    let told = (
+    let limits_answered = (
         NtStatus::INVALID_PARAMETER,
         Some((
             limits::COPYCHUNK_COUNT_MAX,
@@ -75,11 +75,14 @@ fn limits_are_told_to_who_asks_for_too_much() {
     );
     let code = FsctlCode::SRV_COPYCHUNK;
     let many = vec![(0, 0, 1); limits::COPYCHUNK_COUNT_MAX as usize + 1];
-    assert_eq!(copy(&mut c, code, key, to, &many), told);
-    assert_eq!(copy(&mut c, code, key, to, &[(0, 0, limits::COPYCHUNK_CHUNK_BYTES_MAX + 1)]), told);
+    assert_eq!(copy(&mut c, code, key, to, &many), limits_answered);
+    assert_eq!(
+        copy(&mut c, code, key, to, &[(0, 0, limits::COPYCHUNK_CHUNK_BYTES_MAX + 1)]),
+        limits_answered
+    );
     let total = vec![(0, 0, limits::COPYCHUNK_CHUNK_BYTES_MAX); 17];
-    assert_eq!(copy(&mut c, code, key, to, &total), told);
-    assert_eq!(copy(&mut c, code, key, to, &[(0, 0, 0)]), told);
+    assert_eq!(copy(&mut c, code, key, to, &total), limits_answered);
+    assert_eq!(copy(&mut c, code, key, to, &[(0, 0, 0)]), limits_answered);
 }
 
 #[test]

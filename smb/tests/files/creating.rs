@@ -90,7 +90,7 @@ fn share_modes_hold_across_clients_until_close() {
 }
 
 #[test]
-fn kinds_are_told_apart() {
+fn files_and_directories_are_distinguished() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let d = directory("d").id(&mut c);
@@ -188,7 +188,7 @@ fn contexts_are_answered_honoured_or_ignored() {
     assert_eq!(opened.allocation_size, 1 << 20);
     close(&mut c, opened.id).unwrap();
     let again = f().context(RequestContext::AllocationSize(1 << 20)).send(&mut c).unwrap();
-    assert_eq!(again.allocation_size, 1 << 20, "reserved anew for an overwritten file");
+    assert_eq!(again.allocation_size, 1 << 20, "reserved again for an overwritten file");
     close(&mut c, again.id).unwrap();
     let refused = |c: &mut _, context| f().context(context).send(c).err();
     assert_eq!(

@@ -125,7 +125,7 @@ fn it_stays_beside_those_whom_its_lease_lets_in() {
 }
 
 #[test]
-fn one_whose_lease_was_taken_by_a_change_is_not_given_back() {
+fn an_open_that_has_lost_its_lease_to_a_change_is_not_given_back() {
     for renames in [false, true] {
         let mut lab = Lab::caching();
         let mut a = lab.client();
@@ -147,7 +147,7 @@ fn one_whose_lease_was_taken_by_a_change_is_not_given_back() {
 }
 
 #[test]
-fn all_names_go_whose_opens_make_way_for_another_client() {
+fn all_names_go_with_opens_that_make_way_for_another_client() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let f = plain(&mut a, &file("f"));
@@ -201,7 +201,7 @@ fn a_replay_names_the_lease_of_before() {
     let answer = a.call(Command::CREATE, &body).unwrap();
     let response = create::Response::parse(&answer.message).unwrap();
     assert_eq!((response.file_id, response.oplock_level), (batch.id, OplockLevel::NONE));
-    assert!(response.contexts.is_empty(), "who asks for less is told of less");
+    assert!(response.contexts.is_empty(), "a client that asks for less gets less");
     assert_eq!(make(&mut a, &b).unwrap(), batch, "what it has stays");
 }
 
@@ -230,7 +230,7 @@ fn who_opens_while_the_last_channel_goes_gets_what_he_asks_for() {
         });
         if answer.status() == NtStatus::PENDING {
             lab.deliver(&mut [&mut a, &mut b]);
-            answer = b.answers.pop_front().expect("nobody is left to wait for");
+            answer = b.answers.pop_front().expect("no client is left to wait for");
         }
         assert_eq!(granted(&answer).unwrap().1, RWH, "round {round}");
     }

@@ -77,7 +77,7 @@ fn a_lost_channel_takes_no_open_no_lock_and_no_request_in_flight_with_it() {
 }
 
 #[test]
-fn a_create_whose_answer_nobody_sees_leaves_nothing_open() {
+fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -88,7 +88,7 @@ fn a_create_whose_answer_nobody_sees_leaves_nothing_open() {
     assert_eq!(lab.memory.contents("made"), None, "sent again, it is made again");
     let new = file("made").disposition(create::CreateDisposition::CREATE);
     let id = new.id(&mut b);
-    // Somebody else has found what was made: it stays.
+    // Another client has found what was made: it stays.
     let mut c = lab.channel(&b);
     let opened = c.begin(Command::CREATE, &file("found").body());
     let found = file("found").id(&mut b);
@@ -206,7 +206,7 @@ fn a_lock_that_is_sent_twice_is_taken_once() {
     b.replay = true;
     numbered_lock(&mut b, f, 3, 64).unwrap();
     assert_eq!(numbered_lock(&mut b, f, 4, 64), Err(NtStatus::LOCK_NOT_GRANTED), "another lock");
-    assert_eq!(numbered_lock(&mut b, f, 3, 64), Err(NtStatus::LOCK_NOT_GRANTED), "the place was taken anew");
+    assert_eq!(numbered_lock(&mut b, f, 3, 64), Err(NtStatus::LOCK_NOT_GRANTED), "the place was taken again");
     assert_eq!(numbered_lock(&mut b, f, 3, 65), Err(NtStatus::LOCK_NOT_GRANTED), "no such place");
     lock(&mut b, f, &[(0, 1, UNLOCK)]).unwrap();
     assert_eq!(lock(&mut b, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED), "it was one");

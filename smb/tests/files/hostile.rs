@@ -193,7 +193,7 @@ fn damaged_requests_are_answered_and_the_server_serves_on() {
                 break;
             }
             answered += u32::from(!c.answers.is_empty());
-            // Nobody else is there to let go of locks: what waits, waits.
+            // No other client is there to release locks: what waits, waits.
             let _ = lab.server.take_mail();
         }
         c.connection.close(c.now);

@@ -69,7 +69,7 @@ fn every_class_answers_in_its_length() {
 }
 
 #[test]
-fn what_is_asked_is_told() {
+fn information_classes_are_answered() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let d = directory("d").id(&mut c);
@@ -238,22 +238,22 @@ fn every_file_has_the_same_security_and_keeps_it() {
 }
 
 #[test]
-fn a_change_time_that_was_set_is_told_until_the_next_change() {
+fn a_change_time_that_was_set_is_reported_until_the_next_change() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
     let then = FileTime(NOW - 10_000_000);
     set_file(&mut a, fa, C::FILE_BASIC_INFORMATION, |b| basic(then, FileAttributes::empty()).encode(b))
         .unwrap();
-    let told = |c: &mut _, f| {
+    let change_time = |c: &mut _, f| {
         FileBasicInformation::parse(&query_file(c, f, C::FILE_BASIC_INFORMATION, 40).unwrap())
             .unwrap()
             .change_time
     };
-    assert_eq!(told(&mut b, fb), then);
+    assert_eq!(change_time(&mut b, fb), then);
     set_file(&mut b, fb, C::FILE_END_OF_FILE_INFORMATION, |b| {
         FileEndOfFileInformation { end_of_file: 1 }.encode(b)
     })
     .unwrap();
-    assert_ne!(told(&mut a, fa), then);
+    assert_ne!(change_time(&mut a, fa), then);
 }

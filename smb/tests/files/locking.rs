@@ -161,7 +161,7 @@ fn waiting_ends_with_the_open() {
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(answer(&mut b), NtStatus::RANGE_NOT_LOCKED);
     lock(&mut a, fa, &[(0, 10, UNLOCK)]).unwrap();
-    lock(&mut a, fa, &[(0, 10, NOW)]).expect("nobody else has it");
+    lock(&mut a, fa, &[(0, 10, NOW)]).expect("no other client has it");
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn made_up_handles_do_not_push_out_what_others_have_lost() {
     a.disconnect();
     let mut a = lab.client();
     assert_eq!(ask(&mut a, id), NtStatus::RETRY, "it is to open it again");
-    // One of another volume, and one of the same, name handles of an earlier start that nobody ever had.
+    // One of another volume, and one of the same, name handles of an earlier start that no client ever had.
     let mut other = Client::new(&lab.server, 77, NEWEST);
     success(&other.negotiate().unwrap()).unwrap();
     success(&other.logon("second-user", "second-secret", 0).unwrap()).unwrap();

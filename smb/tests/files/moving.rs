@@ -33,7 +33,7 @@ fn rename_body(file_id: FileId, to: &str) -> Vec<u8> {
     body
 }
 
-/// A rename whose first operation the backend is slow to carry out.
+/// A rename with a first operation that the backend is slow to carry out.
 fn begin_rename(client: &mut Client, id: FileId, to: &str) -> FsOp {
     let body = rename_body(id, to);
     client.begin(Command::SET_INFO, &body)
@@ -114,7 +114,7 @@ fn a_rename_waits_for_a_file_that_is_being_opened_below_and_then_leaves_the_dire
 }
 
 #[test]
-fn two_renames_whose_paths_touch_go_one_after_the_other() {
+fn two_renames_with_paths_that_touch_go_one_after_the_other() {
     let mut lab = Lab::new();
     let (mut one, mut two, d) = scene(&mut lab);
     let g = file("g").id(&mut two);

@@ -1,4 +1,4 @@
-//! READ and WRITE whose payload goes by RDMA ([MS-SMB2] 3.3.5.12, 3.3.5.13; [MS-SMBD] 2.2.3.1).
+//! READ and WRITE with payload that goes by RDMA ([MS-SMB2] 3.3.5.12, 3.3.5.13; [MS-SMBD] 2.2.3.1).
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -110,7 +110,7 @@ fn payload_goes_between_file_and_the_clients_memory() {
     assert!(c.memory[1..350_001] == expected[..350_000]);
     assert_eq!(c.memory[700_000..700_002], [expected[350_000], 0]);
     assert_eq!(c.memory[0], 0);
-    assert!(c.invalidated.iter().all(Option::is_none), "nobody asked for it");
+    assert!(c.invalidated.iter().all(Option::is_none), "no request asked for it");
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn what_is_written_is_read_by_others() {
 }
 
 #[test]
-fn the_end_of_a_file_is_told() {
+fn a_read_at_the_end_of_a_file_answers_end_of_file() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);

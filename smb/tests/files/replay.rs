@@ -73,7 +73,7 @@ fn a_create_under_way_is_neither_done_twice_nor_forgotten() {
     // One that failed can be tried again.
     assert_eq!(make(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
     assert_eq!(again(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
-    // And one whose connection was lost under way has left nothing.
+    // And one that lost its connection under way has left nothing.
     let new = Open { name: "lost", ..new() };
     let op = a.begin(Command::CREATE, &new.body());
     a.disconnect();

@@ -1,4 +1,4 @@
-//! READ and WRITE whose payload is sealed or signed on its way by RDMA ([MS-SMB2] 2.2.43, 3.3.5.12, 3.3.5.13).
+//! READ and WRITE with payload that is sealed or signed on its way by RDMA ([MS-SMB2] 2.2.43, 3.3.5.12, 3.3.5.13).
 
 use std::collections::HashSet;
 

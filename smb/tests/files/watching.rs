@@ -1,4 +1,4 @@
-//! CHANGE_NOTIFY: what watchers of directories are told, when, and how their requests end.
+//! CHANGE_NOTIFY: what is reported of directories, when, and how their requests end.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::limits;
@@ -49,7 +49,7 @@ fn changes(answer: &Answer) -> Result<Vec<(NotifyAction, String)>, NtStatus> {
 }
 
 /// What a request that waited was answered with.
-fn told(client: &mut Client) -> Result<Vec<(NotifyAction, String)>, NtStatus> {
+fn reported(client: &mut Client) -> Result<Vec<(NotifyAction, String)>, NtStatus> {
     let answer = client.answers.pop_front().expect("an answer");
     assert!(answer.header.flags.contains(HeaderFlags::ASYNC_COMMAND));
     changes(&answer)
@@ -80,7 +80,7 @@ fn remove(client: &mut Client, name: &str) {
 }
 
 #[test]
-fn a_watcher_is_told_of_names_that_come_go_and_change() {
+fn names_that_come_go_and_change_are_reported() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     // Who may delete it keeps others from renaming in it.
@@ -91,7 +91,7 @@ fn a_watcher_is_told_of_names_that_come_go_and_change() {
     assert!(a.answers.is_empty(), "only what is in it");
     make(&mut b, "d\\f");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(ADDED, "f")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
     // What happens between two requests is kept.
     let f = file("d\\f").id(&mut b);
     rename(&mut b, f, "d\\g", false).unwrap();
@@ -104,15 +104,15 @@ fn a_watcher_is_told_of_names_that_come_go_and_change() {
     let e = file("elsewhere").id(&mut b);
     rename(&mut b, e, "d\\here", false).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(ADDED, "here")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "here")]));
     waits(&mut a, d, NAMES, false);
     rename(&mut b, e, "elsewhere", false).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(REMOVED, "here")]));
+    assert_eq!(reported(&mut a), list(&[(REMOVED, "here")]));
 }
 
 #[test]
-fn only_what_the_filter_names_is_told_and_the_first_filter_stays() {
+fn only_what_the_filter_names_is_reported_and_the_first_filter_stays() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -123,23 +123,23 @@ fn only_what_the_filter_names_is_told_and_the_first_filter_stays() {
     lab.deliver(&mut [&mut a, &mut b]);
     assert!(a.answers.is_empty());
     cancel(&mut a, dirs);
-    assert_eq!(told(&mut a), Err(NtStatus::CANCELLED));
+    assert_eq!(reported(&mut a), Err(NtStatus::CANCELLED));
     waits(&mut a, d, EVERYTHING, true);
     make(&mut b, "d\\h");
     let sub = directory("d\\sub").id(&mut b);
     close(&mut b, sub).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(ADDED, "sub")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "sub")]));
 
     let other = directory("d").disposition(CreateDisposition::OPEN).id(&mut a);
     waits(&mut a, other, CompletionFilter::LAST_WRITE, false);
     write(&mut b, f, 0, b"y").unwrap();
     write(&mut b, f, 1, b"z").unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(MODIFIED, "f")]));
+    assert_eq!(reported(&mut a), list(&[(MODIFIED, "f")]));
     assert_eq!(changes(&ask_for(&mut a, other, NAMES, false, 4096)), list(&[(MODIFIED, "f")]), "once");
 
-    // Without a filter nothing is ever told but the end.
+    // Without a filter nothing is ever reported but the end.
     let blind = directory("d").disposition(CreateDisposition::OPEN).id(&mut a);
     waits(&mut a, blind, CompletionFilter(0xffff_f000), true);
     make(&mut b, "d\\i");
@@ -147,7 +147,7 @@ fn only_what_the_filter_names_is_told_and_the_first_filter_stays() {
     assert!(a.answers.is_empty());
     close(&mut a, blind).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), Err(NtStatus::NOTIFY_CLEANUP));
+    assert_eq!(reported(&mut a), Err(NtStatus::NOTIFY_CLEANUP));
 }
 
 #[test]
@@ -162,9 +162,9 @@ fn a_tree_is_watched_to_its_depths_and_from_the_root() {
     waits(&mut a, d, NAMES, true);
     make(&mut b, "d\\e\\f");
     lab.deliver(&mut [&mut a, &mut b]);
-    let mut told = [told(&mut a).unwrap(), told(&mut a).unwrap()].concat();
-    told.sort_by(|x, y| x.1.cmp(&y.1));
-    assert_eq!(Ok(told), list(&[(ADDED, "d\\e\\f"), (ADDED, "e\\f")]));
+    let mut reported = [reported(&mut a).unwrap(), reported(&mut a).unwrap()].concat();
+    reported.sort_by(|x, y| x.1.cmp(&y.1));
+    assert_eq!(Ok(reported), list(&[(ADDED, "d\\e\\f"), (ADDED, "e\\f")]));
     // A name that only begins alike is not below.
     waits(&mut a, d, NAMES, true);
     let like = directory("d2").id(&mut b);
@@ -183,15 +183,15 @@ fn a_directory_is_watched_under_its_new_name() {
     rename(&mut a, d, "moved", false).unwrap();
     make(&mut b, "moved\\f");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(ADDED, "f")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
     waits(&mut a, d, NAMES, false);
     close(&mut a, d).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), Err(NtStatus::NOTIFY_CLEANUP));
+    assert_eq!(reported(&mut a), Err(NtStatus::NOTIFY_CLEANUP));
 }
 
 #[test]
-fn more_than_there_is_room_for_is_told_as_such() {
+fn more_than_there_is_room_for_is_answered_with_notify_enum_dir() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -199,23 +199,23 @@ fn more_than_there_is_room_for_is_told_as_such() {
     let first = ask_for(&mut a, d, NAMES, false, 30);
     let Ids::Async { async_id } = first.header.ids else { panic!("it waits") };
     cancel(&mut a, async_id);
-    assert_eq!(told(&mut a), Err(NtStatus::CANCELLED));
+    assert_eq!(reported(&mut a), Err(NtStatus::CANCELLED));
     for name in ["d\\f", "d\\g", "d\\h"] {
         make(&mut b, name);
     }
     let answer = ask_for(&mut a, d, NAMES, false, 4096);
     assert_eq!(answer.status(), NtStatus::NOTIFY_ENUM_DIR);
     assert!(Response::parse(&answer.message).unwrap().output_buffer.is_empty());
-    // That ends with telling.
+    // That ends with the answer.
     waits(&mut a, d, NAMES, false);
     make(&mut b, "d\\i");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(ADDED, "i")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "i")]));
     // Room for nothing is a wish to know that something has happened.
     assert_eq!(ask_for(&mut a, d, NAMES, false, 0).status(), NtStatus::PENDING);
     make(&mut b, "d\\j");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), Err(NtStatus::NOTIFY_ENUM_DIR));
+    assert_eq!(reported(&mut a), Err(NtStatus::NOTIFY_ENUM_DIR));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_directory_keeps_no_more_than_the_limit_however_much_its_client_has_room_for
     let interim = a.call_charged(Command::CHANGE_NOTIFY, &body, 128).unwrap();
     let Ids::Async { async_id } = interim.header.ids else { panic!("it waits") };
     cancel(&mut a, async_id);
-    told(&mut a).unwrap_err();
+    reported(&mut a).unwrap_err();
     let long = "x".repeat(200);
     for i in 0..=limits::NOTIFY_BUFFER_BYTES_MAX / 400 {
         make(&mut b, &format!("d\\{long}{i}"));
@@ -253,13 +253,13 @@ fn requests_of_one_open_are_answered_in_turn() {
     make(&mut b, "d\\f");
     make(&mut b, "d\\g");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(told(&mut a), list(&[(ADDED, "f")]));
-    assert_eq!(told(&mut a), list(&[(ADDED, "g")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "g")]));
     assert!(a.answers.is_empty());
 }
 
 #[test]
-fn what_had_come_when_a_request_is_cancelled_is_told() {
+fn what_had_come_when_a_request_is_cancelled_is_reported() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -267,7 +267,7 @@ fn what_had_come_when_a_request_is_cancelled_is_told() {
     make(&mut b, "d\\f");
     // The wake-up is on its way.
     cancel(&mut a, async_id);
-    assert_eq!(told(&mut a), list(&[(ADDED, "f")]));
+    assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
     lab.deliver(&mut [&mut a, &mut b]);
     assert!(a.answers.is_empty());
 }
@@ -333,18 +333,18 @@ fn a_lost_channel_takes_its_request_with_it_and_no_change_is_missed() {
     let d = directory("d").id(&mut a);
     waits(&mut a, d, NAMES, false);
     make(&mut b, "d\\f");
-    // Lost before it was woken: the other channel is told to look.
+    // Lost before it was woken: the other channel is asked to look.
     a.disconnect();
     lab.deliver(&mut [&mut a, &mut second, &mut b]);
     assert_eq!(ask_for(&mut second, d, NAMES, false, 4096).status(), NtStatus::NOTIFY_ENUM_DIR);
     waits(&mut second, d, NAMES, false);
     make(&mut b, "d\\g");
     lab.deliver(&mut [&mut a, &mut second, &mut b]);
-    assert_eq!(told(&mut second), list(&[(ADDED, "g")]));
+    assert_eq!(reported(&mut second), list(&[(ADDED, "g")]));
 }
 
 #[test]
-fn a_request_on_another_channel_is_told_of_an_answer_that_was_lost() {
+fn a_request_on_another_channel_reports_an_answer_that_was_lost() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut second = lab.channel(&a);
@@ -355,7 +355,7 @@ fn a_request_on_another_channel_is_told_of_an_answer_that_was_lost() {
     make(&mut b, "d\\f");
     a.disconnect();
     lab.deliver(&mut [&mut a, &mut second, &mut b]);
-    assert_eq!(told(&mut second), Err(NtStatus::NOTIFY_ENUM_DIR));
+    assert_eq!(reported(&mut second), Err(NtStatus::NOTIFY_ENUM_DIR));
     waits(&mut second, d, NAMES, false);
 }
 

@@ -259,7 +259,7 @@ impl Client {
         self.run()
     }
 
-    /// Sends a request in clear whose first operation the backend is slow to carry out: [`Self::finish`] does.
+    /// Sends a request in clear with a first operation that the backend is slow to carry out: [`Self::finish`] does.
     pub fn begin(&mut self, command: Command, body: &[u8]) -> FsOp {
         let header = self.header(command, 1);
         let message = self.message(header, body);
@@ -319,7 +319,7 @@ impl Client {
         }
     }
 
-    /// What a transport makes of a WRITE whose data are here.
+    /// What a transport makes of a WRITE with data that are here.
     fn fetched(&self, kind: FsOpKind) -> Result<FsOpKind, NtStatus> {
         let FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through } = kind else {
             return Ok(kind);
@@ -521,7 +521,7 @@ impl Client {
         client
     }
 
-    /// The first leg of authenticating the session anew.
+    /// The first leg of authenticating the session again.
     pub fn begin_reauthentication(&mut self, user: &str) -> Result<(), Disconnect> {
         let first = requests::initiator_with(user, "", self.session_key).first();
         let message = self.session_setup_message(&first, 0);

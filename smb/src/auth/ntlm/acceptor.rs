@@ -7,7 +7,7 @@ use super::message::{self, Authenticate, Builder, NtlmV2Response, av, flags};
 use crate::auth::acceptor::{Lookup, MechanismStep, Proven};
 use crate::auth::{AcceptorConfig, AuthError, NtHash};
 
-/// NEGOTIATE has 32 bytes, a version, and two names; more is nobody's ordinary use.
+/// NEGOTIATE has 32 bytes, a version, and two names; no ordinary client sends more.
 const NEGOTIATE_BYTES_MAX: usize = 4096;
 
 /// One exchange.
@@ -181,17 +181,17 @@ impl NtlmAcceptor {
     }
 
     /// SessionBaseKey under the hash that the response proves knowledge of. Tries every hash to the end, and one that
-    /// fits nobody where there is none.
+    /// fits no user where there is none.
     fn prove(
         &self,
         authenticate: &Authenticate<'_>,
         response: &NtlmV2Response<'_>,
         hashes: &[NtHash],
     ) -> Option<Key> {
-        let nobody = [NtHash::from_bytes([0; 16])];
+        let no_user = [NtHash::from_bytes([0; 16])];
         let known = !hashes.is_empty();
         let mut proven = None;
-        for hash in if known { hashes } else { &nobody } {
+        for hash in if known { hashes } else { &no_user } {
             let owf = keys::ntowf_v2(hash, &authenticate.user, &authenticate.domain);
             let expected = keys::nt_proof(&owf, &self.challenge, response.temp);
             let base_key = keys::session_base_key(&owf, &expected);

@@ -197,7 +197,7 @@ pub(in crate::auth) fn push_av(out: &mut Vec<u8>, id: u16, value: &[u8]) {
     out.extend_from_slice(value);
 }
 
-/// Builds a message whose fixed part refers to a payload behind it.
+/// Builds a message with a fixed part that refers to a payload behind it.
 pub(in crate::auth) struct Builder {
     fixed: Vec<u8>,
     payload: Vec<u8>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Reply, Step, Wake};
-use crate::engine::watches::{Asked, Outcome};
+use crate::engine::watches::{Outcome, WatchRequest};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::change_notify::{Flags, Request, Response};
@@ -25,7 +25,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if !AccessMask(open.access).contains(AccessMask::FILE_LIST_DIRECTORY) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
-    let asked = Asked {
+    let asked = WatchRequest {
         filter: request.completion_filter,
         tree: request.flags.contains(Flags::WATCH_TREE),
         room: request.output_buffer_length as usize,

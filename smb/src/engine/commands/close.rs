@@ -1,6 +1,6 @@
 //! CLOSE ([MS-SMB2] 3.3.5.10).
 
-use crate::engine::file::table::Ended;
+use crate::engine::file::table::LinkFate;
 use crate::engine::open_end;
 use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::fs::{FsReply, Stat};
@@ -22,7 +22,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     ctx.session().remove_open(open.id);
     let ended = open_end::begin(&open, &ctx.server.creations, ctx.server);
-    let removes = matches!(ended, Ended::Goes(..));
+    let removes = matches!(ended, LinkFate::Unlinked(..));
     let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
     Step::Fs(
         open_end::close(&open, ended, query),

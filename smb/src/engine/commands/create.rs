@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub(super) use self::plan::ATTRIBUTES_SETTABLE;
 use crate::engine::creations::Begun;
-use crate::engine::durable::{Asked, Wanted};
+use crate::engine::durable::{DurableContexts, DurableRequest};
 use crate::engine::replay::CreateKey;
 use crate::engine::request::step::{Ctx, Step};
 use crate::status::NtStatus;
@@ -30,21 +30,21 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if !ctx.server.config.caching {
         return machine::begin(ctx, &request, None, None);
     }
-    let asked = match Asked::of(&request.contexts, ctx.core.is_smb3()) {
-        Ok(asked) => asked,
+    let contexts = match DurableContexts::of(&request.contexts, ctx.core.is_smb3()) {
+        Ok(contexts) => contexts,
         Err(status) => return status.into(),
     };
-    if let Some(claim) = asked.claim {
-        return reconnect::reconnect(ctx, &request, claim, true);
+    if let Some(reconnect) = contexts.reconnect {
+        return reconnect::reconnect(ctx, &request, reconnect, true);
     }
-    let Some(Wanted::V2 { create_guid, .. }) = asked.wanted else {
-        return machine::begin(ctx, &request, asked.wanted, None);
+    let Some(DurableRequest::V2 { create_guid, .. }) = contexts.request else {
+        return machine::begin(ctx, &request, contexts.request, None);
     };
     let key = CreateKey { client_guid: ctx.core.client_guid(), create_guid };
     let is_replay = ctx.request.header.flags.contains(HeaderFlags::REPLAY_OPERATION);
     match ctx.server.creations.begin(key, is_replay) {
-        Ok(Begun::New(creation)) => machine::begin(ctx, &request, asked.wanted, Some(creation)),
-        Ok(Begun::Again(open)) => replay::answer(ctx, &request, open),
+        Ok(Begun::New(creation)) => machine::begin(ctx, &request, contexts.request, Some(creation)),
+        Ok(Begun::Replay(open)) => replay::answer(ctx, &request, open),
         Err(status) => status.into(),
     }
 }

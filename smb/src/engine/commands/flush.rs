@@ -20,7 +20,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let open = match ctx.open(request.file_id) {
         Ok(o) => o,
         // [MS-SMB2] 3.3.5.11 has this fail. But Linux flushes by the handle it had before it reconnected to a server that
-        // was started anew, and would tell the program that its data are lost, which they are not.
+        // was restarted, and would report to the program that its data are lost, which they are not.
         Err(NtStatus::FILE_CLOSED) if ctx.server.is_durable_since(request.file_id) => return done(),
         // Nor does it ask for its durable handle first, where it has lost nothing but the connection.
         Err(NtStatus::FILE_CLOSED) => match kept_of_user(ctx, request.file_id) {

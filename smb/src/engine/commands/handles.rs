@@ -13,26 +13,26 @@ use crate::status::NtStatus;
 /// Goes on with the request.
 pub(super) type Next = Box<dyn FnOnce(&mut Ctx<'_>) -> Step + Send>;
 
-/// Whose handles are waited for.
-pub(super) enum Whose {
+/// Handles that clients may keep for the cache alone, and that are waited for.
+pub(super) enum CachedHandles {
     /// Those of the file that `open` is of, but its own.
-    Others,
+    OtherOpens,
     /// All of another file.
-    Of(Arc<FileState>),
+    OfFile(Arc<FileState>),
     /// All below the directory that `open` is of; asked for the first time.
     Below(RelPath, bool),
 }
 
-/// Has handles closed, then goes on. Those who keep theirs have lost the right to, or use them.
-pub(super) fn once_closed(ctx: &mut Ctx<'_>, open: Arc<Open>, whose: Whose, next: Next) -> Step {
+/// Has handles closed, then goes on. Clients that keep theirs have lost the right to, or use them.
+pub(super) fn once_closed(ctx: &mut Ctx<'_>, open: Arc<Open>, handles: CachedHandles, next: Next) -> Step {
     if !ctx.server.config.caching {
         return next(ctx);
     }
     let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
-    let waits = match &whose {
-        Whose::Others => open.file.break_handles(Some(open.id), waiter, ctx.server),
-        Whose::Of(file) => file.break_handles(None, waiter, ctx.server),
-        Whose::Below(directory, first) => {
+    let waits = match &handles {
+        CachedHandles::OtherOpens => open.file.break_handles(Some(open.id), waiter, ctx.server),
+        CachedHandles::OfFile(file) => file.break_handles(None, waiter, ctx.server),
+        CachedHandles::Below(directory, first) => {
             open.volume.files().break_handles_below(directory, *first, waiter, ctx.server)
         }
     };
@@ -41,16 +41,16 @@ pub(super) fn once_closed(ctx: &mut Ctx<'_>, open: Arc<Open>, whose: Whose, next
     }
     Step::Park(Box::new(move |ctx, wake| {
         if wake == Wake::Ready && !open.is_closing() {
-            let whose = match whose {
-                Whose::Below(directory, _) => Whose::Below(directory, false),
-                whose => whose,
+            let handles = match handles {
+                CachedHandles::Below(directory, _) => CachedHandles::Below(directory, false),
+                handles => handles,
             };
-            return once_closed(ctx, open, whose, next);
+            return once_closed(ctx, open, handles, next);
         }
-        match &whose {
-            Whose::Others => open.file.stop_waiting_for_break(waiter.token),
-            Whose::Of(file) => file.stop_waiting_for_break(waiter.token),
-            Whose::Below(..) => open.volume.files().stop_waiting_for_breaks(waiter.token),
+        match &handles {
+            CachedHandles::OtherOpens => open.file.stop_waiting_for_break(waiter.token),
+            CachedHandles::OfFile(file) => file.stop_waiting_for_break(waiter.token),
+            CachedHandles::Below(..) => open.volume.files().stop_waiting_for_breaks(waiter.token),
         }
         Step::Fail(if wake == Wake::Cancelled { NtStatus::CANCELLED } else { NtStatus::FILE_CLOSED })
     }))

@@ -291,7 +291,10 @@ mod tests {
             };
             let status = agree(&config(), Dialect::SMB2_0_2, true, &request).map(drop);
             assert_eq!(status, if is_good { Ok(()) } else { Err(NtStatus::INVALID_PARAMETER) });
-            assert!(agree(&config(), Dialect::SMB2_0_2, false, &request).is_ok(), "elsewhere nobody looks");
+            assert!(
+                agree(&config(), Dialect::SMB2_0_2, false, &request).is_ok(),
+                "other dialects have no such rule"
+            );
         }
     }
 }

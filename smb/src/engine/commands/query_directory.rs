@@ -80,8 +80,8 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
     }
     {
         let cursor = &mut open.state().directory;
-        let anew = request.flags.intersects(Flags::RESTART_SCANS | Flags::REOPEN);
-        if anew || cursor.pattern.is_none() {
+        let restart = request.flags.intersects(Flags::RESTART_SCANS | Flags::REOPEN);
+        if restart || cursor.pattern.is_none() {
             *cursor = DirectoryCursor {
                 pattern: Some(pattern.clone()),
                 restart: true,
@@ -186,7 +186,7 @@ impl Query {
         Next::Fetch(FsOpKind::ReadDir { handle, restart: std::mem::take(&mut cursor.restart), limit })
     }
 
-    /// `.` and `..`, of which the parent's own attributes are not told: clients look at the names only. False where they
+    /// `.` and `..`, of which the parent's own attributes are not reported: clients look at the names only. False where they
     /// do not fit.
     fn dots(&mut self, stat: &Stat) -> bool {
         let Self { open, class, limit, single, output, .. } = self;

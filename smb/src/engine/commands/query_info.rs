@@ -50,8 +50,8 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let file_id = request.file_id;
     let open = match ctx.open(file_id) {
         Ok(o) => o,
-        // cifs.ko asks about a file by whatever handle it has. Told to try again it looks at its handles anew; any other
-        // error goes to the program.
+        // cifs.ko asks about a file by whatever handle it has. Where the answer is to try again, it looks at its handles again;
+        // any other error goes to the program.
         Err(NtStatus::FILE_CLOSED) if ctx.is_worth_a_retry(file_id) => {
             return Step::Fail(NtStatus::RETRY);
         }

@@ -89,7 +89,7 @@ fn fixed(count: u32) -> Vec<u8> {
     body
 }
 
-/// The body of a response whose data went by RDMA, through this transform if it is not empty.
+/// The body of a response to a READ by RDMA, with data that went through this transform if it is not empty.
 fn elsewhere(count: u32, transform: &[u8]) -> Vec<u8> {
     let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN + transform.len());
     let flags = if transform.is_empty() { ResponseFlags::empty() } else { ResponseFlags::RDMA_TRANSFORM };

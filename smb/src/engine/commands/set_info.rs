@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use self::rename::Target;
 use crate::engine::commands::create::ATTRIBUTES_SETTABLE;
-use crate::engine::commands::handles::{self, Whose};
+use crate::engine::commands::handles::{self, CachedHandles};
 use crate::engine::commands::query_info::{descriptor, security_information};
 use crate::engine::commands::read::OFFSET_END;
 use crate::engine::open::Open;
@@ -238,19 +238,19 @@ fn set_basic(open: Arc<Open>, info: BasicInfo) -> Step {
             }
             open.volume.watches.modified(watched(&info), &open, ctx.server);
             match info.change {
-                Some(told) => keep_change_time(open, told),
+                Some(change_time) => keep_change_time(open, change_time),
                 None => done(),
             }
         }),
     )
 }
 
-fn keep_change_time(open: Arc<Open>, told: u64) -> Step {
+fn keep_change_time(open: Arc<Open>, change_time: u64) -> Step {
     Step::Fs(
         FsOpKind::Stat { handle: open.handle.clone() },
         Box::new(move |_, result| {
             if let Ok(FsReply::Stat(stat)) = result {
-                open.file.set_change_time(stat.times.change, told);
+                open.file.set_change_time(stat.times.change, change_time);
             }
             done()
         }),
@@ -282,7 +282,7 @@ fn disposition(
     }
     let to_go = Arc::clone(open);
     let next = Box::new(move |_: &mut Ctx<'_>| delete_later(to_go, ignore_readonly));
-    Ok(handles::once_closed(ctx, Arc::clone(open), Whose::Others, next))
+    Ok(handles::once_closed(ctx, Arc::clone(open), CachedHandles::OtherOpens, next))
 }
 
 fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {

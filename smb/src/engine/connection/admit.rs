@@ -40,12 +40,12 @@ impl Connection {
         if chain.sealed_for.is_some() && !session.seals.load(Ordering::Relaxed) {
             session.seals.store(true, Ordering::Relaxed);
         }
-        // Who authenticates a channel's session anew gets even a refusal signed with the channel's key, as from Samba: a
+        // An authentication of a channel's session again gets even a refusal signed with the channel's key, as from Samba: a
         // client that signs believes nothing else.
         if command == Command::SESSION_SETUP {
             request.session = Some(Arc::clone(&session));
         }
-        if !channel.believes(&request.header, request.message(), chain.sealed_for.is_some()) {
+        if !channel.verifies(&request.header, request.message(), chain.sealed_for.is_some()) {
             return fail(NtStatus::ACCESS_DENIED);
         }
         request.session = Some(Arc::clone(&session));

@@ -75,7 +75,7 @@ impl Connection {
         };
         let asked = request.header.flags.contains(HeaderFlags::SIGNED);
         let setup_done = request.header.command == Command::SESSION_SETUP && status == NtStatus::SUCCESS;
-        // A request whose signature was wrong gets an unsigned refusal.
+        // A request with a wrong signature gets an unsigned refusal.
         if request.session.is_none() && !setup_done {
             return None;
         }

@@ -12,14 +12,14 @@ use crate::wire::header::UNSOLICITED_MESSAGE_ID;
 use crate::wire::{Command, Header, HeaderFlags};
 
 impl Connection {
-    /// What a request has caused is told to its own client before a later request is answered.
+    /// Sends the breaks that a request has caused for its own client, before a later request is answered.
     pub(super) fn notify_own(&mut self) {
         for notice in self.server.take_breaks(self.core.id) {
             self.notify(notice);
         }
     }
 
-    /// OPLOCK_BREAK that nobody asked for ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+    /// Unsolicited OPLOCK_BREAK ([MS-SMB2] 3.3.4.6, 3.3.4.7).
     pub(super) fn notify(&mut self, mut notice: BreakNotice) {
         let channel = self.core.channels.get(&notice.session_id);
         let Some(channel) = channel.filter(|_| !self.core.closed && !self.core.leaving) else {

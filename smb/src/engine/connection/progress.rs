@@ -210,7 +210,7 @@ impl Connection {
         Ok(Outcome::Waits)
     }
 
-    /// Whether a request may wait whose frame has `bytes`; its part of what may wait at its volume.
+    /// Whether a request with a frame of `bytes` may wait; its part of what may wait at its volume.
     fn may_wait(&self, chain: &Chain, request: &Request, bytes: u64) -> Result<Option<[Taken; 2]>, NtStatus> {
         // [MS-SMB2] 3.3.5.2.7: in the middle of a compound only what has to wait for a break does.
         if chain.next != chain.requests.len()

@@ -20,7 +20,7 @@ use crate::wire::{Capabilities, Command, Header, Ids};
 /// A frame that was opened: the SMB2 messages lie in `range`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsealed {
-    /// The session whose key opened it.
+    /// The session with the key that opened it.
     pub session_id: u64,
     /// Where the plaintext lies in the frame that was given.
     pub range: Range<usize>,
@@ -48,7 +48,7 @@ impl Connection {
         Ok(Some(Unsealed { session_id: header.session_id, range: start..start + length }))
     }
 
-    /// Takes a frame: SMB2 messages in plain text. `unsealed` as [`Self::unseal`] gave it, whose range is relative to
+    /// Takes a frame: SMB2 messages in plain text. `unsealed` as [`Self::unseal`] gave it, with a range relative to
     /// the frame that was unsealed; `frame.bytes()` must be the plaintext alone.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Connection {
     }
 
     /// [MS-SMB2] 3.3.5.16: by AsyncId or by MessageId; no answer of its own, and none for what is not waiting. One that does
-    /// not prove that it comes from the session whose request it names is dropped.
+    /// not prove that it comes from the session of the request that it names is dropped.
     fn cancel(
         &mut self,
         now: Now,
@@ -151,7 +151,7 @@ impl Connection {
         }
         let Some(channel) = self.core.channels.get(&header.session_id) else { return Ok(()) };
         if channel.session.closed.load(Ordering::Acquire)
-            || !channel.believes(header, message, sealed_for.is_some())
+            || !channel.verifies(header, message, sealed_for.is_some())
         {
             return Ok(());
         }

@@ -16,7 +16,7 @@ pub struct Transmit {
     pub remote_writes: Vec<RemoteWrite>,
     /// The token of the peer that the frame invalidates; over RDMA only.
     pub invalidate: Option<Token>,
-    /// It tells a client of several channels of a break, for whose end others may wait: a channel that does not take it can be done
+    /// A break for a client of several channels. Others may wait for its end: a channel that does not take it can be done
     /// without.
     pub is_break: bool,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.

@@ -50,7 +50,7 @@ pub(in crate::engine) struct Breaking {
     /// When the clock saw a channel being asked last.
     pub(in crate::engine) asked: Option<Instant>,
     /// Channels to ask because others were lost that had been asked.
-    pub(in crate::engine) owed: usize,
+    pub(in crate::engine) resends_due: usize,
 }
 
 impl Breaking {
@@ -61,7 +61,7 @@ impl Breaking {
         tried: Vec<ConnectionId>,
     ) -> Self {
         let (since, sent, asked) = (None, None, None);
-        Self { requested, required, notification, tried, since, sent, asked, owed: 0 }
+        Self { requested, required, notification, tried, since, sent, asked, resends_due: 0 }
     }
 
     /// Asks on one more channel if it is time to: the last one has had its time, or one that was asked before is lost. Never
@@ -69,22 +69,22 @@ impl Breaking {
     pub(in crate::engine) fn ask_again(
         &mut self,
         now: Instant,
-        patience: Duration,
+        time_per_channel: Duration,
         sessions: &[u64],
         clients: &dyn Clients,
     ) {
         let sent = *self.sent.get_or_insert(now);
         let asked = *self.asked.get_or_insert(now);
-        let due = now.saturating_duration_since(sent) >= patience;
+        let due = now.saturating_duration_since(sent) >= time_per_channel;
         let pace = Duration::from_millis(limits::OPLOCK_BREAK_PACE_MS);
-        if !due && self.owed == 0 || now.saturating_duration_since(asked) < pace {
+        if !due && self.resends_due == 0 || now.saturating_duration_since(asked) < pace {
             return;
         }
         if due {
             // Not from now: ticks are not to add up.
-            self.sent = Some(sent + patience);
+            self.sent = Some(sent + time_per_channel);
         } else {
-            self.owed -= 1;
+            self.resends_due -= 1;
         }
         self.asked = Some(now);
         send(clients, sessions, &mut self.tried, self.notification);
@@ -102,7 +102,7 @@ impl Breaking {
             send(clients, sessions, &mut self.tried, self.notification);
             (self.sent, self.asked) = (None, None);
         } else if self.tried.contains(&connection) {
-            self.owed += 1;
+            self.resends_due += 1;
         }
     }
 }
@@ -153,7 +153,7 @@ impl Holder {
     ) {
         let to = to & self.state;
         if let Some(breaking) = &mut self.breaking {
-            // The client is told when it has acknowledged what it was asked for before.
+            // The client is notified when it has acknowledged what it was asked for before.
             if !self.kind.is_oplock() {
                 breaking.required = breaking.required & to;
             }
@@ -190,10 +190,10 @@ impl Holder {
         let sent = send(clients, &self.sessions(opens, clients), &mut tried, notification);
         if sent || !self.is_disconnected(opens) {
             // Not sent: the last channel has just gone, and its opens are about to be kept or closed. As where the break went
-            // out before, they are closed ([MS-SMB2] 3.3.7.1 keeps none whose OplockState is Breaking), which ends the wait.
+            // out before, they are closed ([MS-SMB2] 3.3.7.1 keeps none with the OplockState Breaking), which ends the wait.
             self.breaking = Some(Breaking::new(requested, required, notification, tried));
         } else {
-            // Nobody is there who could be asked, or would go on using it.
+            // No client is there that could be asked, or would go on using it.
             self.state = required;
         }
     }
@@ -222,7 +222,7 @@ impl Holder {
         }
     }
 
-    /// The sessions on whose channels it can be told of a break: that of an oplock's open, all of a lease's client.
+    /// The sessions with the channels that a break can be sent on: that of an oplock's open, all of a lease's client.
     pub(in crate::engine) fn sessions(&self, opens: &[Registered], clients: &dyn Clients) -> Vec<u64> {
         let mine = || opens.iter().filter(|o| self.opens.contains(&o.id));
         match self.kind.lease_id() {
@@ -251,7 +251,7 @@ impl Holder {
         }
     }
 
-    /// No client is left that could be told of a break.
+    /// No client is left that a break could be sent to.
     pub(in crate::engine) fn is_disconnected(&self, opens: &[Registered]) -> bool {
         opens.iter().filter(|o| self.opens.contains(&o.id)).all(Registered::is_disconnected)
     }

@@ -1,6 +1,6 @@
-//! Intervals with owners: whether one of them meets a range is told in as many steps as a balanced tree is high.
+//! Intervals with owners: whether one of them meets a range is found in as many steps as a balanced tree is high.
 //!
-//! An AVL tree by first byte, each of whose nodes knows how far the intervals below it reach. An interval without length lies
+//! An AVL tree by first byte. Each node knows how far the intervals below it reach. An interval without length lies
 //! between two bytes: it meets what has bytes on both sides of it.
 
 use std::cmp::Ordering;

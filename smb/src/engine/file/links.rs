@@ -70,18 +70,18 @@ impl Links {
     }
 
     /// Whether nothing may open the name at `path` any more.
-    pub(in crate::engine) fn is_doomed_at(&self, path: &RelPath) -> bool {
+    pub(in crate::engine) fn is_delete_pending_at(&self, path: &RelPath) -> bool {
         self.at(path).is_some_and(|link| link.fate != Fate::Stays)
     }
 
-    pub(in crate::engine) fn is_doomed(&self, id: LinkId) -> bool {
+    pub(in crate::engine) fn is_delete_pending(&self, id: LinkId) -> bool {
         self.get(id).is_some_and(|link| link.fate != Fate::Stays)
     }
 
     /// FileDispositionInformation of an open of this name. One that is being removed does not come back.
-    pub(in crate::engine) fn set_doomed(&mut self, id: LinkId, doomed: bool) {
+    pub(in crate::engine) fn set_delete_pending(&mut self, id: LinkId, delete_pending: bool) {
         if let Some(link) = self.get_mut(id).filter(|link| link.fate != Fate::Unlinking) {
-            link.fate = if doomed { Fate::GoesWithLastOpen } else { Fate::Stays };
+            link.fate = if delete_pending { Fate::GoesWithLastOpen } else { Fate::Stays };
         }
     }
 
@@ -142,13 +142,13 @@ mod tests {
         let mut links = Links::default();
         let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
         assert_eq!(links.enter(&path("a")), a, "one more open of it");
-        links.set_doomed(a, true);
-        assert!(links.is_doomed_at(&path("a")) && links.is_doomed(a));
-        assert!(!links.is_doomed_at(&path("b")) && !links.is_doomed(b));
+        links.set_delete_pending(a, true);
+        assert!(links.is_delete_pending_at(&path("a")) && links.is_delete_pending(a));
+        assert!(!links.is_delete_pending_at(&path("b")) && !links.is_delete_pending(b));
         assert!(links.last_closed(b).is_none());
         assert!(links.last_closed(a).is_some());
-        links.set_doomed(a, false);
-        assert!(links.is_doomed_at(&path("a")), "it is being removed");
+        links.set_delete_pending(a, false);
+        assert!(links.is_delete_pending_at(&path("a")), "it is being removed");
         links.forget(a);
         assert!(links.is_empty());
     }
@@ -157,8 +157,8 @@ mod tests {
     fn a_mind_can_be_changed_until_the_last_close() {
         let mut links = Links::default();
         let a = links.enter(&path("a"));
-        links.set_doomed(a, true);
-        links.set_doomed(a, false);
+        links.set_delete_pending(a, true);
+        links.set_delete_pending(a, false);
         assert!(links.last_closed(a).is_none());
         assert!(links.is_empty());
     }
@@ -171,7 +171,7 @@ mod tests {
         assert!(links.renamed(&path("no such name"), &path("c"), &handle).is_none());
         assert_eq!(links.renamed(&path("b"), &path("a"), &handle), Some((b, Some(a))));
         assert_eq!(links.enter(&path("a")), b);
-        links.set_doomed(b, true);
+        links.set_delete_pending(b, true);
         let by = links.last_closed(b).flatten().expect("that handle");
         assert!(Arc::ptr_eq(&by.0, &handle.0));
     }

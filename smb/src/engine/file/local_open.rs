@@ -67,7 +67,7 @@ impl Registered {
         self.open.upgrade()
     }
 
-    /// The session on whose channels its client can be reached.
+    /// The session with the channels that reach its client.
     pub(in crate::engine) fn session(&self) -> Option<u64> {
         self.open().map(|open| open.session_id()).filter(|session| *session != 0)
     }

@@ -24,7 +24,7 @@ pub(crate) struct LockList {
     owners: HashMap<FileId, BTreeSet<Exact>>,
     /// Of all owners.
     count: usize,
-    /// Tells locks of the same range apart.
+    /// Distinguishes locks of the same range.
     next: u64,
     /// Their part of what the volume may have.
     counted: Option<Taken>,

@@ -21,7 +21,7 @@ const LEASE_STAT_ONLY: AccessMask = STAT_ONLY.union(AccessMask::READ_CONTROL);
 
 /// What a CREATE asks for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Ask {
+pub(crate) enum RequestedCaching {
     #[default]
     Nothing,
     Oplock(LeaseState),
@@ -31,7 +31,7 @@ pub(crate) enum Ask {
     },
 }
 
-impl Ask {
+impl RequestedCaching {
     /// RequestedOplockLevel of an oplock.
     pub(crate) fn oplock(level: OplockLevel) -> Self {
         match level {
@@ -71,7 +71,7 @@ pub(crate) struct Opener {
     pub(crate) existed: bool,
     /// It has not waited yet.
     pub(crate) first: bool,
-    pub(crate) ask: Ask,
+    pub(crate) ask: RequestedCaching,
 }
 
 impl Opener {

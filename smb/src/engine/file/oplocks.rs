@@ -10,7 +10,7 @@ use crate::engine::clients::Clients;
 use crate::engine::file::holder::{Holder, Kind, Leased, send};
 use crate::engine::file::leases::{LeaseId, LeaseTable};
 use crate::engine::file::local_open::Registered;
-use crate::engine::file::opener::{Ask, Cached, H, NONE, Opener, R, RH, RWH, W, is_stat_only};
+use crate::engine::file::opener::{Cached, H, NONE, Opener, R, RH, RWH, RequestedCaching, W, is_stat_only};
 use crate::engine::mail::{ConnectionId, Mail, Waiter};
 use crate::ids::FileId;
 use crate::limits;
@@ -19,7 +19,7 @@ use crate::wire::create::OplockLevel;
 use crate::wire::create_context::{LeaseFlags, LeaseState, LeaseV2};
 
 /// How long a channel has for an answer before the next one is asked: each has had its turn when time is over.
-fn patience(clients: &dyn Clients, sessions: &[u64]) -> Duration {
+fn time_per_channel(clients: &dyn Clients, sessions: &[u64]) -> Duration {
     let channels: usize = sessions.iter().map(|session| clients.channels(*session).len()).sum();
     let turns = u32::try_from(channels).unwrap_or(u32::MAX).saturating_add(1);
     let turn = Duration::from_secs(limits::OPLOCK_BREAK_SECONDS_MAX) / turns;
@@ -34,7 +34,7 @@ pub(in crate::engine) struct Caching {
 }
 
 impl Caching {
-    /// Whether a write would have somebody drop what he has read.
+    /// Whether a write would have a client drop what it has read.
     pub(in crate::engine) fn is_breakable(&self) -> bool {
         self.holders.iter().any(|h| h.state.intersects(R) && !h.state.contains(W))
     }
@@ -98,14 +98,14 @@ impl Caching {
         waits
     }
 
-    /// What an opener that disturbs nobody may cache.
+    /// What an opener that disturbs no other may cache.
     pub(in crate::engine) fn grantable(
         &self,
         opener: &Opener,
         opens: &[Registered],
         locked: bool,
     ) -> LeaseState {
-        let is_lease = matches!(opener.ask, Ask::Lease { .. });
+        let is_lease = matches!(opener.ask, RequestedCaching::Lease { .. });
         let mut granted = opener.ask.state() & RWH;
         // Who looks at the attributes of a file that is there gets no oplock.
         if !is_lease && opener.existed && is_stat_only(opener.access) {
@@ -144,8 +144,8 @@ impl Caching {
     }
 
     /// Notes what an open was granted; of a lease that exists, no more than an upgrade ([MS-SMB2] 3.3.5.9.8).
-    pub(in crate::engine) fn grant(&mut self, open: FileId, ask: &Ask, granted: LeaseState) {
-        let Ask::Lease { client, lease } = ask else {
+    pub(in crate::engine) fn grant(&mut self, open: FileId, ask: &RequestedCaching, granted: LeaseState) {
+        let RequestedCaching::Lease { client, lease } = ask else {
             if granted != NONE {
                 let holder = Holder { kind: Kind::Oplock, state: granted, breaking: None, opens: vec![open] };
                 self.holders.push(holder);
@@ -179,7 +179,7 @@ impl Caching {
         self.holders.push(Holder { kind, state: granted, breaking: None, opens: vec![open] });
     }
 
-    /// The contents change under `open`: what others have read of them is not to be used any more. Nobody waits for that.
+    /// The contents change under `open`: what others have read of them is not to be used any more. No request waits for that.
     /// A level II oplock of its own goes, too, unless it was granted for the change (`fresh`).
     pub(in crate::engine) fn data_changes(
         &mut self,
@@ -204,7 +204,7 @@ impl Caching {
         self.forget_empty_oplocks();
     }
 
-    /// The name changes or goes: handles that others keep for the cache alone are to be closed. True where somebody has to.
+    /// The name changes or goes: handles that others keep for the cache alone are to be closed. True where a client has to.
     pub(in crate::engine) fn break_handles(
         &mut self,
         except: Option<FileId>,
@@ -337,7 +337,7 @@ impl Caching {
                 holder.state = NONE;
                 expired = true;
             } else {
-                breaking.ask_again(now, patience(clients, &sessions), &sessions, clients);
+                breaking.ask_again(now, time_per_channel(clients, &sessions), &sessions, clients);
             }
         }
         if expired {

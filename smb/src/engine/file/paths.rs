@@ -1,8 +1,8 @@
 //! Paths that requests rely on while backends work for them, so that no name changes under a request.
 //!
-//! A CREATE holds a [`PathPin`](crate::engine::file::pins::PathPin) from before a backend looks for the file until its open is registered. A rename holds a
-//! [`Move`](crate::engine::file::pins::Move) of both of its names from before it looks for opens until it is done. A pin is not given while its path, or a
-//! directory on the way to it, is being moved. A move is not given while another touches its paths, and goes on when the pins
+//! A CREATE holds a `PathPin` from before a backend looks for the file until its open is registered. A rename holds a `Move` of
+//! both of its names from before it looks for opens until it is done ([`crate::engine::file::pins`]). A pin is not given while its
+//! path, or a directory on the way to it, is being moved. A move is not given while another touches its paths, and goes on when the pins
 //! in its way are gone. It holds nothing while it waits for other moves, and pins wait for nothing but a break, which has its
 //! time: nothing waits in a circle.
 

@@ -91,13 +91,13 @@ struct Waiter {
 }
 
 /// What the end of an open means for the name that it was opened by.
-pub(in crate::engine) enum Left {
+pub(in crate::engine) enum LeavingOutcome {
     /// It stays.
     Stays,
     /// It goes when others have closed it, too.
-    Doomed,
+    DeletePending,
     /// It goes now.
-    Goes {
+    Unlinked {
         link: LinkId,
         path: RelPath,
         /// The handle that gave it the name, where it was not made by that.
@@ -155,7 +155,7 @@ impl FileState {
         let Entrant { access, share, opener, leases, .. } = entrant;
         let mut guard = self.inner();
         let inner = &mut *guard;
-        if inner.links.is_doomed_at(entrant.pin.path()) {
+        if inner.links.is_delete_pending_at(entrant.pin.path()) {
             return Err(NtStatus::DELETE_PENDING);
         }
         // [MS-SMB2] 3.3.5.9.8
@@ -198,13 +198,17 @@ impl FileState {
     }
 
     /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
-    pub(in crate::engine) fn leave(self: &Arc<Self>, leaver: &Leaver<'_>, clients: &dyn Clients) -> Left {
+    pub(in crate::engine) fn leave(
+        self: &Arc<Self>,
+        leaver: &Leaver<'_>,
+        clients: &dyn Clients,
+    ) -> LeavingOutcome {
         let mut guard = self.inner();
         let inner = &mut *guard;
-        let Some(link) = inner.link_of(leaver.id) else { return Left::Stays };
+        let Some(link) = inner.link_of(leaver.id) else { return LeavingOutcome::Stays };
         // [MS-FSA] 2.1.5.5: delete-on-close becomes the name's business when that open ends.
         if leaver.deletes {
-            inner.links.set_doomed(link, true);
+            inner.links.set_delete_pending(link, true);
             inner.caching.break_handles(Some(leaver.id), &inner.opens, clients);
         }
         inner.caching.closed(leaver.id, leaver.leases, clients);
@@ -214,12 +218,16 @@ impl FileState {
         inner.end_waits(leaver.id, clients);
         self.locks_changed(inner, clients);
         if inner.opens.iter().any(|o| o.link == link) {
-            return if inner.links.is_doomed(link) { Left::Doomed } else { Left::Stays };
+            return if inner.links.is_delete_pending(link) {
+                LeavingOutcome::DeletePending
+            } else {
+                LeavingOutcome::Stays
+            };
         }
         let path = inner.links.path(link).cloned();
         match (inner.links.last_closed(link), path) {
-            (Some(named_by), Some(path)) => Left::Goes { link, path, named_by },
-            _ => Left::Stays,
+            (Some(named_by), Some(path)) => LeavingOutcome::Unlinked { link, path, named_by },
+            _ => LeavingOutcome::Stays,
         }
     }
 
@@ -229,7 +237,7 @@ impl FileState {
         if let Some(link) = inner.link_of(open)
             && inner.opens.iter().all(|o| o.id == open)
         {
-            inner.links.set_doomed(link, true);
+            inner.links.set_delete_pending(link, true);
         }
     }
 
@@ -253,7 +261,7 @@ impl FileState {
         inner.opens.is_empty() && inner.links.is_empty()
     }
 
-    /// What a CREATE response tells of what an open may cache.
+    /// What a CREATE response says of what an open may cache.
     pub(crate) fn cached(&self, open: FileId) -> Cached {
         self.inner().caching.cached(open)
     }
@@ -283,7 +291,7 @@ impl FileState {
         self.caching_changed(inner, clients);
     }
 
-    /// Has handles closed that others than `except` keep for the cache alone. True where somebody has to; `waiter` is woken
+    /// Has handles closed that others than `except` keep for the cache alone. True where a client has to; `waiter` is woken
     /// when one of them has.
     pub(crate) fn break_handles(
         self: &Arc<Self>,
@@ -372,26 +380,26 @@ impl FileState {
 
     pub(in crate::engine) fn is_open_below(&self, directory: &RelPath) -> bool {
         let inner = self.inner();
-        // One that nobody can come back for is as good as closed.
+        // One that no client can come back for is as good as closed.
         let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
         let mut paths = inner.opens.iter().filter(counts).filter_map(|o| inner.links.path(o.link));
         paths.any(|path| path.is_below(directory))
     }
 
-    /// Remembers the ChangeTime that a client set, which no file system keeps: it is told until the file changes again
-    /// or is closed by all. `real` is what the file system says after the change.
-    pub(crate) fn set_change_time(&self, real: u64, told: u64) {
-        self.inner().change_time = Some((real, told));
+    /// Remembers the ChangeTime that a client set, which no file system keeps: it is reported until the file changes again
+    /// or is closed by all. `actual` is what the file system says after the change.
+    pub(crate) fn set_change_time(&self, actual: u64, set: u64) {
+        self.inner().change_time = Some((actual, set));
         self.change_time_set.store(true, Ordering::Release);
     }
 
     /// `stat` with the ChangeTime that a client set.
     pub(crate) fn with_client_change_time(&self, mut stat: Stat) -> Stat {
         if self.change_time_set.load(Ordering::Acquire)
-            && let Some((real, told)) = self.inner().change_time
-            && real == stat.times.change
+            && let Some((actual, set)) = self.inner().change_time
+            && actual == stat.times.change
         {
-            stat.times.change = told;
+            stat.times.change = set;
         }
         stat
     }
@@ -399,12 +407,12 @@ impl FileState {
     /// [MS-FSCC] 2.4.45 DeletePending: of the name that `open` has.
     pub(crate) fn delete_pending(&self, open: FileId) -> bool {
         let inner = self.inner();
-        inner.link_of(open).is_some_and(|link| inner.links.is_doomed(link))
+        inner.link_of(open).is_some_and(|link| inner.links.is_delete_pending(link))
     }
 
     /// As [`Self::delete_pending`], of the name at `path`.
     pub(crate) fn delete_pending_at(&self, path: &RelPath) -> bool {
-        self.inner().links.is_doomed_at(path)
+        self.inner().links.is_delete_pending_at(path)
     }
 
     /// FileDispositionInformation, of the name that `open` has.
@@ -414,7 +422,7 @@ impl FileState {
     pub(crate) fn set_delete_pending(&self, open: FileId, delete: bool) -> Result<(), NtStatus> {
         let mut inner = self.inner();
         let link = inner.link_of(open).ok_or(NtStatus::FILE_CLOSED)?;
-        inner.links.set_doomed(link, delete);
+        inner.links.set_delete_pending(link, delete);
         Ok(())
     }
 
@@ -453,7 +461,7 @@ impl FileState {
         self.inner().locks.count(owner)
     }
 
-    /// Whether somebody's lock forbids an open to read a range ([MS-FSA] 2.1.4.10).
+    /// Whether a lock forbids an open to read a range ([MS-FSA] 2.1.4.10).
     pub(crate) fn forbids_read(&self, owner: FileId, offset: u64, length: u64) -> bool {
         self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_read(owner, offset, length)
     }

@@ -3,7 +3,7 @@
 //! A [`FileState`] is in the table exactly as long as it has an open or a name that is being removed. It is looked up and
 //! entered under one lock ([`FileTable::enter`]), and only there can an open get hold of it: two opens of one file have
 //! the same state, always. An open leaves by [`FileTable::leave`]; where a name goes with it, that hands out an [`Unlink`],
-//! and until that is dropped nobody opens the name.
+//! and until that is dropped no CREATE opens the name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::engine::clients::Clients;
 use crate::engine::file::links::LinkId;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::paths::PathsInUse;
-use crate::engine::file::state::{Entrant, Entry, FileState, Leaver, Left};
+use crate::engine::file::state::{Entrant, Entry, FileState, Leaver, LeavingOutcome};
 use crate::engine::mail::{Mail, Waiter};
 use crate::engine::mailbox::Mailbox;
 use crate::fs::{FileKey, FsHandle, RelPath, Unlink};
@@ -41,13 +41,13 @@ impl Entered {
 
 /// What the end of an open means for the name that it was opened by.
 #[must_use]
-pub(crate) enum Ended {
+pub(crate) enum LinkFate {
     /// It stays.
     Stays,
     /// It goes when others have closed it, too.
-    Doomed,
+    DeletePending,
     /// It goes now: the handle to remove it by.
-    Goes(FsHandle, Unlink),
+    Unlinked(FsHandle, Unlink),
 }
 
 /// A name that a backend removes.
@@ -146,13 +146,13 @@ impl FileTable {
         leaver: &Leaver<'_>,
         handle: &FsHandle,
         clients: &dyn Clients,
-    ) -> Ended {
+    ) -> LinkFate {
         let ended = match file.leave(leaver, clients) {
-            Left::Stays => Ended::Stays,
-            Left::Doomed => Ended::Doomed,
-            Left::Goes { link, path, named_by } => {
+            LeavingOutcome::Stays => LinkFate::Stays,
+            LeavingOutcome::DeletePending => LinkFate::DeletePending,
+            LeavingOutcome::Unlinked { link, path, named_by } => {
                 self.paths.begin_unlink(file.key(), link, path);
-                Ended::Goes(named_by.unwrap_or_else(|| handle.clone()), files.unlink(file, link))
+                LinkFate::Unlinked(named_by.unwrap_or_else(|| handle.clone()), files.unlink(file, link))
             }
         };
         self.forget_if_idle(file);

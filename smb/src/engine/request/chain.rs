@@ -26,11 +26,11 @@ pub(in crate::engine) struct Chain {
     /// What related operations inherit.
     pub(in crate::engine) related: Related,
     pub(in crate::engine) responses: Vec<Response>,
-    /// The session whose key opened the frame; the answer is sealed for it.
+    /// The session with the key that opened the frame; the answer is sealed for it.
     pub(in crate::engine) sealed_for: Option<u64>,
     /// Bytes that it keeps in memory: its frame, and the answers that are being made.
     pub(in crate::engine) pinned_bytes: u64,
-    /// Set while the request waits whose interim response was sent: the final one carries it and grants nothing.
+    /// Set while a request waits after its interim response: the final one carries it and grants nothing.
     pub(in crate::engine) async_id: Option<u64>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// Whether a request of its session is protected as the session demands ([MS-SMB2] 3.3.5.2.4, 3.3.5.2.9).
-    pub(in crate::engine) fn believes(&self, header: &Header, message: &[u8], sealed: bool) -> bool {
+    pub(in crate::engine) fn verifies(&self, header: &Header, message: &[u8], sealed: bool) -> bool {
         // A sealed message is not signed, its tag has proved more.
         if sealed {
             return true;
@@ -37,7 +37,7 @@ impl Channel {
     }
 }
 
-/// The keys and nonces of a channel whose session can seal.
+/// The keys and nonces of a channel of a session that can seal.
 pub(crate) struct Sealing {
     pub(crate) sealing: SealingKey,
     pub(crate) opening: OpeningKey,

@@ -62,7 +62,7 @@ pub(crate) struct Core {
     pub(crate) channels: HashMap<u64, Channel>,
     /// Sessions that are being authenticated.
     pub(crate) pending: HashMap<u64, PendingAuth>,
-    /// Its part of the connections of the volume whose user was the first to log on.
+    /// Its part of the connections of the volume that its first user opens.
     counted: Option<Taken>,
     pub(crate) entropy: Entropy,
     pub(crate) events: VecDeque<Event>,
@@ -117,7 +117,7 @@ impl Core {
         self.background(server.end_open(open));
     }
 
-    /// Counts it for the volume whose user logs on, unless it is counted already.
+    /// Counts it for the volume of the user that logs on, unless it is counted already.
     ///
     /// # Errors
     /// `STATUS_INSUFFICIENT_RESOURCES` where the volume has as many connections as it may have.
@@ -161,12 +161,12 @@ impl Core {
         self.negotiated.as_ref().map_or(Transforms::default(), |n| n.transforms)
     }
 
-    /// What a session's list of channels tells of this connection.
+    /// What a session's list of channels has of this connection.
     pub(crate) fn link(&self) -> ChannelLink {
         ChannelLink { address: self.peer.clone(), over_rdma: self.over_rdma, transforms: self.transforms() }
     }
 
-    /// Whether the transport is gone: nobody sees an answer any more.
+    /// Whether the transport is gone: no client receives an answer any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
@@ -183,8 +183,8 @@ impl Core {
         self.leave_session(server, now, session_id);
     }
 
-    /// What becomes of an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1).
-    fn lose(&mut self, server: &Arc<Server>, now: Instant, open: &Arc<Open>) {
+    /// Keeps or closes an open after its session has lost the last channel ([MS-SMB2] 3.3.7.1).
+    fn keep_or_close(&mut self, server: &Arc<Server>, now: Instant, open: &Arc<Open>) {
         if open.is_closing() {
             return;
         }
@@ -194,14 +194,14 @@ impl Core {
         }
     }
 
-    /// Ends a session whose client has come back with another: its channels are lost, whether that was noticed or not
+    /// Ends a session after its client has come back with another: its channels are lost, whether that was noticed or not
     /// ([MS-SMB2] 3.3.5.5.3).
     pub(crate) fn replace_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(session) = server.sessions().remove(&session_id) else { return };
         let connections = session.end();
         // Here and now: the client asks for what was kept as soon as it has its answer.
         for open in session.take_opens() {
-            self.lose(server, now, &open);
+            self.keep_or_close(server, now, &open);
         }
         for connection in connections {
             if connection == self.id {
@@ -224,7 +224,7 @@ impl Core {
         server.channel_lost(self.id);
         for open in left.opens {
             if left.lost {
-                self.lose(server, now, &open);
+                self.keep_or_close(server, now, &open);
             } else if open.begin_close() {
                 open.volume.lost().note(open.id);
                 self.close_open(server, &open);

@@ -11,7 +11,7 @@ use crate::engine::channel_sequence::Verdict;
 use crate::engine::open::Open;
 use crate::engine::request::core::Core;
 use crate::engine::server::Server;
-use crate::engine::session::{Session, Share, Tree};
+use crate::engine::session::{Session, Share, TreeConnect};
 use crate::engine::tally::Taken;
 use crate::engine::volume::Volume;
 use crate::fs::{Frame, FsOpKind, FsResult, Payload};
@@ -29,8 +29,8 @@ pub(crate) enum Step {
     Fail(NtStatus),
     /// A backend has to do something first; go on with the closure when it has.
     Fs(FsOpKind, Then),
-    /// Waits for something that another request must do; answered with STATUS_PENDING and woken by [`Mail::Wake`](crate::engine::mail::Mail::Wake)
-    /// with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
+    /// Waits for something that another request must do; answered with STATUS_PENDING and woken by
+    /// [`Mail::Wake`](crate::engine::mail::Mail::Wake) with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
     Park(Resume),
     /// As [`Self::Fs`], for a state machine.
     Submit(FsOpKind, Box<dyn Machine>),
@@ -142,7 +142,7 @@ pub(crate) struct Request {
     /// Present for all but NEGOTIATE, SESSION_SETUP, ECHO and CANCEL.
     pub(crate) session: Option<Arc<Session>>,
     /// Present for commands on a tree.
-    pub(crate) tree: Option<Arc<Tree>>,
+    pub(crate) tree: Option<Arc<TreeConnect>>,
     /// The FileId that the previous related operation produced or used.
     pub(crate) related_file: Option<FileId>,
     /// SMB2_FLAGS_RELATED_OPERATIONS.
@@ -216,7 +216,7 @@ impl Ctx<'_> {
     }
 
     /// The tree; the dispatcher has checked it.
-    pub(crate) fn tree(&self) -> Arc<Tree> {
+    pub(crate) fn tree(&self) -> Arc<TreeConnect> {
         Arc::clone(self.request.tree.as_ref().expect("dispatcher resolved the tree"))
     }
 
@@ -293,7 +293,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Has a backend do something whose outcome nobody waits for (closing a handle after a failed CREATE).
+    /// Has a backend do something that no request waits for (closing a handle after a failed CREATE).
     pub(crate) fn background(&mut self, op: FsOpKind) {
         self.core.background(op);
     }

@@ -23,7 +23,7 @@ impl Server {
         open_end::end(open, &self.creations, self)
     }
 
-    /// Keeps an open whose session has lost its last channel ([MS-SMB2] 3.3.7.1). False where it must be closed.
+    /// Keeps an open after its session has lost the last channel ([MS-SMB2] 3.3.7.1). False where it must be closed.
     pub(crate) fn keep(&self, now: Instant, open: &Arc<Open>) -> bool {
         may_keep(open).is_some_and(|timeout_ms| self.kept().keep(now, open, timeout_ms, self))
     }
@@ -44,7 +44,7 @@ impl Server {
     /// no request waits for the outcome.
     #[must_use]
     pub fn handle_timeout(&self, now: Instant) -> Vec<FsOpKind> {
-        // A handle that somebody's rename or write has taken from a lease is of no use any more.
+        // A handle that another client's rename or write has taken from a lease is of no use any more.
         let all: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
         let useless: HashSet<FileId> =
             all.iter().filter(|open| !open.keeps_handle()).map(|open| open.id).collect();

@@ -47,7 +47,7 @@ impl<'a> FullEa<'a> {
     }
 }
 
-/// `FILE_GET_EA_INFORMATION`: a name whose value is wanted.
+/// `FILE_GET_EA_INFORMATION`: the name of a value that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct GetEa<'a> {

@@ -47,7 +47,7 @@ impl FileNotifyInformation {
         Ok(changes)
     }
 
-    /// Appends a list of at most `limit` bytes. False, and nothing appended, if it is longer: the client is then told
+    /// Appends a list of at most `limit` bytes. False, and nothing appended, if it is longer: the client is then asked
     /// STATUS_NOTIFY_ENUM_DIR ([MS-SMB2] 3.3.5.19).
     pub fn encode_list(changes: &[Self], out: &mut Vec<u8>, limit: usize) -> bool {
         let list = out.len();

@@ -15,7 +15,7 @@ use super::answer::respond;
 use super::plan::{Plan, overwrites, plan};
 use super::reconnect;
 use crate::engine::creations::Creation;
-use crate::engine::durable::Wanted;
+use crate::engine::durable::DurableRequest;
 use crate::engine::file::opener::{Cached, Opener};
 use crate::engine::file::pins::PathPin;
 use crate::engine::file::state::{Entrant, Entry, FileState};
@@ -33,7 +33,7 @@ use crate::wire::create_context::ResponseContext;
 use crate::wire::fscc::notify::NotifyAction;
 use crate::wire::{AccessMask, FileAttributes};
 
-/// Options that FileModeInformation tells ([MS-FSCC] 2.4.31).
+/// Options that FileModeInformation reports ([MS-FSCC] 2.4.31).
 const MODE: CreateOptions = CreateOptions::WRITE_THROUGH
     .union(CreateOptions::SEQUENTIAL_ONLY)
     .union(CreateOptions::NO_INTERMEDIATE_BUFFERING)
@@ -111,7 +111,7 @@ impl fmt::Debug for State {
 pub(super) fn begin(
     ctx: &mut Ctx<'_>,
     request: &Request<'_>,
-    durable: Option<Wanted>,
+    durable: Option<DurableRequest>,
     creation: Option<Creation>,
 ) -> Step {
     match plan(ctx, request) {

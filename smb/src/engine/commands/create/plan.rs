@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
 use crate::engine::creations::Creation;
-use crate::engine::durable::Wanted;
-use crate::engine::file::opener::Ask;
+use crate::engine::durable::DurableRequest;
+use crate::engine::file::opener::RequestedCaching;
 use crate::engine::names;
 use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
@@ -25,7 +25,7 @@ const OPTIONS_UNSUPPORTED: CreateOptions = CreateOptions::CREATE_TREE_CONNECTION
     .union(CreateOptions::RESERVE_OPFILTER);
 /// Attributes that may be named in a CREATE ([MS-FSCC] 2.6, [MS-FSA] 2.1.5.1).
 const ATTRIBUTES_KNOWN: FileAttributes = FileAttributes(0x0000_7fb7);
-/// Attributes that a CREATE or SET_INFO sets; the others tell what the file is.
+/// Attributes that a CREATE or SET_INFO sets; the others say what the file is.
 pub(in crate::engine::commands) const ATTRIBUTES_SETTABLE: FileAttributes = FileAttributes::READONLY
     .union(FileAttributes::HIDDEN)
     .union(FileAttributes::SYSTEM)
@@ -52,10 +52,10 @@ pub(super) struct Plan {
     /// RequestedOplockLevel.
     pub(super) oplock_level: OplockLevel,
     /// The lease that was asked for, if that is what the level says.
-    pub(super) ask: Ask,
+    pub(super) ask: RequestedCaching,
     /// It has not waited for a break yet.
     pub(super) first: bool,
-    pub(super) durable: Option<Wanted>,
+    pub(super) durable: Option<DurableRequest>,
     /// Of a CREATE that can be sent again.
     pub(super) creation: Option<Creation>,
 }
@@ -110,14 +110,14 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         query_maximal_access: false,
         query_on_disk_id: false,
         oplock_level: OplockLevel::NONE,
-        ask: Ask::Nothing,
+        ask: RequestedCaching::Nothing,
         first: true,
         durable: None,
         creation: None,
     };
     if ctx.server.config.caching {
         plan.oplock_level = request.requested_oplock_level;
-        plan.ask = Ask::oplock(plan.oplock_level);
+        plan.ask = RequestedCaching::oplock(plan.oplock_level);
     }
     for context in &request.contexts {
         plan.context(ctx, context)?;
@@ -126,17 +126,17 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
 }
 
 /// What a lease context asks for, where the client may have leases of that version.
-fn asked_lease(ctx: &Ctx<'_>, lease: &Lease) -> Ask {
-    let Some(negotiated) = &ctx.core.negotiated else { return Ask::Nothing };
+fn asked_lease(ctx: &Ctx<'_>, lease: &Lease) -> RequestedCaching {
+    let Some(negotiated) = &ctx.core.negotiated else { return RequestedCaching::Nothing };
     let known = match lease.v2 {
         Some(_) => ctx.core.is_smb3(),
         None => negotiated.dialect != Dialect::SMB2_0_2,
     };
     // A key of zeros names no lease.
     if !known || lease.lease_key == [0; 16] {
-        return Ask::Nothing;
+        return RequestedCaching::Nothing;
     }
-    Ask::Lease { client: negotiated.client_guid, lease: *lease }
+    RequestedCaching::Lease { client: negotiated.client_guid, lease: *lease }
 }
 
 /// [MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1
@@ -202,7 +202,8 @@ impl Plan {
                 self.ask = asked_lease(ctx, lease);
                 Ok(())
             }
-            // Durable handles are looked at elsewhere; security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
+            // Durable handles are looked at elsewhere.
+            // Security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
             _ => Ok(()),
         }
     }
@@ -246,7 +247,7 @@ impl Plan {
 
     /// Whether the client asked to cache.
     pub(super) fn caches(&self) -> bool {
-        !matches!(self.ask, Ask::Nothing)
+        !matches!(self.ask, RequestedCaching::Nothing)
     }
 
     /// What the file as it was found forbids.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::answer::respond;
-use crate::engine::durable::{Claim, Durable, Wanted, timeout_ms};
+use crate::engine::durable::{Durable, DurableReconnect, DurableRequest, timeout_ms};
 use crate::engine::mail::Waiter;
 use crate::engine::names;
 use crate::engine::open::Open;
@@ -17,14 +17,18 @@ use crate::wire::create::{CreateAction, Request};
 use crate::wire::create_context::{DurableFlags, Lease, RequestContext, ResponseContext};
 
 /// Makes an open durable where it can be; what the answer says of it.
-pub(crate) fn grant(ctx: &Ctx<'_>, open: &Open, wanted: Option<Wanted>) -> Option<ResponseContext<'static>> {
-    let wanted = wanted?;
+pub(crate) fn grant(
+    ctx: &Ctx<'_>,
+    open: &Open,
+    request: Option<DurableRequest>,
+) -> Option<ResponseContext<'static>> {
+    let request = request?;
     if open.directory || !open.keeps_handle() {
         return None;
     }
-    let (timeout_ms, create_guid) = match wanted {
-        Wanted::V1 => (DURABLE_TIMEOUT_DEFAULT_MS, None),
-        Wanted::V2 { timeout_ms: asked, create_guid } => (timeout_ms(asked), Some(create_guid)),
+    let (timeout_ms, create_guid) = match request {
+        DurableRequest::V1 => (DURABLE_TIMEOUT_DEFAULT_MS, None),
+        DurableRequest::V2 { timeout_ms: asked, create_guid } => (timeout_ms(asked), Some(create_guid)),
     };
     let username = ctx.session().username.clone();
     let durable = Durable { username, client_guid: ctx.core.client_guid(), timeout_ms, create_guid };
@@ -51,7 +55,12 @@ pub(crate) fn lease_of(request: &Request<'_>) -> Option<Lease> {
 
 /// CREATE with `DHnC` or `DH2C` ([MS-SMB2] 3.3.5.9.7, 3.3.5.9.12): nothing else of the request counts.
 /// `first` where it has not waited yet.
-pub(crate) fn reconnect(ctx: &mut Ctx<'_>, request: &Request<'_>, claim: Claim, first: bool) -> Step {
+pub(crate) fn reconnect(
+    ctx: &mut Ctx<'_>,
+    request: &Request<'_>,
+    claim: DurableReconnect,
+    first: bool,
+) -> Step {
     let (session, tree) = (ctx.session(), ctx.tree());
     let Share::Volume(volume) = &tree.share else { return NtStatus::OBJECT_NAME_NOT_FOUND.into() };
     let client_guid = ctx.core.client_guid();
@@ -84,7 +93,7 @@ pub(crate) fn reconnect(ctx: &mut Ctx<'_>, request: &Request<'_>, claim: Claim, 
 }
 
 /// Whether another session of this user has it: its end may not have been noticed yet.
-fn is_held_elsewhere(ctx: &Ctx<'_>, claim: Claim) -> bool {
+fn is_held_elsewhere(ctx: &Ctx<'_>, claim: DurableReconnect) -> bool {
     let id = ctx.server.file_ids.of(claim.persistent);
     let own = ctx.session();
     let others: Vec<Arc<Session>> = ctx.server.sessions().values().cloned().collect();
@@ -95,8 +104,8 @@ fn is_held_elsewhere(ctx: &Ctx<'_>, claim: Claim) -> bool {
         .any(|open| open.durable.get().is_some_and(|durable| claim.names(durable)))
 }
 
-/// A client whose connection is lost may be back before the loss is noticed: it waits for that, for a moment.
-fn wait(ctx: &mut Ctx<'_>, claim: Claim) -> Step {
+/// A client that has lost its connection may be back before the server notices: it waits for that, for a moment.
+fn wait(ctx: &mut Ctx<'_>, claim: DurableReconnect) -> Step {
     let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
     ctx.server.kept().wait(claim.persistent, waiter);
     // It may have been lost just now.

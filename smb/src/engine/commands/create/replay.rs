@@ -32,7 +32,7 @@ pub(crate) fn answer(ctx: &mut Ctx<'_>, request: &Request<'_>, open: Arc<Open>) 
             };
             let action = open.replayable.as_ref().and_then(Replayable::action);
             let mut cached = open.cached();
-            // Whoever asks for less than an oplock that it has is told of less, as by Windows; what it has stays.
+            // A client that asks for less than the oplock that it has gets that answer, as from Windows; what it has stays.
             if cached.lease.is_none() && asked < cached.level {
                 cached.level = asked;
             }

@@ -109,7 +109,7 @@ fn needs(open: &Open, any: AccessMask) -> Result<(), NtStatus> {
     if AccessMask(open.access).intersects(any) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
 }
 
-/// [MS-FSA] 2.1.5.10.35: a mark that tells clients to look for holes; the file systems below need none.
+/// [MS-FSA] 2.1.5.10.35: a mark that has clients look for holes; the file systems below need none.
 fn set_sparse(open: Arc<Open>, sparse: bool) -> Result<Step, NtStatus> {
     needs(&open, DATA_CHANGING | AccessMask::FILE_WRITE_ATTRIBUTES)?;
     if open.directory {

@@ -19,7 +19,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -
     match leg(ctx, request, message) {
         Ok(step) => step,
         Err(status) => {
-            // The next one begins anew.
+            // The next one starts at the first leg.
             ctx.core.pending.retain(|id, p| *id != ctx.request.header.session_id || !p.binding);
             Step::Fail(status)
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::done;
-use crate::engine::commands::handles::{self, Whose};
+use crate::engine::commands::handles::{self, CachedHandles};
 use crate::engine::file::pins::Move;
 use crate::engine::mail::Waiter;
 use crate::engine::names;
@@ -26,7 +26,7 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn new(name: &str, root_directory: u64, replace: bool) -> Result<Self, NtStatus> {
-        // [MS-FSCC] 2.4.42.2: names go from the share's root, whose handle is not named.
+        // [MS-FSCC] 2.4.42.2: names start at the share's root: RootDirectory is 0.
         if root_directory != 0 || name.is_empty() {
             return Err(NtStatus::INVALID_PARAMETER);
         }
@@ -51,10 +51,11 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
         return Ok(done());
     }
     // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
-    let whose = if open.directory { Whose::Below(from.clone(), true) } else { Whose::Others };
+    let handles =
+        if open.directory { CachedHandles::Below(from.clone(), true) } else { CachedHandles::OtherOpens };
     let moved = Arc::clone(open);
     let next = Box::new(move |ctx: &mut Ctx<'_>| begin(ctx, moved, Kind::Rename, target));
-    Ok(handles::once_closed(ctx, Arc::clone(open), whose, next))
+    Ok(handles::once_closed(ctx, Arc::clone(open), handles, next))
 }
 
 /// What a file gets a name by.
@@ -154,7 +155,7 @@ fn with_parent(open: Arc<Open>, moving: Move, target: Target, result: FsResult) 
                 Err(status) => Step::Fail(status),
             };
             match replaced {
-                Some(file) => handles::once_closed(ctx, open, Whose::Of(file), Box::new(next)),
+                Some(file) => handles::once_closed(ctx, open, CachedHandles::OfFile(file), Box::new(next)),
                 None => next(ctx),
             }
         }),
@@ -191,7 +192,7 @@ fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
         Box::new(move |ctx, result| match result {
             Ok(_) => {
                 open.file.renamed(moving.from(), moving.to(), &open.handle);
-                tell(ctx, &open, moving.from(), moving.to());
+                notify(ctx, &open, moving.from(), moving.to());
                 done()
             }
             Err(status) => Step::Fail(status),
@@ -200,7 +201,7 @@ fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
 }
 
 /// [MS-FSA] 2.1.5.15.11: who watches hears of both names at once.
-fn tell(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
+fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
     let watches = &open.volume.watches;
     if open.directory {
         watches.moved(from, to);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::engine::config::{Encryption, ServerConfig};
 use crate::engine::file::leases::LeaseId;
-use crate::engine::file::opener::{Ask, Opener};
+use crate::engine::file::opener::{Opener, RequestedCaching};
 use crate::engine::file::pins::{Move, PathPin};
 use crate::engine::mail::{ConnectionId, Waiter};
 use crate::engine::open::{NewOpen, Open};
@@ -45,17 +45,17 @@ pub(in crate::engine) struct How {
     pub(in crate::engine) name: &'static str,
     pub(in crate::engine) access: AccessMask,
     pub(in crate::engine) share: ShareAccess,
-    pub(in crate::engine) ask: Ask,
+    pub(in crate::engine) ask: RequestedCaching,
     pub(in crate::engine) client: u64,
 }
 
 pub(in crate::engine) const PLAIN: How =
-    How { key: KEY, name: "f", access: READ, share: ALL, ask: Ask::Nothing, client: 1 };
+    How { key: KEY, name: "f", access: READ, share: ALL, ask: RequestedCaching::Nothing, client: 1 };
 
-fn lease(client: u64, lease_state: LeaseState) -> Ask {
+fn lease(client: u64, lease_state: LeaseState) -> RequestedCaching {
     let lease =
         Lease { lease_key: [client as u8; 16], lease_state, lease_flags: LeaseFlags::empty(), v2: None };
-    Ask::Lease { client: [client as u8; 16], lease }
+    RequestedCaching::Lease { client: [client as u8; 16], lease }
 }
 
 fn lease_id(client: u64) -> LeaseId {
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    fn close(&self, open: &Open) -> Ended {
+    fn close(&self, open: &Open) -> LinkFate {
         open_end::begin(open, &self.server.creations, &self.server)
     }
 
@@ -199,7 +199,7 @@ fn a_last_close_and_an_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus
         let first = world.open(&How { access: stat_only, ..PLAIN }).expect("the first");
         let closer = spawn({
             let world = world.clone();
-            move || assert!(matches!(world.close(&first), Ended::Stays))
+            move || assert!(matches!(world.close(&first), LinkFate::Stays))
         });
         let opener = spawn({
             let world = world.clone();
@@ -211,7 +211,7 @@ fn a_last_close_and_an_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus
         assert_eq!(third.err(), Some(NtStatus::SHARING_VIOLATION), "the second has it alone");
         let known = world.volume.files().find(KEY).expect("it is open");
         assert!(Arc::ptr_eq(&known, &second.file));
-        assert!(matches!(world.close(&second), Ended::Stays));
+        assert!(matches!(world.close(&second), LinkFate::Stays));
         assert!(world.volume.files().files.is_empty());
     });
 }
@@ -244,7 +244,7 @@ fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
                         // Refused where it was not asked yet.
                         let _ = file.acknowledge_lease(lease_id(1), LeaseState::READ_CACHING, &world.server);
                     }
-                    assert!(matches!(world.close(&held), Ended::Stays));
+                    assert!(matches!(world.close(&held), LinkFate::Stays));
                 }
             });
             let how = How { access: WRITE, client: 2, ..PLAIN };
@@ -296,7 +296,7 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
         let closer = spawn({
             let world = world.clone();
             move || match world.close(&doomed) {
-                Ended::Goes(_, unlink) => drop(unlink),
+                LinkFate::Unlinked(_, unlink) => drop(unlink),
                 _ => panic!("it was the last open"),
             }
         });
@@ -307,7 +307,7 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
         closer.join().expect("closed");
         assert!(!other.file.delete_pending(other.id), "the other name stays");
         for open in opened.iter().chain([&other]) {
-            assert!(matches!(world.close(open), Ended::Stays));
+            assert!(matches!(world.close(open), LinkFate::Stays));
         }
         assert!(world.volume.files().files.is_empty());
     });

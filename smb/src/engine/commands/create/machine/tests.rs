@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::engine::file::opener::Ask;
+use crate::engine::file::opener::RequestedCaching;
 use crate::engine::file::pins::Move;
 use crate::engine::file::table::models::{How, PLAIN, World};
 use crate::engine::mail::ConnectionId;
@@ -265,7 +265,7 @@ fn a_cancelled_request_does_not_wait_for_a_rename() {
 
 /// A batch oplock of another open of the file.
 fn holder(world: &World) -> Arc<Open> {
-    world.open(&How { ask: Ask::oplock(OplockLevel::BATCH), ..PLAIN }).expect("the first")
+    world.open(&How { ask: RequestedCaching::oplock(OplockLevel::BATCH), ..PLAIN }).expect("the first")
 }
 
 #[test]
