@@ -8,7 +8,7 @@ use crate::engine::request::chain::{Response, Segment, assemble};
 use crate::engine::request::step::RemoteWrite;
 use crate::engine::tally::Taken;
 
-/// A frame to send, in order of [`Connection::poll_transmit`].
+/// A frame to send, in order of [`Connection::poll_transmit`](crate::engine::Connection::poll_transmit).
 pub struct Transmit {
     /// The frame in parts.
     pub segments: Vec<Segment>,
