@@ -131,7 +131,7 @@ impl View {
         let clusters = match (&snapshot.served, &snapshot.clusters) {
             (Ok(None), _) => {
                 return Err(anyhow!(
-                    "Forebay is not installed here: the API server does not know storage.forebay.io (docs/install.md)"
+                    "Forebay is not installed here: the API server does not know storage.forebay.io (docs/get-started/install.md)"
                 ));
             }
             (_, Err(error)) => return Err(anyhow!("read StorageClusters: {error}")),
@@ -180,7 +180,7 @@ impl View {
             complaints.push(complaint(
                 "storagecluster".into(),
                 format!(
-                    "there is none{place}: apply one (docs/first-volume.md), or look elsewhere with -n or -A"
+                    "there is none{place}: apply one (docs/get-started/first-volume.md), or look elsewhere with -n or -A"
                 ),
             ));
         }

@@ -8,15 +8,24 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("e2e/ lies in the tree").to_owned()
 }
 
+/// Every Markdown file of the tree, relative to its root.
 fn documents() -> Vec<PathBuf> {
-    let root = root();
-    ["", "docs", "docs/adr", "bench"]
-        .iter()
-        .filter_map(|folder| fs::read_dir(root.join(folder)).ok())
-        .flatten()
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|suffix| suffix == "md"))
-        .collect()
+    let mut found = Vec::new();
+    files(&root(), "md", &mut found);
+    found
+}
+
+/// Files below `folder` that end in `.suffix`, relative to the tree's root.
+fn files(folder: &Path, suffix: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() && !["target", "shared", "corpus"].contains(&name) && !name.starts_with('.') {
+            files(&path, suffix, found);
+        } else if path.extension().is_some_and(|found| found == suffix) {
+            found.push(path.strip_prefix(root()).expect("below the root").to_owned());
+        }
+    }
 }
 
 /// Text between `](` and `)`, outside of code blocks.
@@ -52,6 +61,7 @@ fn every_link_within_the_tree_leads_somewhere() {
     let mut dead = Vec::new();
     let mut seen = 0;
     for document in documents() {
+        let document = root().join(document);
         let text = fs::read_to_string(&document).expect("a document");
         for link in links(&text) {
             if link.contains("://") || link.starts_with("mailto:") {
@@ -78,23 +88,44 @@ fn every_link_within_the_tree_leads_somewhere() {
     assert!(seen > 20, "only {seen} links were found");
 }
 
-/// Rust sources below `folder`, relative to the tree's root.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|suffix| suffix == "rs") {
-            found.push(path.strip_prefix(root()).expect("below the root").to_owned());
+/// Paths of pages that messages, comments and manifests name in plain text.
+fn pages_named_in(text: &str) -> BTreeSet<&str> {
+    text.match_indices("docs/")
+        .filter_map(|(at, _)| {
+            let rest = &text[at..];
+            let end =
+                rest.find(|c: char| !c.is_ascii_alphanumeric() && !"/-._".contains(c)).unwrap_or(rest.len());
+            let path = &rest[..end];
+            path.find(".md").map(|suffix| &path[..suffix + 3])
+        })
+        .collect()
+}
+
+#[test]
+fn every_page_named_in_a_message_comment_or_manifest_exists() {
+    let mut all = Vec::new();
+    for suffix in ["rs", "yaml", "txt", "md", "sh", "toml"] {
+        files(&root(), suffix, &mut all);
+    }
+    let mut missing = Vec::new();
+    let mut seen = 0;
+    for path in all {
+        let Ok(text) = fs::read_to_string(root().join(&path)) else { continue };
+        for page in pages_named_in(&text) {
+            seen += 1;
+            if !root().join(page).is_file() {
+                missing.push(format!("{}: {page}", path.display()));
+            }
         }
     }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+    assert!(seen > 20, "only {seen} pages were named");
 }
 
 #[test]
 fn architecture_lists_every_file_that_may_hold_unsafe_code() {
     let mut all = Vec::new();
-    sources(&root(), &mut all);
+    files(&root(), "rs", &mut all);
     // Not the text of this very test.
     let attribute = ["allow(", "unsafe_code"].concat();
     let allowed: BTreeSet<String> = all

@@ -1,5 +1,5 @@
 //! `forebay-target`: the bundled NVMe-oF target. It makes the kernel's nvmet offer drives, partitions and files as a
-//! configuration says, keeps it so, and takes away what it made (docs/target.md).
+//! configuration says, keeps it so, and takes away what it made (docs/guides/target.md).
 //!
 //! `config` is what is wanted, [`observed`] what the kernel has, [`source`] what the drives are like, [`plan`] the pure
 //! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says whose is what.

@@ -503,7 +503,7 @@ pub(crate) fn forgets(wanted: &config::Namespace, ground: &Ground) -> Option<Str
     match (&ground.cache, &ground.there) {
         (Cache::Volatile(why), There::Offered { .. } | There::Fit { .. }) if !wanted.volatile_cache => {
             Some(format!(
-                "{}: {why}, and so could what hosts have flushed be lost: turn the cache off, use a drive that keeps its cache, or accept it by allow_volatile_cache (docs/target.md)",
+                "{}: {why}, and so could what hosts have flushed be lost: turn the cache off, use a drive that keeps its cache, or accept it by allow_volatile_cache (docs/guides/target.md)",
                 wanted.source.path().display()
             ))
         }

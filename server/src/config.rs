@@ -911,7 +911,7 @@ pub fn sample() -> String {
         if option.section != section {
             section = option.section;
             if section == nvmeof::SECTION {
-                text.push_str("\n# Only for a pool on an NVMe-oF namespace (docs/nvmeof.md); the section follows its [[pool]].\n");
+                text.push_str("\n# Only for a pool on an NVMe-oF namespace (docs/guides/nvmeof.md); the section follows its [[pool]].\n");
                 let _ = writeln!(text, "# [{section}]");
             } else {
                 let _ = write!(text, "\n[{section}]\n");

@@ -48,7 +48,7 @@ use crate::tls::{self, Certificates, TlsError};
 /// How often the list of this machine's addresses is renewed.
 const INTERFACES_REFRESH: Duration = Duration::from_secs(5);
 
-/// What the process ends with. Documented in docs/server.md.
+/// What the process ends with. Documented in docs/reference/server.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {

@@ -23,7 +23,7 @@ use support::{Client, Daemon, Place, peek, until};
 const MIB: usize = 1 << 20;
 /// `server.memory`.
 const MEMORY: usize = 64 * MIB;
-/// What a server needs besides (docs/server.md, Memory): so much, and so much for each connection.
+/// What a server needs besides (docs/reference/server.md, Memory): so much, and so much for each connection.
 const BESIDES: usize = 100 * MIB;
 const BESIDES_PER_CONNECTION: usize = 128 << 10;
 
@@ -50,7 +50,7 @@ fn peak(daemon: &Daemon) -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
 }
 
-/// The server has never had more memory than docs/server.md states for so many connections.
+/// The server has never had more memory than docs/reference/server.md states for so many connections.
 #[track_caller]
 fn is_within_its_memory(daemon: &Daemon, connections: usize) {
     let (peak, most) = (peak(daemon), MEMORY + BESIDES + connections * BESIDES_PER_CONNECTION);

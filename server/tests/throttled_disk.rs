@@ -32,7 +32,7 @@ const WRITTEN_BYTES: usize = VOLUMES * (WRITES_MOST + (WRITERS - 1) * WRITES) * 
 /// What the disk writes in a second.
 const DISK_BYTES_PER_SECOND: usize = 64 * MIB;
 const DISK_BYTES: usize = 1 << 30;
-/// `server.memory`, and what the server needs besides (docs/server.md, Memory).
+/// `server.memory`, and what the server needs besides (docs/reference/server.md, Memory).
 const MEMORY: usize = 64 * MIB;
 const BESIDES: usize = 100 * MIB;
 const BESIDES_PER_CONNECTION: usize = 128 << 10;

@@ -73,7 +73,7 @@ fn definitions(snapshot: &Snapshot, report: &mut Report) {
         Ok(None) => report.error(
             "Forebay's kinds are not installed",
             format!("{GROUP}/{VERSION} is not served"),
-            format!("install the chart (docs/install.md), or: {fix}"),
+            format!("install the chart (docs/get-started/install.md), or: {fix}"),
         ),
         Ok(Some(kinds)) => {
             let missing: Vec<&str> =
@@ -224,7 +224,7 @@ fn csi_driver(snapshot: &Snapshot, report: &mut Report) {
         Ok(None) => report.error(
             format!("there is no CSIDriver {DRIVER}"),
             "without it Kubernetes waits for an attacher that Forebay does not have",
-            "install the chart (docs/install.md)",
+            "install the chart (docs/get-started/install.md)",
         ),
         Ok(Some(driver)) if driver.spec.attach_required != Some(false) => report.error(
             format!("CSIDriver {DRIVER} says that volumes must be attached"),
@@ -242,7 +242,7 @@ fn storage_classes(snapshot: &Snapshot, report: &mut Report) {
     };
     let clusters = snapshot.clusters.as_deref().unwrap_or_default();
     if classes.is_empty() {
-        let fix = "name one in spec.storageClasses of a StorageCluster (docs/first-volume.md)";
+        let fix = "name one in spec.storageClasses of a StorageCluster (docs/get-started/first-volume.md)";
         // After an installation that is as it must be.
         if clusters.is_empty() {
             report.note("there is no StorageCluster and no StorageClass yet", "", fix);
@@ -376,7 +376,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
             report.error(
                 format!("takeovers pause: {}", paused.reason),
                 paused.message.clone(),
-                "look at the nodes and the control plane; docs/failover.md says what to do where nodes are really off",
+                "look at the nodes and the control plane; docs/guides/failover.md says what to do where nodes are really off",
             );
         } else if paused.reason == "Overridden" {
             report.warning(
@@ -432,7 +432,11 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
     let placed = status.instances.iter().filter(|i| !i.node.is_empty()).count();
     if placed < usize::try_from(cluster.spec.instances).unwrap_or(usize::MAX) && !unfit.is_empty() {
         let summary = format!("{} of {} instances have a node", placed, cluster.spec.instances);
-        report.error(summary, unfit.join("\n"), "widen spec.placement, or mend the nodes (docs/rdma.md)");
+        report.error(
+            summary,
+            unfit.join("\n"),
+            "widen spec.placement, or mend the nodes (docs/guides/rdma.md)",
+        );
     }
     quota(cluster, &mut report);
     takeover(cluster, &mut report);
@@ -450,7 +454,7 @@ fn takeover(cluster: &StorageCluster, report: &mut Report) {
         _ => report.warning(
             "no node could take an instance over",
             found.message.clone(),
-            "have one node more that fits than spec.instances (docs/failover.md)",
+            "have one node more that fits than spec.instances (docs/guides/failover.md)",
         ),
     }
 }

@@ -322,7 +322,7 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
                 severity,
                 format!("{name} cannot be used"),
                 format!("{}, {}: {}", port.state, port.physical_state, port.reason),
-                "docs/rdma.md; on the node: rdma link",
+                "docs/guides/rdma.md; on the node: rdma link",
             );
             continue;
         }
@@ -334,7 +334,7 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
                 format!("{name} has a small MTU: RDMA sends packets of less than 4096 bytes"),
                 format!("{netdev} has MTU {}, {ROCE_MTU_MIN} is the least", port.mtu),
                 format!(
-                    "ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/rdma.md)"
+                    "ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/guides/rdma.md)"
                 ),
             );
         }

@@ -55,7 +55,7 @@ fn findings_are_shown_with_evidence_and_fix() {
 node storage-1
   warning  RDMA port mlx5_0/1 has a small MTU: RDMA sends packets of less than 4096 bytes
            seen  ens1f0np0 has MTU 1500, 4200 is the least
-           mend  ip link set ens1f0np0 mtu 9000, on every host and switch of the fabric (docs/rdma.md)
+           mend  ip link set ens1f0np0 mtu 9000, on every host and switch of the fabric (docs/guides/rdma.md)
 
 node storage-2
   error    its kubelet has not registered the driver: no pod on it can use a volume

@@ -376,7 +376,7 @@ fn uninstalled(stage: &Stage) -> Result<String> {
         for object in found["items"].as_array().into_iter().flatten() {
             let name = object["metadata"]["name"].as_str().unwrap_or("");
             let kind = object["kind"].as_str().unwrap_or("");
-            // Every namespace has the first two; the rest is left on purpose (docs/operations.md).
+            // Every namespace has the first two; the rest is left on purpose (docs/guides/operations.md).
             let expected = ["kube-root-ca.crt", "default"].contains(&name)
                 || kind == "ConfigMap" && name == takeover::RECORD
                 || kind == "Lease"

@@ -65,7 +65,7 @@ impl Stage {
         self.cluster.is_none().then(|| {
             format!(
                 "What the story made is in the namespace {OWN_NAMESPACE}; Forebay stays installed.\n\
-                 kubectl delete namespace {OWN_NAMESPACE}   removes the former, docs/operations.md says how to uninstall.\n"
+                 kubectl delete namespace {OWN_NAMESPACE}   removes the former, docs/guides/operations.md says how to uninstall.\n"
             )
         })
     }

@@ -16,7 +16,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("SIGTERM and a new server under a writer and readers: no error", restarted),
         ours("connections cut under a writer that syncs and readers: no error", cut),
-        ours("the server runs with the privileges that docs/server.md names, and with no fewer", privileged),
+        ours(
+            "the server runs with the privileges that docs/reference/server.md names, and with no fewer",
+            privileged,
+        ),
     ]
 }
 
@@ -121,7 +124,7 @@ pub(super) fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result
     ))
 }
 
-/// What docs/server.md names.
+/// What docs/reference/server.md names.
 const CAPABILITIES: [&str; 4] = ["sys_admin", "dac_override", "fowner", "net_bind_service"];
 
 fn with_capabilities(names: &[&str]) -> String {

@@ -219,7 +219,7 @@ fn large_file(lab: &Lab) -> Result<String> {
     let said = writing.lines().join(" ");
     match said.as_str() {
         "synced" => whole(client).context("fsync said that it is written")?,
-        // On a pool that is written through only the client's own kernel can make fsync fail (docs/failover.md).
+        // On a pool that is written through only the client's own kernel can make fsync fail (docs/guides/failover.md).
         "failed" => ensure!(
             super::given_up::GivenUp::by(client)?.explains() > 0,
             "writing the large file failed, and the client's kernel did not give a request up by itself"

@@ -51,7 +51,7 @@ fn the_committed_manifests_are_the_rendered_chart() {
          metadata:\n  \
            name: {NAMESPACE}\n  \
            labels:\n    \
-             # Node plugin and servers; docs/security.md says what they need and why.\n    \
+             # Node plugin and servers; docs/guides/security.md says what they need and why.\n    \
              pod-security.kubernetes.io/enforce: privileged\n"
     );
     all.push_str(&template(&["--set", "test.enabled=false"]).expect("the chart renders"));

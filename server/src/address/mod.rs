@@ -1,4 +1,4 @@
-//! The instance's own addresses (docs/nvmeof.md): on an interface only while the pools are ours and the server is there.
+//! The instance's own addresses (docs/guides/nvmeof.md): on an interface only while the pools are ours and the server is there.
 //!
 //! The kernel has them for [`ADDRESS_STAY`] at a time, which is lengthened every second: those of a server that was killed
 //! or stopped go by themselves, so that nobody has to reach its node to take them away.

@@ -1,4 +1,4 @@
-//! `[pool.nvmeof]`: a pool on a namespace of a fabric (docs/nvmeof.md).
+//! `[pool.nvmeof]`: a pool on a namespace of a fabric (docs/guides/nvmeof.md).
 
 use std::fmt::Display;
 use std::path::PathBuf;

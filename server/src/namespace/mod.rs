@@ -1,4 +1,4 @@
-//! A pool on a namespace of a fabric: connected, taken, mounted, watched (docs/nvmeof.md). [`attach`] has the order.
+//! A pool on a namespace of a fabric: connected, taken, mounted, watched (docs/guides/nvmeof.md). [`attach`] has the order.
 
 mod attach;
 mod connect;

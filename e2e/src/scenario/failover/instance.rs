@@ -19,7 +19,7 @@ use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 /// The instance's address.
 pub(super) const ADDRESS: &str = "192.168.77.200";
-/// As docs/server.md has them.
+/// As docs/reference/server.md has them.
 pub(super) const EXIT_POOL: i32 = 4;
 pub(super) const EXIT_FENCED: i32 = 7;
 pub(super) const FILE_BYTES: u64 = 768 << 20;
@@ -408,7 +408,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Nobody was given an error, but for those that the client's kernel is known to make up (docs/failover.md), and that no
+    /// Nobody was given an error, but for those that the client's kernel is known to make up (docs/guides/failover.md), and that no
     /// answer of a server could have brought about.
     pub(super) fn without_error(self) -> Result<Self> {
         let Self { writer_failed, reader_failed, given_up, .. } = &self;

@@ -1,4 +1,4 @@
-//! Split brain, on purpose: the table of docs/failover.md, in which nobody may ever be the second writer.
+//! Split brain, on purpose: the table of docs/guides/failover.md, in which nobody may ever be the second writer.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Its line in docs/failover.md.
+    /// Its line in docs/guides/failover.md.
     #[cfg(test)]
     fn line(&self) -> String {
         format!("| {} | {} | {} |", self.name, self.order, self.expected)
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_table_in_the_documents_is_the_one_that_is_run() {
-        let text = include_str!("../../../../docs/failover.md");
+        let text = include_str!("../../../../docs/guides/failover.md");
         let table: Vec<&str> = text
             .lines()
             .skip_while(|line| *line != "## Split brain, on purpose")
@@ -280,6 +280,6 @@ mod tests {
             .take_while(|line| line.starts_with('|'))
             .collect();
         let expected: Vec<String> = CASES.iter().map(super::Case::line).collect();
-        assert_eq!(table, expected, "docs/failover.md");
+        assert_eq!(table, expected, "docs/guides/failover.md");
     }
 }

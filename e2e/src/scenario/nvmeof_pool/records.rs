@@ -11,7 +11,7 @@ use crate::scenario::MIB;
 use crate::scenario::nvmeof::{CLIENT, FIRST, UUID};
 use crate::site::POOL;
 
-/// A file of two slots, as docs/server.md has them: the newest that is whole counts.
+/// A file of two slots, as docs/reference/server.md has them: the newest that is whole counts.
 #[derive(Clone, Copy)]
 pub(in crate::scenario) struct Record {
     name: &'static str,

@@ -15,7 +15,7 @@ use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 pub(in crate::scenario) const FILE_BYTES: u64 = 1 << 30;
 pub(in crate::scenario) const VOLUME_BYTES: u64 = 256 * MIB;
-/// As docs/server.md has them.
+/// As docs/reference/server.md has them.
 pub(in crate::scenario) const EXIT_POOL: i32 = 4;
 pub(in crate::scenario) const EXIT_FENCED: i32 = 7;
 /// How long the reservation may go unconfirmed here.

@@ -315,7 +315,7 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
     )
 }
 
-/// Every file has the same descriptor. To set it is allowed, to set another one is not (docs/spec-exceptions.md).
+/// Every file has the same descriptor. To set it is allowed, to set another one is not (docs/reference/spec-exceptions.md).
 fn security(ctx: &Ctx<'_>, open: &Open, information: u32, buffer: &[u8]) -> Result<Step, NtStatus> {
     use security_information::{DACL, GROUP, OWNER, SACL};
     let asked = |part: u32| information & part != 0;

@@ -203,7 +203,7 @@ impl Plan {
                 Ok(())
             }
             // Durable handles are looked at elsewhere.
-            // Security descriptors are not kept (docs/spec-exceptions.md); the rest is to be ignored.
+            // Security descriptors are not kept (docs/reference/spec-exceptions.md); the rest is to be ignored.
             _ => Ok(()),
         }
     }

@@ -163,7 +163,7 @@ fn with_parent(open: Arc<Open>, moving: Move, target: Target, result: FsResult) 
 }
 
 /// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all who
-/// have it open share its deletion, as clients with POSIX semantics do (docs/spec-exceptions.md).
+/// have it open share its deletion, as clients with POSIX semantics do (docs/reference/spec-exceptions.md).
 fn may_replace(open: &Open, path: &RelPath, result: FsResult) -> Result<(), NtStatus> {
     let stat = match result {
         Ok(FsReply::Stat(stat)) => stat,
