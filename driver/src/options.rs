@@ -433,4 +433,22 @@ mod tests {
         }
         assert!(build(&[&"x".repeat(5000)]).is_err());
     }
+
+    #[test]
+    fn every_option_is_in_the_reference() {
+        use std::fmt::Write as _;
+        let quoted =
+            |words: &[&str]| words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+        let mut text = String::from("| accepted | options |\n|---|---|\n");
+        let _ = writeln!(text, "| without a value | {} |", quoted(FLAGS));
+        let _ = writeln!(text, "| with a number | {} |", quoted(NUMBERS));
+        for (word, choices) in CHOICES {
+            let _ = writeln!(text, "| `{word}=` | {} |", quoted(choices));
+        }
+        let _ = writeln!(text, "| with an SELinux context | {} |", quoted(CONTEXTS));
+        let _ =
+            writeln!(text, "\nRefused, because they set the identity or the server: {}.", quoted(IDENTITY));
+        let page = "docs/reference/storageclass.md";
+        forebay_testing::generated::part(page, "mount-options", &text, "forebay-csi in_the_reference");
+    }
 }

@@ -200,4 +200,24 @@ mod tests {
             assert_eq!(status.code(), tonic::Code::InvalidArgument, "{pair:?}");
         }
     }
+
+    /// The page explains the parameters; this holds its two tables against what is known.
+    #[test]
+    fn every_parameter_is_in_the_reference() {
+        let path = forebay_testing::generated::root().join("docs/reference/storageclass.md");
+        let page = std::fs::read_to_string(path).expect("the page");
+        for (known, heading) in [(KNOWN_IN_CLUSTER, "## Parameters\n"), (KNOWN, "## With one server\n")] {
+            // Without what is in parentheses.
+            let names = known.split('(').map(|part| part.rsplit(')').next().unwrap_or_default());
+            let names = names.collect::<String>();
+            let mut names: Vec<&str> = names.split(',').map(str::trim).collect();
+            names.sort_unstable();
+            let (_, table) = page.split_once(heading).expect(heading);
+            let rows = table.lines().skip_while(|line| !line.starts_with("|---"));
+            let rows = rows.skip(1).take_while(|line| line.starts_with('|'));
+            let mut shown: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+            shown.sort_unstable();
+            assert_eq!(shown, names, "{heading}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-rdma", &[]),
     ("forebay-testing", &[]),
     ("forebay-nvmeof", &["forebay-testing"]),
-    ("forebay-target", &["forebay-nvmeof"]),
+    ("forebay-target", &["forebay-nvmeof", "forebay-testing"]),
     (
         "forebay-server",
         &[
@@ -27,8 +27,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("forebay-api", &[]),
     ("forebay-inventory", &[]),
     ("forebay-csi", &["forebay-proto", "forebay-api", "forebay-inventory", "forebay-testing", "forebay-e2e"]),
-    ("forebay-operator", &["forebay-proto", "forebay-api", "forebay-nvmeof", "forebay-e2e"]),
-    ("kubectl-forebay", &["forebay-api", "forebay-inventory"]),
+    (
+        "forebay-operator",
+        &["forebay-proto", "forebay-api", "forebay-nvmeof", "forebay-testing", "forebay-e2e"],
+    ),
+    ("kubectl-forebay", &["forebay-api", "forebay-inventory", "forebay-testing"]),
     (
         "forebay-e2e",
         &[

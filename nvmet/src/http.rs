@@ -133,8 +133,7 @@ mod tests {
     use crate::plan::{Problem, Subject};
     use crate::round::{NamespaceState, PortState, Report};
 
-    #[test]
-    fn what_is_up_and_what_is_wrong_is_told() {
+    fn example() -> State {
         let report = Report {
             problems: vec![Problem {
                 subject: Subject::Port("tcp://10.0.0.1:4420".into()),
@@ -150,8 +149,19 @@ mod tests {
             }],
             done: 3,
         };
-        let state =
-            State { report: Some(report), rounds: 2, troubles: vec!["no file".into()], ..State::default() };
+        State { report: Some(report), rounds: 2, troubles: vec!["no file".into()], ..State::default() }
+    }
+
+    #[test]
+    fn every_metric_is_in_the_reference() {
+        let table = forebay_testing::generated::metrics(&text(example()));
+        let page = "docs/reference/metrics.md";
+        forebay_testing::generated::part(page, "forebay-target", &table, "forebay-target metric");
+    }
+
+    #[test]
+    fn what_is_up_and_what_is_wrong_is_told() {
+        let state = example();
         assert_eq!(state.problems(), ["no file", "port tcp://10.0.0.1:4420: is away"]);
         let text = text(state);
         for line in [

@@ -4,6 +4,7 @@
 //! `FOREBAY_ALLOW_SKIP` names what is missing: `FOREBAY_ALLOW_SKIP=xfs,fuse cargo test …`.
 
 pub mod disk_log;
+pub mod generated;
 mod xfs;
 
 use std::fmt::{self, Display};

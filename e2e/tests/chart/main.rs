@@ -1,5 +1,6 @@
 //! The Helm chart: what it renders, what it refuses, and what a real API server says of it.
 
+mod alerts;
 mod api_server;
 mod helm;
 mod refusals;
