@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use forebay_e2e::progress::say;
+use rustix::process::{Resource, Rlimit};
 
 /// Sets the priority, as in nice(1): for this process and what it starts.
 pub(crate) fn set_priority(nice: i32) -> Result<()> {
@@ -21,6 +22,13 @@ pub(crate) fn set_priority(nice: i32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Allows this process, and what it starts, as many open files as it may allow itself: a connection takes one.
+pub(crate) fn raise_descriptors() -> Result<()> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(Resource::Nofile, raised).context("raise the number of open files")
 }
 
 /// Says what it is.

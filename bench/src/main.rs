@@ -7,9 +7,11 @@ mod load;
 mod machine;
 mod memory;
 mod place;
+mod plot;
 mod read;
 mod report;
 mod samba;
+mod suite;
 mod torture;
 
 use std::path::PathBuf;
@@ -35,6 +37,10 @@ enum Command {
     Read(ReadArguments),
     /// Load from our own client: reads, writes, whole files, metadata; GB/s, operations/s, latency, CPU time, memory.
     Load(load::LoadArguments),
+    /// Every workload that has a target, beside Samba and floors: results, plots, and a table of ratios beside targets.
+    Suite(suite::SuiteArguments),
+    /// Draw results of `load --json` or `suite` as SVG.
+    Plot(plot::PlotArguments),
     /// A floor of the load, in a process of its own so that its CPU time can be told apart.
     #[command(hide = true)]
     FloorServer {
@@ -171,6 +177,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Read(arguments) => read::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
+        Command::Suite(arguments) => suite::run(&arguments),
+        Command::Plot(arguments) => plot::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::FloorServer { means, io_bytes, files, folder } => {
             load::serve_floor(means, io_bytes, &folder, files).map(|()| ExitCode::SUCCESS)
         }

@@ -23,9 +23,34 @@ pub(crate) fn peak(root: u32) -> Result<u64> {
     Ok(statuses.flatten().filter_map(|text| high_water(&text)).sum())
 }
 
+/// What is resident now, summed over the processes: a page that several of them map counts in each, and once in all with the
+/// share that each has of it (proportional set size).
+pub(crate) fn now(root: u32) -> Result<(u64, u64)> {
+    let mut sums = (0, 0);
+    for pid in cpu::members(root)? {
+        // It may have ended.
+        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { continue };
+        sums.0 += field(&text, "Rss:").unwrap_or(0);
+        sums.1 += field(&text, "Pss:").unwrap_or(0);
+    }
+    Ok(sums)
+}
+
+/// What is resident now, as VmRSS says, summed over the processes: cheap enough for a look during a run.
+pub(crate) fn resident(root: u32) -> Result<u64> {
+    let statuses =
+        cpu::members(root)?.into_iter().map(|pid| fs::read_to_string(format!("/proc/{pid}/status")));
+    Ok(statuses.flatten().filter_map(|text| field(&text, "VmRSS:")).sum())
+}
+
 /// VmHWM of a `/proc/<pid>/status`, in bytes.
 fn high_water(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    field(status, "VmHWM:")
+}
+
+/// A field in bytes; the kernel's kB are KiB.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib * 1024)
 }
@@ -42,6 +67,10 @@ mod tests {
 
     #[test]
     fn this_process_has_one() {
-        assert!(peak(std::process::id()).expect("it is alive") > 100_000);
+        let own = std::process::id();
+        let (resident, proportional) = now(own).expect("it is alive");
+        assert!(resident > 100_000 && proportional > 0 && proportional <= resident);
+        assert!(peak(own).expect("it is alive") > 100_000);
+        assert!(super::resident(own).expect("it is alive") > 100_000);
     }
 }

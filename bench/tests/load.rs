@@ -59,9 +59,54 @@ fn signed_and_sealed_messages_are_understood_on_every_channel() {
 
 #[test]
 fn whole_files_and_metadata_are_measured() {
-    for workload in ["retinanet", "unet3d", "create", "list", "checkpoint"] {
+    for workload in ["retinanet", "unet3d", "create", "stat", "list", "checkpoint", "safetensors"] {
         let options = ["--servers", "forebay", "--cold", "--connections", "3", "--channels", "2"];
         let results = load(&[&["--workload", workload], &options[..]].concat());
         positive(&run(&results, "forebay")["operations_per_second"]);
+    }
+}
+
+#[test]
+fn sessions_and_idle_connections_are_measured() {
+    let results = load(&["--workload", "sessions", "--servers", "forebay"]);
+    positive(&run(&results, "forebay")["operations_per_second"]);
+    let results = load(&["--workload", "idle", "--servers", "forebay", "--connections", "20"]);
+    let run = run(&results, "forebay");
+    positive(&run["server_rss_mb"]);
+    positive(&run["server_pss_mb"]);
+    assert!(run["connection_rss_kb"].is_f64() && run["connection_pss_kb"].is_f64(), "{run}");
+}
+
+#[test]
+fn reads_beside_a_burst_are_told_from_the_others_while_connections_come_and_go() {
+    let options = ["--servers", "forebay", "--checkpoint-size", "4M", "--depth", "2"];
+    for churn in [&["--channels", "2"][..], &["--churn", "0.1"]] {
+        let results = load(&[&["--workload", "mixed"], &options[..], churn].concat());
+        let burst = &run(&results, "forebay")["burst"];
+        positive(&burst["p99_us"]);
+        positive(&burst["write_gb_per_second"]);
+        assert_eq!(burst["replaced"].as_f64().unwrap() > 0.0, churn[0] == "--churn", "{burst}");
+    }
+}
+
+#[test]
+fn a_quick_suite_leaves_results_plots_and_a_table() {
+    let own = Path::new(env!("CARGO_BIN_EXE_forebay-bench"));
+    let server = forebay_e2e::sibling::server_binary(own).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let mut command = Command::new(own);
+    command.args(["suite", "--quick", "--only", "read-1m-c1,create,connections", "--out"]).arg(&out);
+    // Without the lab's cache there is no Samba, which is no failure.
+    command.arg("--server").arg(server).arg("--dir").arg(folder.path());
+    command.env("FOREBAY_CACHE", folder.path().join("no-cache"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = std::fs::read_to_string(out.join("results.md")).unwrap();
+    assert!(table.contains("* Samba: cannot be started here"), "{table}");
+    assert!(table.contains("× its own best"), "{table}");
+    for name in ["read-1m-c1.json", "create.json", "connections-64.json", "read-1m-c1.svg", "connections.svg"]
+    {
+        assert!(out.join(name).is_file(), "{name}");
     }
 }

@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use forebay_smb::limits::IO_BYTES_MAX;
 
+use super::Setup;
 use super::floor::Means;
 use super::handshake::{Account, Security};
-use super::plan::{Plan, Workload};
+use super::plan::{BURST_WRITE_BYTES, CYCLE_SECONDS_MAX, Mix, Plan, SMALL_READ_BYTES, Workload};
 use super::target::Target;
 use crate::CommonArguments;
 
@@ -81,11 +82,11 @@ pub(crate) struct LoadArguments {
     /// How often each server is measured; they take turns.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) runs: u32,
-    /// Bytes per READ or WRITE, up to 8M; K and M are powers of two.
-    #[arg(long, default_value = "1M", value_parser = parse_size)]
-    io_size: u64,
+    /// Bytes per READ or WRITE, up to 8M; K and M are powers of two. 1M unless the workload is made of smaller ones.
+    #[arg(long, value_parser = parse_size)]
+    io_size: Option<u64>,
     /// Connections of the client, each with a thread.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
     /// Connections that carry one session (multichannel); 1 gives each a session of its own.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=32))]
@@ -102,6 +103,18 @@ pub(crate) struct LoadArguments {
     /// Bytes of each file; the default depends on the workload. K, M and G are powers of two.
     #[arg(long, value_parser = parse_size)]
     file_size: Option<u64>,
+    /// mixed: connections that write checkpoints, beside --connections.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    burst: u32,
+    /// mixed: bytes of the checkpoint of one connection.
+    #[arg(long, default_value = "64M", value_parser = parse_size)]
+    checkpoint_size: u64,
+    /// mixed: replace each connection after so many seconds on average, and compare all that is read (a soak).
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    churn: Option<f64>,
+    /// mixed: compare all that is read with what was written. The client then costs several times as much.
+    #[arg(long)]
+    verify: bool,
     /// Who is measured, in this order. A floor that does not serve the workload is left out.
     #[arg(
         long,
@@ -141,26 +154,33 @@ pub(crate) struct LoadArguments {
 impl LoadArguments {
     /// The sizes, defaults filled in.
     pub(crate) fn plan(&self) -> Result<Plan> {
-        ensure!(self.io_size <= IO_BYTES_MAX.into(), "--io-size is 8M at most");
+        let workload = self.workload;
+        let io_size = self.io_size.unwrap_or_else(|| workload.default_io_bytes());
+        ensure!(io_size <= IO_BYTES_MAX.into(), "--io-size is 8M at most");
         let connections = self.connections as usize;
-        let files = match (self.files, self.workload) {
+        let files = match (self.files, workload) {
             // Each connection has one file of its own there, and none here.
-            (_, Workload::Checkpoint | Workload::Create) | (None, _) => {
-                self.workload.default_files(connections)
-            }
+            (_, Workload::Checkpoint | Workload::Create) | (None, _) => workload.default_files(connections),
             (Some(files), _) => files as usize,
         };
-        let file_bytes = match self.workload {
+        let file_bytes = match workload {
             Workload::Create | Workload::List => 0,
-            workload => self.file_size.unwrap_or_else(|| workload.default_file_bytes()),
+            _ => self.file_size.unwrap_or_else(|| workload.default_file_bytes()),
         };
+        let needs_whole_blocks = workload.is_plain_io() || workload == Workload::Mixed;
+        ensure!(!needs_whole_blocks || file_bytes >= io_size, "--file-size must be at least --io-size");
+        let reads_small = matches!(workload, Workload::Sessions | Workload::Idle);
         ensure!(
-            !self.workload.is_plain_io() || file_bytes >= self.io_size,
-            "--file-size must be at least --io-size"
+            !reads_small || file_bytes >= SMALL_READ_BYTES as u64,
+            "--file-size must be at least {SMALL_READ_BYTES} B"
+        );
+        ensure!(
+            self.churn.is_none() || self.channels == 1,
+            "--churn replaces sessions: it needs --channels 1"
         );
         Ok(Plan {
-            workload: self.workload,
-            io_bytes: usize::try_from(self.io_size)?,
+            workload,
+            io_bytes: usize::try_from(io_size)?,
             connections,
             channels: self.channels,
             depth: self.depth as usize,
@@ -168,7 +188,28 @@ impl LoadArguments {
             files,
             file_bytes,
             security: self.security(),
+            mix: (workload == Workload::Mixed).then(|| Mix {
+                burst_connections: self.burst as usize,
+                checkpoint_bytes: self.checkpoint_size,
+                write_bytes: BURST_WRITE_BYTES,
+                cycle_seconds: self.time / (self.time / CYCLE_SECONDS_MAX).ceil(),
+                churn_seconds: self.churn,
+                verify: self.verify || self.churn.is_some(),
+            }),
         })
+    }
+
+    /// How and on whom the plan is measured.
+    pub(crate) fn setup(&self) -> Setup<'_> {
+        Setup {
+            runs: self.runs,
+            servers: &self.servers,
+            binary: &self.common.server,
+            other: self.other.as_deref(),
+            server_option: &self.common.server_option,
+            dir: &self.common.dir,
+            cold: self.cold,
+        }
     }
 
     /// How messages are to be protected.
@@ -213,7 +254,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
     bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "a size such as 4096, 64K, 1M or 2G".to_owned())
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+/// A duration of a run.
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
     seconds.ok_or_else(|| "seconds from 0.01 to 3600".to_owned())
 }

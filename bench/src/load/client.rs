@@ -1,5 +1,7 @@
 //! One timed run: a thread for each connection, all of them at work for the same time.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -7,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::connection::Connection;
-use super::plan::Plan;
+use super::plan::{Plan, Workload};
 use super::pump::Tally;
 use super::target::Target;
-use super::work::Part;
+use super::work::{Part, idle};
 
 /// What the client did and saw.
 #[derive(Debug, Clone)]
@@ -30,15 +32,21 @@ pub(crate) fn run<T>(
     round: u32,
     mut look: impl FnMut() -> Result<T>,
 ) -> Result<(T, Measured, T)> {
+    if plan.workload == Workload::Idle {
+        return run_idle(target, plan, look);
+    }
     let connections = target.connect_all(plan)?;
+    let count = connections.len();
+    let bursting = Arc::new(AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let (report, reports) = channel();
         let mut starts = Vec::new();
         for (index, mut connection) in connections.into_iter().enumerate() {
             let (start, started) = channel();
             let report = report.clone();
+            let place = Place { target, plan, index, round, bursting: Arc::clone(&bursting) };
             scope.spawn(move || {
-                if let Err(error) = work(&mut connection, plan, index, round, &report, &started) {
+                if let Err(error) = work(&mut connection, &place, &report, &started) {
                     // If nobody listens, another connection has failed before.
                     let _ = report.send(Err(error));
                 }
@@ -47,20 +55,54 @@ pub(crate) fn run<T>(
         }
         // The threads' ends alone keep the channel open.
         drop(report);
-        collect(&reports, plan.connections)?;
+        collect(&reports, count)?;
         let before = look()?;
         let (cpu, began) = (cpu_seconds(), Instant::now());
         let until = began + Duration::from_secs_f64(plan.seconds);
         for start in &starts {
             start.send(until).context("a connection has ended")?;
         }
-        let tally = collect(&reports, plan.connections)?;
+        let tally = collect(&reports, count)?;
         ensure!(tally.operations > 0, "no operation was begun within {} s", plan.seconds);
         let measured =
             Measured { tally, seconds: began.elapsed().as_secs_f64(), cpu_seconds: cpu_seconds() - cpu };
         let after = look()?;
         Ok((before, measured, after))
     })
+}
+
+/// Connections that do nothing: unlike in other workloads, the first look is taken before they exist.
+fn run_idle<T>(
+    target: &Target,
+    plan: &Plan,
+    mut look: impl FnMut() -> Result<T>,
+) -> Result<(T, Measured, T)> {
+    let before = look()?;
+    let (cpu, began) = (cpu_seconds(), Instant::now());
+    let mut tally = Tally::default();
+    let mut connections = Vec::new();
+    for number in 0..plan.connections {
+        let began = Instant::now();
+        let connection = idle::connect(target, plan);
+        connections.push(connection.with_context(|| format!("connection {}", number + 1))?);
+        tally.record(began, 0);
+    }
+    let measured =
+        Measured { tally, seconds: began.elapsed().as_secs_f64(), cpu_seconds: cpu_seconds() - cpu };
+    let after = look()?;
+    Ok((before, measured, after))
+}
+
+/// One connection's place in a run.
+pub(crate) struct Place<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) plan: &'a Plan,
+    /// The connection's number.
+    pub(crate) index: usize,
+    /// The run's.
+    pub(crate) round: u32,
+    /// Connections that write a burst at the moment.
+    pub(crate) bursting: Arc<AtomicUsize>,
 }
 
 /// One report of each connection.
@@ -75,18 +117,16 @@ fn collect(reports: &Receiver<Result<Tally>>, connections: usize) -> Result<Tall
 /// Reports twice: when it is ready, and when the time is over. Stays connected until the other end of `started` is gone.
 fn work(
     connection: &mut Connection,
-    plan: &Plan,
-    index: usize,
-    round: u32,
+    place: &Place<'_>,
     report: &Sender<Result<Tally>>,
     started: &Receiver<Instant>,
 ) -> Result<()> {
-    let mut part = Part::prepare(connection, plan, index, round)?;
+    let mut part = Part::prepare(connection, place)?;
     if report.send(Ok(Tally::default())).is_err() {
         return Ok(());
     }
     let Ok(until) = started.recv() else { return Ok(()) };
-    let tally = part.run(connection, plan.depth, until)?;
+    let tally = part.run(connection, place.plan.depth, until)?;
     if report.send(Ok(tally)).is_ok() {
         let _ = started.recv();
     }

@@ -10,7 +10,7 @@ use forebay_smb::crypto::{NonceSequence, OpeningKey, SealingKey, SigningKey};
 use forebay_smb::ids::FileId;
 use forebay_smb::limits::FRAME_BYTES_MAX;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::{Command, HEADER_LEN, Header, HeaderFlags, create, read};
+use forebay_smb::wire::{Command, HEADER_LEN, Header, HeaderFlags, create, logoff, read};
 
 use super::credits::Credits;
 use super::intake::Intake;
@@ -238,6 +238,22 @@ impl Connection {
         let mut request = Request::default();
         request.set_create(name, how);
         self.call(&mut request)?.opened(name)
+    }
+
+    /// Reads from a file; the answer's payload is kept.
+    pub(crate) fn read(&mut self, file_id: FileId, offset: u64, length: u32) -> Result<usize> {
+        let mut request = Request::default();
+        request.set_read(file_id, offset, length);
+        let answer = self.call(&mut request)?;
+        answer.check("READ")?;
+        Ok(answer.read_bytes)
+    }
+
+    /// Ends the session, with everything that is open.
+    pub(crate) fn log_off(&mut self) -> Result<()> {
+        let mut request = Request::default();
+        request.set(Command::LOGOFF, |body| logoff::Request.encode(body));
+        self.call(&mut request)?.check("LOGOFF")
     }
 
     /// Closes a file.

@@ -9,7 +9,7 @@ use forebay_smb::wire::{Command, read};
 
 use super::connection::{Answer, Connection, payload};
 use super::content;
-use super::plan::{DIRECTORY, Plan, Workload};
+use super::plan::{DIRECTORY, Plan, Workload, checkpoint_name};
 use super::pump::{Step, Work, pump};
 use super::request::{Opening, Request};
 use super::target::Target;
@@ -66,10 +66,36 @@ fn check_with(connection: &mut Connection, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// Reads the pieces of a file, each of which holds the beginning of `payload`.
+pub(crate) fn check_pieces(
+    connection: &mut Connection,
+    file_id: FileId,
+    pieces: impl Iterator<Item = (u64, usize)>,
+    payload: &Arc<[u8]>,
+) -> Result<()> {
+    let mut work = Check {
+        file: NO_FILE,
+        file_id,
+        pieces: pieces.collect::<Vec<_>>().into_iter(),
+        slots: vec![(0, 0); DEPTH],
+        written: Some(Arc::clone(payload)),
+    };
+    pump(connection, &mut work, DEPTH, None).map(drop)
+}
+
+/// The number of a file that holds nothing but payload.
+const NO_FILE: u64 = 0xff_fffe;
+
 /// Removes all of them from a server that is not ours.
 pub(crate) fn remove(target: &Target, plan: &Plan) -> Result<()> {
     let mut connection = target.connect(plan)?;
     open_all(&mut connection, plan, Opening::REMOVE)?;
+    if plan.workload == Workload::Mixed {
+        for number in plan.connections..plan.all_connections() {
+            let file_id = connection.create(&checkpoint_name(number), 0, Opening::REMOVE)?;
+            connection.close(file_id)?;
+        }
+    }
     if plan.workload == Workload::List {
         let mut how = Opening::REMOVE;
         how.options |= Opening::DIRECTORY.options;

@@ -33,7 +33,7 @@ pub(crate) struct Account {
 }
 
 /// How messages are to be protected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Security {
     Plain,

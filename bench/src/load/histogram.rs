@@ -53,6 +53,11 @@ impl Histogram {
         self.total += other.total;
     }
 
+    /// How many values there are.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
     /// The value that a share (0 to 1) of all values do not exceed; `None` if there are none.
     pub(crate) fn quantile(&self, share: f64) -> Option<u64> {
         let rank = ((self.total as f64 * share).ceil() as u64).max(1);

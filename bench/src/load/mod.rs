@@ -6,6 +6,7 @@ mod cold;
 mod connection;
 mod content;
 mod credits;
+pub(crate) mod figure;
 mod files;
 mod floor;
 mod handshake;
@@ -18,13 +19,15 @@ mod request;
 mod target;
 mod work;
 
-pub(crate) use arguments::LoadArguments;
+pub(crate) use arguments::{Contender, LoadArguments, parse_seconds};
 pub(crate) use floor::{Means, serve as serve_floor};
 
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_e2e::cache::Cache;
@@ -32,11 +35,29 @@ use forebay_e2e::progress::say;
 
 use crate::place::{Place, SHARE, Server, USER};
 use crate::{cpu, forebay, machine, memory, samba};
-use arguments::Contender;
 use handshake::Account;
-use plan::Plan;
-use report::{Report, Run, Series, Used};
 use target::Target;
+
+pub(crate) use handshake::Security;
+pub(crate) use plan::{BURST_WRITE_BYTES, Mix, Plan, Workload};
+pub(crate) use report::{Report, Series};
+use report::{Run, Used};
+
+/// How and on whom a plan is measured.
+pub(crate) struct Setup<'a> {
+    /// How often each server is measured.
+    pub(crate) runs: u32,
+    pub(crate) servers: &'a [Contender],
+    /// forebay-server.
+    pub(crate) binary: &'a Path,
+    /// A second one.
+    pub(crate) other: Option<&'a Path>,
+    pub(crate) server_option: &'a str,
+    /// Where the servers' files lie.
+    pub(crate) dir: &'a Path,
+    /// Whether they are taken out of the page cache before each run.
+    pub(crate) cold: bool,
+}
 
 /// A server that takes part.
 struct Entrant {
@@ -47,60 +68,108 @@ struct Entrant {
     runs: Vec<Run>,
 }
 
-/// Measures.
+/// Measures, and reports.
 pub(crate) fn run(arguments: &LoadArguments) -> Result<ExitCode> {
     let plan = arguments.plan()?;
-    if arguments.common.nice != 0 {
-        machine::set_priority(arguments.common.nice)?;
+    prepare(arguments.common.nice)?;
+    let report = match arguments.foreign()? {
+        Some((name, target)) => measure_foreign(name, target, &plan, arguments)?,
+        None => compare(&arguments.setup(), &plan)?,
+    };
+    print!("{}", report.table());
+    if let Some(path) = &arguments.common.json {
+        report.write(path)?;
     }
-    if let Some((name, target)) = arguments.foreign()? {
-        let entrant = Entrant { name, target, server: None, runs: Vec::new() };
-        let target = entrant.target.clone();
-        let measured = measure_all(arguments, &plan, vec![entrant], || Ok(()));
-        // Nothing stays there, if that can be helped.
-        let removed = files::remove(&target, &plan).context("remove the files");
-        return measured.and_then(|code| removed.map(|()| code));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Gives this process the priority, and as many descriptors as it may have.
+pub(crate) fn prepare(nice: i32) -> Result<()> {
+    if nice != 0 {
+        machine::set_priority(nice)?;
     }
     if cfg!(debug_assertions) {
         say("this is no release build: the client costs more than it should");
     }
-    let place = Place::create(&arguments.common.dir)?;
+    machine::raise_descriptors()
+}
+
+fn measure_foreign(name: String, target: Target, plan: &Plan, arguments: &LoadArguments) -> Result<Report> {
+    let entrant = Entrant { name, target: target.clone(), server: None, runs: Vec::new() };
+    let measured = measure_all(vec![entrant], plan, arguments.runs, &arguments.common.dir, || Ok(()));
+    // Nothing stays there, if that can be helped.
+    let removed = files::remove(&target, plan).context("remove the files");
+    measured.and_then(|report| removed.map(|()| report))
+}
+
+/// Starts the servers, and measures each of them in turn.
+pub(crate) fn compare(setup: &Setup<'_>, plan: &Plan) -> Result<Report> {
+    let place = Place::create(setup.dir)?;
     let mut entrants = Vec::new();
-    for &who in &arguments.servers {
+    for &who in setup.servers {
         if who.serves(plan.workload) {
-            entrants.push(enter(who, arguments, &plan, &place)?);
+            entrants.push(enter(who, setup, plan, &place)?);
         } else {
             say(format!("{} does not serve this workload and is left out", who.name()));
         }
     }
-    if let Some(binary) = &arguments.other {
-        entrants.push(ours("forebay-other", binary, arguments, &plan, &place)?);
+    if let Some(binary) = setup.other {
+        entrants.push(ours("forebay-other", binary, setup, plan, &place)?);
     }
     // What one server has left to be written must not be the next one's burden.
     let folder = File::open(place.path())?;
-    measure_all(arguments, &plan, entrants, || {
+    measure_all(entrants, plan, setup.runs, setup.dir, || {
         rustix::fs::syncfs(&folder)?;
-        if arguments.cold { cold::drop_pages(place.path()) } else { Ok(()) }
+        if setup.cold { cold::drop_pages(place.path()) } else { Ok(()) }
     })
 }
 
-fn measure_all(
-    arguments: &LoadArguments,
+/// Measures one server with several numbers of connections in turn; a report of each.
+pub(crate) fn compare_connections(
+    setup: &Setup<'_>,
     plan: &Plan,
+    connections: &[usize],
+) -> Result<Vec<Report>> {
+    let place = Place::create(setup.dir)?;
+    let who = *setup.servers.first().context("a server is measured")?;
+    let entrant = enter(who, setup, plan, &place)?;
+    let plans: Vec<Plan> =
+        connections.iter().map(|&connections| Plan { connections, ..plan.clone() }).collect();
+    let mut runs = vec![Vec::new(); plans.len()];
+    files::make(&entrant.target, plan).map_err(|error| blame(&entrant, &error))?;
+    for round in 1..=setup.runs {
+        for (plan, runs) in plans.iter().zip(&mut runs) {
+            let run = measure(&entrant, plan, round).map_err(|error| blame(&entrant, &error))?;
+            let (name, count) = (&entrant.name, plan.connections);
+            say(format!("run {round} of {}: {name}, {count} connections: {}", setup.runs, run.summary()));
+            runs.push(run);
+        }
+    }
+    let machine = machine::describe(setup.dir);
+    let reports = plans.into_iter().zip(runs).map(|(plan, runs)| {
+        Report::new(machine.clone(), plan, vec![Series::new(entrant.name.clone(), runs)])
+    });
+    Ok(reports.collect())
+}
+
+fn measure_all(
     mut entrants: Vec<Entrant>,
+    plan: &Plan,
+    runs: u32,
+    dir: &Path,
     settle: impl Fn() -> Result<()>,
-) -> Result<ExitCode> {
+) -> Result<Report> {
     ensure!(!entrants.is_empty(), "none of --servers serves this workload");
     for entrant in &entrants {
         files::make(&entrant.target, plan).map_err(|error| blame(entrant, &error))?;
     }
-    for round in 1..=arguments.runs {
+    for round in 1..=runs {
         for entrant in &mut entrants {
             settle()?;
             let run = measure(entrant, plan, round)
                 .map_err(|error| blame(entrant, &error))
                 .with_context(|| format!("run {round}"))?;
-            say(format!("run {round} of {}: {}: {}", arguments.runs, entrant.name, run.summary()));
+            say(format!("run {round} of {runs}: {}: {}", entrant.name, run.summary()));
             entrant.runs.push(run);
         }
     }
@@ -110,18 +179,11 @@ fn measure_all(
         }
     }
     let series = entrants.into_iter().map(|entrant| Series::new(entrant.name, entrant.runs)).collect();
-    let report = Report::new(machine::describe(&arguments.common.dir), plan.clone(), series);
-    print!("{}", report.table());
-    if let Some(path) = &arguments.common.json {
-        let mut text = serde_json::to_string_pretty(&report)?;
-        text.push('\n');
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(Report::new(machine::describe(dir), plan.clone(), series))
 }
 
 /// Starts a server.
-fn enter(who: Contender, arguments: &LoadArguments, plan: &Plan, place: &Place) -> Result<Entrant> {
+fn enter(who: Contender, setup: &Setup<'_>, plan: &Plan, place: &Place) -> Result<Entrant> {
     let name = who.name();
     let (server, target) = if let Some(option) = who.samba_option() {
         let (server, port) = samba::start(&Cache::open()?, place, name, option)?;
@@ -130,20 +192,14 @@ fn enter(who: Contender, arguments: &LoadArguments, plan: &Plan, place: &Place) 
         let (server, address) = floor::start(place, name, means, plan)?;
         (server, Target::Floor { address })
     } else {
-        return ours(name, &arguments.common.server, arguments, plan, place);
+        return ours(name, setup.binary, setup, plan, place);
     };
     Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
 }
 
 /// Starts a server of ours.
-fn ours(
-    name: &'static str,
-    binary: &Path,
-    arguments: &LoadArguments,
-    plan: &Plan,
-    place: &Place,
-) -> Result<Entrant> {
-    let (server, port) = forebay::start(place, name, binary, &arguments.common.server_option)?;
+fn ours(name: &'static str, binary: &Path, setup: &Setup<'_>, plan: &Plan, place: &Place) -> Result<Entrant> {
+    let (server, port) = forebay::start(place, name, binary, setup.server_option)?;
     Ok(Entrant {
         name: name.to_owned(),
         target: smb(port, plan, place),
@@ -168,19 +224,41 @@ fn smb(port: u16, plan: &Plan, place: &Place) -> Target {
 fn measure(entrant: &Entrant, plan: &Plan, round: u32) -> Result<Run> {
     let Some(server) = &entrant.server else {
         let ((), measured, ()) = client::run(&entrant.target, plan, round, || Ok(()))?;
-        return Ok(Run::new(&measured, None));
+        return Ok(Run::new(plan, &measured, None));
     };
     let pid = server.pid();
     let mut is_first = true;
-    let (before, measured, after) = client::run(&entrant.target, plan, round, || {
-        if std::mem::take(&mut is_first) {
-            memory::reset_peak(pid)?;
-        }
-        Ok(Used { peak_bytes: memory::peak(pid)?, cpu_seconds: cpu::tree(pid)?.seconds })
-    })?;
-    let used = Used { cpu_seconds: after.cpu_seconds - before.cpu_seconds, ..after };
-    Ok(Run::new(&measured, Some(used)))
+    let (stop, stopped) = channel::<()>();
+    std::thread::scope(|scope| {
+        let samples = scope.spawn(move || {
+            let mut samples = Vec::new();
+            if plan.seconds < SAMPLED_SECONDS_MIN {
+                return samples;
+            }
+            let interval = Duration::from_secs_f64((plan.seconds / SAMPLES).max(1.0));
+            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                samples.extend(memory::resident(pid).ok());
+            }
+            samples
+        });
+        let outcome = client::run(&entrant.target, plan, round, || {
+            if std::mem::take(&mut is_first) {
+                memory::reset_peak(pid)?;
+            }
+            let cpu_seconds = cpu::tree(pid)?.seconds;
+            let (resident_bytes, proportional_bytes) = memory::now(pid)?;
+            Ok(Used { cpu_seconds, peak_bytes: memory::peak(pid)?, resident_bytes, proportional_bytes })
+        });
+        drop(stop);
+        let samples = samples.join().expect("the sampling thread does not panic");
+        let (before, measured, after) = outcome?;
+        Ok(Run::new(plan, &measured, Some((before, after))).with_samples(&samples))
+    })
 }
+
+/// How often the memory of a server is looked at during a long run, and from what length on: a look disturbs.
+const SAMPLES: f64 = 60.0;
+const SAMPLED_SECONDS_MIN: f64 = 10.0;
 
 /// An error with the name of the server, and what that has said.
 fn blame(entrant: &Entrant, error: &anyhow::Error) -> anyhow::Error {

@@ -1,12 +1,15 @@
 //! What is measured: the workload and its sizes.
 
+use std::fmt::Write;
+
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::credits;
+use super::handshake::Security;
 
 /// What the client does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Workload {
     /// READs, each connection from the beginning to the end of its files.
@@ -19,16 +22,26 @@ pub(crate) enum Workload {
     /// WRITEs at random places of all files.
     #[value(name = "randwrite")]
     RandWrite,
+    /// READs of 4 KiB up to `--io-size`, a few in a row from a random place of large files: loading of tensors.
+    Safetensors,
     /// Open, read whole and close small files in random order.
     Retinanet,
     /// The same with large files: each is read with one READ at a time, `--depth` files at a time.
     Unet3d,
     /// Create and close an empty file, then open and remove it.
     Create,
+    /// Open a file for its attributes, query them, close it.
+    Stat,
     /// List a directory.
     List,
     /// Each connection writes a new file, flushes it and renames it over the one before.
     Checkpoint,
+    /// READs at random places, while other connections write checkpoints in the middle third of the time.
+    Mixed,
+    /// Connect, negotiate, log on, connect to the share, read 4 KiB of a file, log off, disconnect.
+    Sessions,
+    /// Connections that have a session and an open file, and do nothing: the memory that they cost.
+    Idle,
 }
 
 impl Workload {
@@ -39,7 +52,7 @@ impl Workload {
 
     /// Whether an operation is one READ or WRITE: what the floors answer.
     pub(crate) fn is_plain_io(self) -> bool {
-        matches!(self, Self::Read | Self::Write | Self::RandRead | Self::RandWrite)
+        matches!(self, Self::Read | Self::Write | Self::RandRead | Self::RandWrite | Self::Safetensors)
     }
 
     /// Whether the timed operations write.
@@ -51,9 +64,13 @@ impl Workload {
     pub(crate) fn default_files(self, connections: usize) -> usize {
         match self {
             Self::Read | Self::Write | Self::RandRead | Self::RandWrite => 8,
+            Self::Safetensors => 4,
             Self::Retinanet => 256,
             Self::Unet3d => 4,
             Self::Create => 0,
+            Self::Stat => 1000,
+            Self::Mixed => 8,
+            Self::Sessions | Self::Idle => 1,
             Self::List => 10_000,
             Self::Checkpoint => connections,
         }
@@ -67,14 +84,27 @@ impl Workload {
             Self::Retinanet => 322_957,
             // The same of its 3D U-Net.
             Self::Unet3d => 146_600_628,
-            Self::Create | Self::List => 0,
+            Self::Safetensors => 128 << 20,
+            Self::Create | Self::List | Self::Stat => 0,
             Self::Checkpoint => 256 << 20,
+            Self::Mixed => 32 << 20,
+            Self::Sessions | Self::Idle => SMALL_READ_BYTES as u64,
+        }
+    }
+
+    /// Bytes of a READ or WRITE, likewise.
+    pub(crate) fn default_io_bytes(self) -> u64 {
+        match self {
+            Self::Safetensors => 128 << 10,
+            Self::Mixed => 256 << 10,
+            Self::Sessions | Self::Idle => SMALL_READ_BYTES as u64,
+            _ => 1 << 20,
         }
     }
 }
 
 /// All sizes of a measurement.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) workload: Workload,
     pub(crate) io_bytes: usize,
@@ -85,20 +115,71 @@ pub(crate) struct Plan {
     pub(crate) seconds: f64,
     pub(crate) files: usize,
     pub(crate) file_bytes: u64,
-    pub(crate) security: super::handshake::Security,
+    pub(crate) security: Security,
+    /// Of a mixed load only.
+    pub(crate) mix: Option<Mix>,
+}
+
+/// What a mixed load has beside its training reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Mix {
+    /// Connections that write checkpoints.
+    pub(crate) burst_connections: usize,
+    /// Bytes of a checkpoint of one connection.
+    pub(crate) checkpoint_bytes: u64,
+    /// Bytes of one WRITE.
+    pub(crate) write_bytes: usize,
+    /// Seconds from the beginning of one cycle to that of the next; the burst is the middle third.
+    pub(crate) cycle_seconds: f64,
+    /// Seconds that a connection lives on average before another takes its place.
+    pub(crate) churn_seconds: Option<f64>,
+    /// Whether all that is read is compared.
+    pub(crate) verify: bool,
 }
 
 impl Plan {
+    /// What is measured, in a few words.
+    pub(crate) fn label(&self) -> String {
+        let mut text = self.workload.name();
+        if self.workload.is_plain_io() || self.workload == Workload::Mixed {
+            let _ = write!(text, " {}", size(self.io_bytes as u64));
+        }
+        if self.workload == Workload::List {
+            let _ = write!(text, " of {} names", self.files);
+        }
+        let plural = if self.connections == 1 { "" } else { "s" };
+        let _ = write!(text, ", {} connection{plural}", self.connections);
+        if self.depth > 1 && !matches!(self.workload, Workload::Sessions | Workload::Idle) {
+            let _ = write!(text, ", depth {}", self.depth);
+        }
+        match self.security {
+            Security::Plain => {}
+            Security::Signed => text.push_str(", signed"),
+            Security::Sealed => text.push_str(", sealed"),
+        }
+        text
+    }
+
+    /// Connections of the client: those that are measured, and those of bursts.
+    pub(crate) fn all_connections(&self) -> usize {
+        self.connections + self.mix.as_ref().map_or(0, |mix| mix.burst_connections)
+    }
+
+    /// Bytes of the largest READ or WRITE.
+    pub(crate) fn largest_io(&self) -> usize {
+        self.mix.as_ref().map_or(0, |mix| mix.write_bytes).max(self.io_bytes)
+    }
+
     /// Credits that a connection is to have at hand: for everything in flight, and some to spare.
     pub(crate) fn credits(&self) -> u64 {
-        self.depth as u64 * u64::from(credits::charge(self.io_bytes)) + 64
+        self.depth as u64 * u64::from(credits::charge(self.largest_io())) + 64
     }
 
     /// The name of a measured file.
     pub(crate) fn file_name(&self, number: usize) -> String {
         match self.workload {
             Workload::List => format!(r"{DIRECTORY}\entry-{number:06}"),
-            Workload::Checkpoint => format!("{PREFIX}checkpoint-{number}"),
+            Workload::Checkpoint => checkpoint_name(number),
             _ => format!("{PREFIX}{number:06}"),
         }
     }
@@ -116,12 +197,40 @@ impl Plan {
 
     /// The pieces in which a file is read or written as a whole: offset and length.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
-        let (size, io_bytes) = (self.file_bytes, self.io_bytes as u64);
-        (0..size.div_ceil(io_bytes)).map(move |piece| {
-            let offset = piece * io_bytes;
-            (offset, io_bytes.min(size - offset) as usize)
-        })
+        pieces(self.file_bytes, self.io_bytes)
     }
+}
+
+/// A size with its unit, if it has no fraction in it.
+fn size(bytes: u64) -> String {
+    match bytes {
+        _ if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
+}
+
+/// The pieces of a file of `size` bytes.
+pub(crate) fn pieces(size: u64, io_bytes: usize) -> impl Iterator<Item = (u64, usize)> + use<> {
+    let io_bytes = io_bytes as u64;
+    (0..size.div_ceil(io_bytes)).map(move |piece| {
+        let offset = piece * io_bytes;
+        (offset, io_bytes.min(size - offset) as usize)
+    })
+}
+
+/// Bytes of the one READ of a short session.
+pub(crate) const SMALL_READ_BYTES: usize = 4096;
+
+/// Bytes of one WRITE of a burst.
+pub(crate) const BURST_WRITE_BYTES: usize = 1 << 20;
+
+/// Seconds between two bursts of a mixed load at most.
+pub(crate) const CYCLE_SECONDS_MAX: f64 = 30.0;
+
+/// The name of the checkpoint of one connection.
+pub(crate) fn checkpoint_name(number: usize) -> String {
+    format!("{PREFIX}checkpoint-{number}")
 }
 
 /// Before the names of all files that are made.
@@ -145,7 +254,8 @@ pub(crate) mod tests {
             seconds: 1.0,
             files: 3,
             file_bytes: 2500,
-            security: super::super::handshake::Security::Plain,
+            security: Security::Plain,
+            mix: None,
         }
     }
 
@@ -155,6 +265,15 @@ pub(crate) mod tests {
         assert_eq!(plan.pieces().collect::<Vec<_>>(), [(0, 1000), (1000, 1000), (2000, 500)]);
         assert_eq!(plan.blocks(), 2);
         assert_eq!(plan.place(3), (1, 1000));
+    }
+
+    #[test]
+    fn a_label_names_what_differs() {
+        let mut plan = Plan { io_bytes: 64 << 10, ..plan(Workload::RandRead) };
+        assert_eq!(plan.label(), "randread 64 KiB, 2 connections, depth 4");
+        (plan.workload, plan.security, plan.depth, plan.connections) =
+            (Workload::Stat, Security::Sealed, 1, 1);
+        assert_eq!(plan.label(), "stat, 1 connection, sealed");
     }
 
     #[test]

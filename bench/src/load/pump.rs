@@ -21,6 +21,11 @@ pub(crate) trait Work {
     fn keeps_payload(&self) -> bool {
         false
     }
+
+    /// Whether other connections write a burst right now: latencies of operations that meet one are counted separately.
+    fn is_during_burst(&self) -> bool {
+        false
+    }
 }
 
 /// How an operation goes on.
@@ -37,15 +42,29 @@ pub(crate) enum Step {
 pub(crate) struct Tally {
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
+    /// Of operations that met no burst.
     pub(crate) latency: Histogram,
+    /// Of operations that met one.
+    pub(crate) burst_latency: Histogram,
+    /// Bytes that bursts wrote, and how long they did so, summed over their connections.
+    pub(crate) burst_bytes: u64,
+    pub(crate) burst_seconds: f64,
+    /// Connections that took the place of others.
+    pub(crate) replaced: u64,
 }
 
 impl Tally {
     /// Counts an operation that took from `began` until now.
     pub(crate) fn record(&mut self, began: Instant, bytes: u64) {
+        self.record_as(began, bytes, false);
+    }
+
+    /// The same, of one that met a burst or did not.
+    pub(crate) fn record_as(&mut self, began: Instant, bytes: u64, met_burst: bool) {
         self.operations += 1;
         self.bytes += bytes;
-        self.latency.record(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let latency = if met_burst { &mut self.burst_latency } else { &mut self.latency };
+        latency.record(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Adds what another connection did.
@@ -53,12 +72,17 @@ impl Tally {
         self.operations += other.operations;
         self.bytes += other.bytes;
         self.latency.merge(&other.latency);
+        self.burst_latency.merge(&other.burst_latency);
+        self.burst_bytes += other.burst_bytes;
+        self.burst_seconds += other.burst_seconds;
+        self.replaced += other.replaced;
     }
 }
 
 struct Slot {
     request: Request,
     began: Instant,
+    met_burst: bool,
 }
 
 /// Runs operations, `depth` at a time, until the work has no more or the time has come, and waits for their ends.
@@ -69,8 +93,9 @@ pub(crate) fn pump(
     until: Option<Instant>,
 ) -> Result<Tally> {
     let mut tally = Tally::default();
-    let mut slots: Vec<Slot> =
-        (0..depth).map(|_| Slot { request: Request::default(), began: Instant::now() }).collect();
+    let mut slots: Vec<Slot> = (0..depth)
+        .map(|_| Slot { request: Request::default(), began: Instant::now(), met_burst: false })
+        .collect();
     let mut idle: Vec<usize> = (0..depth).rev().collect();
     let mut ready = VecDeque::new();
     let mut sent: VecDeque<(u64, usize)> = VecDeque::with_capacity(depth);
@@ -81,6 +106,7 @@ pub(crate) fn pump(
             has_more = until.is_none_or(|until| now < until) && work.begin(slot, &mut slots[slot].request)?;
             if has_more {
                 slots[slot].began = now;
+                slots[slot].met_burst = work.is_during_burst();
                 idle.pop();
                 ready.push_back(slot);
             }
@@ -104,7 +130,8 @@ pub(crate) fn pump(
             match work.answered(slot, &answer, &mut slots[slot].request)? {
                 Step::Next => ready.push_back(slot),
                 Step::Done(bytes) => {
-                    tally.record(slots[slot].began, bytes);
+                    let met_burst = slots[slot].met_burst || work.is_during_burst();
+                    tally.record_as(slots[slot].began, bytes, met_burst);
                     idle.push(slot);
                 }
             }

@@ -26,6 +26,9 @@ const FILE_ID_OFFSET: usize = HEADER_LEN + 16;
 /// Bytes of an answer to QUERY_DIRECTORY that are asked for: what one credit pays for.
 pub(crate) const DIRECTORY_BYTES: u32 = 64 * 1024;
 
+/// Bytes of an answer to QUERY_INFO that are asked for: enough for a name of the longest length.
+const INFORMATION_BYTES: u32 = 4096;
+
 /// The identity that a connection puts into each request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Identity {
@@ -165,6 +168,22 @@ impl Request {
         self.set(Command::CLOSE, |body| close::Request { flags: close::Flags(0), file_id }.encode(body));
     }
 
+    /// QUERY_INFO for what a stat(2) needs.
+    pub(crate) fn set_query_info(&mut self, file_id: FileId) {
+        self.set(Command::QUERY_INFO, |body| {
+            query_info::Request {
+                info_type: query_info::InfoType::FILE,
+                file_info_class: FileInformationClass::FILE_ALL_INFORMATION.0,
+                output_buffer_length: INFORMATION_BYTES,
+                additional_information: 0,
+                flags: query_info::Flags(0),
+                file_id,
+                input_buffer: &[],
+            }
+            .encode(body);
+        });
+    }
+
     /// FLUSH.
     pub(crate) fn set_flush(&mut self, file_id: FileId) {
         self.set(Command::FLUSH, |body| flush::Request { file_id }.encode(body));
@@ -218,6 +237,12 @@ impl Opening {
         access: AccessMask::FILE_GENERIC_READ,
         disposition: CreateDisposition::OPEN,
         options: CreateOptions::NON_DIRECTORY_FILE,
+    };
+    /// To look at the attributes of what is there.
+    pub(crate) const ATTRIBUTES: Self = Self {
+        access: AccessMask::FILE_READ_ATTRIBUTES,
+        disposition: CreateDisposition::OPEN,
+        options: CreateOptions::empty(),
     };
     /// To read and write what is there, or a new file.
     pub(crate) const WRITE: Self = Self {

@@ -37,15 +37,15 @@ impl Target {
     /// All connections of a run. Those of one session stand together.
     pub(crate) fn connect_all(&self, plan: &Plan) -> Result<Vec<Connection>> {
         let Self::Smb { address, account } = self else {
-            return (0..plan.connections).map(|_| self.connect(plan)).collect();
+            return (0..plan.all_connections()).map(|_| self.connect(plan)).collect();
         };
         let terms = terms(*address, plan);
         let mut connections = Vec::new();
-        while connections.len() < plan.connections {
+        while connections.len() < plan.all_connections() {
             let (first, session) = handshake::connect(terms, account)?;
             connections.push(first);
             for number in 1..plan.channels {
-                if connections.len() < plan.connections {
+                if connections.len() < plan.all_connections() {
                     connections.push(handshake::bind(terms, account, &session, number)?);
                 }
             }
@@ -55,5 +55,5 @@ impl Target {
 }
 
 fn terms(address: SocketAddr, plan: &Plan) -> Terms {
-    Terms { address, credits: plan.credits(), io_bytes: plan.io_bytes }
+    Terms { address, credits: plan.credits(), io_bytes: plan.largest_io() }
 }

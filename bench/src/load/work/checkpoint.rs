@@ -3,25 +3,31 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay_smb::ids::FileId;
 use forebay_smb::wire::write;
 
 use crate::load::connection::{Answer, Connection, payload};
-use crate::load::plan::Plan;
+use crate::load::files::check_pieces;
+use crate::load::plan::{Plan, pieces};
 use crate::load::pump::{Step, Tally, Work, pump};
 use crate::load::request::{Opening, Request};
 
 /// One rank of a training job.
 pub(crate) struct Rank {
     name: String,
-    plan: Plan,
+    file_bytes: u64,
     payload: Arc<[u8]>,
 }
 
 impl Rank {
     pub(crate) fn new(plan: &Plan, index: usize) -> Self {
-        Self { name: plan.file_name(index), plan: plan.clone(), payload: payload(plan.io_bytes) }
+        Self::with_sizes(plan.file_name(index), plan.file_bytes, plan.io_bytes)
+    }
+
+    /// Of a file of `file_bytes` that is written in pieces of `io_bytes`.
+    pub(crate) fn with_sizes(name: String, file_bytes: u64, io_bytes: usize) -> Self {
+        Self { name, file_bytes, payload: payload(io_bytes) }
     }
 
     /// Saves until the time has come, and at least once. An operation is a whole checkpoint.
@@ -29,23 +35,39 @@ impl Rank {
         let mut tally = Tally::default();
         loop {
             let began = Instant::now();
-            self.save(connection, depth)?;
-            tally.record(began, self.plan.file_bytes);
+            let bytes = self.save(connection, depth, None)?;
+            tally.record(began, bytes);
             if Instant::now() >= until {
                 return Ok(tally);
             }
         }
     }
 
-    fn save(&self, connection: &mut Connection, depth: usize) -> Result<()> {
+    /// Saves one checkpoint; the bytes that it has. It becomes shorter than it should be if the time is over before.
+    pub(crate) fn save(
+        &self,
+        connection: &mut Connection,
+        depth: usize,
+        until: Option<Instant>,
+    ) -> Result<u64> {
         let file_id = connection.create(&format!("{}.new", self.name), 0, Opening::REPLACE)?;
-        let pieces = self.plan.pieces().collect::<Vec<_>>().into_iter();
-        pump(connection, &mut Writes { file_id, pieces, payload: &self.payload }, depth, None)?;
+        let pieces = pieces(self.file_bytes, self.payload.len()).collect::<Vec<_>>().into_iter();
+        let written =
+            pump(connection, &mut Writes { file_id, pieces, payload: &self.payload }, depth, until)?;
         let mut request = Request::default();
         request.set_flush(file_id);
         connection.call(&mut request)?.check("FLUSH")?;
         request.set_rename(file_id, &self.name);
         connection.call(&mut request)?.check("SET_INFO (rename)")?;
+        connection.close(file_id)?;
+        Ok(written.bytes)
+    }
+
+    /// Reads back the checkpoint, which has `bytes`, and compares.
+    pub(crate) fn check(&self, connection: &mut Connection, bytes: u64) -> Result<()> {
+        let file_id = connection.create(&self.name, 0, Opening::READ)?;
+        check_pieces(connection, file_id, pieces(bytes, self.payload.len()), &self.payload)
+            .with_context(|| format!("check what {} holds", self.name))?;
         connection.close(file_id)
     }
 }

@@ -3,15 +3,21 @@
 mod checkpoint;
 mod create;
 mod files;
+pub(crate) mod idle;
 mod list;
+mod mixed;
+mod sessions;
+mod stat;
 mod stream;
+mod tensors;
 
 use std::time::Instant;
 
 use anyhow::Result;
 
+use super::client::Place;
 use super::connection::Connection;
-use super::plan::{Plan, Workload};
+use super::plan::Workload;
 use super::pump::{Tally, Work, pump};
 
 /// One connection's part, ready to begin.
@@ -23,25 +29,33 @@ enum What {
     /// Operations that do not depend on each other.
     Pumped(Box<dyn Work>),
     Checkpoint(checkpoint::Rank),
+    Training(Box<mixed::Training>),
+    Burst(Box<mixed::Burst>),
+    Sessions(Box<sessions::Sessions>),
 }
 
 impl Part {
-    /// Opens what connection number `index` needs. Differs between runs as `round` says, and is the same for every server.
-    pub(crate) fn prepare(
-        connection: &mut Connection,
-        plan: &Plan,
-        index: usize,
-        round: u32,
-    ) -> Result<Self> {
+    /// Opens what the connection needs. Differs between runs, and is the same for every server.
+    pub(crate) fn prepare(connection: &mut Connection, place: &Place<'_>) -> Result<Self> {
+        let &Place { plan, index, round, .. } = place;
         let random = Random::new(u64::from(round) << 32 | index as u64);
         let what = match plan.workload {
             Workload::Read | Workload::Write | Workload::RandRead | Workload::RandWrite => {
                 What::Pumped(Box::new(stream::Stream::prepare(connection, plan, index, random)?))
             }
+            Workload::Safetensors => {
+                What::Pumped(Box::new(tensors::Tensors::prepare(connection, plan, random)?))
+            }
             Workload::Retinanet | Workload::Unet3d => What::Pumped(Box::new(files::Files::new(plan, random))),
             Workload::Create => What::Pumped(Box::new(create::Creations::new(plan, index, round))),
+            Workload::Stat => What::Pumped(Box::new(stat::Stats::new(plan, random))),
             Workload::List => What::Pumped(Box::new(list::Listings::new(plan))),
             Workload::Checkpoint => What::Checkpoint(checkpoint::Rank::new(plan, index)),
+            Workload::Mixed if index < plan.connections => {
+                What::Training(Box::new(mixed::Training::prepare(connection, place, random)?))
+            }
+            Workload::Mixed => What::Burst(Box::new(mixed::Burst::new(place)?)),
+            Workload::Sessions | Workload::Idle => What::Sessions(Box::new(sessions::Sessions::new(place))),
         };
         Ok(Self { what })
     }
@@ -51,8 +65,16 @@ impl Part {
         match &mut self.what {
             What::Pumped(work) => pump(connection, &mut **work, depth, Some(until)),
             What::Checkpoint(rank) => rank.run(connection, depth, until),
+            What::Training(training) => training.run(connection, depth, until),
+            What::Burst(burst) => burst.run(connection, depth, until),
+            What::Sessions(sessions) => sessions.run(until),
         }
     }
+}
+
+/// Waits until a time.
+fn wait_until(time: Instant) {
+    std::thread::sleep(time.saturating_duration_since(Instant::now()));
 }
 
 /// Numbers without a pattern, the same from the same seed: xorshift64*.
