@@ -139,6 +139,9 @@ fn runs(reports: &[&Report]) -> String {
     let counts = reports.iter().flat_map(|report| &report.series).map(|series| series.runs.len());
     let (least, most) =
         counts.fold((usize::MAX, 0), |(least, most), count| (least.min(count), most.max(count)));
+    if most <= 1 {
+        return "Bars: one run of each.".to_owned();
+    }
     let counts = if least == most { most.to_string() } else { format!("{least} to {most}") };
     format!("Bars: medians of {counts} runs. Lines and parentheses: lowest to highest.")
 }

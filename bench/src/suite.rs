@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &SuiteArguments) -> Result<ExitCode> {
             // The others are worth having.
             Err(error) => {
                 say(format!("{}: {error:#}", case.name));
-                skipped.push((case.name.to_owned(), format!("failed: {}", first_line(&error))));
+                skipped.push((case.name.to_owned(), format!("failed: {}", first_lines(&error))));
             }
         }
     }
@@ -129,8 +129,8 @@ pub(crate) fn run(arguments: &SuiteArguments) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn first_line(error: &anyhow::Error) -> String {
-    format!("{error:#}").lines().next().unwrap_or_default().to_owned()
+fn first_lines(error: &anyhow::Error) -> String {
+    format!("{error:#}").lines().take(2).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether a Samba starts here, without making the root that it needs: that takes long.
@@ -169,7 +169,7 @@ fn document(
     let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     let _ = writeln!(
         text,
-        "{}, {}; {}. Medians of up to {} alternating runs of {} s, client and servers on the same cores, over loopback.{}\n",
+        "{}, {}; {}. Alternating runs, {} at most, of {} s: medians; client and servers on the same cores, over loopback.{}\n",
         date(),
         version.unwrap_or_else(|_| "version unknown".to_owned()),
         machine::describe(&arguments.dir),

@@ -255,7 +255,7 @@ impl Series {
 }
 
 /// Forebay's medians over another server's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) to: String,
     pub(crate) operations_per_second: f64,
@@ -263,7 +263,6 @@ pub(crate) struct Ratio {
     pub(crate) p50: f64,
     pub(crate) p99: f64,
     /// Of the memory at the end, shared pages counted once.
-    #[serde(default)]
     pub(crate) server_pss: Option<f64>,
 }
 
@@ -273,6 +272,8 @@ pub(crate) struct Report {
     pub(crate) machine: String,
     pub(crate) plan: Plan,
     pub(crate) series: Vec<Series>,
+    /// Made again when they are read.
+    #[serde(skip_deserializing)]
     pub(crate) ratios: Vec<Ratio>,
 }
 
@@ -285,8 +286,9 @@ impl Report {
     /// Reads what [`Self::write`] has written.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-        serde_json::from_str(&text)
-            .with_context(|| format!("{} does not hold results of forebay-bench load", path.display()))
+        let report: Self = serde_json::from_str(&text)
+            .with_context(|| format!("{} does not hold results of forebay-bench load", path.display()))?;
+        Ok(Self::new(report.machine, report.plan, report.series))
     }
 
     /// Writes all of it as JSON.
