@@ -96,9 +96,7 @@ mod tests {
         let directory = std::fs::File::open(scratch.path()).expect("open");
         let key = c"user.forebay.test";
         rustix::fs::setxattr(&path, key, b"some value", rustix::fs::XattrFlags::empty()).expect("set");
-        let ways: [fn(BorrowedFd<'_>, &CStr, &CStr, &mut [u8]) -> Result<usize, Errno>; 2] =
-            [of_entry, through_proc];
-        for read in ways {
+        for read in [of_entry, through_proc] {
             let mut value = [0; 32];
             let length = read(directory.as_fd(), c"file", key, &mut value).expect("read");
             assert_eq!(&value[..length], b"some value");
