@@ -108,7 +108,7 @@ impl World {
         Open::new(new, entered)
     }
 
-    fn enter_pinned(&self, how: &How, pin: &PathPin) -> Result<Entry<Open>, NtStatus> {
+    fn entrant<'a>(&'a self, how: &How, pin: &'a PathPin) -> Entrant<'a> {
         let opener = Opener {
             access: how.access,
             overwrites: false,
@@ -117,7 +117,7 @@ impl World {
             first: true,
             ask: how.ask,
         };
-        let entrant = Entrant {
+        Entrant {
             key: how.key,
             pin: pin.pinned(),
             directory: false,
@@ -126,7 +126,11 @@ impl World {
             opener,
             waiter: waiter(how.client),
             leases: &self.volume.leases,
-        };
+        }
+    }
+
+    fn enter_pinned(&self, how: &How, pin: &PathPin) -> Result<Entry<Open>, NtStatus> {
+        let entrant = self.entrant(how, pin);
         self.volume.files().enter(&entrant, &self.server, |entered| self.make(how, entered))
     }
 
@@ -165,24 +169,7 @@ impl World {
         };
         let pin =
             PathPin::new(&self.volume.files, &path(how.name), waiter(how.client)).expect("no renames here");
-        let opener = Opener {
-            access: how.access,
-            overwrites: false,
-            deletes: false,
-            existed: true,
-            first: true,
-            ask: how.ask,
-        };
-        let entrant = Entrant {
-            key: how.key,
-            pin: pin.pinned(),
-            directory: false,
-            access: how.access,
-            share: how.share,
-            opener,
-            waiter: waiter(how.client),
-            leases: &self.volume.leases,
-        };
+        let entrant = self.entrant(how, &pin);
         let _files = self.volume.files();
         match file.admit(&entrant, &self.server, || self.make(how, Entered(Arc::clone(&file))))? {
             Entry::Open(open) => Ok(open),
