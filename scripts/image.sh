@@ -10,7 +10,7 @@
 #
 #   ctr -n k8s.io images import OUT.tar    podman load -i OUT.tar    docker load -i OUT.tar
 # The same inputs give the same bytes. The base (Debian of the release that the binaries were built on, and the packages of
-# image/packages) is made once and kept in the cache; FOREBAY_IMAGE_REFRESH=1 makes it anew with newer packages.
+# image/packages) is made once and kept in the cache; FOREBAY_IMAGE_REFRESH=1 makes it again with newer packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/prepare.sh

@@ -107,7 +107,7 @@ pub struct StorageClusterSpec {
     /// How a new image or configuration is rolled out.
     #[serde(default)]
     pub upgrade: Upgrade,
-    /// When another node takes an instance over. Only instances whose backends are all of kind NVMeoF or Target can move.
+    /// When another node takes an instance over. An instance can move only if all its backends are of kind NVMeoF or Target.
     #[serde(default, skip_serializing_if = "Takeover::is_default")]
     pub takeover: Takeover,
     /// Stops the operator from changing anything of this cluster. Servers go on.
@@ -230,7 +230,7 @@ impl RequiredLinkLayer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Spread {
-    /// Node label whose values are the failure domains.
+    /// Node label; its values are the failure domains.
     #[serde(default = "zone")]
     #[schemars(length(min = 1, max = 317))]
     pub topology_key: String,
@@ -275,7 +275,7 @@ pub struct Network {
     /// Run on the host's network. RDMA wants this, or an attachment.
     #[serde(default = "yes")]
     pub host_network: bool,
-    /// NetworkAttachmentDefinition, `name` or `namespace/name`, whose network carries the storage traffic.
+    /// NetworkAttachmentDefinition, `name` or `namespace/name`, of the network for storage traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 317),
@@ -283,7 +283,7 @@ pub struct Network {
     )]
     pub attachment: Option<String>,
     /// The instances' own addresses with the length of their network's prefix, such as `192.168.77.200/24`, in order of their
-    /// ordinals. An instance's address moves with it; on the storage network nobody else may have it.
+    /// ordinals. An instance's address moves with it; nothing else on the storage network may have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -589,10 +589,10 @@ pub struct StorageClassTemplate {
     /// Whether PersistentVolumeClaims without a class get this one.
     #[serde(default)]
     pub default: bool,
-    /// What becomes of a volume whose claim is deleted.
+    /// Volume handling when its claim is deleted.
     #[serde(default)]
     pub reclaim_policy: ReclaimPolicy,
-    /// Backend whose pools hold the volumes. Default: any.
+    /// Backend with the pools for the volumes. Default: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub backend: Option<String>,
@@ -608,7 +608,7 @@ pub struct StorageClassTemplate {
     pub parameters: BTreeMap<String, String>,
 }
 
-/// What becomes of a volume whose claim is deleted.
+/// Volume handling when its claim is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReclaimPolicy {
     /// It is destroyed.
@@ -784,6 +784,6 @@ pub struct NodeVerdict {
     pub fits: bool,
     /// Why not, in CamelCase; `Fits` where it does.
     pub reason: String,
-    /// The reason in a sentence, with what would mend it.
+    /// The reason in a sentence, with its fix.
     pub message: String,
 }

@@ -179,7 +179,7 @@ pub struct TargetBackend {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub size_gib: Option<u32>,
-    /// Offer drives whose write cache loses what is in it with the power, and files without making every write to them
+    /// Offer drives with a volatile write cache, and files without making every write to them
     /// durable. What clients have flushed can then be lost when a target's node loses its power.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_volatile_cache: bool,
@@ -278,7 +278,7 @@ impl FabricTransport {
     }
 }
 
-/// When an instance whose pools lie on fabrics is taken over by another node.
+/// When another node takes over an instance with pools on fabrics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Takeover {

@@ -19,7 +19,7 @@ pub const ANNOTATION_NODE: &str = "storage.forebay.io/node";
 /// Keeps a StorageCluster until its instances are gone and its volumes are seen to.
 pub const FINALIZER_CLUSTER: &str = "storage.forebay.io/cluster";
 
-/// Keeps a volume's Secret until the driver has deleted the volume: without its password nobody can mount it.
+/// Keeps a volume's Secret until the driver has deleted the volume: without its password it cannot be mounted.
 pub const FINALIZER_VOLUME: &str = "storage.forebay.io/volume";
 
 /// Common name and DNS name of the operator's client certificate.
@@ -27,7 +27,7 @@ pub const CLIENT_OPERATOR: &str = "forebay-operator";
 /// Common name and DNS name of the driver's client certificate.
 pub const CLIENT_DRIVER: &str = "forebay-csi";
 
-/// Parameter of a StorageClass: the StorageCluster whose instances hold its volumes.
+/// Parameter of a StorageClass: the StorageCluster with the instances that hold its volumes.
 pub const PARAMETER_CLUSTER: &str = "cluster";
 /// Parameter of a StorageClass: the namespace of [`PARAMETER_CLUSTER`].
 pub const PARAMETER_CLUSTER_NAMESPACE: &str = "clusterNamespace";

@@ -96,7 +96,7 @@ pub struct NodeSummary {
 pub struct RdmaDevice {
     /// Name, such as `mlx5_0`, `bnxt_re0`, `irdma0`, `rxe0`, `siw0`.
     pub name: String,
-    /// Kernel driver, such as `mlx5_core`, `bnxt_re`, `irdma`, `rdma_rxe`, `siw`; empty where it cannot be told.
+    /// Kernel driver, such as `mlx5_core`, `bnxt_re`, `irdma`, `rdma_rxe`, `siw`; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub driver: String,
     /// Board id or model as the device tells it; empty where it does not.
@@ -211,7 +211,7 @@ pub enum Fact {
     Yes,
     /// It is not there.
     No,
-    /// It cannot be told from here.
+    /// It cannot be determined from here.
     #[default]
     Unknown,
 }

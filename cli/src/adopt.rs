@@ -1,4 +1,4 @@
-//! `kubectl forebay adopt`: instances whose pools know a later epoch than Kubernetes does, or another owner.
+//! `kubectl forebay adopt`: instances with pools that record a later epoch than Kubernetes does, or another owner.
 //!
 //! A pool and the target's reservation keep the epoch in which they were used last. Where what Kubernetes knew of that was lost (the
 //! cluster was built again, the record was deleted), a new server is the older one for them, steps back, and says what it
@@ -36,7 +36,7 @@ enum Refusal {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
-struct Told {
+struct Reported {
     reason: String,
     pool: String,
     recorded_epoch: u64,
@@ -45,13 +45,13 @@ struct Told {
 
 /// The end of a server, in its own words.
 fn refusal(message: &str) -> Option<Refusal> {
-    let told = message.lines().rev().find_map(|line| serde_json::from_str::<Told>(line.trim()).ok());
-    match told {
-        Some(told) if told.reason == "Superseded" && told.recorded_epoch > 0 => {
-            return Some(Refusal::Superseded { epoch: told.recorded_epoch });
+    let reported = message.lines().rev().find_map(|line| serde_json::from_str::<Reported>(line.trim()).ok());
+    match reported {
+        Some(reported) if reported.reason == "Superseded" && reported.recorded_epoch > 0 => {
+            return Some(Refusal::Superseded { epoch: reported.recorded_epoch });
         }
-        Some(told) if told.reason == "OtherOwner" && is_key(&told.recorded_key) => {
-            return Some(Refusal::OtherOwner { pool: told.pool, key: told.recorded_key });
+        Some(reported) if reported.reason == "OtherOwner" && is_key(&reported.recorded_key) => {
+            return Some(Refusal::OtherOwner { pool: reported.pool, key: reported.recorded_key });
         }
         _ => {}
     }
@@ -128,10 +128,10 @@ fn plan(
     }
     let mut steps = Vec::new();
     for instance in instances.iter().filter(|i| only.is_none_or(|only| only == *i)) {
-        let told = cluster.status.iter().flat_map(|s| &s.instances).find(|i| i.name == *instance);
+        let reported = cluster.status.iter().flat_map(|s| &s.instances).find(|i| i.name == *instance);
         let recorded =
             record.get(&names::epoch_key(instance)).and_then(|text| text.parse().ok()).unwrap_or(0);
-        let known = told.map_or(0, |t| t.epoch).max(recorded);
+        let known = reported.map_or(0, |t| t.epoch).max(recorded);
         let mine = |pod: &&Pod| pod.labels().get(names::LABEL_INSTANCE) == Some(instance);
         let words = pods.iter().filter(mine).flat_map(last_words);
         let mut found: Vec<Refusal> = words.filter_map(|text| refusal(&text)).collect();
@@ -346,14 +346,15 @@ mod tests {
 
     #[test]
     fn a_pool_of_another_cluster_is_adopted_by_its_key() {
-        let told = |key: &str| format!(r#"{{"reason":"OtherOwner","pool":"fast","recordedKey":"{key}"}}"#);
-        let pods = [pod("main-0", &told("0x035e884900000007"))];
+        let reported =
+            |key: &str| format!(r#"{{"reason":"OtherOwner","pool":"fast","recordedKey":"{key}"}}"#);
+        let pods = [pod("main-0", &reported("0x035e884900000007"))];
         let steps = plan(&cluster(1), &BTreeMap::new(), &pods, None, None).expect("a plan");
         assert_eq!(epochs(&steps), [("main-0.adopt.fast", "0x035e884900000007")]);
         let record = steps[0].data.clone();
         assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty());
         // What a server says goes into a configuration: only what is a key.
-        let pods = [pod("main-0", &told("0x\\\" rm"))];
+        let pods = [pod("main-0", &reported("0x\\\" rm"))];
         assert!(plan(&cluster(1), &BTreeMap::new(), &pods, None, None).expect("a plan").is_empty());
     }
 

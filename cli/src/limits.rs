@@ -11,7 +11,7 @@ pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// Objects in one page of a list.
 pub(crate) const PAGE_ENTRIES: u32 = 500;
 
-/// Pages of one list: a table of more helps nobody.
+/// Pages of one list: a longer table is of no use.
 pub(crate) const PAGES_MAX: usize = 200;
 
 /// Volumes that the plain table shows.

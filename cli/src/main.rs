@@ -1,5 +1,5 @@
-//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), and how instances go on whose record was
-//! lost (`adopt`).
+//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), and how instances continue
+//! if their record was lost (`adopt`).
 //!
 //! It works with its user's rights; only `adopt` changes something. Everything is read first; what is shown, found and done
 //! is then worked out by pure functions.
@@ -31,7 +31,7 @@ use crate::snapshot::Snapshot;
 const GOOD: u8 = 0;
 /// Something is not ready, or the doctor found an error.
 const NOT_READY: u8 = 1;
-/// It could not be told.
+/// It could not be determined.
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use crate::doctor;
 use crate::limits::EPOCH_MAX;
 
-/// Forebay's namespace where nobody says another one.
+/// Forebay's namespace if no other is given.
 pub(crate) const NAMESPACE: &str = "forebay-system";
 
 /// Names another one for every call.
@@ -23,11 +23,11 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay status                       # clusters, instances, nodes and volumes
   kubectl forebay status -A -o wide            # of every namespace, with everything
   kubectl forebay status -o json | jq .instances
-  kubectl forebay doctor                       # what is wrong, and how to mend it
+  kubectl forebay doctor                       # problems, evidence and fixes
   kubectl forebay doctor --all                 # and what was found right
-  kubectl forebay adopt main --dry-run         # pools that know more than Kubernetes, whose state was lost
+  kubectl forebay adopt main --dry-run         # pools, after Kubernetes lost its state
 
-Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 it cannot be told.")]
+Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 the state is unknown.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -48,7 +48,7 @@ pub(crate) enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Format,
     },
-    /// Look at the cluster and every node for what keeps Forebay from working, and say how to mend it. Exit code 1
+    /// Look at the cluster and every node for what keeps Forebay from working, and say how to fix it. Exit code 1
     /// where an error is found.
     Doctor {
         #[command(flatten)]
@@ -64,7 +64,7 @@ pub(crate) enum Command {
     },
     /// Let instances go on with pools that know a later epoch than Kubernetes does, because its record was lost.
     ///
-    /// A pool and its reservation keep the epoch in which they were used last. A server that is told an earlier one steps back (exit code
+    /// A pool and its reservation keep the epoch in which they were used last. A server with an earlier one steps back (exit code
     /// 4). This reads what such servers found, and records the next epoch. It only ever goes up.
     Adopt(Adopt),
     /// Print a completion script for a shell.
@@ -121,7 +121,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The namespace to look at; none for all of them. `variable` is that of the environment, `default` where nobody says
+    /// The namespace to look at; none for all of them. `variable` is that of the environment, `default` if none is given
     /// one.
     pub(crate) fn scope(&self, variable: Option<String>, default: impl FnOnce() -> String) -> Option<String> {
         if self.all_namespaces {

@@ -86,7 +86,7 @@ struct Pool {
     /// How the instance came to its node; empty where it has always been there.
     came: String,
     #[serde(flatten)]
-    told: PoolStatus,
+    reported: PoolStatus,
 }
 
 #[derive(Debug, Serialize)]
@@ -198,9 +198,9 @@ impl View {
             };
             complaints.push(complaint(format!("instance {}", instance.name), why));
         }
-        for pool in self.pools.iter().filter(|p| !p.told.health.is_empty()) {
-            let what = format!("pool {} of {}", pool.told.name, pool.instance);
-            complaints.push(complaint(what, pool.told.health.clone()));
+        for pool in self.pools.iter().filter(|p| !p.reported.health.is_empty()) {
+            let what = format!("pool {} of {}", pool.reported.name, pool.instance);
+            complaints.push(complaint(what, pool.reported.health.clone()));
         }
         for node in &self.nodes {
             if !node.ready {
@@ -291,15 +291,15 @@ fn pools(cluster: &StorageCluster) -> Vec<Pool> {
     let of = |instance: &InstanceStatus| {
         let came =
             instance.takeover.as_ref().map(|t| format!("{} from {}", t.reason, t.from)).unwrap_or_default();
-        let told = instance.pools.iter().filter(|pool| !pool.nqn.is_empty());
-        let pool = |told: &PoolStatus| Pool {
+        let reported = instance.pools.iter().filter(|pool| !pool.nqn.is_empty());
+        let pool = |reported: &PoolStatus| Pool {
             instance: instance.name.clone(),
             namespace: cluster.namespace().unwrap_or_default(),
             epoch: instance.epoch,
             came: came.clone(),
-            told: told.clone(),
+            reported: reported.clone(),
         };
-        told.map(pool).collect::<Vec<_>>()
+        reported.map(pool).collect::<Vec<_>>()
     };
     instances.iter().flat_map(of).collect()
 }
@@ -458,24 +458,28 @@ fn pool_table(view: &View, wide: bool) -> Table {
     let heads = ["POOL", "INSTANCE", "PATHS", "ANA", "RESERVATION", "EPOCH", "CAME", "FREE", "SIZE"];
     let mut table = Table::new(&columns(&heads, &["TARGET", "NAMESPACE"], wide));
     for p in &view.pools {
-        let told = &p.told;
+        let reported = &p.reported;
         let instance = if view.namespace.is_none() {
             format!("{}/{}", p.namespace, p.instance)
         } else {
             p.instance.clone()
         };
         let cells: [Cell; 9] = [
-            told.name.as_str().into(),
+            reported.name.as_str().into(),
             instance.into(),
-            judged(told.paths_up >= told.paths, format!("{}/{}", told.paths_up, told.paths)),
-            told.ana_state.as_str().into(),
-            told.reservation.as_str().into(),
+            judged(reported.paths_up >= reported.paths, format!("{}/{}", reported.paths_up, reported.paths)),
+            reported.ana_state.as_str().into(),
+            reported.reservation.as_str().into(),
             p.epoch.to_string().into(),
             p.came.as_str().into(),
-            bytes(told.free_bytes).into(),
-            bytes(told.capacity_bytes).into(),
+            bytes(reported.free_bytes).into(),
+            bytes(reported.capacity_bytes).into(),
         ];
-        table.row(columns(&cells, &[told.target.as_str().into(), told.namespace.as_str().into()], wide));
+        table.row(columns(
+            &cells,
+            &[reported.target.as_str().into(), reported.namespace.as_str().into()],
+            wide,
+        ));
     }
     table
 }

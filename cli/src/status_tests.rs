@@ -97,7 +97,7 @@ fn what_is_not_ready_is_said_and_makes_the_whole_not_ready() {
 }
 
 #[test]
-fn a_spec_that_nobody_acted_on_is_not_ready() {
+fn a_spec_that_was_not_acted_on_is_not_ready() {
     let mut cluster = fixture::cluster();
     cluster["metadata"]["generation"] = json!(4);
     let snapshot = Snapshot { clusters: Ok(vec![object(cluster.clone())]), ..healthy() };

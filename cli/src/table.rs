@@ -21,7 +21,7 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// A table whose columns are as wide as their widest cell.
+/// A table with columns as wide as their widest cell.
 pub(crate) struct Table {
     heads: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,

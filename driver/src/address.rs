@@ -22,7 +22,7 @@ pub(crate) struct ServerAddress {
 }
 
 impl ServerAddress {
-    /// Whether it names no particular host (0.0.0.0 or ::), so nobody could mount it.
+    /// Whether it names no particular host (0.0.0.0 or ::), so it cannot be mounted.
     pub(crate) fn is_unspecified(&self) -> bool {
         self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
     }

@@ -24,7 +24,7 @@ use crate::secrets::Credentials;
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     client: AdminClient<Channel>,
-    /// Whose it is, for messages.
+    /// Its owner, for messages.
     who: Arc<str>,
     has_failed: Arc<AtomicBool>,
 }
@@ -34,7 +34,7 @@ impl Admin {
         Self { client: AdminClient::new(channel), who: who.into(), has_failed: Arc::default() }
     }
 
-    /// Set when a call did not reach the server; whoever can mend that clears it.
+    /// Set when a call did not reach the server; whoever can fix that clears it.
     pub(crate) fn has_failed(&self) -> &AtomicBool {
         &self.has_failed
     }

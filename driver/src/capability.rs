@@ -43,7 +43,7 @@ impl Capability {
         capabilities.iter().map(|c| Self::parse(Some(c))).collect()
     }
 
-    /// Whether the mode itself says that nobody writes.
+    /// Whether the mode itself excludes writes.
     pub(crate) fn is_read_only(&self) -> bool {
         matches!(self.mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly)
     }

@@ -125,11 +125,11 @@ pub(crate) struct Config {
     #[arg(long, env = "FOREBAY_UNMOUNT_DEADLINE", value_parser = seconds, default_value = "30", value_name = "SECONDS")]
     pub(crate) unmount_deadline: Duration,
 
-    /// Seconds after which a volume whose use cannot be read is reported as abnormal.
+    /// Seconds after which a volume is reported as abnormal if its use cannot be read.
     #[arg(long, env = "FOREBAY_STATS_DEADLINE", value_parser = seconds, default_value = "10", value_name = "SECONDS")]
     pub(crate) stats_deadline: Duration,
 
-    /// Seconds that calls under way have when the driver is told to end.
+    /// Seconds that calls under way have when the driver is asked to end.
     #[arg(long, env = "FOREBAY_DRAIN_DEADLINE", value_parser = seconds, default_value = "60", value_name = "SECONDS")]
     pub(crate) drain_deadline: Duration,
 

@@ -22,7 +22,7 @@ pub(crate) async fn run_until<T: Send + 'static>(
     thread::Builder::new()
         .name(what.replace(' ', "-"))
         .spawn(move || {
-            // Nobody listens after the deadline: the outcome then shows in the mount table.
+            // Nothing waits after the deadline: the outcome then shows in the mount table.
             let _ = done.send(work());
         })
         .map_err(|_| Error::Thread(what))?;

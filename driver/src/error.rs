@@ -171,7 +171,7 @@ fn describe_kubernetes(error: &kube::Error) -> String {
     }
 }
 
-/// An error and its causes, those left out whose text is in the one before.
+/// An error and its causes, without those with a text that is in the one before.
 pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -26,7 +26,7 @@ struct Entry {
     until: Option<Instant>,
 }
 
-/// A placement whose call is under way.
+/// A placement with a call under way.
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) place: Place,
@@ -48,8 +48,8 @@ impl Ledger {
             for candidate in candidates.iter_mut().filter(|c| c.name == entry.place.instance) {
                 candidate.volumes = candidate.volumes.saturating_add(1);
                 let pools = candidate.pools.iter_mut().flatten();
-                for pool in pools.filter(|p| p.told.has_quota() && p.told.name == entry.place.pool) {
-                    let provisioned = &mut pool.told.provisioned_bytes;
+                for pool in pools.filter(|p| p.reported.has_quota() && p.reported.name == entry.place.pool) {
+                    let provisioned = &mut pool.reported.provisioned_bytes;
                     *provisioned = provisioned.saturating_add(entry.size_bytes);
                 }
             }

@@ -74,7 +74,7 @@ pub(crate) const KUBERNETES_PAGE_MAX: u32 = 100;
 /// A client certificate is read again when it is older than this.
 pub(crate) const CERTIFICATE_FRESH: Duration = Duration::from_secs(30);
 
-/// Channels to instances that are kept; past it all are opened anew.
+/// Channels to instances that are kept; past it all are opened again.
 pub(crate) const CHANNELS_MAX: usize = 256;
 
 /// An idle channel asks whether its server is there so often, and waits so long for the answer: a node that vanished

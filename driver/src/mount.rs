@@ -58,7 +58,7 @@ pub(crate) struct MountError {
 }
 
 impl MountError {
-    /// The gRPC code that tells the orchestrator, or its reader, whose turn it is.
+    /// The gRPC code that tells the orchestrator, or its reader, who must act.
     pub(crate) fn code(&self) -> Code {
         match (&self.step, self.errno) {
             // The kernel's client does not have it.
@@ -171,7 +171,7 @@ pub(crate) fn bind(source: &Path, target: &Path, attributes: MountAttrFlags) -> 
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let clone = open_tree(CWD, source, flags).map_err(|e| failed(Step::Clone, e))?;
     if !attributes.is_empty() {
-        // Before it is attached, so nobody ever sees it writable.
+        // Before it is attached, so it is never visible as writable.
         set_attributes(&clone, attributes).map_err(|e| failed(Step::SetAttributes, e))?;
     }
     attach(&clone, target).map_err(|e| failed(Step::Attach, e))
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_become_the_codes_that_tell_whose_turn_it_is() {
+    fn errors_become_the_codes_that_say_who_must_act() {
         for (step, errno, code) in [
             (Step::Create, Errno::ACCESS, Code::Unauthenticated),
             (Step::Create, Errno::KEYEXPIRED, Code::Unauthenticated),

@@ -30,7 +30,7 @@ pub(crate) enum Setting {
 /// Checked parameters; `None` and `Unspecified` leave the choice to the server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Parameters {
-    /// The StorageCluster whose instances hold the volume.
+    /// The StorageCluster with the instances that hold the volume.
     pub(crate) cluster: Option<String>,
     pub(crate) cluster_namespace: Option<String>,
     /// In a cluster the backend: every instance has a pool of its name.

@@ -21,7 +21,7 @@ pub(crate) struct Candidate {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pool {
     /// As the server tells it; its name is the backend's.
-    pub(crate) told: admin::Pool,
+    pub(crate) reported: admin::Pool,
     /// So many percent of its size may be promised.
     pub(crate) overcommit_percent: u32,
 }
@@ -29,9 +29,9 @@ pub(crate) struct Pool {
 impl Pool {
     /// What can still be promised to volumes with this quota.
     pub(crate) fn available_bytes(&self, quota: Quota) -> u64 {
-        match (quota, self.told.has_quota()) {
+        match (quota, self.reported.has_quota()) {
             (Quota::Hard, false) | (Quota::None, true) => 0,
-            _ => self.told.available_bytes(self.overcommit_percent),
+            _ => self.reported.available_bytes(self.overcommit_percent),
         }
     }
 }
@@ -81,7 +81,7 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Pla
     if candidates.is_empty() {
         return Err(Refusal::NoInstance);
     }
-    let fits = |pool: &Pool| wanted.backend.is_none_or(|backend| pool.told.name == backend);
+    let fits = |pool: &Pool| wanted.backend.is_none_or(|backend| pool.reported.name == backend);
     let mut best: Option<(u64, &Candidate, &Pool)> = None;
     for candidate in &candidates {
         for pool in candidate.pools.iter().flatten().filter(|pool| fits(pool)) {
@@ -89,7 +89,7 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Pla
             if available_bytes < wanted.size_bytes {
                 continue;
             }
-            let room = match pool.told.has_quota() {
+            let room = match pool.reported.has_quota() {
                 true => available_bytes,
                 false => available_bytes / (u64::from(candidate.volumes) + 1),
             };
@@ -105,7 +105,7 @@ pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Pla
     match best {
         Some((_, candidate, pool)) => {
             let (instance, pool, has_quota) =
-                (candidate.name.clone(), pool.told.name.clone(), pool.told.has_quota());
+                (candidate.name.clone(), pool.reported.name.clone(), pool.reported.has_quota());
             Ok(Place { instance, pool, has_quota })
         }
         None => Err(refusal(&candidates, wanted, fits)),
@@ -116,16 +116,19 @@ fn refusal(candidates: &[&Candidate], wanted: Wanted<'_>, fits: impl Fn(&Pool) -
     let is_known = candidates.iter().flat_map(|c| c.pools.iter().flatten()).any(&fits);
     let are_ready = candidates.iter().all(|c| c.pools.is_ok());
     if let (Some(backend), false, true) = (wanted.backend, is_known, are_ready) {
-        let mut known: Vec<&str> =
-            candidates.iter().flat_map(|c| c.pools.iter().flatten()).map(|p| p.told.name.as_str()).collect();
+        let mut known: Vec<&str> = candidates
+            .iter()
+            .flat_map(|c| c.pools.iter().flatten())
+            .map(|p| p.reported.name.as_str())
+            .collect();
         known.sort_unstable();
         known.dedup();
         return Refusal::NoBackend { backend: backend.to_owned(), known: known.join(", ") };
     }
     let has_such_quota = |pool: &Pool| match wanted.quota {
         Quota::Unspecified => true,
-        Quota::Hard => pool.told.has_quota(),
-        Quota::None => !pool.told.has_quota(),
+        Quota::Hard => pool.reported.has_quota(),
+        Quota::None => !pool.reported.has_quota(),
     };
     let pools = || candidates.iter().flat_map(|c| c.pools.iter().flatten()).filter(|pool| fits(pool));
     if are_ready && is_known && !pools().any(has_such_quota) {
@@ -139,7 +142,9 @@ fn refusal(candidates: &[&Candidate], wanted: Wanted<'_>, fits: impl Fn(&Pool) -
                 let pools: Vec<String> = pools
                     .iter()
                     .filter(|pool| fits(pool))
-                    .map(|pool| format!("{} in {}", mib(pool.available_bytes(wanted.quota)), pool.told.name))
+                    .map(|pool| {
+                        format!("{} in {}", mib(pool.available_bytes(wanted.quota)), pool.reported.name)
+                    })
                     .collect();
                 format!("{} has {}", candidate.name, pools.join(", "))
             }
@@ -165,7 +170,7 @@ pub(crate) mod tests {
     const GIB: u64 = 1 << 30;
 
     pub(crate) fn pool(name: &str, total_gib: u64, provisioned_gib: u64) -> Pool {
-        let told = admin::Pool {
+        let reported = admin::Pool {
             name: name.into(),
             total_bytes: total_gib * GIB,
             free_bytes: total_gib * GIB,
@@ -173,17 +178,17 @@ pub(crate) mod tests {
             quota: "project".into(),
             ..Default::default()
         };
-        Pool { told, overcommit_percent: 100 }
+        Pool { reported, overcommit_percent: 100 }
     }
 
     pub(crate) fn unlimited(name: &str, free_gib: u64) -> Pool {
         let mut pool = pool(name, free_gib, 0);
-        pool.told.quota = "none".into();
+        pool.reported.quota = "none".into();
         pool
     }
 
     fn with_free(mut pool: Pool, free_bytes: u64) -> Pool {
-        pool.told.free_bytes = free_bytes;
+        pool.reported.free_bytes = free_bytes;
         pool
     }
 

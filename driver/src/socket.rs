@@ -177,7 +177,7 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         let own = OwnSocket(SocketFile::at(path)?);
-        // Nobody can connect before listen, so nobody ever sees other permissions.
+        // No client can connect before listen, so other permissions are never visible.
         chmod(path, Mode::RUSR | Mode::WUSR)?;
         listen(&socket, BACKLOG)?;
         Ok((UnixListener::from_std(StdListener::from(socket))?, own))
@@ -264,7 +264,7 @@ mod tests {
         let (_new, new_file) = listen_at(&path).expect("stale");
         let deadline = Duration::from_secs(60);
         let vanished = old_file.vanished(Duration::from_millis(1));
-        tokio::time::timeout(deadline, vanished).await.expect("the old one is told");
+        tokio::time::timeout(deadline, vanished).await.expect("the old one is notified");
         drop(old_file);
         UnixStream::connect(&path).expect("the new one listens");
         drop(new_file);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use anyhow::{Context, anyhow};
 use tokio::task::{Id, JoinSet};
 
-/// All that the process does until it is told to stop. Dropping it aborts what is left.
+/// All that the process does until it is asked to stop. Dropping it aborts what is left.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     running: JoinSet<anyhow::Result<()>>,
@@ -13,7 +13,7 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    /// Starts a task, which ends when it is told to stop.
+    /// Starts a task, which ends when it is asked to stop.
     pub(crate) fn spawn(
         &mut self,
         name: &'static str,
@@ -23,7 +23,7 @@ impl Tasks {
         self.names.insert(handle.id(), name);
     }
 
-    /// Waits until a task ends that was not told to: whatever the others do, the process does not do its work any more.
+    /// Waits until a task ends without being asked to: whatever the others do, the process does not do its work any more.
     pub(crate) async fn failure(&mut self) -> anyhow::Error {
         match self.next().await {
             Some((name, Ok(()))) => anyhow!("{name} ended"),
@@ -32,7 +32,7 @@ impl Tasks {
         }
     }
 
-    /// Waits for all of them, which were told to stop. The first error is the result.
+    /// Waits for all of them, which were asked to stop. The first error is the result.
     pub(crate) async fn finish(&mut self) -> anyhow::Result<()> {
         let mut first = Ok(());
         while let Some((_, result)) = self.next().await {
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(tasks.failure().await.to_string(), "the device plugin ended");
         tasks.spawn("another", until(stopping));
         stop.send_replace(true);
-        tasks.finish().await.expect("told to");
+        tasks.finish().await.expect("on request");
     }
 
     #[tokio::test]

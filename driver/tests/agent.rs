@@ -1,4 +1,4 @@
-//! A node of a Kubernetes cluster: registered by a kubelet (whose part the test plays) and published on a real API
+//! A node of a Kubernetes cluster: registered by a kubelet (played by the test) and published on a real API
 //! server with exactly the chart's rights.
 #![allow(clippy::unwrap_used)]
 

@@ -154,7 +154,7 @@ async fn requests_that_cannot_be_met_leave_nothing() {
     }
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor does a record whose instance turns out not to have the room: another one may.
+    // Nor does a record if its instance turns out not to have the room: another one may.
     town.write_record("pvc-1", "c-0", PASSWORD).await;
     let status = town.create(create("pvc-1", 1 << 60)).await.expect_err("an exbibyte");
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
@@ -347,7 +347,7 @@ async fn many_claims_at_once_are_spread() {
 async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
-    // An instance that was taken away held nothing; its record is placed anew.
+    // An instance that was taken away held nothing; its record is placed again.
     town.write_record("pvc-2", "c-5", PASSWORD).await;
     let status = town.create(create("pvc-2", MIB)).await.expect_err("removed");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -432,7 +432,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     // The server has it as the volume's, so the same request finds the same volume.
     assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume);
 
-    // A crash after the server was told: the Secret still has a password that the server takes, and the next run uses the
+    // A crash after the server got it: the Secret still has a password that the server takes, and the next run uses the
     // one that was meant to be next.
     let cut_off = Patch::Merge(json!({ "stringData": { "password-next": PASSWORD } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &cut_off).await.unwrap();
@@ -459,7 +459,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
 async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
     let mut town = Town::new(2).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
-    // An instance that is told to go: the operator waits for every record on it.
+    // An instance that is asked to go: the operator waits for every record on it.
     town.write_record("pvc-2", "c-1", PASSWORD).await;
     town.statuses[1].phase = InstancePhase::Removing;
     town.tell().await;
@@ -494,7 +494,7 @@ async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
 }
 
 #[tokio::test]
-async fn who_was_not_told_that_an_instance_goes_is_counted() {
+async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
     const CLAIMS: usize = 40;
     let mut town = Town::new(2).await;
     let calls = (0..CLAIMS).map(|n| {
@@ -538,7 +538,7 @@ async fn a_new_certificate_is_taken_without_a_restart() {
     let (pem, other) = (town.authority.pem.clone(), stranger.pem.clone());
     town.create(create("pvc-1", MIB)).await.unwrap();
     for (what, certificate, authority) in [
-        ("signed by nobody known", &unknown, &pem),
+        ("signed by an unknown authority", &unknown, &pem),
         ("of another name", &misnamed, &pem),
         ("and the server is not known", &good, &other),
     ] {
@@ -550,8 +550,8 @@ async fn a_new_certificate_is_taken_without_a_restart() {
         assert!(status.message().contains("c-0"), "{what}: {status}");
         // Both authorities, as while one is replaced by the other.
         town.write_certificate(&good, &format!("{other}{pem}")).await;
-        let mended = controller.create_volume(create("pvc-1", MIB)).await;
-        assert_eq!(code(mended), Code::Ok, "{what}, and then a good one");
+        let repaired = controller.create_volume(create("pvc-1", MIB)).await;
+        assert_eq!(code(repaired), Code::Ok, "{what}, and then a good one");
     }
     // No certificate at all.
     town.secrets().delete(&names::driver_secret(CLUSTER), &DeleteParams::default()).await.unwrap();
@@ -564,7 +564,7 @@ async fn a_new_certificate_is_taken_without_a_restart() {
 #[tokio::test]
 async fn without_the_api_server_calls_end_soon() {
     let dir = tempfile::tempdir().unwrap();
-    // Nobody listens there.
+    // Nothing listens there.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -621,11 +621,11 @@ async fn a_node_looks_up_where_the_instance_is() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("instance c-0 has no address yet"), "{status}");
 
-    // Nobody listens there, so that it ends in the same way with or without the kernel's SMB client.
+    // Nothing listens there, so that it ends in the same way with or without the kernel's SMB client.
     town.statuses[0].address = address;
     town.statuses[0].port = 1;
     town.tell().await;
-    let status = client.node_stage_volume(stage.clone()).await.expect_err("nobody listens");
+    let status = client.node_stage_volume(stage.clone()).await.expect_err("nothing listens");
     assert!(!status.message().contains("no address"), "{status}");
     assert!(status.message().contains("//127.0.0.1"), "{status}");
 

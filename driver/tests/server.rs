@@ -15,7 +15,7 @@ use process::{Process, connect, eventually, server_binary, start_driver};
 use tonic::transport::Endpoint;
 use volumes::World;
 
-/// A server whose pool is `pool_path`, with its admin API at `admin.sock` in `dir`.
+/// A server with the pool `pool_path`, with its admin API at `admin.sock` in `dir`.
 async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u16) {
     // Free a moment ago; the server says so where somebody else was quicker.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -215,7 +215,7 @@ async fn get(address: &str, path: &str) -> String {
 const HEALTH: [&str; 4] = ["--health-address", "127.0.0.1:0", "--log-format", "json"];
 
 #[tokio::test]
-async fn health_is_told_over_http() {
+async fn health_is_reported_over_http() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);
     let address = health_address(&mut driver, dir.path(), "controller").await;
@@ -251,7 +251,7 @@ async fn a_node_without_the_smb_client_says_so_and_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn a_driver_whose_socket_is_lost_ends() {
+async fn a_driver_that_loses_its_socket_ends() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("csi.sock");
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);

@@ -65,7 +65,7 @@ class Smbclient:
         self.share = f"//{HOST}/{volume}"
         self.scratch = tempfile.TemporaryDirectory()
         self.auth = os.path.join(self.scratch.name, "auth")
-        # The folder is nobody else's to enter.
+        # No other user may enter the folder.
         with open(self.auth, "w") as f:
             f.write(f"username={user}\npassword={password}\n")
         self.user = user
@@ -237,7 +237,7 @@ class AnonymousNtlm:
     """Asks for an anonymous log-on, [MS-NLMP] 3.2.5.1.2, in the place of pyspnego's context, which does not know how."""
 
     complete = False
-    # Nobody's key: what an anonymous session would sign with.
+    # The null key: what an anonymous session would sign with.
     session_key = bytes(16)
 
     def __init__(self, *_arguments, **_options):
@@ -335,7 +335,7 @@ def refused(body):
         assert any(word in said for word in words), f"refused, but how: {said}"
         return
     client.close()
-    raise AssertionError("let in")
+    raise AssertionError("admitted")
 
 
 def checks(client_class, variant):
@@ -389,7 +389,7 @@ def checks(client_class, variant):
     check(f"{prefix}.rename", with_client(rename))
     check(f"{prefix}.delete", with_client(delete))
     check(f"{prefix}.refuses-wrong-password", lambda: refused(lambda: connect(password="not the password")))
-    check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="nobody-we-know")))
+    check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="unknown-user")))
     check(f"{prefix}.refuses-guest", lambda: refused(lambda: connect(user="guest", password="")))
     check(f"{prefix}.refuses-anonymous", lambda: refused(lambda: connect(user="", password="")))
     check(

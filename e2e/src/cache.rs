@@ -192,7 +192,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Where sudo made the cache, gives its folders and locks (not what is in the entries, whose owners belong to the
+    /// Where sudo made the cache, gives its folders and locks (not what is in the entries: their owners belong to the
     /// guests) to the user who called sudo: what needs no root is made without it later.
     pub fn hand_to_sudo_user(&self) -> Result<()> {
         let id = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
@@ -223,7 +223,7 @@ impl Cache {
         Ok(out)
     }
 
-    /// Removes the entries that `keep` refuses and nobody uses; returns their names.
+    /// Removes the entries that `keep` refuses and that are not in use; returns their names.
     pub fn prune(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut removed = Vec::new();
         for (name, path) in self.entries()? {
@@ -359,7 +359,7 @@ mod tests {
         let prune_one = || {
             let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
             while cache.prune(|_| false).expect("pruned").is_empty() {
-                assert!(std::time::Instant::now() < until, "an entry that nobody uses is kept");
+                assert!(std::time::Instant::now() < until, "an unused entry is kept");
             }
         };
         prune_one();

@@ -96,7 +96,7 @@ impl Channel {
         lock(&self.writer).write_all(&Frame { id, message }.encode()).context("the guest is gone")
     }
 
-    /// Forgets a request whose answers nobody wants any more.
+    /// Forgets a request with answers that are not needed any more.
     pub fn forget(&self, id: u32) {
         if let Some(waiting) = lock(&self.waiting).as_mut() {
             waiting.remove(&id);
@@ -278,7 +278,7 @@ mod tests {
         assert!(error.to_string().contains("begun"), "{error}");
         let pid = std::fs::read_to_string(&pids).expect("the pid was written");
         let until = Instant::now() + SOON;
-        // A zombie whose parent is another process still has an entry, but no memory: look at its state.
+        // A zombie of another parent process still has an entry, but no memory: look at its state.
         while std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()))
             .is_ok_and(|stat| !stat.contains(") Z "))
         {

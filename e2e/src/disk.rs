@@ -1,7 +1,7 @@
 //! A node's writable disk, and what a loss of power leaves of it.
 //!
 //! A killed QEMU leaves everything that the guest ever wrote in this machine's page cache. On a disk with a volatile cache what
-//! is written also goes to a log, by QEMU's `blklogwrites`; when the power is cut the disk is made anew from that: as it was when
+//! is written also goes to a log, by QEMU's `blklogwrites`; when the power is cut the disk is made again from that: as it was when
 //! the machine was started, with what was flushed since.
 
 use std::fs::{self, File};
@@ -70,7 +70,7 @@ impl Disk {
         file.set_len(self.bytes).map_err(Into::into)
     }
 
-    /// What QEMU is told of it. This machine's own power is not cut: its files need no fsync.
+    /// QEMU's option for it. This machine's own power is not cut: its files need no fsync.
     pub fn drive(&self) -> String {
         let file = self.file.display();
         if !self.has_volatile_cache {
@@ -86,7 +86,7 @@ impl Disk {
 
     /// Takes from it what was not flushed; what that was, where it has a volatile cache. QEMU has ended.
     ///
-    /// A disk may keep any of the writes that it was not told to flush. This one keeps none, so that a flush that was forgotten is
+    /// A disk may keep any of the writes that it was not asked to flush. This one keeps none, so that a flush that was forgotten is
     /// seen each time; orders of writes that only some kept ones show are the subject of `server/tests/power_cut`.
     pub fn lose_power(&self) -> Result<Option<String>> {
         if !self.has_volatile_cache {

@@ -212,7 +212,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Boots a node whose power was cut, and waits until its agent answers.
+    /// Boots a node after a power cut, and waits until its agent answers.
     ///
     /// The calling thread must live as long as the lab, as with [`Lab::start`].
     pub fn power_on(&self, name: &str) -> Result<()> {

@@ -83,7 +83,7 @@ impl Acceleration {
 }
 
 /// `damon_stat.enabled=0`: Debian's 7.2 samples every page's use, which takes a tenth of an emulated processor.
-/// `transparent_hugepage=never`: netfs of 7.2 gives EFAULT for a write whose source the kernel moves at that moment.
+/// `transparent_hugepage=never`: netfs of 7.2 gives EFAULT for a write if the kernel moves its source at that moment.
 /// `no_timer_check`: on a starved host the emulated timer comes too late for the kernel's check, which then panics.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet loglevel=4 audit=0 mitigations=off nokaslr \
                                    no_timer_check random.trust_cpu=on tsc=reliable net.ifnames=0 \
@@ -210,7 +210,7 @@ impl Machine {
         let console = folder.join(format!("{name}.console"));
         let log = folder.join(format!("{name}.qemu.log"));
         let socket = folder.join(format!("{name}.port"));
-        // Left by the machine of this name whose power was cut.
+        // Left by the machine of this name at a power cut.
         let _ = fs::remove_file(&socket);
         let mut qemu = qemu::command(images.qemu.path());
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
@@ -238,7 +238,7 @@ impl Machine {
                 .with_volatile_cache(*volatile_cache)
         });
         if let Some(disk) = &disk {
-            // One that is there is the disk of a machine whose power was cut.
+            // One that is there is the disk of a machine after a power cut.
             disk.prepare()?;
             qemu.arg("-drive").arg(disk.drive());
             // Merged to the 1,024 pieces that pwritev(2) takes, a request has no room for the header that blklogwrites adds.

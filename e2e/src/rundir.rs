@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What must go when this process is told to end.
+/// What must go when this process is asked to end.
 static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the folder of the lab `name`, and removes the folders of labs whose process is gone.
+    /// Makes the folder of the lab `name`, and removes the folders of labs without a process.
     pub fn create(name: &str) -> Result<Self> {
         let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if name.is_empty() || name.len() > 40 || !name.bytes().all(valid) {

@@ -23,7 +23,7 @@ pub enum Kind {
 pub const STORAGE: &str = "storage";
 /// Where its disk is mounted.
 pub const POOL: &str = "/srv/pool";
-/// A second, smaller pool, on the other file system whose quotas we use: ext4, in a file on the first.
+/// A second, smaller pool, on the other file system with quotas that we use: ext4, in a file on the first.
 const POOL_EXT4: &str = "/srv/pool-ext4";
 /// Where our server's configuration is on the storage node.
 pub const SERVER_CONFIG: &str = "/etc/forebay/server.toml";
@@ -210,7 +210,7 @@ impl Site {
         self.storage().call("admin", &AdminCall { socket: ADMIN_SOCKET.into(), request })
     }
 
-    /// Our server says that one session has this volume, whose payload goes so.
+    /// Our server says that one session has this volume, with payload that goes so.
     pub fn must_go(&self, volume: &Volume, transport: &str) -> Result<()> {
         let found = self.admin(AdminRequest::ListTransports { id: volume.id.clone() })?.ok()?.names;
         ensure!(found == [transport], "the list of sessions says {found:?}, not {transport}");

@@ -1,4 +1,4 @@
-//! The quickstart: one volume, two nodes, told step by step.
+//! The quickstart: one volume, two nodes, step by step.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

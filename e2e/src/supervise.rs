@@ -140,7 +140,7 @@ pub fn up(name: &str, nodes: &str, smb_direct: bool) -> Result<()> {
 pub fn find(name: Option<&str>) -> Result<PathBuf> {
     let mut running = rundir::running()?;
     if name.is_none() {
-        // A test's lab is nobody's to enter.
+        // No other user may enter a test's lab.
         running.retain(|(_, folder)| folder.join(READY).exists());
     }
     match name {

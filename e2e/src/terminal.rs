@@ -1,4 +1,4 @@
-//! Commands whose input and output are this process's own: `exec` and `shell`.
+//! Commands with this process's own input and output: `exec` and `shell`.
 
 use std::io::{Read, Write};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! scripts/prepare.sh: what it keeps in the cache is made again when what it is made of has changed, and removed only when
-//! nobody uses it. Cargo, the compiler and the image's script are played here.
+//! it is not in use. Cargo, the compiler and the image's script are played here.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -161,7 +161,7 @@ fn a_folder_that_somebody_half_removed_is_replaced() {
 }
 
 #[test]
-fn only_what_nobody_used_for_a_day_is_removed() {
+fn only_what_was_unused_for_a_day_is_removed() {
     let tree = Tree::new();
     for (name, days) in [("a", 0), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 0), ("g", 0)] {
         tree.write(&format!("cache/binaries/{name}/forebay-lab"), "");

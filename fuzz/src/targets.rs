@@ -1,7 +1,7 @@
 //! One function for each target.
 //!
 //! They assert more than the absence of panics: what was understood is written and read again, and must be the same. A
-//! codec that drops or invents something would answer a request that nobody sent.
+//! codec that drops or invents something would answer a request that was not sent.
 
 use forebay_smb::auth::{Acceptor, AcceptorConfig, ClientStep, Initiator, InitiatorConfig, NtHash, Step};
 use forebay_smb::crypto::SessionKey;

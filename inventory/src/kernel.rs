@@ -10,7 +10,7 @@ pub enum Presence {
     Yes,
     /// It has not.
     No,
-    /// It cannot be told from what could be read.
+    /// It cannot be determined from what could be read.
     #[default]
     Unknown,
 }
@@ -58,7 +58,7 @@ pub(crate) fn read(tree: &Tree<'_>) -> Kernel {
         nvmet: modules.presence("nvmet"),
         io_uring: match tree.attribute("proc/sys/kernel/io_uring_disabled").as_deref() {
             Some("0") => Presence::Yes,
-            // 1: only for CAP_SYS_ADMIN and one group; 2: for nobody.
+            // 1: only for CAP_SYS_ADMIN and one group; 2: for none.
             Some(_) => Presence::No,
             // Kernels before 6.6 have no such switch.
             None => config.presence("CONFIG_IO_URING"),

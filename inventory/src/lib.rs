@@ -2,7 +2,7 @@
 //!
 //! Everything is read from sysfs, procfs and a few files below a root that the caller names, so a container can read its
 //! host's and a test a captured tree. Nothing is written, no program is called. A file that is missing, odd or
-//! unreadable costs what it would have told, never the rest: [`Inventory::oddities`] says which they were.
+//! unreadable costs what it would have reported, never the rest: [`Inventory::oddities`] says which they were.
 //!
 //! Addresses are not in sysfs: the caller takes them from the network namespace it runs in and hands them to
 //! [`assess`].
@@ -28,7 +28,7 @@ pub use usable::{Addresses, Assessment, Unusable, assess};
 
 use crate::tree::Tree;
 
-/// A host whose file systems lie below some directory.
+/// A host with its file systems below some directory.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,

@@ -9,7 +9,7 @@ pub(crate) const LIST_BYTES_MAX: usize = 16 << 20;
 /// Entries of one directory.
 pub(crate) const ENTRIES_MAX: usize = 4096;
 
-/// GIDs of a port whose network devices are asked for. Drivers have 16 to 256; those in use come first.
+/// GIDs of a port for which the network device is asked for. Drivers have 16 to 256; those in use come first.
 pub(crate) const GIDS_MAX: usize = 256;
 
 /// Oddities that are kept.

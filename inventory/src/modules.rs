@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_and_users_are_told() {
+    fn needs_and_users_are_reported() {
         let all =
             modules(Some("rdma_cm 4096 2 cifs,rpcrdma, Live 0x0\ncifs 1 0 - Live 0x0\n"), None, Some(DEP));
         assert!(all.is_used_by("rdma_cm", "cifs") && !all.is_used_by("rdma_cm", "nfs"));

@@ -14,13 +14,13 @@ const ARPHRD_INFINIBAND: u32 = 32;
 pub struct Netdev {
     /// Its name.
     pub name: String,
-    /// `up`, `down`, `lowerlayerdown`, `dormant`, `unknown` and the like; empty where it cannot be told.
+    /// `up`, `down`, `lowerlayerdown`, `dormant`, `unknown` and the like; empty if unknown.
     pub operstate: String,
     /// Whether it has been set up by somebody.
     pub enabled: bool,
     /// Whether its link is there; none where the kernel does not say (it does not for one that is not enabled).
     pub carrier: Option<bool>,
-    /// MTU in bytes; 0 where it cannot be told.
+    /// MTU in bytes; 0 if unknown.
     pub mtu: u32,
     /// Hardware address as the kernel writes it; empty where there is none.
     pub hardware_address: String,

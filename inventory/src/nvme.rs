@@ -62,7 +62,7 @@ fn one(tree: &Tree<'_>, name: String, used: &BTreeSet<String>) -> Option<NvmeDri
     })
 }
 
-/// The controller's directory, where it is a local one. Behind native multipath `device` is the subsystem, whose
+/// The controller's directory, where it is a local one. Behind native multipath `device` is the subsystem, and its
 /// controllers are links in it.
 fn local_controller(tree: &Tree<'_>, at: &str) -> Option<String> {
     let device = format!("{at}/device");

@@ -9,7 +9,7 @@ use crate::tree::{Identity, Tree};
 pub struct RdmaDevice {
     /// Its name.
     pub name: String,
-    /// The kernel's driver; none where it cannot be told.
+    /// The kernel's driver; none if unknown.
     pub driver: Option<String>,
     /// Board id, else the model; none where the device tells neither.
     pub board: Option<String>,
@@ -43,11 +43,11 @@ pub struct RdmaPort {
     pub number: u32,
     /// Link layer.
     pub link_layer: LinkLayer,
-    /// Logical state, such as `ACTIVE`; empty where it cannot be told.
+    /// Logical state, such as `ACTIVE`; empty if unknown.
     pub state: String,
-    /// Physical state, such as `LinkUp`; empty where it cannot be told.
+    /// Physical state, such as `LinkUp`; empty if unknown.
     pub physical_state: String,
-    /// Rate in Mb/s; 0 where it cannot be told.
+    /// Rate in Mb/s; 0 if unknown.
     pub rate_mbps: u32,
     /// Network devices that carry the port's addresses, the port's own before those stacked on it (bonds, VLANs).
     pub netdevs: Vec<String>,
@@ -97,7 +97,7 @@ fn one(tree: &Tree<'_>, name: String, netdevs: &[Found]) -> Option<RdmaDevice> {
     };
     let device = tree.identity(&format!("{at}/device"));
     let driver = match software {
-        // Some kernels hang them below the network device's bus device, whose driver is another one.
+        // Some kernels hang them below the network device's bus device, which has another driver.
         Some(driver) => Some(driver.to_owned()),
         None => tree.link_name(&format!("{at}/device/driver")).map(|d| rdma_driver(&d)),
     };

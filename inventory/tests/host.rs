@@ -48,7 +48,7 @@ fn debian(cifs_needs: &str) -> String {
 const NLS: &str = "kernel/fs/smb/common/cifs_md4.ko.xz";
 
 #[test]
-fn facts_of_a_kernel_are_told() {
+fn facts_of_a_kernel_are_reported() {
     let inventory = read(&[&debian(NLS)]);
     assert_eq!(
         inventory.kernel,
@@ -68,7 +68,7 @@ fn facts_of_a_kernel_are_told() {
 }
 
 #[test]
-fn smb_direct_is_told_only_where_something_proves_it() {
+fn smb_direct_is_reported_only_if_something_proves_it() {
     let with = |extra: &str| read(&[&debian(NLS), extra]).kernel.cifs_smb_direct;
     let needing = |needs: &str| read(&[&debian(needs)]).kernel.cifs_smb_direct;
     use Presence::{No, Unknown, Yes};

@@ -1,4 +1,4 @@
-//! Trees that are odd, broken or hostile: what can be told is told, and nothing panics.
+//! Trees that are odd, broken or hostile: what can be read is reported, and nothing panics.
 #![allow(clippy::unwrap_used)]
 
 mod tree;
@@ -48,7 +48,7 @@ fn any_file_may_be_missing_or_a_directory() {
             let content = fs::read(&path).unwrap();
             fs::remove_file(&path).unwrap();
             let without = Host::at(dir.path()).read();
-            // One device at most is gone: the one whose type or transport cannot be told.
+            // One device at most is gone: the one with an unknown type or transport.
             assert!(without.rdma.len() + 1 >= whole.rdma.len(), "{}", path.display());
             assert!(without.nvme.len() + 1 >= whole.nvme.len(), "{}", path.display());
             assert_eq!(without.oddities, [], "what is missing is not odd: {}", path.display());
@@ -118,7 +118,7 @@ fn a_pipe_in_place_of_a_file_does_not_stop_the_reader() {
 fn names_of_network_devices_do_not_lead_out_of_the_tree() {
     let hostile = TREES[5].replace("\teth1", "\t../../../../etc");
     let inventory = read(&[&hostile]);
-    // What the hostile texts would have told is worked out otherwise.
+    // What the hostile texts would have reported is worked out otherwise.
     assert_eq!(inventory.rdma[0].ports[0].netdevs, ["eth1"]);
 }
 

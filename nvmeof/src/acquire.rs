@@ -7,7 +7,7 @@
 //! * That is done by a *pending* key, which the target keeps whatever becomes of us, and which gives way to our own when the answer
 //!   was seen. Who finds it there, in the same start or a later one, has not seen it, and waits until the earlier holder is cut off.
 //! * Who sees a later epoch, or the same one on another host, steps back. Who sees another instance touches nothing.
-//! * Each step is decided anew on a report, so that two who come at once see each other.
+//! * Each step is decided again on a report, so that two that come at once see each other.
 
 use crate::device::{ReservationError, Reservations};
 use crate::host::HostId;
@@ -24,7 +24,7 @@ pub struct Me {
     pub epoch: Epoch,
     /// The host identifier that the subsystem is connected with.
     pub host: HostId,
-    /// The same instance before it was told of which cluster it is: its keys are those of earlier epochs, where their number
+    /// The same instance before it knew its cluster: its keys are those of earlier epochs, where their number
     /// is lower.
     pub former: Option<InstanceHash>,
     /// A key that is no epoch of ours, and may be preempted all the same: a person has said that whoever has it is gone for
@@ -37,7 +37,7 @@ pub struct Me {
 enum Standing {
     /// Of an epoch of this instance.
     Epoch(Epoch),
-    /// Of this instance, before it was told of which cluster it is.
+    /// Of this instance, before it knew its cluster.
     Former(Epoch),
     /// To be adopted.
     Adopted,
@@ -75,7 +75,7 @@ impl Me {
         ReservationKey::pending(self.instance, self.epoch)
     }
 
-    /// Whether whoever has this key had seen the end of what it took the namespace from. Of a key to be adopted nobody can tell
+    /// Whether whoever has this key had seen the end of what it took the namespace from. Of a key to be adopted it is unknown
     /// which of the two it is.
     fn is_settled(&self, key: ReservationKey) -> bool {
         let settled = |instance| key.settled_epoch_of(instance).is_some();
@@ -119,7 +119,7 @@ pub enum NotAcquired {
         /// Its key.
         key: ReservationKey,
     },
-    /// We hold a reservation of another type. Nobody who uses this crate takes one.
+    /// We hold a reservation of another type. No user of this crate takes one.
     #[error("this host holds a reservation of another type ({0:?}): release it")]
     OtherType(ReservationType),
     /// Others kept changing what we had just decided on.
@@ -135,10 +135,10 @@ pub enum NotAcquired {
 pub enum Acquired {
     /// Nothing of an earlier holder's is on its way.
     Settled {
-        /// It was taken from an earlier epoch, whose machine may still have a file system of it in memory.
+        /// It was taken from an earlier epoch; that machine may still have a file system of it in memory.
         preempted: bool,
     },
-    /// It is ours by the pending key: nobody has seen the end of what an earlier holder had on its way. Wait until that is cut off
+    /// It is ours by the pending key: the end of what an earlier holder had on its way was not seen. Wait until that is cut off
     /// for certain, and [`settle`]. Until then, what is read may change, and what is written may be overwritten.
     Pending,
 }
@@ -148,7 +148,7 @@ pub enum Acquired {
 pub enum Check {
     /// It is ours.
     Held,
-    /// It is not. Stop writing at once, and do not take it again in this epoch without being told to: another may have
+    /// It is not. Stop writing at once, and do not take it again in this epoch without a request: another may have
     /// written since.
     Lost(Loss),
 }
@@ -164,8 +164,8 @@ pub enum Loss {
         /// Its key.
         key: ReservationKey,
     },
-    /// Nobody holds one: the target was restarted and has forgotten it, or somebody cleared it.
-    #[error("nobody holds a reservation: the target has forgotten it, or somebody has cleared it")]
+    /// No host holds one: the target was restarted and has lost it, or it was cleared.
+    #[error("no host holds a reservation: the target has lost it, or it was cleared")]
     Forgotten,
     /// It is ours, but with another key: another process on this node took it for another epoch.
     #[error(
@@ -207,7 +207,7 @@ enum Step {
 enum Former {
     /// Nothing: if our pending key is there, it was before.
     Unknown,
-    /// Our pending key is there since this call, and nobody was put out by it.
+    /// Our pending key is there since this call, and it displaced no holder.
     Untouched,
     /// All that was put out by it has ended, as the target has answered.
     Ended,
@@ -277,7 +277,7 @@ pub fn settle(target: &dyn Reservations, me: &Me) -> Result<Check, ReservationEr
 }
 
 /// Shows our key where this host has one of an earlier epoch, and takes nothing: a process of that epoch that still runs here
-/// ends itself when it sees it.
+/// stops when it sees it.
 ///
 /// # Errors
 /// When the namespace may not be taken, or the target refuses.
@@ -342,7 +342,7 @@ fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
     let puts_out = match holder {
         Some((holder, _)) if holder.host == me.host => None,
         Some((holder, _)) => Some(holder.key),
-        // Registered earlier ones could reserve before us. With nobody holding, this unregisters them and takes nothing.
+        // Registered earlier ones could reserve before us. Without a holder, this unregisters them and takes nothing.
         None => earlier,
     };
     // NVMe Base 7.2, 7.5: who acquires must be registered, and a host has one key.

@@ -12,7 +12,7 @@ struct Target {
     registrants: RefCell<Vec<(HostId, ReservationKey)>>,
     /// Host and type.
     holder: Cell<Option<(HostId, ReservationType)>>,
-    /// Hosts whose commands were aborted, in order.
+    /// Hosts with aborted commands, in order.
     aborted: RefCell<Vec<HostId>>,
     /// A preempt-and-abort was not answered: what its victims had on their way may still be.
     on_its_way: Cell<bool>,
@@ -230,7 +230,7 @@ fn me(host: u8, epoch: u32) -> Me {
 fn the_first_takes_it_and_takes_it_again_without_harm() {
     let target = Target::default();
     let one = target.seen_by(1);
-    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 1)).expect("it is free");
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Held);
     acquire(&one, &me(1, 1)).expect("it is ours");
     assert!(target.takes_write(HostId([1; 16])) && !target.takes_write(HostId([2; 16])));
@@ -240,7 +240,7 @@ fn the_first_takes_it_and_takes_it_again_without_harm() {
 fn a_later_epoch_takes_it_and_the_old_one_finds_itself_out() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 1)).expect("it is free");
     acquire(&two, &me(2, 2)).expect("it is that of an earlier epoch");
     assert_eq!(*target.aborted.borrow(), [HostId([1; 16])]);
     assert!(!target.takes_write(HostId([1; 16])));
@@ -256,7 +256,7 @@ fn a_later_epoch_takes_it_and_the_old_one_finds_itself_out() {
 fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
     let target = Target::default();
     let one = target.seen_by(1);
-    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 1)).expect("it is free");
     acquire(&one, &me(1, 2)).expect("it is this host's");
     assert_eq!(check(&one, &me(1, 2)).expect("a report"), Check::Held);
     // The process before, should it still run.
@@ -269,7 +269,7 @@ fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
 fn an_epoch_that_is_started_twice_has_one_winner() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 1)).expect("it is free");
     assert!(matches!(acquire(&two, &me(2, 1)), Err(NotAcquired::Twin { .. })));
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Held);
 }
@@ -279,7 +279,7 @@ fn a_stranger_is_left_alone() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     let stranger = Me { instance: InstanceHash::of("other"), ..me(1, 1) };
-    acquire(&one, &stranger).expect("nobody has it");
+    acquire(&one, &stranger).expect("it is free");
     for epoch in [1, 9] {
         let refused = acquire(&two, &me(2, epoch));
         assert!(matches!(refused, Err(NotAcquired::Stranger { .. })), "{refused:?}");
@@ -292,7 +292,7 @@ fn a_stranger_is_left_alone() {
 fn a_target_that_forgets_is_noticed() {
     let target = Target::default();
     let one = target.seen_by(1);
-    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 1)).expect("it is free");
     target.restart();
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::Forgotten));
 }
@@ -302,7 +302,7 @@ fn one_that_was_registered_but_held_nothing_is_put_out_before_it_can() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     one.register(me(1, 1).key()).expect("a registration");
-    acquire(&two, &me(2, 2)).expect("nobody has it");
+    acquire(&two, &me(2, 2)).expect("it is free");
     assert!(one.reserve(me(1, 1).key()).is_err());
     assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Held);
 }
@@ -328,7 +328,7 @@ fn of_cluster(cluster: &str, host: u8, epoch: u32) -> Me {
 fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &of_cluster("c1", 1, 3)).expect("nobody has it");
+    acquire(&one, &of_cluster("c1", 1, 3)).expect("it is free");
     for epoch in [2, 3, 9] {
         let other = acquire(&two, &of_cluster("c2", 2, epoch));
         assert!(matches!(other, Err(NotAcquired::Stranger { .. })), "{other:?}");
@@ -338,7 +338,7 @@ fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
     let earlier = Me { adopts: Some(of_cluster("c1", 1, 2).key()), ..of_cluster("c2", 2, 1) };
     assert!(matches!(acquire(&two, &earlier), Err(NotAcquired::Stranger { .. })), "it was used since");
     let adopting = Me { adopts: Some(of_cluster("c1", 1, 3).key()), ..of_cluster("c2", 2, 1) };
-    // Whether it is its pending key cannot be told.
+    // Whether it is its pending key is unknown.
     assert_eq!(acquire(&two, &adopting).expect("it may"), Acquired::Pending);
     assert_eq!(settle(&two, &adopting).expect("a report"), Check::Held);
     assert!(!target.takes_write(HostId([1; 16])));
@@ -347,10 +347,10 @@ fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
 }
 
 #[test]
-fn an_instance_that_is_told_its_cluster_takes_over_from_its_former_self_in_a_later_epoch() {
+fn an_instance_that_learns_its_cluster_takes_over_from_its_former_self_in_a_later_epoch() {
     let target = Target::default();
     let (former, now) = (target.seen_by(1), target.seen_by(2));
-    acquire(&former, &me(1, 4)).expect("nobody has it");
+    acquire(&former, &me(1, 4)).expect("it is free");
     let same = acquire(&now, &of_cluster("c1", 2, 4));
     assert!(matches!(same, Err(NotAcquired::Superseded { .. })), "{same:?}");
     acquire(&now, &of_cluster("c1", 2, 5)).expect("it is an earlier epoch");
@@ -363,11 +363,11 @@ fn an_instance_that_is_told_its_cluster_takes_over_from_its_former_self_in_a_lat
 fn what_is_given_back_is_free_for_all() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &me(1, 1)).expect("nobody has it");
+    acquire(&one, &me(1, 1)).expect("it is free");
     release(&one, &me(1, 1)).expect("it is ours");
     release(&one, &me(1, 1)).expect("there is nothing left to give back");
     assert!(target.registrants.borrow().is_empty() && target.holder.get().is_none());
-    acquire(&two, &me(2, 1)).expect("nobody has it");
+    acquire(&two, &me(2, 1)).expect("it is free");
     // What another holds is not released by us.
     release(&one, &me(1, 1)).expect("there is nothing to give back");
     assert_eq!(check(&two, &me(2, 1)).expect("a report"), Check::Held);
@@ -376,7 +376,7 @@ fn what_is_given_back_is_free_for_all() {
 /// Host 1 had it in epoch 1; the preempt of host 2 in epoch 2 was done and not answered.
 fn after_an_unanswered_preempt() -> Target {
     let target = Target::default();
-    acquire(&target.seen_by(1), &me(1, 1)).expect("nobody has it");
+    acquire(&target.seen_by(1), &me(1, 1)).expect("it is free");
     // A report, the registration, another report, the preempt.
     let lost = acquire(&Failing::new(target.seen_by(2), Some(3), true), &me(2, 2));
     assert!(matches!(lost, Err(NotAcquired::Reservation(ReservationError::NoPath))), "{lost:?}");
@@ -414,7 +414,7 @@ fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
     }
 }
 
-/// The target has forgotten; hosts 1 and 3 are registered again, and nobody holds. Host 2 has preempted one of them in epoch 3.
+/// The target has forgotten; hosts 1 and 3 are registered again, and there is no holder. Host 2 has preempted one of them in epoch 3.
 fn after_one_of_two_preempts() -> Target {
     let target = Target::default();
     for (host, epoch) in [(1, 1), (3, 2)] {
@@ -434,13 +434,13 @@ fn what_another_call_was_not_answered_is_waited_for_whatever_this_one_is() {
         assert_eq!(again.expect("they are earlier epochs"), Acquired::Pending, "{epoch}");
         assert_eq!(target.aborted.borrow().len(), 2, "{epoch}");
     }
-    // Nobody else is left to be preempted.
+    // No other host is left to be preempted.
     let target = after_one_of_two_preempts();
     target.seen_by(1).unregister(me(1, 1).key()).expect("it was registered");
-    assert_eq!(acquire(&target.seen_by(2), &me(2, 4)).expect("nobody has it"), Acquired::Pending);
+    assert_eq!(acquire(&target.seen_by(2), &me(2, 4)).expect("it is free"), Acquired::Pending);
     // Another process of this host, between our look and our registration.
     let target = Target::default();
-    acquire(&target.seen_by(1), &me(1, 1)).expect("nobody has it");
+    acquire(&target.seen_by(1), &me(1, 1)).expect("it is free");
     let other = Failing::new(target.seen_by(2), Some(3), true);
     let one = target.seen_by(2);
     one.between.borrow_mut().push(Box::new(|| drop(acquire(&other, &me(2, 2)))));
@@ -471,7 +471,7 @@ fn a_preempt_that_is_answered_needs_no_wait_and_leaves_the_key_of_every_version(
     let target = Target::default();
     // As a version before pending keys has left it: registered, and preempting by its own key.
     target.seen_by(1).register(me(1, 1).key()).expect("a registration");
-    target.seen_by(1).reserve(me(1, 1).key()).expect("nobody has it");
+    target.seen_by(1).reserve(me(1, 1).key()).expect("it is free");
     target.seen_by(2).register(me(2, 2).key()).expect("a registration");
     let two = target.seen_by(2);
     assert_eq!(acquire(&two, &me(2, 2)).expect("an earlier epoch"), Acquired::Settled { preempted: true });
@@ -499,7 +499,7 @@ fn action() -> impl Strategy<Value = Action> {
 
 proptest! {
     /// Whatever hosts start, end and return in whatever epochs, lose their paths at whatever command, and the target forgets.
-    /// Nobody has it while something of a former holder's is on its way.
+    /// No host has it while something of a former holder's is on its way.
     #[test]
     fn there_is_never_more_than_one_holder_and_never_an_older_one(
         actions in prop::collection::vec(action(), 1..24),
@@ -554,12 +554,12 @@ proptest! {
         events.insert(0, Box::new(|| *other.borrow_mut() = Some(take(&two, &target, &me(2, epochs.1)))));
         *one.between.borrow_mut() = events;
         let first = take(&one, &target, &me(1, epochs.0));
-        // A loser that was told it has won must find out when it looks.
+        // A loser that was reported as the winner must find out when it looks.
         let held = |view: &View<'_>, me: &Me| check(view, me).expect("a report") == Check::Held;
         one.between.borrow_mut().clear();
         let holders = [held(&one, &me(1, epochs.0)), held(&two, &me(2, epochs.1))];
         prop_assert!(!(holders[0] && holders[1]));
-        // Whoever was told last that it has it, has it; nobody who was refused does.
+        // The last host that got it, has it; no host that was refused does.
         prop_assert!(first.is_ok() || !holders[0]);
         if let Some(second) = other.take() {
             prop_assert!(second.is_ok() || !holders[1]);

@@ -28,7 +28,7 @@ pub(crate) fn parsed<T: FromStr>(path: &Path) -> Option<T> {
     text(path)?.parse().ok()
 }
 
-/// Entries of a directory whose names satisfy the condition, in order of the number in them.
+/// Entries of a directory with names that satisfy the condition, in order of the number in them.
 pub(crate) fn entries(path: &Path, wanted: impl Fn(&str) -> bool) -> Vec<(String, PathBuf)> {
     let Ok(found) = fs::read_dir(path) else { return Vec::new() };
     let mut entries: Vec<(String, PathBuf)> = found

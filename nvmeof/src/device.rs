@@ -83,7 +83,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Another device has its name now.
-    #[error("{path} is not the device that sysfs told of: names have changed meanwhile, look again")]
+    #[error("{path} is not the device that sysfs reported: names have changed meanwhile, look again")]
     Another {
         /// Which.
         path: String,
@@ -173,7 +173,7 @@ impl NamespaceDevice {
 
 impl Reservations for NamespaceDevice {
     /// By a command of our own: `IOC_PR_READ_KEYS` and `IOC_PR_READ_RESERVATION` are in new kernels only, and they do not
-    /// say whose a key is.
+    /// name the owner of a key.
     fn report(&self) -> Result<Report, ReservationError> {
         let mut data = vec![0; REPORT_BYTES];
         let command = Command {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_another_number_than_sysfs_told_is_not_used() {
+    fn what_has_another_number_than_sysfs_reported_is_not_used() {
         let namespace = Namespace {
             name: "null".into(),
             device: (259, 7),

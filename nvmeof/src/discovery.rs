@@ -218,7 +218,7 @@ mod tests {
     const POOL: (u8, u8, &str, &str, &str) = (3, 2, "nqn.2026-01.io.example:pool", "192.168.77.1", "4420");
 
     #[test]
-    fn records_are_read_in_chunks_and_told_in_order() {
+    fn records_are_read_in_chunks_and_returned_in_order() {
         let other = (1, 3, crate::DISCOVERY_NQN, "fd00::1", "4421");
         let all: Vec<_> = std::iter::repeat_n(POOL, 9).chain([other]).collect();
         let page = page(4, &all);

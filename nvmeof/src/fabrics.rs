@@ -100,7 +100,7 @@ pub struct Ensured {
     pub failed: Vec<ConnectError>,
     /// Controllers that are not wanted and were left, since no wanted one is live.
     pub spared: Vec<String>,
-    /// Controllers that could not be disconnected, or whose timing could not be set.
+    /// Controllers that could not be disconnected, or with timing that could not be set.
     pub odd: Vec<String>,
 }
 
@@ -152,7 +152,7 @@ impl Default for Fabrics {
 }
 
 impl Fabrics {
-    /// The kernel whose devices are in this directory.
+    /// The kernel with its devices in this directory.
     #[must_use]
     pub fn at(dev: impl Into<PathBuf>, sysfs: Sysfs) -> Self {
         Self { dev: dev.into(), proc: "/proc".into(), sysfs }
@@ -216,7 +216,7 @@ impl Fabrics {
         let with_tls = controllers.filter_map(|controller| controller.tls);
         // Where one's key is not known, it may be any.
         let Some(used) = with_tls.map(|tls| tls.key).collect::<Option<Vec<KeySerial>>>() else { return };
-        // A key too many in the keyring lets nobody in: the target decides.
+        // A key too many in the keyring admits no one: the target decides.
         let _ = Keyring::of_nvme(&self.proc)
             .and_then(|ring| ring.retire(wanted.host.nqn(), &wanted.nqn, keep, &used));
     }

@@ -1,4 +1,4 @@
-//! Reservation keys that say whose they are: an instance, and which of its epochs.
+//! Reservation keys that name their owner: an instance, and which of its epochs.
 
 use std::fmt;
 
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_says_whose_it_is_and_of_which_epoch() {
+    fn a_key_names_its_owner_and_epoch() {
         let (one, other) = (InstanceHash::of("fast-0"), InstanceHash::of("fast-1"));
         let epoch = Epoch::new(7).expect("not 0");
         let key = ReservationKey::new(one, epoch);

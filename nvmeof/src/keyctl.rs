@@ -58,6 +58,6 @@ pub(crate) fn describe(key: KeySerial, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 fn with_buffer(operation: u32, key: KeySerial, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the kernel writes to the buffer at most as many bytes as it is told that it has, during the call only.
+    // SAFETY: the kernel writes to the buffer at most as many bytes as the given length, during the call only.
     checked(unsafe { libc::syscall(libc::SYS_keyctl, operation, key.0, buffer.as_mut_ptr(), buffer.len()) })
 }

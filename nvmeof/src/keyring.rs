@@ -182,7 +182,7 @@ fn is_ours(line: &str) -> Option<KeySerial> {
     let serial = u32::from_str_radix(words.next()?, 16).ok()?;
     // Of a module that was removed it stays, revoked.
     let usable = words.next()?.starts_with("I-");
-    // Nobody but the kernel makes a keyring whose name begins with a dot.
+    // Only the kernel makes a keyring with a name that begins with a dot.
     let owner = words.nth(3)?;
     let (kind, name) = (words.nth(1)?, words.next()?);
     let ours = usable && owner == "0" && kind == "keyring" && name.strip_suffix(':') == Some(NAME);
@@ -203,7 +203,7 @@ mod tests {
 ";
 
     #[test]
-    fn the_kernels_keyring_is_told_from_what_is_like_it() {
+    fn the_kernels_keyring_is_distinguished_from_what_is_like_it() {
         assert_eq!(find(LINES.as_bytes()).expect("read"), Some(KeySerial(0x21cc_057b)));
         let others = LINES.rsplit_once("21cc").expect("it is there").0;
         for text in [others, "", "\n\n", "21cc057b", "x I- 1 perm 0 0 0 keyring .nvme: 1"] {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_keyring_is_told_from_one_that_does_not_tell() {
+    fn a_kernel_without_the_keyring_is_distinguished_from_one_that_does_not_say() {
         let proc = tempfile::tempdir().expect("tmp");
         let error = Keyring::of_nvme(proc.path()).expect_err("no file");
         assert!(matches!(error, KeyringError::NotListed { .. }), "{error}");
@@ -230,9 +230,9 @@ mod tests {
 
     /// On a keyring of this thread, with keys of a type that every kernel has.
     #[test]
-    fn a_key_is_put_once_replaced_when_it_changes_and_taken_out_when_nobody_uses_it() {
+    fn a_key_is_put_once_replaced_when_it_changes_and_removed_when_unused() {
         let serial = match keyctl::add(c"keyring", c"forebay-test", &[], keyctl::THREAD_KEYRING) {
-            // Where tests run in a container whose seccomp profile keeps keys from it.
+            // If tests run in a container with a seccomp profile that forbids keys.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
                 return forebay_testing::skip(forebay_testing::Need::Keyrings, error);
             }

@@ -27,7 +27,7 @@ pub(crate) const DISCOVERY_RECORDS_MAX: u64 = 1024;
 /// Bytes of a log page that one command asks for.
 pub(crate) const LOG_CHUNK_BYTES: usize = 4096;
 
-/// Times that a discovery log is read anew because it changed meanwhile.
+/// Times that a discovery log is read again because it changed meanwhile.
 pub(crate) const DISCOVERY_READS_MAX: usize = 5;
 
 /// Registrants of a namespace that are read.

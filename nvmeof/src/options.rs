@@ -258,7 +258,7 @@ impl Subsystem {
         }
         if let Some(key) = tls {
             options.flag("tls");
-            // As a decimal number; from the keyring `.nvme`, which the kernel takes where it is told of none.
+            // As a decimal number; from the keyring `.nvme`, which the kernel takes if none is given.
             options.add("tls_key", key.0);
         }
         options

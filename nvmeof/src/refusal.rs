@@ -32,10 +32,12 @@ pub enum Refusal {
     #[error("the kernel has no {}: load it, or install it on the node", .0.module())]
     NoTransport(Transport),
     /// The kernel has our host identifier with another host NQN, or the other way round.
-    #[error("this node has connections whose host NQN and host identifier contradict ours: disconnect them")]
+    #[error(
+        "this node has connections with a host NQN and host identifier that contradict ours: disconnect them"
+    )]
     IdentityTaken,
     /// The target knows the subsystem but not us.
-    #[error("the target does not let this host in: add its host NQN to the subsystem's allowed hosts")]
+    #[error("the target does not allow this host: add its host NQN to the subsystem's allowed hosts")]
     HostNotAllowed,
     /// The target knows no such subsystem at this port.
     #[error("the target has no subsystem of this name at this port: check the NQN and the target's ports")]
@@ -53,7 +55,7 @@ pub enum Refusal {
     NoTlsKey,
     /// ESRCH, with TLS.
     #[error(
-        "nobody does the TLS handshake: run tlshd (ktls-utils) on this node, in the same network namespace as this process"
+        "no program does the TLS handshake: run tlshd (ktls-utils) on this node, in the same network namespace as this process"
     )]
     NoTlshd,
     /// EACCES, EKEYREJECTED or ETIMEDOUT, with TLS.
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_of_a_handshake_is_told_apart() {
+    fn failures_of_a_handshake_are_distinguished() {
         let failed = "nvme nvme0: queue 0: TLS handshake complete, error -";
         for (errno, expected) in [
             (libc::ESRCH, Refusal::NoTlshd),
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_the_target_is_told_apart_by_the_kernels_log() {
+    fn a_status_of_the_target_is_distinguished_by_the_kernels_log() {
         let nqn = "nqn.2026-01.io.example:pool";
         for (said, expected) in [
             (format!("Connect for subsystem {nqn} is not allowed, hostnqn: nqn.x"), Refusal::HostNotAllowed),
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_take_is_told_apart_by_its_log() {
+    fn what_the_kernel_does_not_take_is_distinguished_by_its_log() {
         let option = "nvme_fabrics: unknown parameter or missing value 'tls_key=3' in ctrl creation request";
         assert_eq!(refusal(libc::EINVAL, &[option]), Refusal::UnknownOption("tls_key".into()));
         let transport = "nvme_fabrics: no handler found for transport rdma.";

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_reservation_nobody_holds() {
+    fn without_a_reservation_there_is_no_holder() {
         let parsed = Report::parse(&report(0, &[(1, 0x11, 1)])).expect("a report");
         assert_eq!((parsed.reservation, parsed.holder()), (None, None));
     }

@@ -176,7 +176,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_key_is_told_without_the_key() {
+    fn what_is_wrong_with_a_key_is_reported_without_the_key() {
         let good = dhchap("01", &[7; 32]);
         let refused = |text: &str| DhChapKey::parse(text).expect_err("it is wrong");
         assert_eq!(refused("secret"), InvalidKey::Form(DHCHAP_FORM));

@@ -499,7 +499,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_apart_by_their_numbers() {
+    fn names_are_distinguished_by_their_numbers() {
         for (name, count) in [
             ("nvme0", Some(1)),
             ("nvme10n2", Some(2)),

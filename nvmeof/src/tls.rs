@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Nobody publishes these: computed with Python's hmac by the same sections.
+    /// There is no published source of these: computed with Python's hmac by the same sections.
     #[test]
     fn retained_and_tls_psks_are_those_of_another_implementation() {
         for (hash, key, version, expected) in [
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_fit_an_identity_of_version_0_are_told() {
+    fn names_that_do_not_fit_an_identity_of_version_0_are_reported() {
         let subsystem = format!("nqn.{}", "a".repeat(215));
         let long = |version| {
             tls(&psk("01", &KEY), version).of_names("nqn.host-with-a-name-of-its-own-012345", &subsystem)
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_a_pair_are_told_from_those_of_others() {
+    fn keys_of_a_pair_are_distinguished_from_those_of_others() {
         let nqn = |text: &str| text.parse::<Nqn>().expect("an NQN");
         let (host, subsystem) = (nqn("nqn.h"), nqn("nqn.s"));
         let is = |identity: &str| is_of(identity, &host, &subsystem);

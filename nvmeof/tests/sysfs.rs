@@ -47,7 +47,7 @@ fn a_namespace_is_found_by_its_identifiers() {
 }
 
 #[test]
-fn a_namespace_that_is_not_there_is_told_with_those_that_are() {
+fn a_namespace_that_is_not_there_is_reported_with_those_that_are() {
     let found = Tree::of(&[LOCAL, TWO_PATHS]).read();
     let other = "nqn.2026-01.io.example:other".parse().unwrap();
     assert_eq!(found.namespace(&other, &by_uuid()), Err(FindError::NoSubsystem(other)));
@@ -93,7 +93,7 @@ fn where_there_is_no_nvme_nothing_is_found() {
 }
 
 #[test]
-fn what_is_odd_costs_only_what_it_would_have_told() {
+fn what_is_odd_costs_only_what_it_would_have_reported() {
     let tree = Tree::of(&[TWO_PATHS]);
     tree.set("nvme3/address", "");
     tree.set("nvme4/state", "on holiday");
@@ -107,7 +107,7 @@ fn what_is_odd_costs_only_what_it_would_have_told() {
 }
 
 #[test]
-fn changes_are_told_once_and_the_last_path_is_told_as_such() {
+fn changes_are_reported_once_and_the_last_path_is_reported_as_such() {
     let tree = Tree::of(&[TWO_PATHS]);
     let mut watch = Watch::new(tree.sysfs(), nqn(), by_uuid());
     let first = watch.poll();

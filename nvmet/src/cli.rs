@@ -175,7 +175,7 @@ fn status(config: &Config) -> anyhow::Result<bool> {
     let looked = round::look(&root, config, &wanted, &mut Surveyor::default())?;
     let report = round::report(&looked, config, &wanted, Vec::new());
     let mut text = shown(&report);
-    // The size is told anew by every program that has just started.
+    // Every program that has just started reports the size again.
     let mut pending =
         looked.plan.tasks.iter().filter(|task| !matches!(task.tells, Some(Tells::Size(_)))).peekable();
     let right = report.problems.is_empty() && pending.peek().is_none();

@@ -17,7 +17,7 @@ use crate::limits::{
     NAMESPACES_MAX, PATH_BYTES_MAX, PORTS_MAX, SUBSYSTEMS_MAX,
 };
 
-/// Where the program looks for it when it is not told.
+/// Where the program looks for it by default.
 pub(crate) const DEFAULT_PATH: &str = "/etc/forebay/target.toml";
 
 /// NVMe's port for I/O (IANA).
@@ -50,7 +50,7 @@ address = "192.168.77.1"
 
 [[subsystem]]
 nqn = "nqn.2026-01.io.forebay:storage.default.data-0"
-# Host NQNs that are let in; no others are.
+# Host NQNs that are allowed; no others are.
 hosts = ["nqn.2014-08.org.nvmexpress:uuid:2c9f2c59-6c0c-5a53-9a52-5f3b3b7c2a10"]
 
 [[subsystem.namespace]]
@@ -62,7 +62,7 @@ device = "/dev/disk/by-id/nvme-EXAMPLE_0123456789"
 # Instead, a file. It is made with all its space, grows when the size is raised, and never shrinks.
 #file = "/var/lib/forebay-target/data-0.img"
 #size = "100GiB"
-# Offer a drive whose cache loses what is in it with the power, or a file without making every write to it durable. What
+# Offer a drive with a volatile write cache, or a file without making every write to it durable. What
 # hosts have flushed can then be lost when this machine loses its power.
 #allow_volatile_cache = false
 "#;
@@ -91,7 +91,7 @@ pub(crate) enum ConfigError {
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Whose subsystems and ports they are.
+    /// The owner of the subsystems and ports.
     pub(crate) name: String,
     /// Of metrics and health.
     pub(crate) listen: Option<SocketAddr>,
@@ -208,7 +208,7 @@ impl fmt::Display for Port {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subsystem {
     pub(crate) nqn: Nqn,
-    /// Who is let in.
+    /// The allowed hosts.
     pub(crate) hosts: BTreeSet<Nqn>,
     pub(crate) namespaces: Vec<Namespace>,
 }
@@ -219,7 +219,7 @@ pub(crate) struct Namespace {
     pub(crate) id: u32,
     pub(crate) uuid: Uuid,
     pub(crate) source: Source,
-    /// Hosts may be told that something is written before it would survive a loss of power.
+    /// Writes may be acknowledged to hosts before they would survive a power loss.
     pub(crate) volatile_cache: bool,
 }
 

@@ -20,7 +20,7 @@ const SUPERBLOCK_BYTES: usize = 512;
 pub(crate) enum Content {
     /// Zeros in the first and last [`EDGE_BYTES`].
     Blank,
-    /// XFS with the label of our pools. Whose pool, the server that serves it looks at.
+    /// XFS with the label of our pools. The server that serves the pool checks its owner.
     Pool,
     /// Something else; what, for people.
     Other(String),
@@ -37,7 +37,7 @@ const fn signature(at: u64, bytes: &'static [u8], what: &'static str) -> Signatu
     Signature { at, bytes, what }
 }
 
-/// What people are told by name. Anything that is not zero is refused, known or not; the last ones are weak.
+/// What is reported to people by name. Anything that is not zero is refused, known or not; the last ones are weak.
 const SIGNATURES: &[Signature] = &[
     signature(512, b"EFI PART", "a partition table (GPT)"),
     signature(4096, b"EFI PART", "a partition table (GPT)"),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_blank_and_what_is_known_is_told_by_name() {
+    fn zeros_are_blank_and_what_is_known_is_reported_by_name() {
         assert_eq!(content(&[]), Content::Blank);
         for Signature { at, bytes, what } in SIGNATURES {
             assert_eq!(other(content(&[(*at, bytes)])), *what);

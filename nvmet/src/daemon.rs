@@ -19,7 +19,7 @@ use crate::round::{Report, lock, round};
 use crate::source::Surveyor;
 use crate::step::Kernel;
 
-/// What those who watch are told.
+/// What watchers get.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     state: Mutex<State>,
@@ -69,7 +69,7 @@ struct Keeper {
     text: String,
     config: Config,
     surveyor: Surveyor,
-    /// Transports whose modules have been asked for.
+    /// Transports with modules that have been asked for.
     asked: BTreeSet<Transport>,
     watched: Arc<Watched>,
     said: Vec<String>,
@@ -156,7 +156,7 @@ impl Keeper {
         }
         (config.listen, config.log) = (self.config.listen, self.config.log.clone());
         info!("the configuration has changed");
-        self.surveyor.look_anew();
+        self.surveyor.look_again();
         (self.text, self.config) = (text, config);
         Ok(())
     }

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_up_and_what_is_wrong_is_told() {
+    fn what_is_up_and_what_is_wrong_is_reported() {
         let state = example();
         assert_eq!(state.problems(), ["no file", "port tcp://10.0.0.1:4420: is away"]);
         let text = text(state);

@@ -50,7 +50,7 @@ pub(crate) const ROUND_EVERY: Duration = Duration::from_secs(2);
 /// How long a drive that was found unfit is not looked at again, unless the configuration changes.
 pub(crate) const UNFIT_FOR: Duration = Duration::from_secs(10);
 
-/// A round that takes longer is told as one that hangs.
+/// A round that takes longer is reported as one that hangs.
 pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// How long `remove` and the commands that look wait for another program's round.

@@ -2,7 +2,7 @@
 //! configuration says, keeps it so, and takes away what it made (docs/guides/target.md).
 //!
 //! `config` is what is wanted, [`observed`] what the kernel has, [`source`] what the drives are like, [`plan`] the pure
-//! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says whose is what.
+//! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says what belongs to whom.
 
 mod cli;
 mod config;

@@ -19,7 +19,7 @@ pub(crate) struct Observed {
     pub(crate) hosts: BTreeMap<String, Host>,
 }
 
-/// A port. Attributes that nobody has set yet are empty.
+/// A port. Attributes that are not set yet are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Port {
     pub(crate) transport: String,
@@ -97,10 +97,10 @@ impl Observed {
         self.ports.iter().filter(move |(_, port)| carries(port)).map(|(id, port)| (*id, port))
     }
 
-    /// How many subsystems let a host in.
+    /// How many subsystems allow a host.
     pub(crate) fn uses(&self, host: &str) -> usize {
-        let lets_in = |subsystem: &&Subsystem| subsystem.hosts.values().any(|name| name == host);
-        self.subsystems.values().filter(lets_in).count()
+        let allowing = |subsystem: &&Subsystem| subsystem.hosts.values().any(|name| name == host);
+        self.subsystems.values().filter(allowing).count()
     }
 }
 
@@ -135,7 +135,7 @@ fn subsystem(at: &Path) -> io::Result<Subsystem> {
 fn namespace(at: &Path) -> Namespace {
     let attribute = |name: &str| text(&at.join(name));
     Namespace {
-        // What nobody has set is shown as the kernel prints a null pointer.
+        // What is not set is shown as the kernel prints a null pointer.
         device: attribute("device_path").filter(|path| path.starts_with('/')).map(PathBuf::from),
         uuid: attribute("device_uuid").and_then(|text| text.parse().ok()),
         enabled: attribute("enable").is_some_and(|text| text == "1"),

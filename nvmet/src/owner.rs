@@ -2,7 +2,7 @@
 //! as what they mark.
 //!
 //! * A subsystem's model, which cannot be changed once a host has asked for it, names the target.
-//! * A port has a referral of the target's name, which is never enabled, so no host is told of it; and a number out of few
+//! * A port has a referral of the target's name, which is never enabled, so no host learns of it; and a number out of few
 //!   that are the target's.
 //!
 //! Between making one and marking it, or between taking the mark away and the thing itself, a crash leaves something
@@ -17,7 +17,7 @@ use crate::observed::{Observed, Port, Subsystem};
 const TARGETS: Uuid = Uuid::from_u128(0x6f3a_0d5e_2f8b_4c57_9d0a_71c4_5b7e_12f9);
 /// Begins models and referrals.
 const MARK: &str = "forebay-target";
-/// Begins names of subsystems that nobody but a Forebay gives.
+/// Begins names of subsystems that only Forebay gives.
 const NAMES: &str = "nqn.2026-01.io.forebay:";
 /// The first port number that is given, and how many targets share those that follow.
 const PORTS_FROM: u16 = 0x4000;
@@ -66,7 +66,7 @@ impl Owner {
     }
 }
 
-/// Whether nobody loses anything with the subsystem: it is new, or on its way out.
+/// Whether no host loses anything with the subsystem: it is new, or on its way out.
 pub(crate) fn is_empty(nqn: &str, subsystem: &Subsystem, observed: &Observed) -> bool {
     subsystem.namespaces.is_empty()
         && subsystem.hosts.is_empty()

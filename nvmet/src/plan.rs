@@ -92,14 +92,14 @@ pub(crate) struct Task {
     /// For the log.
     pub(crate) what: &'static str,
     pub(crate) steps: Vec<Step>,
-    /// What hosts have been told when it is done.
+    /// What has been reported to hosts when it is done.
     pub(crate) tells: Option<Tells>,
 }
 
-/// What hosts are told of a namespace: its size, in bytes.
+/// What is reported to hosts about a namespace: its size, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tells {
-    /// Of what is offered anew: what lies under it now.
+    /// Of what is offered again: what lies under it now.
     Offered(u64),
     /// Of what was offered before.
     Size(u64),
@@ -185,7 +185,7 @@ fn remove_namespace(nqn: &str, id: u32, namespace: &observed::Namespace) -> Vec<
     disable.into_iter().chain([Step::Remove(at)]).collect()
 }
 
-/// Hosts that nobody lets in once one subsystem has forgotten them.
+/// Hosts that no subsystem allows once one subsystem has forgotten them.
 fn forsaken_hosts<'a>(
     hosts: impl Iterator<Item = &'a String>,
     wanted: &Wanted,
@@ -204,7 +204,7 @@ fn is_ours_to_forget(host: &str, wanted: &Wanted, observed: &Observed) -> bool {
     !has_key && !is_wanted
 }
 
-/// Hosts of the configuration that nobody lets in: a crash has left them.
+/// Hosts of the configuration that no subsystem allows: a crash has left them.
 fn remove_hosts(wanted: &Wanted, observed: &Observed, plan: &mut Plan) {
     for host in observed.hosts.keys() {
         if wanted.known.contains(host)
@@ -311,7 +311,7 @@ fn make_subsystem(
             steps.push(set("attr_serial", serial));
         }
         Some(found) if wanted.owner.owns_subsystem(found) => {
-            // Hosts that have asked for it would not be told of another one.
+            // Hosts that have asked for it would not learn of another one.
             if found.serial != serial && observed.carriers(nqn).next().is_none() {
                 steps.push(set("attr_serial", serial));
             }
@@ -366,7 +366,7 @@ fn let_hosts_in(
         if !subsystem.hosts.iter().any(|wanted| wanted.as_str() == host) {
             let mut steps = vec![Step::Unlink(format!("{at}/{name}"))];
             steps.extend(forsaken_hosts([host].into_iter(), wanted, observed));
-            plan.task(Subject::Host(host.clone()), "no longer let in", steps);
+            plan.task(Subject::Host(host.clone()), "no longer allowed", steps);
         }
     }
     for host in &subsystem.hosts {
@@ -381,7 +381,7 @@ fn let_hosts_in(
             steps.push(Step::Make(to.clone()));
         }
         steps.push(Step::Link { to, at: format!("{at}/{host}") });
-        plan.task(Subject::Host(host.into()), "let in", steps);
+        plan.task(Subject::Host(host.into()), "allowed", steps);
         if let Some(task) = plan.tasks.last_mut() {
             task.needs = Some(Subject::Subsystem(nqn.into()));
         }
@@ -441,12 +441,12 @@ fn make_namespace(
         }
         (Some(_), There::Offered { bytes }) => {
             let bytes = file_bytes.unwrap_or(*bytes);
-            let told = ground.told_bytes == Some(bytes);
-            if told && steps.is_empty() {
+            let reported = ground.reported_bytes == Some(bytes);
+            if reported && steps.is_empty() {
                 return;
             }
-            steps.extend((!told).then(|| set("revalidate_size", "1".into())));
-            ("size told", Some(Tells::Size(bytes)))
+            steps.extend((!reported).then(|| set("revalidate_size", "1".into())));
+            ("size reported", Some(Tells::Size(bytes)))
         }
         (Some(_), There::Fit { path, bytes }) => {
             if let Held::Other(now_on) = &ground.held

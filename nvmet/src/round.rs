@@ -125,7 +125,7 @@ fn work(tasks: &[Task], surveyor: &mut Surveyor, hands: &mut dyn Hands, done: &m
                     info!(subject = %task.subject, "{}", task.what);
                 }
                 if let (Some(tells), Subject::Namespace(key)) = (task.tells, &task.subject) {
-                    surveyor.told(key, tells);
+                    surveyor.reported(key, tells);
                 }
             }
             Err((step, error)) => {

@@ -27,8 +27,8 @@ pub(crate) struct Ground {
     pub(crate) held: Held,
     /// What becomes of writes when the power goes.
     pub(crate) cache: Cache,
-    /// Size that hosts were last told.
-    pub(crate) told_bytes: Option<u64>,
+    /// Size that was last reported to hosts.
+    pub(crate) reported_bytes: Option<u64>,
 }
 
 /// What is where the configuration says.
@@ -38,13 +38,13 @@ pub(crate) enum There {
     ToMake,
     /// What the namespace offers now.
     Offered { bytes: u64 },
-    /// It may be offered: blank, or a pool of ours, and nobody's.
+    /// It may be offered: blank, or a pool of ours, and not in use.
     Fit { path: PathBuf, bytes: u64 },
     /// It must not be, and why.
     Unfit(String),
 }
 
-/// What becomes of writes that hosts were told are done, and were not flushed, when this machine loses its power.
+/// What becomes of writes that were acknowledged to hosts, and were not flushed, when this machine loses its power.
 ///
 /// To hosts it does not matter: they flush. But a flush that is under way when the power goes is sent again by the host's
 /// kernel when the target is back, and succeeds, whatever was lost before it. So there must be nothing to lose.
@@ -98,20 +98,20 @@ struct Appearance {
 pub(crate) struct Surveyor {
     /// What enabled namespaces lay on when they were first seen.
     appearances: BTreeMap<Key, Appearance>,
-    told_bytes: BTreeMap<Key, u64>,
+    reported_bytes: BTreeMap<Key, u64>,
     unfit: BTreeMap<PathBuf, (Instant, String)>,
 }
 
 impl Surveyor {
     /// Forgets what it has found unfit.
-    pub(crate) fn look_anew(&mut self) {
+    pub(crate) fn look_again(&mut self) {
         self.unfit.clear();
     }
 
-    /// Takes note of what hosts have been told.
-    pub(crate) fn told(&mut self, key: &Key, tells: Tells) {
+    /// Takes note of what has been reported to hosts.
+    pub(crate) fn reported(&mut self, key: &Key, tells: Tells) {
         let (Tells::Offered(bytes) | Tells::Size(bytes)) = tells;
-        self.told_bytes.insert(key.clone(), bytes);
+        self.reported_bytes.insert(key.clone(), bytes);
         if let Tells::Offered(_) = tells {
             // A drive that came back is what is there from now on.
             self.appearances.remove(key);
@@ -133,7 +133,7 @@ impl Surveyor {
                     .and_then(|found| found.namespaces.get(&namespace.id))
                     .filter(|found| found.enabled);
                 if enabled.is_none() {
-                    self.told_bytes.remove(&key);
+                    self.reported_bytes.remove(&key);
                     self.appearances.remove(&key);
                 }
                 let now_on = enabled.and_then(|found| found.device.as_deref());
@@ -146,9 +146,9 @@ impl Surveyor {
                     (There::Unfit(_), Some(path)) if path == namespace.source.path() => Held::Nothing,
                     (_, Some(path)) => Held::Other(path.into()),
                 };
-                let told_bytes = self.told_bytes.get(&key).copied();
+                let reported_bytes = self.reported_bytes.get(&key).copied();
                 let cache = cache_of(&namespace.source);
-                grounds.by_key.insert(key, Ground { there, held, cache, told_bytes });
+                grounds.by_key.insert(key, Ground { there, held, cache, reported_bytes });
             }
         }
         grounds
@@ -268,7 +268,7 @@ fn users(observed: &Observed) -> BTreeMap<Identity, Key> {
         .collect()
 }
 
-/// The path without links, and whose it is.
+/// The path without links, and its owner.
 fn identify(source: &Source) -> io::Result<(PathBuf, Identity)> {
     let canonical = fs::canonicalize(source.path())?;
     let identity = identity_of(&canonical)?;
@@ -476,9 +476,9 @@ mod tests {
         // As a drive that came back under its name; a file has no number of its own to come back with.
         fs::rename(&other, &one).expect("replaced");
         assert!(matches!(there(&mut surveyor), There::Fit { .. }));
-        surveyor.told(&key, Tells::Size(1 << 20));
+        surveyor.reported(&key, Tells::Size(1 << 20));
         assert!(matches!(there(&mut surveyor), There::Fit { .. }));
-        surveyor.told(&key, Tells::Offered(1 << 20));
+        surveyor.reported(&key, Tells::Offered(1 << 20));
         assert_eq!(there(&mut surveyor), offered);
     }
 

@@ -136,7 +136,7 @@ fn make_file(path: &Path, bytes: u64) -> io::Result<()> {
     };
     let result = make();
     if result.is_err() {
-        // Half a disk of zeros is of no use to anybody. What made it fail is what is told.
+        // Half a disk of zeros is of no use. The cause of the failure is what is reported.
         let _ = fs::remove_file(&aside);
     }
     result

@@ -2,7 +2,7 @@
 //!
 //! One silent node is most likely dead. Many nodes that fall silent together are most likely alive, and cut off from the control
 //! plane: to take all of them over would restart every server at once, and once more when the partition heals. So takeovers
-//! that nobody has asked for pause while more than half of the observed nodes are silent, and while the API server itself is
+//! that no person has requested pause while more than half of the observed nodes are silent, and while the API server itself is
 //! in trouble; and for a while after that, because not every kubelet finds its way back in the same moment.
 
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Sight {
     }
 }
 
-/// Whose nodes were counted.
+/// The cluster with the nodes that were counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Those that can run instances of the cluster.
@@ -46,7 +46,7 @@ pub enum Scope {
 pub enum Cause {
     /// Too many nodes are silent at once.
     ManyNodesSilent {
-        /// Whose nodes.
+        /// The cluster with these nodes.
         scope: Scope,
         /// So many of them are silent ...
         silent: usize,
@@ -141,7 +141,7 @@ pub struct Brake {
 }
 
 impl Brake {
-    /// What a look told.
+    /// What a look found.
     pub fn saw(&mut self, cause: Option<Cause>, at: Instant) {
         if let Some(cause) = cause {
             self.last = Some((cause, at));

@@ -1,7 +1,7 @@
 //! The certificates of the admin API: a cluster's own authority, its servers, the operator and the CSI driver.
 //!
 //! What is due is decided purely from the present and the certificates that are there. An authority is replaced in steps,
-//! so that nobody ever meets a certificate that they do not know yet: the next one is made known; then it signs; then the
+//! so that no peer ever meets a certificate that it does not know yet: the next one is made known; then it signs; then the
 //! former one is forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -416,7 +416,7 @@ fn matches_key(certificate: &str, key: &str) -> bool {
     X509Certificate::from_der(&der).is_ok_and(|(_, c)| c.public_key().raw == key.subject_public_key_info())
 }
 
-/// When the authority has its next step, where that can be told.
+/// When the authority has its next step, if that is known.
 #[must_use]
 pub fn authority_renewal(rule: Rule, authority: &Authority) -> Option<Timestamp> {
     let current = parse(&authority.current.certificate)?;

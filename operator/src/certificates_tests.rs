@@ -156,7 +156,7 @@ fn an_authority_in_the_midst_of_a_change_survives_its_secret() {
 }
 
 #[test]
-fn an_authority_that_cannot_be_used_is_made_anew() {
+fn an_authority_that_cannot_be_used_is_recreated() {
     assert_eq!(authority_step(NOW, rule(), None), AuthorityStep::Create);
     let (authority, _) = issued();
     let end = parse(&authority.current.certificate).expect("it is one").not_after;

@@ -56,8 +56,8 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         let was = before.instances.iter().find(|i| i.name == instance.name);
         let name = Some(instance.name.as_str());
         let moved = instance.takeover.as_ref().filter(|t| t.serving.is_some());
-        let told = was.and_then(|w| w.takeover.as_ref()).filter(|t| t.serving.is_some());
-        if let Some(moved) = moved.filter(|m| told.is_none_or(|t| t.epoch != m.epoch)) {
+        let reported = was.and_then(|w| w.takeover.as_ref()).filter(|t| t.serving.is_some());
+        if let Some(moved) = moved.filter(|m| reported.is_none_or(|t| t.epoch != m.epoch)) {
             notice(false, "TakenOver", times(&instance.name, moved), name);
         }
         if !instance.node.is_empty() && was.is_none_or(|w| w.node != instance.node) {
@@ -97,29 +97,32 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         if was.is_some_and(|w| w.status == condition.status && w.reason == condition.reason) {
             continue;
         }
-        let told: Option<(bool, &'static str)> = match (condition.type_.as_str(), condition.status.as_str()) {
-            ("Valid", "False") => Some((true, "SpecInvalid")),
-            // For a moment every instance that can move has no place yet.
-            ("InstancesPlaced", "False") if condition.message.ends_with("its place is being recorded") => {
-                None
-            }
-            ("InstancesPlaced", "False") => Some((true, "NoNodeFits")),
-            ("TakeoverReady", "False") => Some((true, "NoTakeover")),
-            ("TakeoverPaused", "True") => Some((true, "TakeoverPaused")),
-            ("TakeoverPaused", "False") if was.is_some_and(|w| w.status == "True") => {
-                Some((false, "TakeoverResumed"))
-            }
-            ("CertificatesReady", "False") if was.is_some() => Some((true, "CertificatesNotReady")),
-            ("Deletable", "False") => Some((true, "DeletionWaits")),
-            ("Progressing", "True") if condition.reason == "RollingOut" => Some((false, "RollingOut")),
-            ("Progressing", "True") if condition.reason == "ScaleDownRefused" => {
-                Some((true, "ScaleDownRefused"))
-            }
-            ("Progressing", "True") if condition.reason == "ApplyFailed" => Some((true, "ApplyFailed")),
-            ("Ready", "True") if was.is_some_and(|w| w.status == "False") => Some((false, "Ready")),
-            _ => None,
-        };
-        if let Some((warning, reason)) = told {
+        let reported: Option<(bool, &'static str)> =
+            match (condition.type_.as_str(), condition.status.as_str()) {
+                ("Valid", "False") => Some((true, "SpecInvalid")),
+                // For a moment every instance that can move has no place yet.
+                ("InstancesPlaced", "False")
+                    if condition.message.ends_with("its place is being recorded") =>
+                {
+                    None
+                }
+                ("InstancesPlaced", "False") => Some((true, "NoNodeFits")),
+                ("TakeoverReady", "False") => Some((true, "NoTakeover")),
+                ("TakeoverPaused", "True") => Some((true, "TakeoverPaused")),
+                ("TakeoverPaused", "False") if was.is_some_and(|w| w.status == "True") => {
+                    Some((false, "TakeoverResumed"))
+                }
+                ("CertificatesReady", "False") if was.is_some() => Some((true, "CertificatesNotReady")),
+                ("Deletable", "False") => Some((true, "DeletionWaits")),
+                ("Progressing", "True") if condition.reason == "RollingOut" => Some((false, "RollingOut")),
+                ("Progressing", "True") if condition.reason == "ScaleDownRefused" => {
+                    Some((true, "ScaleDownRefused"))
+                }
+                ("Progressing", "True") if condition.reason == "ApplyFailed" => Some((true, "ApplyFailed")),
+                ("Ready", "True") if was.is_some_and(|w| w.status == "False") => Some((false, "Ready")),
+                _ => None,
+            };
+        if let Some((warning, reason)) = reported {
             let note = if condition.message.is_empty() {
                 if condition.type_ == "TakeoverPaused" {
                     "takeovers go on: the nodes' Leases are renewed".to_owned()
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_told() {
+    fn only_changes_are_reported() {
         let none = StorageClusterStatus::default();
         assert_eq!(reasons(&none, &status(InstancePhase::Ready)), ["InstancePlaced", "InstanceReady"]);
         assert_eq!(

@@ -89,7 +89,7 @@ pub struct Candidate {
     identity: String,
     timing: Timing,
     tenure: Tenure,
-    /// Told of renewals that fail: those of kubelets may, too.
+    /// Notified of renewals that fail: those of kubelets may, too.
     leases: Option<Leases>,
 }
 
@@ -97,7 +97,7 @@ pub struct Candidate {
 type Seen = Option<(String, Instant)>;
 
 impl Candidate {
-    /// Stands for election under a name that nobody else has.
+    /// Stands for election under a name that no other candidate has.
     #[must_use]
     pub fn new(client: Client, namespace: &str, identity: String, timing: Timing) -> Self {
         let tenure = Tenure::new(timing.duration);

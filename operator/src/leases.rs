@@ -1,7 +1,7 @@
 //! The kubelets' Leases: for how long nodes have given no sign of life.
 //!
 //! A Lease is judged by when it was last *seen* to change, not by the time in it, so that clocks may differ. And only time
-//! in which somebody looked counts: where the API server was away nobody could renew a Lease, and nobody is lost for that.
+//! with observations counts: while the API server was away no Lease could be renewed, and no node is lost for that.
 //!
 //! Looked at are the nodes that instances are on which could move, those that could take them over, and some others: whether one
 //! node is silent or many are decides whether anything is taken over ([`crate::brake`]).
@@ -65,7 +65,7 @@ impl Seen {
     }
 }
 
-/// What a look at a Lease told.
+/// What a look at a Lease found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// What is known of the node by it.
@@ -84,7 +84,7 @@ struct Watched {
     /// Of the nodes that can run instances of a cluster, by its name.
     brakes: BTreeMap<String, Brake>,
     looked: Option<Instant>,
-    /// What the last whole round told. Not what single looks tell meanwhile: one silence that is too long and the others, by which it
+    /// What the last whole round found. Not what single looks find meanwhile: one silence that is too long and the others, by which it
     /// is judged, must be of the same moment.
     sights: BTreeMap<String, Sight>,
     /// Nodes that were chosen without having been looked at, and since when they are.
@@ -99,10 +99,10 @@ impl Watched {
     }
 }
 
-/// What a reconciliation depends on: whoever waits is told when something of it changes, and not as long as it lasts.
+/// What a reconciliation depends on: waiters are notified when something of it changes, and not as long as it lasts.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct News {
-    /// Nodes whose silence matters.
+    /// Nodes with silence that matters.
     late: BTreeSet<String>,
     /// Nodes that nothing goes to.
     quiet: BTreeSet<String>,
@@ -141,7 +141,7 @@ impl Leases {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What each node's Lease told in the last round, and whether takeovers of a cluster pause by that.
+    /// What each node's Lease showed in the last round, and whether takeovers of a cluster pause by that.
     #[must_use]
     pub fn judged(&self, cluster: &str) -> (BTreeMap<String, Sight>, Option<Pause>) {
         let watched = self.watched();
@@ -191,8 +191,8 @@ impl Leases {
         self.news.notified().await;
     }
 
-    /// Looks at intervals, for ever. Not only who works has to: who takes over from an operator whose own node was lost knows
-    /// by then for how long it has been silent.
+    /// Looks at intervals, for ever. Not only the leader has to: an operator that takes over from one on a lost node then knows
+    /// for how long that node has been silent.
     pub async fn watch(&self, namespace: &str) {
         let (clusters, writer) = reflector::store();
         let api = Api::<DeserializeGuard<StorageCluster>>::namespaced(self.client.clone(), namespace);
@@ -206,14 +206,14 @@ impl Leases {
     async fn poll(&self, clusters: Store<DeserializeGuard<StorageCluster>>) {
         let mut interval = tokio::time::interval(LEASE_INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut told = News::default();
+        let mut reported = News::default();
         loop {
             interval.tick().await;
             let clusters = clusters.state();
             let wanted = Wanted::of(clusters.iter().filter_map(|c| c.0.as_ref().ok()));
             let news = self.round(&wanted).await;
-            if news != told {
-                told = news;
+            if news != reported {
+                reported = news;
                 self.news.notify_one();
             }
         }
@@ -359,7 +359,7 @@ mod tests {
         seen.again("2".to_owned(), at(6));
         assert!(seen.sight().is_fresh());
         seen.again("2".to_owned(), at(6 + LEASE_GAP_MAX.as_secs() + 1));
-        assert!(!seen.sight().is_fresh(), "nor while nobody looked");
+        assert!(!seen.sight().is_fresh(), "nor without observation");
     }
 
     #[test]
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_nobody_looked_does_not_count() {
+    fn time_without_observation_does_not_count() {
         let gap = LEASE_GAP_MAX.as_secs();
         assert_eq!(seen_at(&[(0, "1"), (3, "1"), (3 + gap + 1, "1")]), Duration::ZERO);
         assert_eq!(seen_at(&[(0, "1"), (gap, "1")]), Duration::from_secs(gap));

@@ -57,7 +57,7 @@ pub const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 const _: () = assert!(POLL_INTERVAL.as_secs() * 3 < REPORT_AGE_MAX.as_secs());
 
 /// A pod that no node takes asks for RDMA devices so long, where it can do without: as long as a restart of the node plugin
-/// takes, and more. One whose container lacks a device is left alone so long, too.
+/// takes, and more. One with a container that lacks a device is left alone so long, too.
 pub const RDMA_WAIT: Duration = Duration::from_secs(60);
 /// Between two looks at the Lease of a node that an instance could leave.
 pub const LEASE_INTERVAL: Duration = Duration::from_secs(3);
@@ -83,7 +83,7 @@ pub const RENEWAL_MAX: Duration = Duration::from_millis(10_400);
 pub const LEASE_QUIET: Duration = Duration::from_secs(11);
 /// Nodes that fell silent within so long of each other did so together.
 pub const STORM_WINDOW: Duration = Duration::from_secs(60);
-/// A node whose Lease is older than the newest one by so much when the operator begins to look was off before.
+/// A node with a Lease older than the newest one by so much when the operator begins to look was off before.
 pub const LONG_OFF: Duration = Duration::from_secs(600);
 /// Fewer silent nodes are no sign of trouble in the control plane.
 pub const STORM_NODES_MIN: usize = 2;
@@ -92,9 +92,9 @@ pub const STORM_NODES_MIN: usize = 2;
 pub const STORM_SETTLE: Duration = Duration::from_secs(60);
 /// The same, after the API server was in trouble.
 pub const API_SERVER_SETTLE: Duration = Duration::from_secs(30);
-/// Nodes of a cluster that could take its instances over and whose Leases are looked at, beside those that have instances.
+/// Nodes of a cluster that could take its instances over and have Leases that are looked at, beside those that have instances.
 pub const SPARES_OBSERVED_MAX: usize = 16;
-/// Other nodes whose Leases are looked at, for a cluster: witnesses of whether the control plane is heard.
+/// Other nodes with Leases that are looked at, for a cluster: witnesses of whether the control plane is heard.
 pub const WITNESSES_MAX: usize = 16;
 /// A node that was chosen and had not been looked at is looked at for so long.
 pub const ATTENTION: Duration = Duration::from_secs(60);

@@ -46,17 +46,17 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Run {
-    /// Namespace whose StorageClusters are looked after, and in which everything is made.
+    /// Namespace of the StorageClusters to reconcile, and of everything that is made.
     #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
     namespace: String,
-    /// Name of this process in the Lease; nobody else may have it.
+    /// Name of this process in the Lease; no other process may have it.
     #[arg(long, env = "POD_NAME")]
     identity: String,
     /// Seconds that the Lease is good for without being renewed: how long it takes until another process goes on where
     /// this one is killed. One that ends gives the Lease back at once.
     #[arg(long, default_value_t = LEASE_DURATION_S, value_parser = lease_seconds)]
     lease_duration: u64,
-    /// Image of servers whose StorageCluster names none.
+    /// Image of servers if their StorageCluster names none.
     #[arg(long, env = "FOREBAY_IMAGE", default_value = concat!("docker.io/forebay/forebay:", env!("CARGO_PKG_VERSION")))]
     image: String,
     /// Localhost seccomp profile of the servers, a file below the kubelet's folder for them. Without it they get
@@ -151,7 +151,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let watching = (leases.clone(), options.namespace.clone());
     tokio::spawn(async move { watching.0.watch(&watching.1).await });
     let timing = Timing::new(Duration::from_secs(options.lease_duration));
-    // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin anew.
+    // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin again.
     let own = kube::Client::try_default().await?;
     let candidate =
         Candidate::new(own, &options.namespace, options.identity.clone(), timing).telling(leases.clone());

@@ -54,7 +54,7 @@ pub struct Watched {
     pub watch: &'static str,
 }
 
-/// Labels of what is told of a cluster.
+/// Labels of what is reported of a cluster.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct OfCluster {
     /// Name of the StorageCluster.
@@ -197,7 +197,7 @@ impl Metrics {
         }
     }
 
-    /// Drops what is told of a cluster that is gone.
+    /// Drops what is reported of a cluster that is gone.
     pub fn forget(&self, cluster: &str) {
         for phase in ["Pending", "Starting", "Ready", "Draining", "NotReady", "Removing"] {
             self.instances.remove(&Instances { cluster: cluster.to_owned(), phase });

@@ -1,7 +1,7 @@
 //! What is, read from the API server.
 //!
 //! Nodes come from a watch: there are many, and being a moment behind harms nothing. What belongs to the cluster is listed
-//! anew every time: a decision such as "all others serve, so restart this one" must not be made by an old view.
+//! again every time: a decision such as "all others serve, so restart this one" must not be made by an old view.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -171,7 +171,7 @@ fn last_seen(event: &Event) -> Option<Timestamp> {
     [series, last, at].into_iter().flatten().max().or(made)
 }
 
-/// What Events say of pods whose volumes cannot be mounted: the pod's own status does not tell. Best effort.
+/// What Events say of pods with volumes that cannot be mounted: the pod's own status does not tell. Best effort.
 async fn mount_failures(
     client: &Client,
     namespace: &str,
@@ -199,7 +199,7 @@ async fn mount_failures(
     failures
 }
 
-/// What Events say of StatefulSets whose pod is refused by an admission plugin or a quota: their own status does not tell. Best effort.
+/// What Events say of StatefulSets if an admission plugin or a quota refuses their pod: their own status does not tell. Best effort.
 async fn creation_failures(
     client: &Client,
     namespace: &str,
@@ -226,7 +226,7 @@ async fn creation_failures(
 fn elsewhere(context: &Context, cluster: &StorageCluster) -> Vec<(String, String, Vec<u16>)> {
     let mut found = Vec::new();
     let clusters = context.clusters.state();
-    // One that cannot be read is nowhere, as far as can be told.
+    // One that cannot be read is nowhere, as far as is known.
     for other in clusters.iter().filter_map(|c| c.0.as_ref().ok()) {
         if other.metadata.uid == cluster.metadata.uid || !other.spec.network.host_network {
             continue;
@@ -303,13 +303,13 @@ mod tests {
         };
         let made = || event("made", json!({ "metadata": { "creationTimestamp": "2026-01-01T11:58:00Z" } }));
         let ahead = || event("ahead", json!({ "lastTimestamp": "2026-01-01T12:00:03Z" }));
-        let told = |events: Vec<Event>| latest(events, now, Duration::from_secs(600));
-        assert_eq!(told(vec![last(), old()]).as_deref(), Some("last"), "it is not the last of the list");
-        assert_eq!(told(vec![once(), last(), old()]).as_deref(), Some("once"));
-        assert_eq!(told(vec![often(), once(), last()]).as_deref(), Some("often"));
-        assert_eq!(told(vec![made(), often(), once()]).as_deref(), Some("made"));
-        assert_eq!(told(vec![ahead(), made()]).as_deref(), Some("ahead"), "clocks differ a little");
-        assert_eq!(told(vec![old(), event("never", json!({}))]), None);
-        assert_eq!(told(vec![]), None);
+        let reported = |events: Vec<Event>| latest(events, now, Duration::from_secs(600));
+        assert_eq!(reported(vec![last(), old()]).as_deref(), Some("last"), "it is not the last of the list");
+        assert_eq!(reported(vec![once(), last(), old()]).as_deref(), Some("once"));
+        assert_eq!(reported(vec![often(), once(), last()]).as_deref(), Some("often"));
+        assert_eq!(reported(vec![made(), often(), once()]).as_deref(), Some("made"));
+        assert_eq!(reported(vec![ahead(), made()]).as_deref(), Some("ahead"), "clocks differ a little");
+        assert_eq!(reported(vec![old(), event("never", json!({}))]), None);
+        assert_eq!(reported(vec![]), None);
     }
 }

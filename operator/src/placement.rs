@@ -86,7 +86,7 @@ pub struct Verdict {
     pub node: String,
     /// Whether and why not.
     pub reason: Reason,
-    /// The reason in a sentence, with what would mend it.
+    /// The reason in a sentence, with its fix.
     pub message: String,
     /// Whether it comes before others: it has the RDMA port that is preferred.
     pub preferred: bool,
@@ -244,7 +244,7 @@ fn too_small(spec: &StorageClusterSpec, node: &Node) -> Option<(Reason, String)>
     })
 }
 
-/// Whether none of the paths to some backend could be connected from there. What cannot be told speaks against nothing.
+/// Whether none of the paths to some backend could be connected from there. What is unknown speaks against nothing.
 fn without_fabric(
     spec: &StorageClusterSpec,
     name: &str,

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_nobody_looks_at_is_a_stall() {
+    fn a_cluster_that_is_not_reconciled_is_a_stall() {
         let (progress, start) = (Progress::default(), Instant::now());
         progress.begin(&[], start);
         let names = || ["a".to_owned(), "b".to_owned()];

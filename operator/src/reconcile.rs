@@ -82,7 +82,7 @@ pub struct Context {
     pub storage_nodes: Store<DeserializeGuard<StorageNode>>,
     /// StorageClusters, as watched.
     pub clusters: Store<Guarded>,
-    /// What the instances told.
+    /// What the instances reported.
     pub reports: Reports,
     /// The kubelets' signs of life.
     pub leases: Leases,
@@ -220,7 +220,7 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     let mut observed = observe(context, &cluster).await?;
     let servers = desired::certificates(&cluster, &context.settings, &observed);
     context.still_leads()?;
-    // Where nobody is left who would use them they go, and are not made again.
+    // Without users they go, and are not made again.
     let over = deleting && observed.stateful_sets.is_empty() && observed.pods.is_empty();
     let (certificates, identity) = if over {
         (CertificatesState::default(), None)
@@ -271,7 +271,7 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     {
         delete_pod(context, &cluster, restart, "Restarting").await?;
     }
-    // The finalizer stays for as long as anything is left: nobody else would see to it.
+    // The finalizer stays for as long as anything is left: nothing else would remove it.
     if desired.release && failed.is_empty() {
         if desired.forget_credentials {
             forget_credentials(context, &cluster).await?;
@@ -337,7 +337,7 @@ fn api_of(context: &Context, kind: &str) -> Api<DynamicObject> {
     }
 }
 
-/// Removes and applies. What the API server refuses is told; one refusal does not keep the rest from being done. Stops where another
+/// Removes and applies. What the API server refuses is reported; one refusal does not keep the rest from being done. Stops where another
 /// replica may work by now.
 async fn execute(
     context: &Context,
@@ -478,7 +478,7 @@ async fn apply(context: &Context, object: &Value, observed: &Observed) -> Result
 }
 
 fn tell_refusal(status: &mut StorageClusterStatus, cluster: &StorageCluster, why: &str, now: Timestamp) {
-    let told = |type_: &str, status: &str| Condition {
+    let reported = |type_: &str, status: &str| Condition {
         type_: type_.to_owned(),
         status: status.to_owned(),
         reason: "ApplyFailed".to_owned(),
@@ -489,8 +489,8 @@ fn tell_refusal(status: &mut StorageClusterStatus, cluster: &StorageCluster, why
     let before = cluster.status.clone().unwrap_or_default().conditions;
     let mut conditions = std::mem::take(&mut status.conditions);
     conditions.retain(|c| c.type_ != "Progressing" && c.type_ != "Ready");
-    conditions.push(told("Progressing", "True"));
-    conditions.push(told("Ready", "False"));
+    conditions.push(reported("Progressing", "True"));
+    conditions.push(reported("Ready", "False"));
     status.conditions = status::merge(&before, conditions, now);
 }
 

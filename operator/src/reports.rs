@@ -1,4 +1,4 @@
-//! What the instances told last: asked for at intervals, remembered for a while, and told on where it changed.
+//! What the instances reported last: asked for at intervals, remembered for a while, and passed on if it changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ struct Entry {
     visit: Visit,
     answered: Option<(ServerReport, Instant)>,
     failed: Option<String>,
-    told: Option<Report>,
+    reported: Option<Report>,
 }
 
 impl Entry {
@@ -92,7 +92,7 @@ impl Reports {
                     visit: visit.clone(),
                     answered: None,
                     failed: None,
-                    told: None,
+                    reported: None,
                 });
                 entry.visit = visit;
                 if entry.report().is_none() {
@@ -104,8 +104,8 @@ impl Reports {
         let mut entries = self.entries();
         let mine = entries.iter_mut().filter(|((c, _), _)| c == cluster);
         mine.filter_map(|((_, instance), entry)| {
-            entry.told = entry.report();
-            Some((instance.clone(), entry.told.clone()?))
+            entry.reported = entry.report();
+            Some((instance.clone(), entry.reported.clone()?))
         })
         .collect()
     }
@@ -145,7 +145,7 @@ impl Reports {
             interval.tick().await;
             let visits: Vec<_> = self.entries().iter().map(|(k, e)| (k.clone(), e.visit.clone())).collect();
             self.ask(visits).await;
-            let news = self.entries().values().any(|e| e.report() != e.told);
+            let news = self.entries().values().any(|e| e.report() != e.reported);
             if news && changed.send(()).await.is_err() {
                 return;
             }

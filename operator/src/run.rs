@@ -175,7 +175,7 @@ async fn follow<K>(
                 known.insert(object.name_any(), facts(object));
                 false
             }
-            // After a watch was lost nobody says what went meanwhile.
+            // After a watch was lost nothing says what went meanwhile.
             Ok(watcher::Event::InitDone) => true,
             Ok(watcher::Event::Init) => false,
             Err(error) => {
@@ -297,7 +297,7 @@ pub async fn operate(
         .for_each(|result| {
             match result {
                 Err(controller::Error::QueueError(error)) => of_controller.tell(&error),
-                // What fails in a reconciliation is told there.
+                // What fails in a reconciliation is reported there.
                 Err(error @ controller::Error::ReconcilerFailed(..)) => tracing::debug!(%error, "controller"),
                 Err(error) => tracing::debug!(%error, "controller"),
                 Ok(_) => {}

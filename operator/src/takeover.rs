@@ -1,4 +1,4 @@
-//! Whether an instance whose pools lie on fabrics goes to another node. Pure: decided from signs of life.
+//! Whether an instance with pools on fabrics goes to another node. Pure: decided from signs of life.
 //!
 //! What would be wrong: to leave an instance where its node is dead, and to take it away where only the operator cannot see
 //! it. The second does no harm to data (the old server is fenced first), but stops everybody's I/O for nothing. So the
@@ -104,7 +104,7 @@ pub struct Signs {
     /// What the kubelet says.
     pub kubelet: Kubelet,
     /// For how long the kubelet's Lease has been seen not to change, by somebody who looked all the time; `None` where
-    /// there is no Lease, or nobody has looked.
+    /// there is no Lease, or no observation.
     pub silent: Option<Duration>,
     /// The pod.
     pub pod: PodSign,
@@ -135,7 +135,7 @@ impl Signs {
 /// What is configured.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Whether anything is taken over that nobody asked for.
+    /// Whether there are unrequested takeovers.
     pub enabled: bool,
     /// How long a node may be silent.
     pub after: Duration,
@@ -350,7 +350,7 @@ mod tests {
                 moves(Why::NodeLost, 25),
             ),
             ("and has to be as old", Signs { kubelet: unknown(5), silent: None, ..well() }, Stay),
-            ("nobody has looked yet", Signs { silent: None, answers: false, ..well() }, Stay),
+            ("no observation yet", Signs { silent: None, answers: false, ..well() }, Stay),
             (
                 "the node is gone",
                 Signs { kubelet: Kubelet::Gone, silent: None, ..well() },

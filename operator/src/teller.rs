@@ -10,7 +10,7 @@ use kube::runtime::events::{Recorder, Reporter};
 
 use crate::events::Notice;
 
-/// What a series is told by: the cluster, the reason, the instance.
+/// What identifies a series: the cluster, the reason, the instance.
 type Key = (String, &'static str, Option<String>);
 
 /// Writes Events.
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Teller {
 }
 
 impl Teller {
-    /// Nothing was told yet.
+    /// Nothing was reported yet.
     #[must_use]
     pub fn new(client: Client, reporter: Reporter) -> Self {
         Self { client, reporter, series: Mutex::default() }

@@ -71,7 +71,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
         .await;
         assert_eq!(ending, [format!("life-{round}")], "one at a time, in order");
         stage
-            .cluster("life", "the draining is told", |c| {
+            .cluster("life", "the draining is reported", |c| {
                 c.status.iter().flat_map(|s| &s.instances).any(|i| i.phase == InstancePhase::Draining)
             })
             .await;
@@ -96,7 +96,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     stage.change("life", &json!({ "instances": 1 })).await;
     stage.condition("life", "Progressing", "True", "ScaleDownRefused").await;
 
-    // Nor is the cluster, until it is told to destroy it.
+    // Nor is the cluster, until it is asked to destroy it.
     stage.clusters().delete("life", &DeleteParams::default()).await.unwrap();
     stage.condition("life", "Deletable", "False", "VolumesExist").await;
     assert!(stage.api::<StatefulSet>().get_opt("life-1").await.unwrap().is_some());
@@ -123,11 +123,11 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     }
     // Each says what it is about, though they have one reason and came within a moment.
     for instance in ["life-0", "life-1"] {
-        let told = |e: &Event| {
+        let reported = |e: &Event| {
             e.reason.as_deref() == Some("Restarting")
                 && e.note.as_deref().is_some_and(|n| n.starts_with(instance))
         };
-        assert!(events.iter().any(told), "the restart of {instance} is not told");
+        assert!(events.iter().any(reported), "the restart of {instance} is not reported");
     }
     operator.stop().await;
 }
@@ -163,7 +163,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
         if right { Ok(()) } else { Err("not yet".to_owned()) }
     })
     .await;
-    assert_eq!(sets.get("c-0").await.unwrap().metadata.uid, made.metadata.uid, "it was not made anew");
+    assert_eq!(sets.get("c-0").await.unwrap().metadata.uid, made.metadata.uid, "it was not recreated");
 
     // A thing that changes nothing makes one round of looking, and no writes.
     let annotate = |n: u32| json!({ "metadata": { "annotations": { "somebody": n.to_string() } } });
@@ -184,7 +184,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_told() {
+async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_reported() {
     let stage = Stage::new(shared(), "rdma", 3).await;
     let port = |state: &str, address: &str| {
         json!({ "status": { "rdmaDevices": [{ "name": "mlx5_0", "ports": [{
@@ -230,7 +230,7 @@ async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_told() {
         .await
         .unwrap();
     let down = stage
-        .cluster("n", "the port that is down is told", |c| {
+        .cluster("n", "the port that is down is reported", |c| {
             c.status
                 .as_ref()
                 .unwrap()
@@ -245,7 +245,7 @@ async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_told() {
     operator.stop().await;
 }
 
-/// Passes bytes on to the API server until it is told to break every connection.
+/// Passes bytes on to the API server until it is asked to break every connection.
 struct Link {
     address: String,
     broken: tokio::sync::watch::Sender<u32>,
@@ -298,7 +298,7 @@ async fn lost_watches_lose_nothing() {
             })
             .await;
     }
-    // A node that goes while nobody watches.
+    // A node that goes while there is no watch.
     link.cut();
     Api::<k8s_openapi::api::core::v1::Node>::all(stage.client.clone())
         .delete(&stage.node(1), &DeleteParams::default())
@@ -332,11 +332,11 @@ async fn a_cluster_that_cannot_be_read_stops_no_other() {
         sets.map(drop).ok_or_else(|| "no StatefulSet".to_owned())
     })
     .await;
-    eventually("what cannot be read is told", || async {
+    eventually("what cannot be read is reported", || async {
         let events =
             stage.api::<Event>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items;
-        let told = events.iter().any(|e| e.reason.as_deref() == Some("Unreadable"));
-        match (told, operator.metrics.unreadable.get()) {
+        let reported = events.iter().any(|e| e.reason.as_deref() == Some("Unreadable"));
+        match (reported, operator.metrics.unreadable.get()) {
             (true, 1) => Ok(()),
             other => Err(format!("{other:?}")),
         }

@@ -1,5 +1,5 @@
 //! StorageClusters that make no sense: refused by the API server in words that help, or answered with a condition that
-//! says how to mend them. Nothing panics, nothing loops.
+//! says how to fix them. Nothing panics, nothing loops.
 //!
 //! Every file of `bad/` says on its second line what is expected: `refused: <words>`, or
 //! `condition: <Type>=<Status> <Reason>: <words>`.
@@ -82,8 +82,8 @@ async fn bad_clusters_are_refused_or_answered() {
         let (condition, words) = expected.split_once(": ").unwrap();
         let (state, reason) = condition.split_once(' ').unwrap();
         let (type_, status) = state.split_once('=').unwrap();
-        let told = stage.condition(name, type_, status, reason).await;
-        let conditions = told.status.unwrap().conditions;
+        let reported = stage.condition(name, type_, status, reason).await;
+        let conditions = reported.status.unwrap().conditions;
         let message = &conditions.iter().find(|c| c.type_ == type_).unwrap().message;
         assert!(message.contains(words), "{}: {message}", bad.file);
         assert_eq!(conditions.iter().find(|c| c.type_ == "Ready").unwrap().status, "False", "{}", bad.file);
@@ -103,11 +103,11 @@ async fn bad_clusters_are_refused_or_answered() {
         "what is another's is left alone"
     );
 
-    // They can be mended, and they can go.
-    let mended = json!({ "spec": { "image": null } });
+    // They can be fixed, and they can go.
+    let repaired = json!({ "spec": { "image": null } });
     stage
         .clusters()
-        .patch("bad-image-with-a-shell", &PatchParams::default(), &Patch::Merge(&mended))
+        .patch("bad-image-with-a-shell", &PatchParams::default(), &Patch::Merge(&repaired))
         .await
         .unwrap();
     stage.condition("bad-image-with-a-shell", "Valid", "True", "").await;

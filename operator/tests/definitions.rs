@@ -8,7 +8,7 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/forebay/crds"))
 }
 
-/// `FOREBAY_REGENERATE=1 cargo test -p forebay-operator --test definitions` makes the files anew.
+/// `FOREBAY_REGENERATE=1 cargo test -p forebay-operator --test definitions` makes the files again.
 #[test]
 fn the_charts_definitions_are_those_of_the_types() {
     let regenerate = std::env::var_os("FOREBAY_REGENERATE").is_some();

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// The field names whose values never reach a Debug output: `csi_secret` fields of csi.proto are all called
+/// The names of fields with values that never reach a Debug output: `csi_secret` fields of csi.proto are all called
 /// `secrets`, and `Credentials.password` is the admin API's only secret.
 const SECRET_FIELDS: [&str; 2] = ["secrets", "password"];
 

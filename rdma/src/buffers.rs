@@ -6,7 +6,7 @@
 //! recently freed first, so that a busy loop keeps working in the same, cache-warm memory. The kernel zeroes them once,
 //! nothing does it again.
 //!
-//! Pools draw their memory from one [`Budget`] and keep it while nobody else needs it.
+//! Pools draw their memory from one [`Budget`] and keep it while no other pool needs it.
 
 use std::fmt;
 use std::ops::Range;
@@ -161,7 +161,7 @@ impl BufferPool {
         &self.0.budget
     }
 
-    /// A buffer of at least `length` data bytes, with whatever its last user left in it, for nobody in particular.
+    /// A buffer of at least `length` data bytes, with whatever its last user left in it, for any user.
     ///
     /// # Errors
     /// [`Shortage::Budget`] and [`Shortage::Never`].
@@ -326,7 +326,7 @@ impl Holder for Pool {
             let memory: Vec<Memory> = free.stack.drain(..count).collect();
             free.least = free.least.min(free.stack.len());
             drop(free);
-            // Who asks for it is first in the line, or nobody waits.
+            // The asker is first in the line, or there is no waiter.
             drop(memory);
             self.budget.release(count * memory_bytes(class));
             given += count * memory_bytes(class);
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_ever_while_buffers_come_back() {
+    fn no_request_waits_for_ever_while_buffers_come_back() {
         let budget = Budget::new(2 * (MIB + 2 * PAGE));
         let threads: Vec<_> = (0..6)
             .map(|_| {

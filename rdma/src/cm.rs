@@ -233,7 +233,7 @@ impl Drop for Id {
     }
 }
 
-/// A peer that waits to be let in; refused where it is dropped.
+/// A peer that waits to be accepted; refused if it is dropped.
 #[derive(Debug)]
 pub struct Incoming {
     pub(crate) id: Id,
@@ -246,7 +246,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Whose it is.
+    /// Its owner.
     #[must_use]
     pub fn peer(&self) -> Option<SocketAddr> {
         self.id.peer()

@@ -34,7 +34,7 @@ pub struct Device {
     /// RDMA READs of one connection under way at once.
     pub(crate) reads_max: u8,
     has_windows: bool,
-    /// Interrupts that completions can be told by.
+    /// Interrupts that can signal completions.
     vectors: usize,
     /// Where its buffers lie best.
     pub(crate) numa_node: Option<u32>,
@@ -266,7 +266,7 @@ pub struct Notifier {
     device: Arc<Device>,
     channel: NonNull<ibv_comp_channel>,
     descriptor: Arc<OwnedFd>,
-    /// The interrupt by which its endpoints' completions are told.
+    /// The interrupt that signals its endpoints' completions.
     vector: i32,
 }
 
@@ -290,7 +290,7 @@ impl Notifier {
         Self::of_loop(device, 0)
     }
 
-    /// Same, for an event loop: the completions of several loops are told by different interrupts, so that no processor takes
+    /// Same, for an event loop: different interrupts signal the completions of several loops, so that no processor takes
     /// them all.
     ///
     /// # Errors

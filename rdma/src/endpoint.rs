@@ -158,7 +158,7 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// The end of a connection that was asked for, not let in yet. Its events come to `channel`, its completions are told
+    /// The end of a connection that was asked for, not accepted yet. Its events come to `channel`, its completions are signalled
     /// by `notifier` under the name `context`.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl Endpoint {
         &self.device
     }
 
-    /// Lets the peer in. Receives are to be posted before.
+    /// Accepts the peer. Receives are to be posted before.
     ///
     /// # Errors
     /// Those of the connection manager.
@@ -293,7 +293,7 @@ impl Endpoint {
         check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
     }
 
-    /// Asks the peer to let this end in, and says how often it is to try again where there is no receive for a message of
+    /// Asks the peer to accept this end, and says how often it is to try again where there is no receive for a message of
     /// its: 7 is for ever. Receives are to be posted before.
     ///
     /// # Errors
@@ -355,7 +355,7 @@ impl Endpoint {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair lives; the slot is registered, and nobody touches it until the completion (`posted`).
+        // SAFETY: the queue pair lives; the slot is registered, and nothing touches it until the completion (`posted`).
         check(unsafe { ibv_post_recv(self.queue_pair(), &raw mut request, &raw mut bad) })
     }
 
@@ -567,7 +567,7 @@ impl Endpoint {
     /// # Errors
     /// Those of the device; the connection is broken then.
     pub fn poll(&mut self, done: &mut Vec<Completed>) -> Result<(), Errno> {
-        // Armed first: what is completed after the last look is told.
+        // Armed first: what is completed after the last look is signalled.
         // SAFETY: the completion queue lives.
         check(unsafe { ibv_req_notify_cq(self.queue.as_ptr(), 0) })?;
         loop {

@@ -123,7 +123,7 @@ impl Window {
 
     /// The token that the next binding is to have: never the one before.
     pub(crate) fn next_token(&mut self) -> u32 {
-        // SAFETY: the window lives, and nobody else changes it.
+        // SAFETY: the window lives, and nothing else changes it.
         unsafe { ibv_inc_rkey(self.window.as_ref().rkey) }
     }
 

@@ -13,7 +13,7 @@ pub type Wake = Arc<dyn Fn() + Send + Sync>;
 pub struct Line(Arc<State>);
 
 struct State {
-    /// Number of the first place; 0 where nobody waits. Changed under the lock, read without it.
+    /// Number of the first place; 0 without waiters. Changed under the lock, read without it.
     first: AtomicU64,
     queue: Mutex<Queue>,
 }
@@ -71,7 +71,7 @@ impl Line {
         Place { line: self.clone(), number }
     }
 
-    /// Whether nobody waits, or `place` is the first here.
+    /// Whether there is no waiter, or `place` is the first here.
     #[must_use]
     pub fn is_turn_of(&self, place: Option<&Place>) -> bool {
         match self.0.first.load(Ordering::SeqCst) {

@@ -17,7 +17,7 @@ pub(crate) fn node_of(device: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Has the whole pages of `bytes` that nobody has touched yet come from a node.
+/// Has the whole pages of `bytes` that were not touched yet come from a node.
 pub(crate) fn prefer(bytes: &mut [u8], node: u32) -> Result<(), Errno> {
     if node >= NODES_MAX {
         return Err(Errno::INVAL);

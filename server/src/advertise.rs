@@ -1,4 +1,4 @@
-//! Which addresses clients are told to mount.
+//! Which addresses are announced to clients for mounting.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -143,7 +143,7 @@ pub fn resolve<'a>(
     (found, empty)
 }
 
-/// Who of `listening` takes clients of a local address, where it may be told to clients: link-local ones never, and
+/// Who of `listening` takes clients of a local address, where it may be announced to clients: link-local ones never, and
 /// loopback only where nothing else is listened on, because a client on another machine cannot use them.
 pub(crate) fn listener(address: IpAddr, listening: &[SocketAddr]) -> Option<SocketAddr> {
     let only_loopback = listening.iter().all(|l| l.ip().is_loopback());
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_address_is_told_with_the_listener_that_reaches_it() {
+    fn each_address_is_announced_with_the_listener_that_reaches_it() {
         let of = |entry: &str, listening: &[&str]| {
             let listening: Vec<SocketAddr> =
                 listening.iter().map(|l| l.parse().expect("an address")).collect();
@@ -216,7 +216,7 @@ mod tests {
         };
         let two = ["192.0.2.7:1445", "10.1.4.2:2445"];
         assert_eq!(of("0.0.0.0/0", &two), ["192.0.2.7:1445", "10.1.4.2:2445"]);
-        assert_eq!(of("interface:eth1", &two), ["10.1.4.2:2445"], "nobody listens on its IPv6");
+        assert_eq!(of("interface:eth1", &two), ["10.1.4.2:2445"], "nothing listens on its IPv6");
         assert_eq!(of("interface:eth1", &["192.0.2.7:445"]), Vec::<String>::new());
         assert_eq!(
             of("interface:eth1", &["0.0.0.0:445", "10.1.4.2:2445"]),

@@ -1,4 +1,4 @@
-//! The volumes of all pools: what an administrator does to them, and what the protocol is told of it.
+//! The volumes of all pools: what an administrator does to them, and what the protocol learns of it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -282,7 +282,7 @@ fn tell_kubelet(path: &Path, text: &str) {
     if let Err(error) = written.and_then(|mut file| file.write_all(text.as_bytes()))
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(%error, path = %path.display(), "the kubelet is not told why");
+        tracing::warn!(%error, path = %path.display(), "could not tell the kubelet why");
     }
 }
 
@@ -515,7 +515,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kubelet_is_told_where_it_has_made_a_file_for_that() {
+    fn the_kubelet_gets_the_message_if_it_has_made_a_file_for_that() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("termination-log");
         tell_kubelet(&path, "{}");

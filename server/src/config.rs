@@ -23,7 +23,7 @@ pub use dialect::MinDialect;
 pub use instance::{InstanceAddress, InstanceSection};
 pub use nvmeof::NvmeofSection;
 
-/// Where the daemon looks for its configuration when it is not told.
+/// Where the daemon looks for its configuration by default.
 pub const DEFAULT_PATH: &str = "/etc/forebay/server.toml";
 
 /// One option of the configuration.
@@ -48,14 +48,14 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "name",
         value: "\"\"",
         set: false,
-        help: "Name of this instance, 1 to 63 of a-z, 0-9 and '-', as told by the admin API. An operator sets it; \"\": none.",
+        help: "Name of this instance, 1 to 63 of a-z, 0-9 and '-', as reported by the admin API. An operator sets it; \"\": none.",
     },
     OptionHelp {
         section: "instance",
         key: "epoch",
         value: "0",
         set: false,
-        help: "A number that grows whenever the instance is started anew somewhere, as told by the admin API.",
+        help: "A number that grows whenever the instance is placed again, as reported by the admin API.",
     },
     OptionHelp {
         section: "instance",
@@ -69,14 +69,14 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "takeover_after_s",
         value: "0",
         set: false,
-        help: "Seconds after which another node takes the instance over when this one is silent. Pools whose loss_time_s is not less are refused. An operator sets it; 0: unknown.",
+        help: "Seconds after which another node takes the instance over when this one is silent. Pools with a loss_time_s that is not less are refused. An operator sets it; 0: unknown.",
     },
     OptionHelp {
         section: "instance",
         key: "addresses",
         value: "[]",
         set: false,
-        help: "Addresses of this instance, like \"192.168.77.200/24\": put on an interface when its pools are served, announced, and taken off at the end, so that they move with it. Clients are told of no others, unless `server.advertise` chooses. Needs CAP_NET_ADMIN and CAP_NET_RAW.",
+        help: "Addresses of this instance, like \"192.168.77.200/24\": put on an interface when its pools are served, announced, and taken off at the end, so that they move with it. No others are announced to clients, unless `server.advertise` chooses. Needs CAP_NET_ADMIN and CAP_NET_RAW.",
     },
     OptionHelp {
         section: "instance",
@@ -97,14 +97,14 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "advertise",
         value: "[]",
         set: false,
-        help: "Addresses that clients should mount, as told by the admin API: \"host:port\" or \"ip:port\"; \"10.1.0.0/16\" for this machine's addresses in that network, \"interface:eth1\" for those of an interface, each with the port it listens on. Where there is a network or an interface, clients are told of no other addresses for multichannel. Empty: those it listens on. `--advertise` and FOREBAY_ADVERTISE override it.",
+        help: "Addresses that clients should mount, as reported by the admin API: \"host:port\" or \"ip:port\"; \"10.1.0.0/16\" for this machine's addresses in that network, \"interface:eth1\" for those of an interface, each with the port it listens on. If a network or an interface is named, no other addresses are announced to clients for multichannel. Empty: those it listens on. `--advertise` and FOREBAY_ADVERTISE override it.",
     },
     OptionHelp {
         section: "server",
         key: "name",
         value: "\"FOREBAY\"",
         set: false,
-        help: "Name told to clients while they log in, 1 to 15 of A-Z, 0-9 and '-'.",
+        help: "Name sent to clients while they log in, 1 to 15 of A-Z, 0-9 and '-'.",
     },
     OptionHelp {
         section: "server",
@@ -328,7 +328,7 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "write_through",
         value: "false",
         set: false,
-        help: "Everything is on stable storage before it is answered, as on namespaces (pool.nvmeof.write_through). Without, a power cut can take what was answered and not flushed, and Linux's client may not notice: it opens a file again by a new handle, whose flush succeeds.",
+        help: "Everything is on stable storage before it is answered, as on namespaces (pool.nvmeof.write_through). Without, a power cut can take what was answered and not flushed, and Linux's client may not notice: it opens a file again by a new handle, and a flush of that succeeds.",
     },
 ];
 
@@ -458,7 +458,7 @@ impl Default for ServerSection {
 }
 
 impl ServerSection {
-    /// Whether a session whose logon was relayed can be of use: its requests need no key.
+    /// Whether a session with a relayed logon can be of use: its requests need no key.
     #[must_use]
     pub fn may_be_relayed(&self) -> bool {
         self.min_dialect != MinDialect::Smb311
@@ -696,7 +696,7 @@ impl<'de> Deserialize<'de> for Bytes {
 }
 
 impl Config {
-    /// What clients are told to mount: as configured, and addresses of the instance where that chooses none, since those of
+    /// What is announced to clients for mounting: as configured, and addresses of the instance where that chooses none, since those of
     /// the node stay behind when it moves.
     #[must_use]
     pub fn advertised(&self) -> Vec<Advertised> {
@@ -1079,8 +1079,8 @@ mod tests {
         let two = "certificate = \"/c\"\nkey = \"/k\"\n";
         assert!(admin(two).contains("admin.client_ca: "));
         assert!(admin(&format!("{two}client_ca = \"ca\"\n")).contains("must be an absolute path"));
-        let nobody = format!("{two}client_ca = \"/ca\"\nallowed_clients = []\n");
-        assert!(admin(&nobody).contains("server.toml:9: admin.allowed_clients"), "{}", admin(&nobody));
+        let nothing = format!("{two}client_ca = \"/ca\"\nallowed_clients = []\n");
+        assert!(admin(&nothing).contains("server.toml:9: admin.allowed_clients"), "{}", admin(&nothing));
         let right = format!("{pool}[admin]\nlisten = \"0.0.0.0:9444\"\n{two}client_ca = \"/ca\"\n");
         let config = Config::parse("server.toml", &right).expect("all is named");
         assert_eq!(config.admin.allowed_clients, ADMIN_CLIENTS);

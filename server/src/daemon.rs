@@ -54,7 +54,7 @@ const INTERFACES_REFRESH: Duration = Duration::from_secs(5);
 pub enum Exit {
     /// Ended as asked.
     Done = 0,
-    /// Something broke while it ran, or it was told twice to end.
+    /// Something broke while it ran, or it was asked twice to end.
     Failed = 1,
     /// The command line makes no sense (also clap's code).
     Usage = 2,
@@ -66,7 +66,7 @@ pub enum Exit {
     Listen = 5,
     /// The I/O engine that the configuration insists on is not to be had.
     Engine = 6,
-    /// A pool's namespace is no longer ours, or out of reach for too long: the server ended itself at once.
+    /// A pool's namespace is no longer ours, or out of reach for too long: the server stopped at once.
     Fenced = 7,
 }
 
@@ -143,7 +143,7 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> DaemonError {
     move |error| DaemonError::System { what, error }
 }
 
-/// Runs the server until it is told to end.
+/// Runs the server until it is asked to end.
 ///
 /// # Errors
 /// Why it did not start, or had to end.
@@ -179,7 +179,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     result
 }
 
-/// After an orderly end: clients that come to the next server by handles of this one are told that all is there.
+/// After an orderly end: clients that come to the next server by handles of this one learn that all is there.
 fn settle(config: &Config) {
     for section in &config.pool {
         if let Err(error) = pool::settle_starts(&section.path) {
@@ -533,19 +533,19 @@ impl Daemon {
                 () = either(&mut terminate, &mut interrupt) => {}
             }
         }
-        // Whoever asked for the end is told that it comes.
+        // Whoever asked for the end learns that it comes.
         let _ = close_admin.send(true);
         for task in admin {
             let _ = tokio::time::timeout(ADMIN_FINISH_TIME_MAX, task).await;
         }
-        // Gone, or another server's by now: either way nobody is harmed.
+        // Gone, or another server's by now: either way harmless.
         let _ = std::fs::remove_file(&self.socket);
         info!("ended");
         result
     }
 }
 
-/// Serves the admin API to those who come, until it is told to close; then finishes what it was asked.
+/// Serves the admin API until it is asked to close; then finishes what it was asked.
 fn serve_admin<S, I>(
     service: AdminService,
     incoming: S,

@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(next.await, Err(Blind::Hangs));
         }
         drop(release);
-        // Once it has ended the next one looks, and nobody else has in between.
+        // Once it has ended the next one looks, and no other has in between.
         let count = Arc::clone(&started);
         assert_eq!(looks.next(Duration::from_secs(60), move || count.load(Ordering::SeqCst)).await, Ok(1));
         let panics = looks.next(Duration::from_secs(60), || panic!("for the test"));

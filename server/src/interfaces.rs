@@ -1,4 +1,4 @@
-//! The addresses that clients may be told of ([MS-SMB2] 3.3.5.15.11).
+//! The addresses that may be announced to clients ([MS-SMB2] 3.3.5.15.11).
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

@@ -56,7 +56,7 @@ impl Memory {
         self.account(self.strangers.clone())
     }
 
-    /// The account of a connection whose user is known.
+    /// The account of a connection with a known user.
     pub(crate) fn of_user(&self, username: &str) -> Account {
         // Names are compared without regard to case.
         let username = username.to_lowercase();
@@ -189,7 +189,7 @@ impl Allowance {
             if self.waiting.place.as_ref().is_some_and(|place| line.is_of(place)) {
                 return None;
             }
-            // And once more: what came back before it was in the line woke nobody.
+            // And once more: what came back before it was in the line woke no waiter.
             self.waiting.place = Some(line.join(Arc::clone(&self.waiting.wake)));
         }
         None

@@ -140,11 +140,11 @@ pub type Pools = dyn Fn() -> Vec<PoolSpace> + Send + Sync;
 pub struct Metrics {
     /// Connections.
     pub connections: Level,
-    /// Of them, those from which nobody has logged in.
+    /// Of them, those without a logon.
     pub connections_unauthenticated: Level,
     /// Connections that were closed because there were too many.
     pub connections_refused: Count,
-    /// Connections that were ended so that their clients open files anew.
+    /// Connections that were ended so that their clients open files again.
     pub returns: Count,
     /// SMB sessions.
     pub sessions: Level,
@@ -285,7 +285,7 @@ impl Collector for Metrics {
         gauge(e, "forebay_connections", "Connections", &[(&[], self.connections.get() as f64)])?;
         let name = "forebay_connections_unauthenticated";
         let value = self.connections_unauthenticated.get() as f64;
-        gauge(e, name, "Connections from which nobody has logged in yet", &[(&[], value)])?;
+        gauge(e, name, "Connections without a logon yet", &[(&[], value)])?;
         let refused = self.connections_refused.get();
         counter(
             e,

@@ -568,7 +568,7 @@ pub fn empty(trash: &Path) -> std::io::Result<()> {
     std::fs::remove_dir_all(trash)?;
     let project = trash.file_name().and_then(|n| n.to_str()).and_then(|n| n.split('.').nth(1)?.parse().ok());
     if let (Some(project @ 1..), Some(parent)) = (project, trash.parent()) {
-        // A limit that stays behind harms nobody: the project's next owner sets its own.
+        // A limit that stays behind is harmless: the project's next owner sets its own.
         let _ = quota::set_limit(std::fs::File::open(parent)?.as_fd(), project, 0);
     }
     Ok(())

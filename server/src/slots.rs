@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_record_is_read_and_others_forms_are_told_apart() {
+    fn the_newest_record_is_read_and_others_forms_are_distinguished() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("record");
         assert_eq!(record(&path), Content::Missing);

@@ -14,7 +14,7 @@ use crate::slots::{self, Content};
 const NOT_DURABLE: &str = "-";
 /// In the same place: it can be relied on for ever.
 const SETTLED: &str = "+";
-/// First line of a list whose starts are not to be relied on: whoever wrote it was about to ask the kernel for them.
+/// First line of a list of starts that are not to be relied on: whoever wrote it was about to ask the kernel for them.
 const ASKING: &str = "asking";
 
 /// Another with each boot of the machine.
@@ -106,7 +106,7 @@ impl Starts {
     ) -> io::Result<Vec<Predecessor>> {
         let boot = boot()?;
         let mut starts = self.read()?;
-        // The kernel tells of a failed write-back once: whoever is killed after it was told and before it is noted below
+        // The kernel tells of a failed write-back once: whoever is killed after it was reported and before it is noted below
         // must leave no list that the next start would believe.
         if starts.iter().any(|start| start.of != NOT_DURABLE) {
             self.write(&format!("{ASKING}\n{}", print(&starts)))?;
@@ -126,7 +126,7 @@ impl Starts {
         let of = if promise == Promise::AtReply { SETTLED.to_owned() } else { boot };
         starts.push(Start { instance, of });
         if let Err(error) = self.write(&print(&starts)) {
-            // Then clients of this start will be told that their handles are closed by the next.
+            // Then clients of this start will learn from the next that their handles are closed.
             tracing::warn!(path = %self.path.display(), %error, "this start could not be noted");
         }
         Ok(found)
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_believes_only_those_whose_writes_are_on_the_disk() {
+    fn a_start_believes_only_those_with_writes_on_the_disk() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         assert_eq!(begin(&starts, 1), []);
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(failed, [lost(1), lost(2)]);
         // The kernel tells of the failure once: this start's syncfs succeeds again.
         assert_eq!(begin(&starts, 4), [lost(1), lost(2), durable(3)]);
-        // Killed after the kernel told it, before it could note it.
+        // Killed after the kernel reported it, before it could note it.
         let killed = || starts.begin(5, Promise::AtFlush, || panic!("killed"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(killed)).is_err());
         assert_eq!(begin(&starts, 6), [1, 2, 3, 4].map(lost));
@@ -250,7 +250,7 @@ mod tests {
         starts.distrust().expect("it takes no space");
         assert_eq!(begin(&starts, 2), [lost(1)]);
         assert_eq!(begin(&starts, 3), [lost(1), durable(2)]);
-        // As an earlier version has left it: it is not believed in the end, and keeps nobody from starting.
+        // As an earlier version has left it: it is not believed in the end, and keeps no server from starting.
         let Some((disk, starts)) = full(Some("00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n"))
         else {
             return;

@@ -77,7 +77,7 @@ struct Loaded {
     about: About,
 }
 
-/// The server's certificate, as told to people.
+/// The server's certificate, as reported to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
     /// Names it is good for.
@@ -303,7 +303,7 @@ impl ClientCertVerifier for Allowed {
             Ok(_) => Ok(verified),
             Err(problem) => {
                 warn!(problem, "admin API: a client's certificate is refused");
-                // The client is told "access denied".
+                // The client gets "access denied".
                 Err(CertificateError::ApplicationVerificationFailure.into())
             }
         }
@@ -519,12 +519,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peers_that_say_nothing_shut_nobody_out() {
+    async fn peers_that_say_nothing_shut_no_one_out() {
         let scratch = tempfile::tempdir().expect("a directory");
         let (certificates, client) = identity(scratch.path());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        // Nobody is closed for being slow here.
+        // No peer is closed for being slow here.
         let hour = Duration::from_secs(3600);
         let mut accepted = accept_within(listener, Arc::new(certificates), hour);
         let mut silent = Vec::new();
@@ -537,7 +537,7 @@ mod tests {
             let stream = TcpStream::connect(address).await?;
             connector.connect(ServerName::try_from(NAME).expect("a name"), stream).await
         };
-        let mut stream = tokio::time::timeout(deadline, connect).await.expect("in time").expect("let in");
+        let mut stream = tokio::time::timeout(deadline, connect).await.expect("in time").expect("accepted");
         let mut served = accepted.recv().await.expect("it goes on").expect("a stream");
         assert_eq!(&*served.connect_info().0, NAME);
         // More silent ones do not close who is known.

@@ -145,7 +145,7 @@ pub enum RecordError {
 }
 
 impl Record {
-    /// Reads the record at `path`, whose name must be the volume's id with `.json`.
+    /// Reads the record at `path`; its name must be the volume's id with `.json`.
     ///
     /// # Errors
     /// Why it cannot be used.
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_and_shows_no_secret() {
+    fn damage_is_reported_and_shows_no_secret() {
         let scratch = tempfile::tempdir().expect("a directory");
         record().write(scratch.path()).expect("written");
         let path = scratch.path().join("pvc-1.json");

@@ -184,7 +184,7 @@ fn ask(
     })
 }
 
-/// What the server says to a client that it refuses; `None` where it lets it in. In TLS 1.3 a client's handshake is over
+/// What the server says to a client that it refuses; `None` if it accepts it. In TLS 1.3 a client's handshake is over
 /// before the server has looked at its certificate: the alert comes in place of the first data.
 fn refusal(daemon: &Daemon, address: SocketAddr, config: ClientConfig) -> Option<String> {
     daemon.runtime.block_on(async {
@@ -198,7 +198,7 @@ fn refusal(daemon: &Daemon, address: SocketAddr, config: ClientConfig) -> Option
 }
 
 #[test]
-fn clients_are_let_in_by_the_name_in_a_certificate_of_the_authority() {
+fn clients_are_admitted_by_the_name_in_a_certificate_of_the_authority() {
     let (ca, other) = (Authority::new("ours"), Authority::new("theirs"));
     let site = Site::new(&ca, &ca.named(SERVER));
     let daemon = site.place.start();
@@ -299,7 +299,7 @@ fn certificates_are_renewed_under_a_live_client() {
 }
 
 #[test]
-fn a_server_whose_certificates_make_no_sense_does_not_start() {
+fn a_server_with_unusable_certificates_does_not_start() {
     let ca = Authority::new("ours");
     let right = ca.named(SERVER);
     let site = Site::new(&ca, &Issued { certificate: right.certificate.clone(), key: ca.named(SERVER).key });

@@ -36,7 +36,7 @@ const FILES: u64 = 6;
 const FILE_BYTES_MAX: u64 = 60_000;
 const MIB: u64 = 1 << 20;
 
-/// What a file holds, told by one number.
+/// What a file holds, as one number.
 fn content(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let length = random.below(FILE_BYTES_MAX);
@@ -86,7 +86,7 @@ enum Change {
         password: u64,
         keep_previous: bool,
     },
-    /// Made anew, written, flushed and closed.
+    /// Made again, written, flushed and closed.
     Write {
         volume: u64,
         file: u64,
@@ -389,16 +389,17 @@ impl Run {
         if let Some(change) = &under_way {
             change.apply(&mut after);
         }
-        let told = |state: &State| -> Vec<_> {
+        let reported = |state: &State| -> Vec<_> {
             state.iter().map(|(id, v)| (*id, v.capacity, v.labels.clone())).collect()
         };
-        let told_found: Vec<_> = found.iter().map(|(id, v)| (*id, v.0, v.1.clone())).collect();
-        let mut fits: Vec<&State> = [&before, &after].into_iter().filter(|s| told(s) == told_found).collect();
+        let reported_found: Vec<_> = found.iter().map(|(id, v)| (*id, v.0, v.1.clone())).collect();
+        let mut fits: Vec<&State> =
+            [&before, &after].into_iter().filter(|s| reported(s) == reported_found).collect();
         assert!(
             !fits.is_empty(),
-            "{told_found:?} is neither {:?} nor {:?}: {under_way:?}",
-            told(&before),
-            told(&after)
+            "{reported_found:?} is neither {:?} nor {:?}: {under_way:?}",
+            reported(&before),
+            reported(&after)
         );
         // Who may log on, and the files.
         let candidates = |volume: &u64| -> BTreeSet<u64> {
@@ -437,7 +438,7 @@ impl Run {
                 files.keys(),
                 before.get(&volume).map(|v| &v.files)
             );
-            // Emptied, partly written, whole, or not there: but nothing that nobody wrote.
+            // Emptied, partly written, whole, or not there: but nothing that was not written.
             if let (Some(file), Some(Change::Write { content: number, .. })) = (half_written, &under_way) {
                 let old = before[&volume].files.get(&file).map(|number| content(*number));
                 let new = content(*number);
@@ -445,7 +446,7 @@ impl Run {
                     None => assert!(old.is_none(), "file {file} is gone"),
                     Some(bytes) => assert!(
                         new.starts_with(bytes) || old.as_ref() == Some(bytes),
-                        "file {file} of volume {volume} has {} bytes of nobody's",
+                        "file {file} of volume {volume} has {} bytes that were not written",
                         bytes.len()
                     ),
                 }

@@ -115,7 +115,7 @@ fn sigterm_finishes_what_was_asked_and_ends_with_0() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_holds_nobody_up() {
+fn a_client_that_reads_nothing_delays_no_other() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -170,7 +170,7 @@ fn nonsense_ends_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn connections_that_never_log_in_keep_nobody_out() {
+fn connections_that_never_log_in_keep_no_client_out() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -266,7 +266,7 @@ fn a_volumes_credentials_open_that_volume_and_nothing_else() {
     daemon.create_volume("two").unwrap();
     let mut client = daemon.client(Dialect::SMB2_1);
     assert_eq!(client.log_on("one-user", "wrong password"), NtStatus::LOGON_FAILURE);
-    assert_eq!(daemon.client(Dialect::SMB2_1).log_on("nobody", PASSWORD), NtStatus::LOGON_FAILURE);
+    assert_eq!(daemon.client(Dialect::SMB2_1).log_on("stranger", PASSWORD), NtStatus::LOGON_FAILURE);
     let mut client = daemon.client(Dialect::SMB2_1);
     assert_eq!(client.log_on("one-user", PASSWORD), NtStatus::SUCCESS);
     assert_eq!(client.tree_connect("two"), NtStatus::ACCESS_DENIED);

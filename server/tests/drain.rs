@@ -76,7 +76,7 @@ fn what_is_answered_was_done_and_what_is_not_was_not() {
         assert!(answered.len() >= 10, "{engine}: {} answers", answered.len());
         assert!(
             answered.len() < WRITES,
-            "{engine}: the server was never told to end while it had something to do"
+            "{engine}: the server was never asked to end while it had something to do"
         );
         assert!(answered.iter().all(|(_, status)| *status == NtStatus::SUCCESS), "{engine}: {answered:?}");
         let data = std::fs::File::open(place.pool().join("volumes/v/f")).unwrap();
@@ -165,7 +165,7 @@ fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
                 // What was asked before is answered; the end is no reset, which would overtake the answer.
                 assert_eq!(answers(client.stream, |_| ()), [(asked, NtStatus::SUCCESS)], "{engine}");
             }
-            // Who never opens anew gets an answer in the end.
+            // A client that never opens again gets an answer in the end.
             let mut client = daemon.mount("v", Dialect::SMB2_1);
             assert_eq!(client.read(old, 0, 10), Err(NtStatus::FILE_CLOSED));
             assert_eq!(client.write(old, 0, b"astray"), NtStatus::FILE_CLOSED);

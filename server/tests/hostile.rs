@@ -76,7 +76,7 @@ fn both(frame: &[u8]) -> [NtStatus; 2] {
 }
 
 #[test]
-fn compounds_that_wait_for_a_break_hold_back_their_client_and_nobody_else() {
+fn compounds_that_wait_for_a_break_hold_back_their_client_and_no_other() {
     let _alone = alone();
     const COMPOUNDS: usize = 10;
     // With as many loops as this a loop's share of the memory was 7 such frames: the eighth ended the connection.
@@ -382,7 +382,7 @@ fn unread(stream: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
 }
 
-/// protocol.md 4: 64 QUERY_DIRECTORY of 8 MiB on each connection, whose answers are not read.
+/// protocol.md 4: 64 QUERY_DIRECTORY of 8 MiB on each connection, with answers that are not read.
 #[test]
 fn listings_that_are_not_read_cost_others_nothing() {
     let _alone = alone();

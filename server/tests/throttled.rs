@@ -1,4 +1,4 @@
-//! A server whose engine is watched and held up: more writers than there is memory for, on a disk that is slower than all of
+//! A server with an engine that is watched and held up: more writers than there is memory for, on a disk that is slower than all of
 //! them; and what an event loop does in one turn.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -35,7 +35,7 @@ use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 const EVENT_LOOPS: usize = 64;
-/// Volumes whose clients write, and writers of each.
+/// Volumes with clients that write, and writers of each.
 const VOLUMES: usize = 8;
 const WRITERS: usize = 8;
 const WRITE_BYTES: usize = 4 * MIB;
@@ -97,7 +97,7 @@ impl Disk {
     }
 }
 
-/// An engine whose files lie on that disk.
+/// An engine with its files on that disk.
 struct Throttled<E> {
     engine: E,
     disk: Arc<Disk>,
@@ -278,7 +278,7 @@ fn status(name: &str) -> usize {
 }
 
 #[test]
-fn writers_on_a_slow_disk_wait_and_nobody_is_ended_or_refused() {
+fn writers_on_a_slow_disk_wait_and_no_client_is_ended_or_refused() {
     let _alone = alone();
     let scratch = TempDir::new().unwrap();
     let disk = Arc::new(Disk::default());

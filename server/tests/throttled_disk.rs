@@ -21,7 +21,7 @@ use support::{Client, Place, until};
 
 const MIB: usize = 1 << 20;
 const EVENT_LOOPS: usize = 64;
-/// Volumes whose clients write, and writers of each.
+/// Volumes with clients that write, and writers of each.
 const VOLUMES: usize = 8;
 const WRITERS: usize = 8;
 const WRITE_BYTES: usize = 4 * MIB;
@@ -104,7 +104,7 @@ fn path(pool: &Path, writer: usize) -> PathBuf {
 }
 
 #[test]
-fn writers_on_a_throttled_disk_wait_and_nobody_is_ended_or_refused() {
+fn writers_on_a_throttled_disk_wait_and_no_client_is_ended_or_refused() {
     let Some(mut disk) = throttled_disk("writers on a throttled disk") else { return };
     let place = Place::new("auto");
     let pool = disk.path().join("pool");

@@ -21,9 +21,9 @@ pub struct Parameters {
     pub max_receive_size: u32,
     /// Longest upper-layer message that the peer takes.
     pub max_fragmented_send_size: u32,
-    /// Longest upper-layer message that it was told to send.
+    /// Longest upper-layer message that it was asked to send.
     pub max_fragmented_receive_size: u32,
-    /// Most of one READ or WRITE by RDMA: told by who accepts, heeded by who connects.
+    /// Most of one READ or WRITE by RDMA: announced by the accepting end, heeded by the connecting end.
     pub max_read_write_size: u32,
 }
 
@@ -308,7 +308,7 @@ impl Connection {
         self.reassembly.drain()
     }
 
-    /// Messages that were queued and whose last fragment was not handed out; for the end of a connection.
+    /// Messages that were queued and have a last fragment that was not handed out; for the end of a connection.
     pub fn drain_unsent(&mut self) -> impl Iterator<Item = MessageId> {
         self.outbound.drain()
     }

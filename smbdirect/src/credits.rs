@@ -1,6 +1,6 @@
 //! Credits ([MS-SMBD] 3.1.5.1, 3.1.5.9): numbers only.
 //!
-//! A credit of ours stands for a receive that the peer has posted and told us of, and the other way round. Every message but
+//! A credit of ours stands for a receive that the peer has posted and announced, and the other way round. Every message but
 //! those of the negotiation costs its sender one.
 
 use crate::disconnect::Misbehaviour;

@@ -41,7 +41,7 @@ pub enum Misbehaviour {
     #[error("it reassembles only {0} bytes")]
     FragmentedSize(u32),
     /// PreferredSendSize of a Negotiate Response is more than we receive ([MS-SMBD] 3.1.5.7).
-    #[error("it wants to send {0} bytes at a time, more than it was told")]
+    #[error("it announces to send {0} bytes at a time, more than it was offered")]
     PreferredSendSize(u32),
     /// A message came to who connects before it had asked.
     #[error("it spoke before it was asked")]

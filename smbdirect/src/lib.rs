@@ -25,7 +25,7 @@
 //! ```
 //!
 //! Two promises keep a connection from standing still: receive buffers of a delivered message are given back without
-//! waiting for a send on the same connection, and `receives_posted` is told of every receive once it is posted.
+//! waiting for a send on the same connection, and `receives_posted` gets every receive once it is posted.
 //! In steady state nothing is allocated.
 
 mod config;
@@ -45,7 +45,7 @@ pub use disconnect::{Disconnect, Incompatibility, Misbehaviour, Timeout};
 pub use outbound::{MessageId, SendError, Transmit};
 pub use reassembly::Message;
 
-/// A registered buffer, in the transport's own numbering. Buffers for sending and for receiving need not be told apart.
+/// A registered buffer, in the transport's own numbering. Buffers for sending and for receiving need not be distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(pub u32);
 

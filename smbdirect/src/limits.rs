@@ -20,7 +20,7 @@ pub const RECEIVE_RESERVE: u16 = 1;
 pub const SEND_CREDITS_MAX: u32 = u16::MAX as u32;
 /// Credits that a peer holds when a message of ours spends our last one: with two it can give one back and still speak.
 pub const LAST_CREDIT_FLOOR: u32 = 2;
-/// A peer whose credits fell to this part of what it asked for is granted more at once.
+/// A peer with credits down to this part of what it asked for is granted more at once.
 pub const REFILL_DIVISOR: u32 = 4;
 /// How empty messages may be on average while they carry a fragmented one: announced is what fits this part of the buffers.
 /// Peers cut at the boundaries of their own buffers.

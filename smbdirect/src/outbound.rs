@@ -189,7 +189,7 @@ impl Outbound {
         Some(Fragment { length, remaining, invalidate, completes })
     }
 
-    /// Messages whose last fragment was not handed out.
+    /// Messages with a last fragment that was not handed out.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = MessageId> {
         self.segments.clear();
         self.messages.drain(..).map(|m| m.id)

@@ -377,7 +377,7 @@ fn seeds() -> BTreeSet<(String, String, Vec<u8>)> {
     seeds
 }
 
-/// `FOREBAY_UPDATE_CORPUS=1 cargo test -p forebay-smbdirect --test codec corpora` writes the seeds anew.
+/// `FOREBAY_UPDATE_CORPUS=1 cargo test -p forebay-smbdirect --test codec corpora` writes the seeds again.
 #[test]
 fn corpora_hold_every_sample() {
     let samples = samples();

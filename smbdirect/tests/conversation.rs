@@ -59,7 +59,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     let fragments = pair.log[begin..].iter().filter(|(who, _)| *who == PASSIVE).count();
     assert_eq!(fragments, 100_000_usize.div_ceil(1340));
 
-    // Nobody says a word, until somebody is asked for a sign of life; then all is well.
+    // Both ends are silent until one is asked for a sign of life; then all is well.
     let begin = pair.log.len();
     pair.advance(seconds(119));
     assert_eq!(pair.log.len(), begin);

@@ -267,7 +267,7 @@ fn answers_that_a_client_does_not_take() {
             Misbehaviour::FragmentedSize(131_071).into(),
         ),
         (
-            "would send more than it was told",
+            "would send more than it was offered",
             NegotiateResponse { preferred_send_size: 1365, ..ANSWER },
             Misbehaviour::PreferredSendSize(1365).into(),
         ),

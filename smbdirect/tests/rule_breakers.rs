@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forebay_smbdirect::wire::{DataTransfer, Fault, Flags, Malformed, NegotiateRequest, Token};
 use forebay_smbdirect::{BufferId, Config, Connection, Disconnect, Misbehaviour, Received, Segment, Timeout};
 
-/// A server whose client asked for `credits`.
+/// A server with a client that asked for `credits`.
 fn server(credits: u16) -> (Connection, Instant) {
     let now = Instant::now();
     let config = Config::passive();

@@ -86,7 +86,7 @@ pub fn skip(missing: Need, why: impl Display) {
 #[track_caller]
 fn skip_where(allowed: &str, missing: Need, why: impl Display) {
     match verdict(missing, allowed) {
-        // Not eprintln!, whose output the test runner keeps to itself: a skipped test would read as one that passed.
+        // Not eprintln!: the test runner keeps its output to itself: a skipped test would read as one that passed.
         Ok(()) => {
             let _ = writeln!(std::io::stderr(), "SKIPPED, {missing}: {why}");
         }

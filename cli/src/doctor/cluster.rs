@@ -14,7 +14,7 @@ pub(super) const KUBERNETES_MIN: (u32, u32) = (1, 32);
 /// Kinds that must be served.
 const KINDS: [&str; 2] = ["StorageCluster", "StorageNode"];
 
-/// Label by which the parts of the chart are told apart, and the parts that must be there.
+/// Label that distinguishes the parts of the chart, and the parts that must be there.
 const COMPONENT: &str = "app.kubernetes.io/component";
 const COMPONENTS: [(&str, &str); 3] = [
     ("operator", "deployment/forebay-operator"),
@@ -173,7 +173,7 @@ fn trouble(pod: &Pod) -> Option<(String, &'static str)> {
         let message = unscheduled.message.clone().unwrap_or_default();
         return Some((
             format!("cannot be scheduled: {message}"),
-            "make room, or mend what the message names",
+            "free space, or fix what the message names",
         ));
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
@@ -395,7 +395,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
             "ApplyFailed" => report.error(
                 "the operator cannot make its objects",
                 condition.message.clone(),
-                "mend what the message names; the operator tries again by itself",
+                "fix what the message names; the operator tries again by itself",
             ),
             "ScaleDownRefused" => report.warning(
                 "it cannot have fewer instances yet",
@@ -435,7 +435,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
         report.error(
             summary,
             unfit.join("\n"),
-            "widen spec.placement, or mend the nodes (docs/guides/rdma.md)",
+            "widen spec.placement, or fix the nodes (docs/guides/rdma.md)",
         );
     }
     quota(cluster, &mut report);

@@ -44,7 +44,7 @@ pub(crate) struct Finding {
     /// What was seen that says so; empty where the summary says it all.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) evidence: String,
-    /// What mends it; empty where nothing must be.
+    /// Its fix; empty if none is needed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) fix: String,
 }
@@ -133,7 +133,7 @@ pub(crate) fn render(findings: &[Finding], all: bool, paint: Paint) -> String {
             Severity::Error => ("error  ", Tone::Bad),
         };
         text.push_str(&format!("  {}  {}\n", paint.text(tone, label), finding.summary));
-        for (label, lines) in [("seen", &finding.evidence), ("mend", &finding.fix)] {
+        for (label, lines) in [("seen", &finding.evidence), ("fix", &finding.fix)] {
             for (number, line) in lines.lines().enumerate() {
                 let label = if number == 0 { label } else { "" };
                 text.push_str(&format!(

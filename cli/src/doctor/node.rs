@@ -253,7 +253,7 @@ fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
             "install it (Ubuntu: linux-modules-extra-$(uname -r); RHEL: kernel-modules; Debian has it), then modprobe cifs",
         ),
         Fact::Unknown => report.note(
-            "whether the kernel has the SMB client cannot be told",
+            "whether the kernel has the SMB client is unknown",
             format!("{release}: /lib/modules could not be read"),
             "modprobe cifs on the node",
         ),
@@ -275,7 +275,7 @@ fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
                 )
             } else {
                 (
-                    "whether its SMB client speaks SMB Direct cannot be told",
+                    "whether its SMB client speaks SMB Direct is unknown",
                     "cifs is built in, and its configuration not readable",
                 )
             };

@@ -55,12 +55,12 @@ fn findings_are_shown_with_evidence_and_fix() {
 node storage-1
   warning  RDMA port mlx5_0/1 has a small MTU: RDMA sends packets of less than 4096 bytes
            seen  ens1f0np0 has MTU 1500, 4200 is the least
-           mend  ip link set ens1f0np0 mtu 9000, on every host and switch of the fabric (docs/guides/rdma.md)
+           fix   ip link set ens1f0np0 mtu 9000, on every host and switch of the fabric (docs/guides/rdma.md)
 
 node storage-2
   error    its kubelet has not registered the driver: no pod on it can use a volume
            seen  CSINode storage-2 does not list csi.forebay.io
-           mend  read the node plugin's log; kubeletDir of the chart must be the kubelet's --root-dir
+           fix   read the node plugin's log; kubeletDir of the chart must be the kubelet's --root-dir
 
 1 error, 1 warning, 0 notes; 24 things are right
 "
@@ -200,7 +200,7 @@ fn a_pod_that_has_ended_is_no_error_where_another_does_its_work() {
             assert!(text.contains("deployment/forebay-operator: 1 of 1 pods ready"), "{text}");
             assert!(text.contains("daemonset/forebay-csi-node: 2 of 2 pods ready"), "{text}");
         }
-        // Nobody else serves this node's pods, or this instance's volumes.
+        // Nothing else serves this node's pods, or this instance's volumes.
         for (component, node) in [("csi-node", "other"), ("server", NODES[0])] {
             let snapshot = with(component, node, deleted);
             assert_eq!(finding(&snapshot, "pod leftover is not ready").severity, Severity::Error);
@@ -280,16 +280,19 @@ fn storage_clusters_are_looked_at() {
 
 #[test]
 fn a_pause_of_takeovers_is_an_error_while_it_lasts() {
-    let told = |status: &str, reason: &str| {
+    let reported = |status: &str, reason: &str| {
         let condition = json!({ "type": "TakeoverPaused", "status": status, "reason": reason, "message": "3 of 4 nodes",
             "lastTransitionTime": "2026-11-21T12:00:00Z" });
         with_cluster(|cluster| {
             cluster["status"]["conditions"].as_array_mut().expect("conditions").push(condition.clone());
         })
     };
-    assert_eq!(found(&told("False", "NotPaused")), [""; 0]);
-    assert_eq!(finding(&told("True", "ManyNodesSilent"), "takeovers pause").severity, Severity::Error);
-    assert_eq!(finding(&told("False", "Overridden"), "takeovers do not pause").severity, Severity::Warning);
+    assert_eq!(found(&reported("False", "NotPaused")), [""; 0]);
+    assert_eq!(finding(&reported("True", "ManyNodesSilent"), "takeovers pause").severity, Severity::Error);
+    assert_eq!(
+        finding(&reported("False", "Overridden"), "takeovers do not pause").severity,
+        Severity::Warning
+    );
 }
 
 #[test]
@@ -299,13 +302,13 @@ fn nodes_are_looked_at() {
         ("Error: the kernel has no SMB client: no pod on it can use a volume", |n| {
             n["status"]["kernel"]["cifs"] = json!("No");
         }),
-        ("Note: whether the kernel has the SMB client cannot be told", |n| {
+        ("Note: whether the kernel has the SMB client is unknown", |n| {
             n["status"]["kernel"]["cifs"] = json!("Unknown");
         }),
         ("Warning: its SMB client does not speak SMB Direct: mounts use TCP", |n| {
             n["status"]["kernel"]["cifsSmbDirect"] = json!("No");
         }),
-        ("Note: whether its SMB client speaks SMB Direct cannot be told", |n| {
+        ("Note: whether its SMB client speaks SMB Direct is unknown", |n| {
             n["status"]["kernel"]["cifsSmbDirect"] = json!("Unknown");
         }),
         ("Warning: io_uring cannot be used: a server here is slower", |n| {
@@ -388,7 +391,7 @@ fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
 }
 
 #[test]
-fn nodes_without_the_plugin_are_told_apart_from_nodes_whose_plugin_fails() {
+fn nodes_without_the_plugin_are_distinguished_from_nodes_with_a_failing_plugin() {
     let mut control_plane = fixture::node("control-1");
     control_plane["spec"] =
         json!({"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]});

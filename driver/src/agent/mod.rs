@@ -35,7 +35,7 @@ const FIELD_MANAGER: &str = "forebay-node-agent";
 /// How often the node is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often the object itself is applied anew, so that it comes back when somebody deletes it or its Node is another
+/// How often the object itself is applied again, so that it comes back when it is deleted or its Node is another
 /// one, and follows its generation.
 const APPLY_INTERVAL: Duration = Duration::from_secs(120);
 
@@ -45,7 +45,7 @@ pub(crate) struct Agent {
     node: String,
     host: Arc<Host>,
     root: Arc<Path>,
-    /// What the kubelet is told of the node's RDMA devices.
+    /// What is reported to the kubelet about the node's RDMA devices.
     offer: watch::Sender<Offer>,
     reading: InFlight,
 }
@@ -58,7 +58,7 @@ struct Published {
 }
 
 impl Agent {
-    /// For the host whose trees are below `root`.
+    /// For the host with its trees below `root`.
     pub(crate) fn new(client: Client, node: &str, root: &Path, offer: watch::Sender<Offer>) -> Self {
         Self {
             client,
@@ -209,7 +209,7 @@ impl Agent {
 }
 
 fn parameters() -> PatchParams {
-    // What is measured here nobody else can know better.
+    // What is measured here is the best source.
     PatchParams::apply(FIELD_MANAGER).force()
 }
 

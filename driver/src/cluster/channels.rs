@@ -57,7 +57,7 @@ impl std::fmt::Debug for Channels {
 }
 
 impl Channels {
-    /// The channel to this instance, opened anew where its address or the certificate changed. Calls under way on
+    /// The channel to this instance, opened again if its address or the certificate changed. Calls under way on
     /// the old one end there.
     pub(super) async fn to(
         &self,
@@ -186,7 +186,7 @@ fn open(
         .connect_timeout(PROBE_DEADLINE)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        // Else a channel whose peer went silently between two calls is found out by the next call, at its expense.
+        // Else the next call finds out, at its expense, that the channel's peer went silently between two calls.
         .keep_alive_while_idle(true)
         .connect_lazy();
     Ok(Admin::over(channel, format!("instance {instance}")))

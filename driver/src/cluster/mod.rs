@@ -195,7 +195,7 @@ impl Clusters {
             backend.map_or(100, forebay_api::cluster::Backend::overcommit_percent)
         };
         let pools = pools.into_iter();
-        Ok(pools.map(|told| Pool { overcommit_percent: percent(&told.name), told }).collect())
+        Ok(pools.map(|reported| Pool { overcommit_percent: percent(&reported.name), reported }).collect())
     }
 
     /// Where clients mount the volumes of an instance, and by what they can.
@@ -234,16 +234,16 @@ pub(crate) fn is_removed(cluster: &StorageCluster, instance: &InstanceName) -> b
 
 /// Whether the instance takes no more volumes: the operator takes it away as soon as it holds none.
 pub(crate) fn is_leaving(cluster: &StorageCluster, instance: &InstanceName) -> bool {
-    let told = instances(cluster).find(|(name, _)| name == instance);
+    let reported = instances(cluster).find(|(name, _)| name == instance);
     instance.ordinal() >= cluster.spec.instances
-        || told.is_some_and(|(_, status)| status.phase == InstancePhase::Removing)
+        || reported.is_some_and(|(_, status)| status.phase == InstancePhase::Removing)
 }
 
 /// Whether new volumes may be placed there.
 pub(crate) fn takes_volumes(cluster: &StorageCluster, instance: &InstanceName) -> bool {
-    let told = instances(cluster).find(|(name, _)| name == instance);
+    let reported = instances(cluster).find(|(name, _)| name == instance);
     instance.ordinal() < cluster.spec.instances
-        && told.is_some_and(|(_, status)| status.phase == InstancePhase::Ready)
+        && reported.is_some_and(|(_, status)| status.phase == InstancePhase::Ready)
 }
 
 fn status_of<'a>(cluster: &'a StorageCluster, instance: &InstanceName) -> Result<&'a InstanceStatus, Error> {
@@ -337,15 +337,15 @@ mod tests {
     }
 
     #[test]
-    fn transports_are_what_the_server_told_and_the_cluster_demands() {
+    fn transports_are_what_the_server_reported_and_the_cluster_demands() {
         let transports = vec!["RDMA".to_owned(), "TCP".to_owned()];
         let status = InstanceStatus { transports: transports.clone(), ..instance("c-0", "10.0.0.1") };
         let mut cluster = cluster(1, &[status]);
-        let told = |cluster: &StorageCluster| served(cluster, &name("c-0")).expect("it is there");
+        let reported = |cluster: &StorageCluster| served(cluster, &name("c-0")).expect("it is there");
         let open = Served::Instance { transports: transports.clone(), port: 445, is_protected: false };
-        assert_eq!(told(&cluster), open);
+        assert_eq!(reported(&cluster), open);
         cluster.spec.security.sealing = Sealing::Required;
-        assert_eq!(told(&cluster), Served::Instance { transports, port: 445, is_protected: true });
+        assert_eq!(reported(&cluster), Served::Instance { transports, port: 445, is_protected: true });
     }
 
     #[test]

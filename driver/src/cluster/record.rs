@@ -2,7 +2,7 @@
 //!
 //! It is written before the volume is made. Whoever is asked for the volume again, after a crash or beside somebody
 //! else, finds the instance and the password there, so a volume is never made twice. A finalizer keeps it until the driver
-//! has deleted the volume: who deletes it by hand would leave a volume that nobody can mount. It is not immutable: a new
+//! has deleted the volume: deleting it by hand would leave a volume that cannot be mounted. It is not immutable: a new
 //! password takes the place of the old one in one write.
 
 use std::collections::{BTreeMap, HashMap};
@@ -55,7 +55,7 @@ impl Record {
         }
     }
 
-    /// Writes it, with a password that nobody has seen. `None`: it is there already, so somebody else was quicker.
+    /// Writes it, with a new password. `None`: it is there already, so another writer was quicker.
     pub(crate) async fn make(
         kubernetes: &Kubernetes,
         share: &VolumeId,

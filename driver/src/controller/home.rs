@@ -34,7 +34,7 @@ impl Servers {
         }
     }
 
-    /// Whether work can be done. One instance that is away keeps nobody from the others.
+    /// Whether work can be done. One instance that is away does not block the others.
     pub(crate) async fn probe(&self) -> Result<(), Error> {
         match self {
             Self::One(admin) => admin.probe().await,

@@ -186,8 +186,8 @@ impl ControllerService {
             Servers::One(admin) => {
                 let pools = admin.pools(ADMIN_DEADLINE).await?;
                 let pools: Vec<Pool> =
-                    pools.into_iter().map(|told| Pool { told, overcommit_percent: 100 }).collect();
-                let names = pools.iter().map(|pool| pool.told.name.clone()).collect();
+                    pools.into_iter().map(|reported| Pool { reported, overcommit_percent: 100 }).collect();
+                let names = pools.iter().map(|pool| pool.reported.name.clone()).collect();
                 (pools, names)
             }
             Servers::Kubernetes(clusters) => self.pools_of(clusters, &parameters).await?,
@@ -201,7 +201,7 @@ impl ControllerService {
             || Capability::parse_all(&request.volume_capabilities).is_ok();
         let (available, largest) = pools
             .iter()
-            .filter(|p| possible && parameters.pool.as_ref().is_none_or(|name| p.told.name == *name))
+            .filter(|p| possible && parameters.pool.as_ref().is_none_or(|name| p.reported.name == *name))
             .map(|p| p.available_bytes(parameters.quota))
             .fold((0u64, 0u64), |(sum, max), bytes| (sum.saturating_add(bytes), max.max(bytes)));
         Ok(GetCapacityResponse {

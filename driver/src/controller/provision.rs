@@ -68,7 +68,7 @@ impl ControllerService {
                 let _claim = self.in_flight.claim(order.share.as_str())?;
                 let home = Home::only(admin);
                 let existing = home.admin.stat(&order.share).await?;
-                // Before anything is made: a volume that nobody can mount is of no use.
+                // Before anything is made: a volume that cannot be mounted is of no use.
                 let advertised = match &order.parameters.server {
                     Some(_) => Vec::new(),
                     None => home.admin.addresses().await?,
@@ -110,7 +110,7 @@ impl ControllerService {
         if is_removed(&cluster, &record.instance) {
             // It held no volumes when it was removed, so not this one either.
             let message = format!(
-                "instance {} was removed before it made the volume; the next try places it anew",
+                "instance {} was removed before it made the volume; the next try places it again",
                 record.instance
             );
             record.remove(clusters.kubernetes()).await?;
@@ -145,7 +145,7 @@ impl ControllerService {
         match made {
             Ok(volume) if is_there || record.still_stands(clusters.kubernetes()).await? => Ok((home, volume)),
             Ok(_) => {
-                // Another controller, whose lead had ended, gave this place up in the meantime.
+                // Another controller, which no longer leads, gave this place up in the meantime.
                 warn!(share = %order.share, instance = %record.instance, "the volume's Secret is gone, undoing");
                 home.admin.delete(&order.share).await?;
                 Err(Error::Overtaken(order.share.to_string()))
@@ -189,7 +189,7 @@ impl ControllerService {
     }
 
     /// Looks at the cluster again, now that the record is written, and gives the record up where its instance is about to
-    /// go. The operator says so first and counts records then, so whoever was not told here is counted. It waits for
+    /// go. The operator says so first and counts records then, so whoever missed it here is counted. It waits for
     /// those that it counts: a record without a volume must not stay there.
     async fn confirm(
         &self,
@@ -207,7 +207,7 @@ impl ControllerService {
             None => being_deleted(&name),
             Some(now) if is_leaving(&now, instance) || is_new && !takes_volumes(&now, instance) => {
                 Error::NotNow(format!(
-                    "instance {instance} takes no new volumes any more; the next try places anew"
+                    "instance {instance} takes no new volumes any more; the next try places again"
                 ))
             }
             Some(_) => return Ok(record),
@@ -265,7 +265,7 @@ impl Order {
             Some(existing) => {
                 home.check_parameters(&existing, &self.parameters)?;
                 check_compatible(&existing, &self.name, self.capacity, &self.parameters, credentials)?;
-                // Once more as it is: the server compares the password, which nobody else can.
+                // Once more as it is: only the server can compare the password.
                 admin::CreateVolumeRequest {
                     volume_id: self.share.to_string(),
                     pool: existing.pool.clone(),

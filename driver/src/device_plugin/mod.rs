@@ -5,7 +5,7 @@
 //! shares of a fixed number.
 //!
 //! The kubelet forgets a plugin when it restarts (it empties its folder) and when the list of devices ends. In both cases
-//! the plugin makes its socket anew and registers again.
+//! the plugin makes its socket again and registers again.
 
 mod offer;
 
@@ -59,7 +59,7 @@ pub(crate) async fn run(folder: PathBuf, offer: watch::Receiver<Offer>, mut stop
             _ = stop.wait_for(|stop| *stop) => break,
         };
         match served {
-            Ok(why) => info!(why, "offering the RDMA devices to the kubelet anew"),
+            Ok(why) => info!(why, "offering the RDMA devices to the kubelet again"),
             Err(error) => {
                 let error = format!("{error:#}");
                 if failing {
@@ -141,7 +141,7 @@ async fn register(kubelet: &Path) -> anyhow::Result<()> {
 
 struct Service {
     offer: watch::Receiver<Offer>,
-    /// Is told when the kubelet lets go of a list.
+    /// Signalled when the kubelet drops a list.
     ended: mpsc::Sender<()>,
 }
 
@@ -150,12 +150,12 @@ struct Following(mpsc::Sender<()>);
 
 impl Drop for Following {
     fn drop(&mut self) {
-        // Where one is waiting already, that is told.
+        // If one is waiting already, that one is notified.
         let _ = self.0.try_send(());
     }
 }
 
-/// The shares as the kubelet is told of them: none where the node has no RDMA device.
+/// The shares as reported to the kubelet: none if the node has no RDMA device.
 fn devices(offer: &Offer) -> Vec<Device> {
     let shares = if offer.nodes.is_empty() { 0 } else { RDMA_SHARES_MAX };
     let health = if offer.usable { HEALTHY } else { UNHEALTHY };

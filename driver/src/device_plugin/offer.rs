@@ -37,7 +37,7 @@ impl Offer {
         if names.is_empty() {
             return Self::default();
         }
-        // A container whose device is not there would not start, so nothing is healthy without the connection manager.
+        // A container would not start without its device, so nothing is healthy without the connection manager.
         let managed = root.join(CONNECTION_MANAGER).exists();
         if managed {
             names.insert(0, "rdma_cm".to_owned());

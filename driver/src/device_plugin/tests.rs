@@ -82,7 +82,7 @@ async fn next(list: &mut Streaming<ListAndWatchResponse>) -> Vec<Device> {
 async fn shares_are_as_healthy_as_the_nodes_ports() {
     let mut stage = Stage::start(Offer::default());
     let mut client = stage.registered().await;
-    let options = client.get_device_plugin_options(Empty {}).await.expect("told").into_inner();
+    let options = client.get_device_plugin_options(Empty {}).await.expect("an answer").into_inner();
     assert!(!options.pre_start_required && !options.get_preferred_allocation_available);
     let mut list = follow(&mut client).await;
     assert_eq!(next(&mut list).await, [], "a node without RDMA has none");
@@ -128,7 +128,7 @@ async fn a_container_gets_the_device_nodes() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_restarts_is_told_again() {
+async fn a_kubelet_that_restarts_gets_the_devices_again() {
     let mut stage = Stage::start(usable());
     let mut client = stage.registered().await;
     next(&mut follow(&mut client).await).await;
@@ -148,7 +148,7 @@ async fn a_kubelet_that_restarts_is_told_again() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_lets_go_of_the_list_is_told_again() {
+async fn a_kubelet_that_lets_go_of_the_list_gets_it_again() {
     let mut stage = Stage::start(usable());
     let mut client = stage.registered().await;
     let mut list = follow(&mut client).await;

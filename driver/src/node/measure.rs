@@ -29,7 +29,7 @@ impl fmt::Debug for Measurements {
 struct Table {
     next: u64,
     running: HashMap<PathBuf, Running>,
-    /// Threads that have not ended, those included whose path was given up.
+    /// Threads that have not ended, including those with a path that was given up.
     threads: usize,
     /// Paths that a call is about to unmount.
     held: HashSet<PathBuf>,

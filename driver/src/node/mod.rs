@@ -4,11 +4,11 @@ mod claims;
 mod group;
 mod measure;
 mod publish;
+mod reported;
 mod stage;
 mod stats;
 #[cfg(test)]
 mod tests;
-mod told;
 mod unmount;
 
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 use crate::mountinfo::{MountTable, resolve};
 use crate::node::claims::Claims;
 use crate::node::measure::Measurements;
-use crate::node::told::Told;
+use crate::node::reported::Reported;
 use crate::observe::observe;
 
 /// How long the calls of the node wait for the kernel.
@@ -56,18 +56,18 @@ pub(crate) struct NodeService {
     /// What this node has.
     host: Arc<Host>,
     /// How volumes are mounted that could have been mounted otherwise.
-    told: Told,
+    reported: Reported,
     /// Calls that change what is mounted.
     claims: Claims,
     /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
     measuring: Measurements,
-    /// Whose turn it is to look at the node's hardware, and whether a look hangs.
+    /// Turns to look at the node's hardware, and whether a look hangs.
     turn: Arc<Mutex<()>>,
     looking: InFlight,
 }
 
 impl NodeService {
-    /// On the host whose trees are below `host_root`.
+    /// On the host with its trees below `host_root`.
     pub(crate) fn new(
         node_id: &str,
         deadlines: Deadlines,
@@ -77,7 +77,7 @@ impl NodeService {
         Self {
             node_id: node_id.into(),
             deadlines,
-            told: Told::new(node_id, clusters.as_ref().map(|c| c.kubernetes().client().clone())),
+            reported: Reported::new(node_id, clusters.as_ref().map(|c| c.kubernetes().client().clone())),
             clusters,
             host: Arc::new(Host::at(host_root)),
             claims: Claims::default(),

@@ -14,8 +14,8 @@ use rustix::mount::MountAttrFlags;
 
 use super::claims::{Claim, Sharing};
 use super::group::{self, Place};
+use super::reported::pod_of;
 use super::stage::under;
-use super::told::pod_of;
 use super::unmount::Directory;
 use super::{NodeService, check_path, check_volume_id, io_error, make_target, mounts};
 use crate::capability::Capability;
@@ -74,7 +74,7 @@ impl NodeService {
         })
         .await?;
         if let Some(pod) = pod {
-            self.told.published(&volume_id, pod);
+            self.reported.published(&volume_id, pod);
         }
         Ok(NodePublishVolumeResponse {})
     }

@@ -80,7 +80,7 @@ impl NodeService {
 
         let claim = self.claims.volume(&volume_id)?;
         let is_required = wanted == Transport::Rdma;
-        let is_signed = self.told.is_signed(&volume_id);
+        let is_signed = self.reported.is_signed(&volume_id);
         let volume = Staging {
             target,
             is_instance,
@@ -126,10 +126,10 @@ impl NodeService {
         claim: Claim,
         mount: impl FnOnce() -> Result<(Choice, bool), Error> + Send + 'static,
     ) -> Result<(), Error> {
-        let (told, volume_id) = (self.told.clone(), volume_id.to_owned());
+        let (reported, volume_id) = (self.reported.clone(), volume_id.to_owned());
         let mounting = under(claim, "mount", self.deadlines.mount, move || {
             let (choice, is_signed) = mount()?;
-            told.mounted(&volume_id, choice, is_signed);
+            reported.mounted(&volume_id, choice, is_signed);
             Ok(())
         });
         mounting.await.map(drop)
@@ -186,7 +186,7 @@ impl NodeService {
             return Ok(choice);
         }
         let host = Arc::clone(&self.host);
-        // One look at a time: a driver that hangs must not take a thread for every mount. Who comes while one hangs is told
+        // One look at a time: a driver that hangs must not take a thread for every mount. Calls that come while one hangs get
         // so at once.
         let turn = self.turn.lock().await;
         let looked = match self.looking.claim(LOOK) {
@@ -226,7 +226,7 @@ impl NodeService {
             claim = self.unmount(&volume_id, path, Directory::Remove, claim).await?;
         }
         let _claim = self.unmount(&volume_id, staging, Directory::Keep, claim).await?;
-        self.told.unmounted(&volume_id);
+        self.reported.unmounted(&volume_id);
         Ok(NodeUnstageVolumeResponse {})
     }
 }

@@ -30,7 +30,7 @@ impl NodeService {
         let path = check_path("volume_path", &request.volume_path)
             .map_err(|_| Error::NotMounted(request.volume_path.clone()))?;
         let handle = Handle::parse(&request.volume_id);
-        let told = self.told.of(&request.volume_id);
+        let reported = self.reported.of(&request.volume_id);
         let deadline = self.deadlines.stats;
         let mounted = path.clone();
         let (mount_id, over) = run_until("look", deadline, move || look(handle.as_ref(), &mounted)).await??;
@@ -39,7 +39,7 @@ impl NodeService {
                 usage: usage(&stat),
                 volume_condition: Some(VolumeCondition {
                     abnormal: false,
-                    message: healthy(over, told.and_then(|choice| choice.why).as_deref()),
+                    message: healthy(over, reported.and_then(|choice| choice.why).as_deref()),
                 }),
             }),
             Answer::Measured(Err(errno)) => Ok(abnormal(&format!("statfs: {}", std::io::Error::from(errno)))),

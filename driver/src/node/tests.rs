@@ -1,5 +1,5 @@
 //! The node's calls with real mounts: a tmpfs stands where the SMB mount would be staged, and a FUSE mount
-//! that nobody serves for a server that went silent. The SMB mount itself is tested in the lab (e2e).
+//! without a server, for a server that went silent. The SMB mount itself is tested in the lab (e2e).
 
 mod fuse;
 
@@ -482,7 +482,7 @@ async fn a_volume_is_staged_again_after_an_unmount_that_hangs() {
 }
 
 #[tokio::test]
-async fn a_staged_mount_whose_server_is_elsewhere_is_mounted_again() {
+async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
     if !may_mount() {
         return;
     }
@@ -500,7 +500,7 @@ async fn a_staged_mount_whose_server_is_elsewhere_is_mounted_again() {
     disguise_as_smb("//127.0.0.1/v-dead", "rw,hard,gid=0,addr=192.0.2.9");
     request.volume_context.insert("share".into(), "v-dead".into());
     let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
-    assert_eq!(restage(&scene, request.clone()).await, Err(tried), "nobody listens at the new address");
+    assert_eq!(restage(&scene, request.clone()).await, Err(tried), "nothing listens at the new address");
     assert!(!scene.is_mounted("staging"));
 
     // Silent at its server's present address: the server is away and comes back.
@@ -539,7 +539,7 @@ async fn a_staged_mount_whose_server_is_elsewhere_is_mounted_again() {
     let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
     for what in ["in the place of a dead mount", "where nothing is mounted"] {
         let refused = scene.node.publish(with_secret.clone()).await;
-        let status = Status::from(refused.expect_err("nobody listens at the new address"));
+        let status = Status::from(refused.expect_err("nothing listens at the new address"));
         assert_eq!(status.code(), tried, "{what}: {status}");
         for other in ["is not staged", "is no longer at", "12345678"] {
             assert!(!status.message().contains(other), "{what}: {status}");
@@ -579,7 +579,7 @@ async fn each_pods_group_is_that_of_its_mount() {
     stage.volume_capability = of_group("2000", mode.clone());
     let tried =
         if mount::is_available("cifs").is_ok() { Code::Unavailable } else { Code::FailedPrecondition };
-    assert_eq!(code(scene.node.stage(stage).await), Err(tried), "nobody listens there");
+    assert_eq!(code(scene.node.stage(stage).await), Err(tried), "nothing listens there");
     assert_eq!(code(scene.node.publish(publish("1000", "pod/mount")).await), Ok(()));
     let refused = scene.node.publish(publish("2000", "pod2/mount")).await;
     let status = Status::from(refused.expect_err("never with another pod's group"));
@@ -591,7 +591,7 @@ async fn each_pods_group_is_that_of_its_mount() {
     with_secret.secrets = stage_request(&scene).secrets;
     with_secret.volume_context = stage_request(&scene).volume_context;
     with_secret.volume_context.insert("share".into(), "v-group".into());
-    let status = Status::from(scene.node.publish(with_secret).await.expect_err("nobody listens there"));
+    let status = Status::from(scene.node.publish(with_secret).await.expect_err("nothing listens there"));
     assert_eq!(status.code(), tried, "{status}");
     assert!(!status.message().contains("node-publish-secret"), "{status}");
 
@@ -624,12 +624,12 @@ async fn why_a_volume_goes_by_tcp_is_known_although_its_mount_took_too_long() {
         Ok((Choice::short_of("the node has no RDMA device".into()), false))
     });
     assert!(matches!(mounting.await, Err(Error::Deadline { .. })));
-    assert_eq!(scene.node.told.of("v"), None, "it is not mounted yet");
+    assert_eq!(scene.node.reported.of("v"), None, "it is not mounted yet");
     assert_eq!(scene.unstage().await, Err(Code::Aborted));
     release.send(()).expect("the thread waits");
     let deadline = std::time::Instant::now() + LONG;
-    while scene.node.told.of("v").is_none() {
-        assert!(std::time::Instant::now() < deadline, "it is never told");
+    while scene.node.reported.of("v").is_none() {
+        assert!(std::time::Instant::now() < deadline, "it is never reported");
         tokio::task::yield_now().await;
     }
 }
@@ -642,7 +642,7 @@ fn stage_request(scene: &Scene) -> NodeStageVolumeRequest {
         staging_target_path: scene.text("staging"),
         volume_capability: Some(mount_capability(Mode::MultiNodeMultiWriter, &[])),
         secrets: map(&[("username", "u"), ("password", "12345678")]),
-        // Discard, RFC 863: nobody listens there.
+        // Discard, RFC 863: nothing listens there.
         volume_context: map(&[("server", "127.0.0.1:9"), ("share", "v")]),
         ..Default::default()
     }

@@ -31,19 +31,19 @@ const AUTHORITY_INDEX: usize = 1;
 /// `localhost` as a string literal (RFC 7541 5.2) without Huffman code.
 const LOCALHOST: &[u8] = b"\x09localhost";
 
-/// A connection whose requests are for `localhost`.
+/// A connection with requests for `localhost`.
 #[derive(Debug)]
 pub(crate) struct Localhost<S> {
     inner: S,
-    mend: Mend,
-    /// Read and mended, up to `given` handed on.
-    mended: Vec<u8>,
+    repair: Repair,
+    /// Read and repaired, up to `given` handed on.
+    repaired: Vec<u8>,
     given: usize,
 }
 
 impl<S> Localhost<S> {
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, mend: Mend::default(), mended: Vec::new(), given: 0 }
+        Self { inner, repair: Repair::default(), repaired: Vec::new(), given: 0 }
     }
 }
 
@@ -60,24 +60,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for Localhost<S> {
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        while this.given == this.mended.len() {
-            this.mended.clear();
+        while this.given == this.repaired.len() {
+            this.repaired.clear();
             this.given = 0;
             let mut bytes = [0; 4096];
             let mut read = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut this.inner).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
                 // The rest of a frame that was cut off is for the library to complain of.
-                this.mend.finish(&mut this.mended);
-                if this.mended.is_empty() {
+                this.repair.finish(&mut this.repaired);
+                if this.repaired.is_empty() {
                     return Poll::Ready(Ok(()));
                 }
                 break;
             }
-            this.mend.push(read.filled(), &mut this.mended);
+            this.repair.push(read.filled(), &mut this.repaired);
         }
-        let length = out.remaining().min(this.mended.len() - this.given);
-        out.put_slice(&this.mended[this.given..this.given + length]);
+        let length = out.remaining().min(this.repaired.len() - this.given);
+        out.put_slice(&this.repaired[this.given..this.given + length]);
         this.given += length;
         Poll::Ready(Ok(()))
     }
@@ -97,9 +97,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Localhost<S> {
     }
 }
 
-/// Mends one direction of a connection, frame by frame.
+/// Repairs one direction of a connection, frame by frame.
 #[derive(Debug, Default)]
-struct Mend {
+struct Repair {
     /// What has come of the preface or the frame that is not whole yet.
     pending: Vec<u8>,
     preface_passed: bool,
@@ -107,7 +107,7 @@ struct Mend {
     given_up: bool,
 }
 
-impl Mend {
+impl Repair {
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.pending.extend_from_slice(bytes);
         if !self.preface_passed && !self.given_up {
@@ -132,11 +132,11 @@ impl Mend {
             }
             let frame: Vec<u8> = self.pending.drain(..end).collect();
             let stream = &frame[5..FRAME_HEADER_BYTES];
-            let mended = match kind {
-                HEADERS => mend_headers(flags, &frame[FRAME_HEADER_BYTES..]),
+            let repaired = match kind {
+                HEADERS => repair_headers(flags, &frame[FRAME_HEADER_BYTES..]),
                 _ => None,
             };
-            match mended {
+            match repaired {
                 Some(payload) => {
                     // The bits of a length that was within a frame's limit and grew by less than LOCALHOST.
                     let length = u32::try_from(payload.len()).expect("a frame is small").to_be_bytes();
@@ -157,7 +157,7 @@ impl Mend {
 }
 
 /// The payload of a HEADERS frame without padding and for `localhost`; none where it needs no change or makes no sense.
-fn mend_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
+fn repair_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
     // A block that goes on in the next frame may end within a string. The kubelet's have some hundred bytes.
     if flags & END_HEADERS == 0 {
         return None;
@@ -169,7 +169,7 @@ fn mend_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
     }
     let fields_at = if flags & PRIORITY != 0 { 5 } else { 0 };
     let (priority, fields) = payload.split_at_checked(fields_at)?;
-    let mut mended = priority.to_vec();
+    let mut repaired = priority.to_vec();
     let mut at = 0;
     let mut changed = false;
     while at < fields.len() {
@@ -185,7 +185,7 @@ fn mend_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
         let index = integer(fields, &mut at, prefix)?;
         let is_literal = !matches!(first, 0x80.. | 0x20..0x40);
         if !is_literal {
-            mended.extend_from_slice(&fields[start..at]);
+            repaired.extend_from_slice(&fields[start..at]);
             continue;
         }
         if index == 0 {
@@ -195,14 +195,14 @@ fn mend_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
         skip_string(fields, &mut at)?;
         if index == AUTHORITY_INDEX {
             // Indexed as before: both ends' dynamic tables count the same entries.
-            mended.extend_from_slice(&fields[start..value_at]);
-            mended.extend_from_slice(LOCALHOST);
+            repaired.extend_from_slice(&fields[start..value_at]);
+            repaired.extend_from_slice(LOCALHOST);
             changed = true;
         } else {
-            mended.extend_from_slice(&fields[start..at]);
+            repaired.extend_from_slice(&fields[start..at]);
         }
     }
-    changed.then_some(mended)
+    changed.then_some(repaired)
 }
 
 /// RFC 7541 5.1.
@@ -263,11 +263,11 @@ pub(super) mod tests {
         literal(0x41, value)
     }
 
-    fn mended(bytes: &[u8], step: usize) -> Vec<u8> {
-        let mut mend = Mend::default();
+    fn repaired(bytes: &[u8], step: usize) -> Vec<u8> {
+        let mut repair = Repair::default();
         let mut out = Vec::new();
-        bytes.chunks(step).for_each(|chunk| mend.push(chunk, &mut out));
-        mend.finish(&mut out);
+        bytes.chunks(step).for_each(|chunk| repair.push(chunk, &mut out));
+        repair.finish(&mut out);
         out
     }
 
@@ -297,7 +297,7 @@ pub(super) mod tests {
         ]
         .concat();
         for step in [1, 7, 24, 1000] {
-            assert_eq!(mended(&sent, step), wanted, "{step}");
+            assert_eq!(repaired(&sent, step), wanted, "{step}");
         }
     }
 
@@ -313,7 +313,7 @@ pub(super) mod tests {
             [PREFACE, &frame(HEADERS, END_HEADERS | PADDED, 1, &[9, 0x41, 1, b'a'])].concat(),
             [PREFACE, &frame(HEADERS, END_HEADERS, 1, &[0x41, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff])].concat(),
         ] {
-            assert_eq!(mended(&bytes, 5), bytes);
+            assert_eq!(repaired(&bytes, 5), bytes);
         }
     }
 
@@ -321,7 +321,7 @@ pub(super) mod tests {
         #[test]
         fn no_bytes_make_it_fail_or_lose_any(fields in prop::collection::vec(any::<u8>(), 0..200), flags: u8, step in 1_usize..50) {
             let sent = [PREFACE, &frame(HEADERS, flags, 1, &fields), &frame(6, 0, 0, &[7; 8])].concat();
-            let out = mended(&sent, step);
+            let out = repaired(&sent, step);
             prop_assert!(out.starts_with(PREFACE));
             prop_assert!(out.ends_with(&frame(6, 0, 0, &[7; 8])));
         }

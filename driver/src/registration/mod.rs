@@ -2,7 +2,7 @@
 //!
 //! The kubelet watches a folder for sockets and asks whoever listens there which plugin it is. It does so again when it
 //! is restarted, as long as the socket is there. Where something empties the folder, the kubelet takes the driver for
-//! gone: so the socket is made anew.
+//! gone: so the socket is made again.
 
 pub(crate) mod authority;
 
@@ -56,7 +56,7 @@ struct Service {
 }
 
 /// Keeps the driver registered until `stop`; the CSI socket must be listening already, since the kubelet calls it before
-/// it says anything. An error means that the driver cannot be registered and nobody would call it.
+/// it says anything. An error means that the driver cannot be registered and would never be called.
 pub(crate) async fn run(
     registry: PathBuf,
     csi_socket: PathBuf,
@@ -81,7 +81,7 @@ pub(crate) async fn run(
         };
         match served {
             Ended::Vanished => {
-                warn!(path = %path.display(), "the registration socket has vanished, making it anew")
+                warn!(path = %path.display(), "the registration socket has vanished, making it again")
             }
             Ended::Refused { reason, after_success } => {
                 refusals = if after_success { 1 } else { refusals + 1 };
@@ -247,10 +247,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kubelet_is_told_who_the_driver_is() {
+    async fn the_driver_introduces_itself_to_the_kubelet() {
         let mut driver = Driver::start();
         let mut kubelet = driver.connect().await;
-        let info = kubelet.get_info(InfoRequest {}).await.expect("told").into_inner();
+        let info = kubelet.get_info(InfoRequest {}).await.expect("an answer").into_inner();
         assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "csi.forebay.io"));
         assert_eq!(info.endpoint, "/var/lib/kubelet/plugins/csi.forebay.io/csi.sock");
         assert_eq!(info.supported_versions, ["1.0.0"]);
@@ -259,7 +259,7 @@ mod tests {
 
         // A kubelet that is restarted asks again.
         let mut again = driver.connect().await;
-        again.get_info(InfoRequest {}).await.expect("told again");
+        again.get_info(InfoRequest {}).await.expect("an answer again");
 
         driver.stop.send_replace(true);
         let socket = driver.socket();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_is_removed_is_made_anew() {
+    async fn a_socket_that_is_removed_is_recreated() {
         let mut driver = Driver::start();
         registered(&mut driver.connect().await).await;
         driver.until(Outcome::Registered).await;
@@ -309,7 +309,7 @@ mod tests {
         registered(&mut driver.connect().await).await;
         driver.until(Outcome::Registered).await;
 
-        // The whole folder, as when a node's kubelet is installed anew.
+        // The whole folder, as when a node's kubelet is installed again.
         fs::remove_dir_all(driver.dir.path()).expect("there");
         driver.until(Outcome::Waiting).await;
         fs::create_dir(driver.dir.path()).expect("free");

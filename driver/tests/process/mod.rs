@@ -13,7 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 /// For everything that is waited for.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A process whose standard error goes to a file.
+/// A process with its standard error in a file.
 pub struct Process {
     child: Child,
     log: PathBuf,

@@ -101,7 +101,7 @@ impl World {
         self.names_of_any_kind().await;
         self.validation_and_get().await;
         self.expansion().await;
-        self.capacity_is_told().await;
+        self.capacity_is_reported().await;
         self.listing_in_pages().await;
         self.deletion_is_idempotent().await;
     }
@@ -233,7 +233,7 @@ impl World {
         self.create(create("pvc-1", 64 * MIB)).await.unwrap();
     }
 
-    async fn capacity_is_told(&mut self) {
+    async fn capacity_is_reported(&mut self) {
         let before = self.capacity(&[]).await.unwrap();
         assert!(before.available_capacity > 0);
         assert_eq!(before.maximum_volume_size, Some(before.available_capacity), "there is one pool");

@@ -81,7 +81,7 @@ enum Command {
     },
     /// Run the scenarios in a lab of their own; ends with an error when one fails.
     Test {
-        /// Only those whose name contains one of these.
+        /// Only those with a name that contains one of these.
         filters: Vec<String>,
         /// All of them, those on trial too.
         #[arg(long, conflicts_with = "filters")]
@@ -147,7 +147,7 @@ enum Command {
     /// No guest is booted; the suites run natively in the nodes' root file system. What fails must be listed with its
     /// reason in e2e/foreign/known-failures.txt, and what is listed and passes fails the run, too.
     Foreign {
-        /// Only tests whose name contains this.
+        /// Only tests with a name that contains this.
         #[arg(default_value = "")]
         filter: String,
         /// The server to test: ours, or Samba's to see what the suites make of it.
@@ -207,7 +207,7 @@ enum KubernetesCommand {
     /// Run the scenarios on a cluster of the lab; ends with an error when one fails. Takes two images: the second is what an
     /// upgrade goes to.
     Test {
-        /// Only those whose name contains one of these.
+        /// Only those with a name that contains one of these.
         filters: Vec<String>,
         #[command(flatten)]
         on: On,

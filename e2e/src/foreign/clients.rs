@@ -34,7 +34,7 @@ pub(super) fn groups(room: &mut Room, work: &Path) -> Result<Vec<String>> {
     Ok(groups)
 }
 
-/// Runs the checks of a group whose names contain `filter`.
+/// Runs the checks of a group with names that contain `filter`.
 pub(super) fn run(room: &mut Room, group: &str, filter: &str) -> Result<Vec<(String, Outcome)>> {
     let done = room.run(&["python3", "/scratch/clients.py", "/scratch/target.json", group, filter], LIMIT)?;
     let mut results = parse(&done.output);

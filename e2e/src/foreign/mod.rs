@@ -57,7 +57,7 @@ impl ServerKind {
 /// What is asked of a run.
 #[derive(Debug)]
 pub struct Options {
-    /// Only tests whose name contains this.
+    /// Only tests with a name that contains this.
     pub filter: String,
     /// The server.
     pub server: ServerKind,
@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<bool> {
     result.map(|()| verdicts.report(&options.filter))
 }
 
-/// Removes a folder in which processes that have been told to end may still remove files of theirs.
+/// Removes a folder in which processes that have been asked to end may still remove files of theirs.
 fn empty(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = fs::remove_dir_all(folder) {

@@ -1,4 +1,4 @@
-//! What a run found, held against the lists, and told at its end.
+//! What a run found, held against the lists, and reported at its end.
 
 use std::collections::BTreeMap;
 

@@ -15,7 +15,7 @@ use crate::cache::{Artefact, Cache, Recipe};
 use crate::host::{self, Archive};
 use crate::progress::step;
 
-/// The series whose newest build is taken.
+/// The series of which the newest build is taken.
 pub const SERIES: &str = "7.2";
 /// Where it is.
 pub const RELEASE: &str = "trixie-backports";

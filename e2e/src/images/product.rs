@@ -1,6 +1,6 @@
 //! Our binaries on a read-only disk of their own, so that a code change makes no new root.
 //!
-//! It is made anew for each lab, in the lab's own folder: that takes less than a second, and an image that a guest has
+//! It is made again for each lab, in the lab's own folder: that takes less than a second, and an image that a guest has
 //! mounted is never rewritten.
 
 use std::fs;

@@ -11,7 +11,7 @@ use crate::kubernetes::tools::{self, Tools};
 /// Kinds that scripts/prepare.sh and scripts/image.sh make, name and remove.
 const OF_SCRIPTS: [&str; 2] = ["binaries", "image-base"];
 
-/// Kinds whose recipes name what is not known here (the images of a run, this boot of the machine): the entry that was used
+/// Kinds with recipes that name what is not known here (the images of a run, this boot of the machine): the entry that was used
 /// last stays.
 const NEWEST: [&str; 2] = ["preloaded", "kvm-trial"];
 

@@ -32,7 +32,7 @@ tar -xJf "/usr/src/$tree.tar.xz" --strip-components=1 \
 "#;
 
 /// Compiles. The variables are what Kbuild reads; what C sources see was written down when Debian built the kernel, so
-/// they are told in CFLAGS. BTF would need the kernel with its debug information.
+/// they come from CFLAGS. BTF would need the kernel with its debug information.
 const BUILD: &str = r#"
 abi=$1 jobs=$2
 headers=/usr/src/linux-headers-${abi%-*}-common

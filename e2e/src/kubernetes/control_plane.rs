@@ -225,7 +225,7 @@ impl ControlPlane {
         flag("bind-address", if local { "127.0.0.1" } else { "0.0.0.0" });
         flag("advertise-address", &self.options.address.to_string());
         if local {
-            // A Service may not point at loopback; without nodes nobody follows it.
+            // A Service may not point at loopback; without nodes nothing follows it.
             flag("endpoint-reconciler-type", "none");
         }
         flag("secure-port", &self.port.to_string());
@@ -277,7 +277,7 @@ impl ControlPlane {
         for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
             command.arg(format!("--{flag}={kubeconfig}"));
         }
-        // No port: nobody asks them anything, and several labs share this machine's loopback.
+        // No port: nothing connects to them, and several labs share this machine's loopback.
         command.args(["--leader-elect=false", "--secure-port=0"]);
         command
     }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cache::hex;
 
-/// Writes an archive with an image of this name (`registry/name:tag`) whose only content and entry point is `/program`.
+/// Writes an archive with an image of this name (`registry/name:tag`), with `/program` as its only content and entry point.
 pub fn write(archive: &Path, image: &str, program: &str, content: &[u8]) -> Result<()> {
     let mut layer = Tar::default();
     layer.add(program, 0o755, content);

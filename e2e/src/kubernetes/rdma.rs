@@ -109,9 +109,9 @@ pub(super) fn chosen(stage: &Stage) -> Result<String> {
         "--ignore-not-found",
         "--timeout=240s",
     ]);
-    let told = done?;
+    let reported = done?;
     gone?;
-    Ok(told)
+    Ok(reported)
 }
 
 fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
@@ -164,7 +164,7 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     stage.wait_pod("slow")?;
     let line = mounted(two, &volume(stage, "any")?)?;
     ensure!(!line.contains(",rdma"), "{line}");
-    let told = wait_event(stage, "slow", "MountedOverTcp", "no RDMA device")?;
+    let reported = wait_event(stage, "slow", "MountedOverTcp", "no RDMA device")?;
     ensure!(stage.exec("slow", "echo 1 > /data/f; cat /data/f")?.trim() == "1", "the volume is not served");
 
     // And one that requires it there: refused.
@@ -173,7 +173,7 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     let phase = kubectl.run(&["get", "pod", "refused", "-o=jsonpath={.status.phase}"])?;
     ensure!(phase == "Pending", "the refused pod is {phase}");
     Ok(format!(
-        "{} and {} packets by RDMA for {MEBIBYTES} MiB; then {told:?}; then refused",
+        "{} and {} packets by RDMA for {MEBIBYTES} MiB; then {reported:?}; then refused",
         packets[0], packets[1]
     ))
 }
@@ -195,7 +195,7 @@ impl Drop for Later<'_> {
     }
 }
 
-/// A device that comes while the server runs: its container is made anew, and nobody who uses a volume notices.
+/// A device that comes while the server runs: its container is made again, and no user of a volume notices.
 pub(super) fn came_later(stage: &Stage) -> Result<String> {
     let cluster = stage.cluster().context("only in the lab")?;
     let pod = format!("{}-0", instance(stage)?);
@@ -208,7 +208,7 @@ pub(super) fn came_later(stage: &Stage) -> Result<String> {
     let found = nodes()?;
     ensure!(found.contains("uverbs1"), "the new container has {found}");
     stage.wait_cluster_ready()?;
-    let told = resumed(stream)?;
+    let reported = resumed(stream)?;
     let path = "-o=jsonpath={.items[*].message}";
     let said = stage.kubectl().run(&[
         "get",
@@ -226,5 +226,5 @@ pub(super) fn came_later(stage: &Stage) -> Result<String> {
     stage.kubectl().run(&["delete", "pod", &pod, "-n", NAMESPACE, "--wait=false"])?;
     wait_replaced(stage, &pod, &old)?;
     stage.wait_cluster_ready()?;
-    Ok(told)
+    Ok(reported)
 }

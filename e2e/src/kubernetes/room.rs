@@ -96,7 +96,7 @@ impl Room {
         Ok(())
     }
 
-    /// Joins the lab whose switch listens here.
+    /// Joins the lab with the switch that listens here.
     pub fn plug(&self, lan: &Path) -> Result<()> {
         let tap = tap::open(DEVICE)?;
         let ip = |line: String| host::run(Command::new("ip").args(line.split(' ')));

@@ -52,7 +52,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "uninstall leaves nothing but what the docs say", run: uninstalled },
 ];
 
-/// Runs the scenarios whose name contains one of `filters` (all where there are none) after installing Forebay; whether
+/// Runs the scenarios with a name that contains one of `filters` (all where there are none) after installing Forebay; whether
 /// all passed.
 pub fn run(stage: &Stage, filters: &[String], table: &mut Table) -> Result<bool> {
     let chosen: Vec<&Scenario> = ALL

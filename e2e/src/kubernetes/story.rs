@@ -10,7 +10,7 @@ use super::workload::{claim, pod, training};
 use crate::progress::say;
 use crate::report::Table;
 
-/// What the story applies: one server, on a node whose NIC can RDMA. In the lab that is the storage node alone.
+/// What the story applies: one server, on a node with a NIC for RDMA. In the lab that is the storage node alone.
 pub const STORAGE_CLUSTER: &str = "apiVersion: storage.forebay.io/v1alpha1
 kind: StorageCluster
 metadata:
@@ -100,7 +100,7 @@ pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
         for line in ["rank 0 on", "rank 1 on", "rank 0: checkpoint of rank 1", "rank 1: checkpoint of rank 0"]
         {
             let said = logs.lines().any(|one| one.contains(line) && one.ends_with(" verified"));
-            ensure!(said, "nobody says {line:?} … verified:\n{logs}");
+            ensure!(said, "no pod prints {line:?} … verified:\n{logs}");
         }
         let path = "-o=jsonpath={range .items[*]}{.spec.nodeName} {end}";
         let done = ["-l", "job-name=training", "--field-selector=status.phase=Succeeded", path];
@@ -148,7 +148,7 @@ fn look(stage: &Stage, table: &mut Table) {
     println!("\n{shown}");
 }
 
-/// A node is lost, and its instance served by another one: not on a user's own cluster, whose nodes are not ours.
+/// A node is lost, and its instance served by another one: not on a user's own cluster: its nodes are not ours.
 fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
     let mut moving = None;
     must(table.run(
@@ -160,11 +160,7 @@ fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
         },
     ))?;
     let moving = moving.context("it has begun")?;
-    must(
-        table.run("the storage node loses its power, and nobody does anything about it", || {
-            moving.lose_node()
-        }),
-    )?;
+    must(table.run("the storage node loses its power, and no person acts", || moving.lose_node()))?;
     must(table.run("the node is back", || moving.node_returns()))?;
     must(table.run("all four pods have gone on", || moving.finish()))?;
     must(
@@ -174,14 +170,14 @@ fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
 
 /// Runs the story on this stage, a `short` one without the loss of a node; whether every step went well.
 pub fn tell(stage: &Stage, table: &mut Table, started: Instant, short: bool) -> bool {
-    let told = install(stage, table).and_then(|()| use_it(stage, table)).and_then(|()| {
+    let reported = install(stage, table).and_then(|()| use_it(stage, table)).and_then(|()| {
         if !short && stage.cluster().is_some() {
             lose_a_node(stage, table)?;
         }
         look(stage, table);
         Ok(())
     });
-    if let Err(error) = told {
+    if let Err(error) = reported {
         say(format!("{error:#}\n{}", stage.describe()));
     }
     print!("\n{}", table.render());

@@ -82,7 +82,7 @@ fn wait_ready(stage: &Stage) -> Result<()> {
 }
 
 /// What its status says of an instance.
-fn told(cluster: &Value, instance: impl Fn(&Value) -> bool) -> Result<Value> {
+fn reported(cluster: &Value, instance: impl Fn(&Value) -> bool) -> Result<Value> {
     let all = cluster["status"]["instances"].as_array().cloned().unwrap_or_default();
     all.into_iter().find(|one| instance(one)).with_context(|| format!("no such instance in {cluster}"))
 }
@@ -95,7 +95,7 @@ fn instance_of(stage: &Stage, claim: &str) -> Result<String> {
 }
 
 fn lab(stage: &Stage) -> Result<&Cluster> {
-    stage.cluster().context("only in the lab: nobody else's nodes are switched off")
+    stage.cluster().context("only in the lab: nodes of others are not switched off")
 }
 
 /// Two instances, and a claim on each that a pod writes and another one reads.
@@ -122,10 +122,12 @@ impl<'a> Moving<'a> {
         }
         ensure!(used[0] != used[1], "both claims are on {}", used[0]);
         let now = found(stage)?;
-        let instance = told(&now, |one| one["node"] == LOST)?;
+        let instance = reported(&now, |one| one["node"] == LOST)?;
         let places: Vec<String> = used
             .iter()
-            .map(|name| Ok(format!("{name} on {}", told(&now, |one| one["name"] == name.as_str())?["node"])))
+            .map(|name| {
+                Ok(format!("{name} on {}", reported(&now, |one| one["name"] == name.as_str())?["node"]))
+            })
             .collect::<Result<_>>()?;
         Ok((Self { stage, streams, instance }, places.join(", ").replace('"', "")))
     }
@@ -137,7 +139,7 @@ impl<'a> Moving<'a> {
         lab(stage)?.lab().power_off(LOST)?;
         let mut after = Value::Null;
         stage.wait("another node serves the instance", LONG, || {
-            after = told(&found(stage)?, |one| one["name"] == *name)?;
+            after = reported(&found(stage)?, |one| one["name"] == *name)?;
             Ok(after["epoch"] != self.instance["epoch"] && after["phase"] == "Ready" && after["node"] != LOST)
         })?;
         let took = started.elapsed().as_secs();
@@ -163,7 +165,7 @@ impl<'a> Moving<'a> {
         lab(stage)?.lab().power_on(LOST)?;
         lab(stage)?.start_again(LOST)?;
         stage.wait_cluster_ready()?;
-        let now = told(&found(stage)?, |one| one["name"] == *name)?;
+        let now = reported(&found(stage)?, |one| one["name"] == *name)?;
         ensure!(now["phase"] == "Ready" && now["node"] != LOST, "{now}");
         let verified = self.verify_again()?;
         Ok(format!("{name} stays on {}, {verified} files are whole", now["node"]).replace('"', ""))
@@ -181,7 +183,7 @@ impl<'a> Moving<'a> {
         let noticed = started.elapsed().as_secs();
         std::thread::sleep(enough.saturating_sub(started.elapsed()));
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
-        // Now nobody can tell the API server anything.
+        // Now the API server cannot be reached.
         cut.add("FORWARD")?;
         std::thread::sleep(enough);
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
@@ -216,12 +218,12 @@ impl<'a> Moving<'a> {
 
     /// Ends the pods; how much they have written and verified, without an error.
     pub(super) fn finish(self) -> Result<String> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for stream in self.streams {
             let (written, verified) = stream.finish()?;
-            told.push(format!("{written} files written, {verified} verified"));
+            reported.push(format!("{written} files written, {verified} verified"));
         }
-        Ok(told.join("; "))
+        Ok(reported.join("; "))
     }
 }
 
@@ -237,10 +239,10 @@ fn cleaned_up(stage: &Stage, done: Result<String>) -> Result<String> {
         "--timeout=240s",
     ]);
     let removed = delete(stage);
-    let told = done?;
+    let reported = done?;
     gone?;
     removed?;
-    Ok(told)
+    Ok(reported)
 }
 
 fn delete(stage: &Stage) -> Result<()> {
@@ -355,8 +357,8 @@ pub(super) fn made_again(stage: &Stage) -> Result<String> {
             let write = "head -c 4M /dev/urandom > /data/kept; sync /data/kept; sha256sum < /data/kept";
             written.push(once(stage, &claim(number), write)?);
         }
-        let epochs = |told: &Value| -> Vec<u64> {
-            let all = told["status"]["instances"].as_array().cloned().unwrap_or_default();
+        let epochs = |reported: &Value| -> Vec<u64> {
+            let all = reported["status"]["instances"].as_array().cloned().unwrap_or_default();
             all.iter().map(|one| one["epoch"].as_u64().unwrap_or_default()).collect()
         };
         let before = epochs(&found(stage)?);
@@ -407,10 +409,10 @@ fn once_moved(stage: &Stage) -> Result<String> {
         "storage.forebay.io/move=",
     ])?;
     stage.wait("the instance has moved", LONG, || {
-        let now = told(&found(stage)?, |one| one["name"] == name)?;
+        let now = reported(&found(stage)?, |one| one["name"] == name)?;
         Ok(now["epoch"] != before["epoch"] && now["phase"] == "Ready")
     })?;
     wait_ready(stage)?;
-    let now = told(&found(stage)?, |one| one["name"] == name)?;
+    let now = reported(&found(stage)?, |one| one["name"] == name)?;
     Ok(format!("{name} moved to {} in epoch {}", now["node"], now["epoch"]).replace('"', ""))
 }

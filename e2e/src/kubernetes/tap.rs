@@ -34,7 +34,7 @@ pub(super) fn open(name: &str) -> Result<File> {
         "an interface's name has at most 15 bytes, not {name:?}"
     );
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: TUNSETIFF reads a struct ifreq, whose size and layout InterfaceRequest has (40 bytes on 64-bit Linux), and
+    // SAFETY: TUNSETIFF reads a struct ifreq; InterfaceRequest has its size and layout (40 bytes on 64-bit Linux), and
     // writes nothing that we read; the descriptor is open for the call.
     unsafe { ioctl(&file, Setter::<TUNSETIFF, InterfaceRequest>::new(request)) }
         .context("make a TAP device")?;

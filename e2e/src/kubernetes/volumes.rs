@@ -156,7 +156,7 @@ impl Drop for Cut<'_> {
     }
 }
 
-/// A StorageClass whose mounts keep attributes for an hour: before the kubelet calls NodeUnstageVolume it looks at the directory,
+/// A StorageClass with mounts that keep attributes for an hour: before the kubelet calls NodeUnstageVolume it looks at the directory,
 /// and would itself hang there. Removed when dropped.
 struct Caching<'a>(&'a Stage);
 

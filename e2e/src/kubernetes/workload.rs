@@ -193,7 +193,7 @@ impl<'a> Stream<'a> {
         Self::start_on(stage, "training", "", nodes, on_error, Pace::Fast)
     }
 
-    /// The same on another claim, by pods whose names begin with `prefix`.
+    /// The same on another claim, by pods with names that begin with `prefix`.
     pub fn start_on(
         stage: &'a Stage,
         claim: &str,

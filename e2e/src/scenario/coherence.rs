@@ -17,7 +17,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// A thing that is done on one node, and the command whose output the other must then give.
+/// An action on one node, and the command with the output that the other must then give.
 const STEPS: &[(&str, &str, &str)] = &[
     ("mkdir d; printf one > d/f", "cat d/f", "one"),
     // Same size: only the content, or a time, tells.

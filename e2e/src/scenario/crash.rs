@@ -18,7 +18,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 const ROUNDS: usize = 3;
 /// Files synced between two kills.
 const FILES_PER_ROUND: usize = 12;
-/// Writes that a kill may take with it: the one that is under way, and those that are tried while nobody listens. The client waits for
+/// Writes that a kill may take with it: the one that is under way, and those that are tried while nothing listens. The client waits for
 /// the server, and tries again by itself.
 const REFUSED_PER_KILL: usize = 4;
 const SEED: u64 = 77;
@@ -53,7 +53,7 @@ fn killed(site: &Site) -> Result<String> {
         site.kill_server()?;
         site.start_server()?;
     }
-    // Nobody told the client: it has to find the server again by itself, and did so in each round.
+    // The client gets no notice: it has to find the server again by itself, and did so in each round.
     let before = synced(writer.lines()).len();
     reach(&mut writer, "the client reconnects by itself and writes on", before + FILES_PER_ROUND)?;
     let lines = writer.finish(Duration::from_secs(60))?;

@@ -83,7 +83,7 @@ fn tar(at: &Mounted<'_>) -> Result<String> {
     let digest = |folder: &str| node.call_within::<TreeDigest>("digest-tree", &folder, long);
     let origin = digest("/tmp/tree")?;
     ensure!(origin.files == 2_000, "{} files made", origin.files);
-    // Out again through tar, whose directory reading and file times are its own.
+    // Out again through tar, with its own directory reading and file times.
     node.run_within(
         &format!("mkdir /tmp/out; tar -C {} -cf - tree | tar -C /tmp/out -xf -", at.path()),
         long,

@@ -43,7 +43,7 @@ const ALWAYS: &str = "target is back at once";
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(60);
 /// A planned one.
 const HANDOVER_TIME_MAX: Duration = Duration::from_secs(10);
-/// What emulation may add to the time after which a server ends itself.
+/// What emulation may add to the time after which a server stops.
 const EMULATED: Duration = Duration::from_secs(15);
 /// Looks in a row without an answer, after which a server counts as gone.
 const LOOKS: usize = 3;
@@ -273,7 +273,7 @@ fn cut_off(lab: &Lab) -> Result<String> {
     let (first, mut load) = first_and_load(lab, &fabric)?;
     let died = Instant::now();
     let cut = Cut::at(first.node, fabric.target().address())?;
-    // Both at once: the second does not wait until the first has ended itself.
+    // Both at once: the second does not wait until the first has stopped.
     let second = Instance::begin(&fabric, SECOND, 2)?;
     let parts = Breakdown::of(&second, died, second.started() - died, &mut load)?;
     let log = first.ends_with(EXIT_FENCED, Duration::from_secs(LOSS_TIME_S))?;
@@ -291,7 +291,7 @@ fn cut_off(lab: &Lab) -> Result<String> {
     ensure!(parts.total < Duration::from_secs(LOSS_TIME_S) + TAKEOVER_TIME_MAX, "{parts}");
     drop(first);
     second.stop()?;
-    Ok(format!("{parts}; the first ended itself: {}; {written}", reason.unwrap_or_default()))
+    Ok(format!("{parts}; the first stopped: {}; {written}", reason.unwrap_or_default()))
 }
 
 fn paths_cut(lab: &Lab) -> Result<String> {
@@ -333,10 +333,7 @@ fn paths_cut(lab: &Lab) -> Result<String> {
     again.stop()?;
     drop(again);
     target.run(&format!("ip address del {other}/24 dev eth0"))?;
-    Ok(format!(
-        "no error with one path; with none the server ended itself after {} s; {written}",
-        ended.as_secs()
-    ))
+    Ok(format!("no error with one path; with none the server stopped after {} s; {written}", ended.as_secs()))
 }
 
 fn to_and_fro(lab: &Lab) -> Result<String> {

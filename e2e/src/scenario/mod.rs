@@ -114,7 +114,7 @@ pub fn all() -> Vec<Scenario> {
     .collect()
 }
 
-/// Runs the scenarios whose name contains one of `filters` (where there are none all, those on trial only where `on_trial` says so),
+/// Runs the scenarios with a name that contains one of `filters` (all if there are none, those on trial only where `on_trial` says so),
 /// in one lab of nodes as Debian has them and one of nodes with SMB Direct; whether all passed.
 pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()

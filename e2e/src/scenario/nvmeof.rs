@@ -329,7 +329,7 @@ fn refusals(lab: &Lab) -> Result<String> {
         Ok(())
     };
 
-    // A discovery service tells of the port that it is asked at, and those who are let in only.
+    // A discovery service reports the port that it is asked at, to allowed hosts only.
     let listed = |seen: &Seen| -> Result<Vec<(String, String, String)>> {
         let mut records: Vec<(String, String, String)> = fabric.ask(seen, "nvmeof-discover")?;
         records.retain(|(_, nqn, _)| nqn == NQN);
@@ -341,7 +341,7 @@ fn refusals(lab: &Lab) -> Result<String> {
         ensure!(found == [expected], "over {transport}: {found:?}");
     }
     let stranger = fabric.seen(SECOND, 1, "tcp");
-    ensure!(listed(&stranger)?.is_empty(), "a host that is not let in is told of the subsystem");
+    ensure!(listed(&stranger)?.is_empty(), "a host that is not allowed learns of the subsystem");
     let left = fabric.node(FIRST).run("cat /sys/class/nvme/*/subsysnqn 2>/dev/null || true")?;
     ensure!(left.is_empty(), "discovery controllers stay: {left}");
 
@@ -469,7 +469,7 @@ fn restarted(lab: &Lab) -> Result<String> {
     lab.power_on(TARGET)?;
     fabric.prepare(0)?;
     offer()?;
-    // By itself: nobody connects anew.
+    // By itself: no one connects again.
     fabric.wait_for_paths(&first, 1)?;
     fabric.lost(&first, "Forgotten")?;
     // The next epoch takes it, wherever it is, and then the old one is out.

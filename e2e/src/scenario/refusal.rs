@@ -11,7 +11,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             refused(site, |volume, _| volume.password = "not the password".into(), &[])
         }),
         scenario("refused: unknown user", |site| {
-            refused(site, |volume, _| volume.username = "nobody-here".into(), &[])
+            refused(site, |volume, _| volume.username = "unknown-user".into(), &[])
         }),
         scenario("refused: another volume's credentials", |site| {
             refused(

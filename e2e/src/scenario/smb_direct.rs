@@ -1,4 +1,4 @@
-//! Nodes whose kernel has SMB Direct: that it is there and told, and that it carries files, shown with ksmbd, the
+//! Nodes with SMB Direct in the kernel: that it is there and reported, and that it carries files, shown with ksmbd, the
 //! kernel's own server, and with ours.
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 }
 
 /// What the inventory says before cifs is loaded, and after.
-fn told(node: &Node) -> Result<[Found; 2]> {
+fn reported(node: &Node) -> Result<[Found; 2]> {
     // An earlier scenario may have used it.
     node.run("rmmod cifs 2>/dev/null || [ ! -e /sys/module/cifs ]")?;
     let on_disk = node.call("inventory", &())?;
@@ -45,7 +45,7 @@ fn features(node: &Node) -> Result<String> {
 
 fn without(site: &Site) -> Result<String> {
     let node = site.node(ONE);
-    for found in told(node)? {
+    for found in reported(node)? {
         ensure!(found.cifs_smb_direct == Some(false) && found.oddities.is_empty(), "{found:?}");
     }
     let features = features(node)?;
@@ -55,7 +55,7 @@ fn without(site: &Site) -> Result<String> {
 
 fn with(site: &Site) -> Result<String> {
     let node = site.node(ONE);
-    for found in told(node)? {
+    for found in reported(node)? {
         ensure!(found.cifs_smb_direct == Some(true) && found.oddities.is_empty(), "{found:?}");
     }
     let features = features(node)?;

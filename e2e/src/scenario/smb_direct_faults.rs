@@ -334,7 +334,7 @@ fn faults(site: &Site) -> Result<String> {
     site.delete(&volume)?;
     let again = match first.given_up + second.given_up {
         0 => String::new(),
-        times => format!(", whose device gave its connection up {times} times"),
+        times => format!(", and its device gave the connection up {times} times"),
     };
     let passes = first.passes + second.passes;
     Ok(format!("{} faults, {passes} passes of a bystander{again}", 2 * CASES.len() + SLOW.len()))

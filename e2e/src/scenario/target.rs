@@ -104,7 +104,7 @@ fn under_io(lab: &Lab, transport: &'static str) -> Result<String> {
     Ok(format!("{written} blocks without an error"))
 }
 
-/// What a target's life has: ends, kills, other files. The first host is let in all the time.
+/// What a target's life has: ends, kills, other files. The first host is allowed all the time.
 fn changes(
     fabric: &Fabric<'_>,
     target: &Target<'_>,
@@ -140,7 +140,7 @@ fn changes(
     let before = target.tree()?;
     for text in ["", "[[port]]\n", "not TOML"] {
         target.node.put(CONFIG, text.as_bytes(), 0o600)?;
-        target.node.wait_until("the file is told to be wrong", Duration::from_secs(20), || {
+        target.node.wait_until("the file is reported as wrong", Duration::from_secs(20), || {
             Ok(target.http("/readyz")?.contains("is not followed"))
         })?;
         ensure!(target.tree()? == before, "{text:?} has changed the target");
@@ -339,7 +339,7 @@ fn foreign(lab: &Lab) -> Result<String> {
     refused(file(OTHER_FILE, 16), "namespace 1 of nqn.2026-01.org.example:theirs lies on it")?;
     refused(device("/dev/disk/by-id/nvme-absent"), "No such file")?;
 
-    // And one that is nobody's is offered, a pool of ours as well, unless its cache would forget what was flushed.
+    // And one without an owner is offered, a pool of ours as well, unless its cache would forget what was flushed.
     let accepted = format!("{}\nallow_volatile_cache = true", device(drive));
     for script in ["true", "mkfs.xfs -q -f -L forebay $l"] {
         let make =
@@ -402,9 +402,9 @@ fn pulled(fabric: &Fabric<'_>, target: &Target<'_>) -> Result<String> {
         let line = format!("forebay_target_namespace_up{{nqn=\"{NQN}\",namespace=\"1\"}} {value}");
         Ok(target.http("/metrics")?.contains(&line))
     };
-    ensure!(up(1)?, "it is not told to be up");
+    ensure!(up(1)?, "it is not reported as up");
     node.run(&format!("echo 0 > {PULLED}/power"))?;
-    node.wait_until("the drive is told to be away", Duration::from_secs(20), || {
+    node.wait_until("the drive is reported as away", Duration::from_secs(20), || {
         Ok(target.http("/readyz")?.contains("/dev/nullb0: No such file") && up(0)?)
     })?;
     ensure!(!write("without the drive")?, "a write to a drive that is away does not fail");
@@ -414,7 +414,7 @@ fn pulled(fabric: &Fabric<'_>, target: &Target<'_>) -> Result<String> {
     target.wait()?;
     fabric.wait_for_paths(&first, 1)?;
     node.wait_until("hosts write to it again", Duration::from_secs(20), || write("after"))?;
-    Ok("told, and offered again".into())
+    Ok("reported, and offered again".into())
 }
 
 fn grows(lab: &Lab) -> Result<String> {

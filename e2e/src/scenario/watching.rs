@@ -28,10 +28,10 @@ const SOON: Duration = Duration::from_secs(20);
 const ADDED: &str = "1";
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![scenario("a program is told of what the other node does", told)]
+    vec![scenario("a program is notified of what the other node does", reported)]
 }
 
-fn told(site: &Site) -> Result<String> {
+fn reported(site: &Site) -> Result<String> {
     let volume = site.volume(64 * MIB)?;
     let one = site.mount(site.node(ONE), &volume, &[])?;
     let two = site.mount(site.node(TWO), &volume, &[])?;
@@ -43,11 +43,13 @@ fn told(site: &Site) -> Result<String> {
         // It may have said so before its request was there.
         let mut made = 0;
         let name = other.node().name().to_owned();
-        watcher.node().wait_until("the watcher is told", SOON, || {
+        watcher.node().wait_until("the watcher is notified", SOON, || {
             made += 1;
             let file = format!("d/sub/{name}{made}");
             other.node().run(&format!("touch {}", other.join(&file)))?;
-            Ok(process.wait_for("(it is told)", Duration::from_millis(500), |lines| lines.len() > 1).is_ok())
+            Ok(process
+                .wait_for("(it is notified)", Duration::from_millis(500), |lines| lines.len() > 1)
+                .is_ok())
         })?;
         let lines = process.finish(SOON)?;
         let is_one = |line: &String| line.starts_with(&format!("{ADDED} sub\\{name}"));

@@ -180,7 +180,7 @@ fn account(name: &str) -> String {
 }
 
 fn may(kubectl: &Kubectl, who: &str, verb: &str, what: &str, namespace: &str) -> bool {
-    // Its exit status is the answer too, so errors must be told from a no.
+    // Its exit status is the answer too, so errors must be distinguished from a no.
     let mut command = kubectl.command(kubectl.program());
     command.args(["auth", "can-i", verb, what, "-n", namespace, &account(who)]);
     let output = command.output().expect("kubectl runs");

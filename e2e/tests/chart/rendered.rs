@@ -12,7 +12,7 @@ use crate::helm::{self, NAMESPACE, identity, objects, template, template_with};
 /// Set: write the generated files instead of comparing them.
 const REGENERATE: &str = "FOREBAY_REGENERATE";
 
-/// Sets of values, `values/<name>.yaml`, whose difference from the defaults is kept in `snapshots/<name>.txt`.
+/// Sets of values, `values/<name>.yaml`; their difference from the defaults is kept in `snapshots/<name>.txt`.
 pub(crate) const VALUES: &[&str] = &["minimal", "monitored", "locked-down", "storage-fabric"];
 
 fn check_generated(path: &Path, text: &str) {
@@ -23,7 +23,7 @@ fn check_generated(path: &Path, text: &str) {
     let committed = fs::read_to_string(path).unwrap_or_default();
     assert!(
         committed == text,
-        "{} is out of date; {REGENERATE}=1 cargo test -p forebay-e2e --test chart writes it anew:\n{}",
+        "{} is out of date; {REGENERATE}=1 cargo test -p forebay-e2e --test chart writes it again:\n{}",
         path.display(),
         difference(&committed, text)
     );
@@ -215,7 +215,7 @@ fn every_value_is_explained_and_known_to_the_schema() {
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
-/// Names in the schema without a default in values.yaml: nobody would find them.
+/// Names in the schema without a default in values.yaml: users would not find them.
 fn compare(values: &Value, schema: &Value, whole: &Value, at: &str, unknown: &mut Vec<String>) {
     let schema = match schema.get("$ref").and_then(Value::as_str) {
         Some(reference) => whole.pointer(reference.trim_start_matches('#')).expect("the definition exists"),

@@ -1,5 +1,5 @@
 //! Operator, node agent, CSI controller and the official sidecars do their work with the chart's accounts, and are never
-//! told that they may not. There is no kubelet: nothing is served, and no volume comes to be.
+//! refused. There is no kubelet: nothing is served, and no volume is made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ fn everything_works_with_exactly_the_chart_s_rights() {
     lab.until("an instance is made", &["statefulset", "main-0", "-n", NAMESPACE], |_| true);
     lab.until("a class is made", &["storageclass", "forebay"], |_| true);
     lab.until("the driver's certificate is made", &["secret", "main-csi-tls", "-n", NAMESPACE], |_| true);
-    lab.until("the status is told", &["storagecluster", "main", "-n", NAMESPACE], |object| {
+    lab.until("the status is reported", &["storagecluster", "main", "-n", NAMESPACE], |object| {
         object.pointer("/status/instances/0/node").is_some_and(|node| node == NODE)
     });
 
@@ -159,7 +159,7 @@ impl Lab {
         command.env("KUBECONFIG", self.kubeconfig("forebay-test"));
         let output = command.output().expect("the doctor runs");
         let text = [output.stdout, output.stderr].concat();
-        // 2 is for what cannot be told; errors in an unfinished cluster are 1.
+        // 2 is for what is unknown; errors in an unfinished cluster are 1.
         assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&text));
         String::from_utf8_lossy(&text).into_owned()
     }

@@ -87,7 +87,7 @@ impl Fake {
             ),
             ["ports", _, "referrals", _] => (&[("enable", "0")], &[]),
             ["hosts", _] => (&[("dhchap_key", "")], &[]),
-            other => panic!("nobody makes {other:?}"),
+            other => panic!("nothing makes {other:?}"),
         };
         for (name, value) in attributes {
             fs::write(path.join(name), format!("{value}\n"))?;
@@ -167,9 +167,9 @@ impl Fake {
             }
             ["ports", _] if holds("subsystems") || holds("referrals") => return Err(Errno::NOTEMPTY.into()),
             ["hosts", nqn] => {
-                let lets_in =
+                let allowing =
                     |s: &String| self.root().join(format!("subsystems/{s}/allowed_hosts/{nqn}")).is_symlink();
-                if self.names("subsystems").iter().any(lets_in) {
+                if self.names("subsystems").iter().any(allowing) {
                     return Err(Errno::BUSY.into());
                 }
             }

@@ -137,7 +137,7 @@ fn empty() -> BTreeMap<String, String> {
     Fake::new().tree()
 }
 
-/// Ports are told apart by what they are, not by their numbers.
+/// Ports are distinguished by what they are, not by their numbers.
 fn without_numbers(tree: BTreeMap<String, String>) -> Vec<(String, String)> {
     let plain = |name: String| {
         let parts: Vec<&str> = name.split('/').collect();
@@ -170,7 +170,7 @@ fn nothing_becomes_what_is_wanted_and_stays_so() {
     assert_eq!(fs::metadata(machine.path("two")).expect("made").len(), 2 * MIB);
     machine.next_round(&two());
     assert_eq!(machine.kernel.taken, []);
-    // A program that starts anew does not know what hosts have been told of sizes.
+    // A program that starts again does not know which sizes have been reported to hosts.
     machine.good(&two());
     let is_size = |step: &Step| matches!(step, Step::Set(at, _) if at.ends_with("/revalidate_size"));
     assert!(machine.kernel.taken.len() == 3 && machine.kernel.taken.iter().all(is_size));
@@ -197,10 +197,10 @@ fn a_crash_between_any_two_steps_is_made_good_by_the_next_start() {
                 (name, value.replace(&files, &machine.files.path().display().to_string()))
             })
             .collect();
-        let told = |tree: &[(String, String)]| {
+        let reported = |tree: &[(String, String)]| {
             tree.iter().filter(|(name, _)| !name.ends_with("/revalidate_size")).cloned().collect::<Vec<_>>()
         };
-        assert_eq!(told(&found), told(&expected), "after {crash} steps");
+        assert_eq!(reported(&found), reported(&expected), "after {crash} steps");
     }
 }
 
@@ -252,7 +252,7 @@ fn a_change_that_crashes_between_any_two_steps_is_made_good() {
         crashed.kernel.left = None;
         crashed.good(&one());
         let mut tree = crashed.kernel.tree();
-        // A crash between forgetting a host and removing it: it lets nobody in.
+        // A crash between forgetting a host and removing it: no subsystem allows it.
         let left = tree.remove(&format!("hosts/{}", HOSTS[2])).is_some();
         tree.remove(&format!("hosts/{}/dhchap_key", HOSTS[2]));
         assert_eq!(tree.len(), expected, "after {crash} steps ({left}): {tree:?}");
@@ -301,7 +301,7 @@ fn what_others_have_made_is_not_touched() {
 }
 
 #[test]
-fn names_and_ports_that_others_have_are_told_and_left() {
+fn names_and_ports_that_others_have_are_reported_and_left() {
     let mut machine = Machine::new();
     machine.good(&Says { name: "first", ..one() });
     let before = machine.kernel.tree();
@@ -315,10 +315,10 @@ fn names_and_ports_that_others_have_are_told_and_left() {
     machine.good(&second);
     machine.good(&Says { name: "first", ..one() });
     machine.remove(&second);
-    let told = |tree: BTreeMap<String, String>| {
+    let reported = |tree: BTreeMap<String, String>| {
         tree.into_iter().filter(|(n, _)| !n.ends_with("size")).collect::<Vec<_>>()
     };
-    assert_eq!(told(machine.kernel.tree()), told(before));
+    assert_eq!(reported(machine.kernel.tree()), reported(before));
 
     // What they have put into ours stays, and ours with it.
     let ours = Owner::of("first").ports().next().expect("a port");
@@ -352,7 +352,7 @@ fn hosts_and_namespaces_come_and_go_without_cutting_others() {
 }
 
 #[test]
-fn a_file_grows_with_its_size_and_hosts_are_told_once() {
+fn a_file_grows_with_its_size_and_hosts_are_notified_once() {
     let mut machine = Machine::new();
     machine.good(&one());
     let larger = Says { subsystems: vec![(NQN, HOSTS[..2].into(), vec![("one", 4)])], ..one() };
@@ -366,7 +366,7 @@ fn a_file_grows_with_its_size_and_hosts_are_told_once() {
     assert_eq!(fs::metadata(&path).expect("a file").len(), 4 * MIB);
     machine.next_round(&larger);
     assert_eq!(machine.kernel.taken, []);
-    // It never shrinks; and what grows by itself, as a partition does, is told.
+    // It never shrinks; and what grows by itself, as a partition does, is reported.
     machine.next_round(&one());
     assert_eq!(machine.kernel.taken, []);
     File::options().write(true).open(&path).expect("open").set_len(5 * MIB).expect("room");
@@ -393,7 +393,7 @@ fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_alr
         let through = at(&Step::WriteThrough(machine.path("one")));
         assert!(through.is_some() && through < at(&enable), "{taken:?}");
     } else {
-        // A file system without the attribute: who has the namespace keeps it, and nobody else gets it.
+        // A file system without the attribute: the host that has the namespace keeps it, and no other gets it.
         assert!(report.problems[0].why.contains("cannot make every write durable"), "{report:?}");
         assert!(report.namespaces[0].up);
         let report = Machine::new().round(&strict);
@@ -447,7 +447,7 @@ fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
 }
 
 #[test]
-fn a_drive_that_goes_is_told_and_its_namespace_stays() {
+fn a_drive_that_goes_is_reported_and_its_namespace_stays() {
     let mut machine = Machine::new();
     machine.good(&one());
     fs::remove_file(machine.path("one")).expect("removed");

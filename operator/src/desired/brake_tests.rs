@@ -27,9 +27,13 @@ fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
     cut_off(&mut observed);
     let found = desired(&cluster, &settings(), &observed);
     assert!(found.moves.is_empty() && found.end.is_empty() && found.restart.is_none(), "{:?}", found.moves);
-    let told = condition(&found, "TakeoverPaused");
-    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "ManyNodesSilent"));
-    assert!(told.message.contains("3 of 3") && told.message.contains(OUT_OF_SERVICE), "{}", told.message);
+    let reported = condition(&found, "TakeoverPaused");
+    assert_eq!((reported.status.as_str(), reported.reason.as_str()), ("True", "ManyNodesSilent"));
+    assert!(
+        reported.message.contains("3 of 3") && reported.message.contains(OUT_OF_SERVICE),
+        "{}",
+        reported.message
+    );
     assert!(found.status.instances[0].message.contains("takeovers pause"), "{:?}", found.status.instances[0]);
     cluster.status = Some(found.status);
     // It heals: Leases are renewed, pods are not ready yet, servers were not asked yet.
@@ -69,8 +73,8 @@ fn a_person_may_say_that_nodes_are_off() {
         Some([(names::ANNOTATION_TAKE_OVER_ANYWAY.to_owned(), "true".to_owned())].into());
     let found = desired(&cluster, &settings(), &observed);
     assert_eq!(found.moves.len(), 2);
-    let told = condition(&found, "TakeoverPaused");
-    assert_eq!((told.status.as_str(), told.reason.as_str()), ("False", "Overridden"));
+    let reported = condition(&found, "TakeoverPaused");
+    assert_eq!((reported.status.as_str(), reported.reason.as_str()), ("False", "Overridden"));
 }
 
 #[test]
@@ -99,7 +103,7 @@ fn a_spare_that_has_missed_a_renewal_is_not_chosen() {
     let found = desired(&cluster, &settings(), &observed);
     let to: Vec<_> = found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str())).collect();
     assert_eq!(to, [("a-0", "n4")]);
-    // Those whose Leases are looked at go before those of which nothing is known.
+    // Those with Leases that are looked at go before those of which nothing is known.
     silence(&mut observed, "n3", 60);
     observed.nodes.push(node("n5", "10.0.0.5"));
     silence(&mut observed, "n5", 3);

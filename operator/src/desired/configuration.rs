@@ -101,7 +101,7 @@ struct Nvmeof {
     nqn: String,
     namespace: String,
     paths: Vec<String>,
-    /// Not the machine's host name: the target lets in what is made of the node's.
+    /// Not the machine's host name: the target allows what is made of the node's.
     node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     machine_id: Option<String>,

@@ -44,7 +44,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     desired.again = SOON;
 }
 
-/// Volumes of an instance, and those of them that cannot be served; `None` where that cannot be told now.
+/// Volumes of an instance, and those of them that cannot be served; `None` if that is unknown now.
 fn volumes(view: &View<'_>, policy: DeletionPolicy, instance: &str) -> Option<(u32, u32)> {
     let unserved = match view.observed.reports.get(instance) {
         Some(Report::Answered(report)) => report.unserved,
@@ -90,7 +90,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     if view.instances.iter().any(|i| !view.announced(i))
         && (holding.is_empty() || policy == DeletionPolicy::Destroy)
     {
-        return Err((false, "Announcing", "the driver is told to make no more volumes".to_owned()));
+        return Err((false, "Announcing", "the driver is asked to make no more volumes".to_owned()));
     }
     if holding.is_empty() {
         return Ok(());
@@ -103,7 +103,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
                 false,
                 "VolumesUnserved",
                 format!(
-                    "volumes are damaged, so that they may not be destroyed by asking: {}; the servers' logs name them and say why: mend or remove their records, or set spec.deletionPolicy to Retain",
+                    "volumes are damaged, so that they may not be destroyed by asking: {}; the servers' logs name them and say why: repair or remove their records, or set spec.deletionPolicy to Retain",
                     damaged.join(", ")
                 ),
             )

@@ -115,7 +115,7 @@ fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
     assert_eq!(file["instance"]["cluster_uid"].as_str(), Some("a-cluster"));
     assert_eq!(file["instance"]["takeover_after_s"].as_integer(), Some(30));
     assert_eq!(file["pool"][0]["nvmeof"]["machine_id"].as_str(), Some("machine-1"));
-    // What is told changes with the epoch only, whatever becomes of the node's object.
+    // What is configured changes with the epoch only, whatever becomes of the node's object.
     let node = observed.nodes.remove(0);
     let file = moves_tests::config(&desired(&cluster, &settings(), &observed), "a-0-config-1");
     assert_eq!(file["pool"][0]["nvmeof"]["machine_id"].as_str(), Some("machine-1"));
@@ -127,7 +127,7 @@ fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
     assert_eq!(file["pool"][0]["nvmeof"]["machine_id"].as_str(), Some("machine-3"));
 }
 
-/// An array lets in the hosts that its administrator knows: an instance that was known by names alone stays so. The bundled target lets in
+/// An array allows the hosts that its administrator knows: an instance that was known by names alone stays so. The bundled target allows
 /// both, and the instance comes as itself from its next epoch on.
 #[test]
 fn an_instance_of_before_is_known_by_its_names_until_its_target_can_follow() {
@@ -157,9 +157,9 @@ fn an_instance_of_before_is_known_by_its_names_until_its_target_can_follow() {
     }
 }
 
-/// A key that a person has confirmed is told to the server.
+/// A key that a person has confirmed is passed to the server.
 #[test]
-fn an_adopted_key_is_told_to_the_server_of_that_pool() {
+fn an_adopted_key_is_passed_to_the_server_of_that_pool() {
     let (cluster, mut observed) = fabric_running(json!({}));
     let data = [("a-0.adopt.main".to_owned(), "0x035e884900000007".to_owned())].into();
     observed.record.adopted = record::read(None, &data).adopted;

@@ -78,7 +78,7 @@ pub struct Fabric {
 ///
 /// # Errors
 ///
-/// A sentence that says what would mend it.
+/// A sentence that names the fix.
 pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, String> {
     let name = &backend.name;
     match backend.kind {
@@ -211,8 +211,8 @@ pub fn target_address(view: &View<'_>, target: &TargetBackend, node: &str) -> Op
     let ports =
         storage.iter().filter_map(|s| s.status.as_ref()).flat_map(|s| &s.rdma_devices).flat_map(|d| &d.ports);
     let of_ports = ports.flat_map(|p| p.addresses.iter().copied());
-    let told = found.and_then(|n| n.status.as_ref()?.addresses.as_ref());
-    let of_node = told.into_iter().flatten().filter_map(|a| a.address.parse().ok());
+    let reported = found.and_then(|n| n.status.as_ref()?.addresses.as_ref());
+    let of_node = reported.into_iter().flatten().filter_map(|a| a.address.parse().ok());
     of_ports.chain(of_node).filter(|a| is_in(*a, wanted)).min()
 }
 
@@ -295,7 +295,7 @@ mod tests {
         .expect("a backend")
     }
 
-    fn told(places: &BTreeMap<(String, String), Place>) -> Vec<String> {
+    fn reported(places: &BTreeMap<(String, String), Place>) -> Vec<String> {
         places.iter().map(|((i, b), p)| format!("{i} {b}: {p}")).collect()
     }
 
@@ -311,7 +311,7 @@ mod tests {
         ]));
         let found = places(std::slice::from_ref(&two), &instances(4), &BTreeMap::new());
         assert_eq!(
-            told(&found),
+            reported(&found),
             [
                 "a-0 main: n1 /dev/disk/by-id/a",
                 "a-1 main: n2 /dev/disk/by-id/a",
@@ -322,7 +322,11 @@ mod tests {
         let mut other = two.clone();
         other.name = "other".to_owned();
         let both = places(&[two, other], &instances(2), &BTreeMap::new());
-        assert_eq!(told(&both)[1], "a-0 other: n1 /dev/disk/by-id/b", "another backend takes another device");
+        assert_eq!(
+            reported(&both)[1],
+            "a-0 other: n1 /dev/disk/by-id/b",
+            "another backend takes another device"
+        );
         assert_eq!(both.len(), 3);
     }
 
@@ -333,7 +337,7 @@ mod tests {
         let files = backend(json!([{ "name": "n1", "directory": "/mnt/f" }]));
         let found = places(&[files], &instances(3), &recorded);
         assert_eq!(
-            told(&found),
+            reported(&found),
             ["a-0 main: gone /dev/disk/by-id/x", "a-1 main: n1 file", "a-2 main: n1 file"]
         );
     }

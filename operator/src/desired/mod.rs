@@ -38,7 +38,7 @@ use crate::placement::{self, Objections, Reason, Seat, Verdict};
 pub struct Settings {
     /// Namespace that it works in.
     pub namespace: String,
-    /// Image of servers whose StorageCluster names none.
+    /// Image of servers if their StorageCluster names none.
     pub image: String,
     /// Seccomp profile of the servers: `RuntimeDefault`, `Unconfined` or `localhost/<file below the kubelet's folder>`.
     pub seccomp_profile: String,
@@ -52,7 +52,7 @@ pub struct Settings {
     pub disruption_budgets: bool,
 }
 
-/// What an instance's server told last.
+/// What an instance's server reported last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
     /// It answered.
@@ -106,7 +106,7 @@ pub struct Observed {
     pub now: Timestamp,
     /// Every node.
     pub nodes: Vec<Arc<Node>>,
-    /// What the node agents told.
+    /// What the node agents reported.
     pub storage_nodes: Vec<Arc<StorageNode>>,
     /// StatefulSets of this cluster, by instance.
     pub stateful_sets: BTreeMap<String, StatefulSet>,
@@ -142,7 +142,7 @@ pub struct Observed {
     pub recorded: BTreeSet<String>,
     /// StorageClasses by name: those of this cluster, and others with names that it wants.
     pub storage_classes: BTreeMap<String, StorageClass>,
-    /// What the servers told last.
+    /// What the servers reported last.
     pub reports: BTreeMap<String, Report>,
     /// Volumes that the driver has recorded, by instance, made or about to be made.
     pub recorded_volumes: BTreeMap<String, u32>,
@@ -187,13 +187,13 @@ pub struct Desired {
     pub remove: Vec<Target>,
     /// The pod to be restarted now; never more than one.
     pub restart: Option<PodDeletion>,
-    /// Places to be recorded, before anything else is done. The rest is decided anew then.
+    /// Places to be recorded, before anything else is done. The rest is decided again then.
     pub moves: Vec<record::Move>,
     /// Pods of epochs that are over.
     pub end: Vec<PodDeletion>,
     /// Keys to be taken out of the record of nodes, whoever has put them there.
     pub forget: Vec<String>,
-    /// Instances whose volumes are to be destroyed.
+    /// Instances with volumes that are to be destroyed.
     pub destroy_volumes: Vec<String>,
     /// The credentials of volumes are to be removed, since these are destroyed.
     pub forget_credentials: bool,
@@ -205,7 +205,7 @@ pub struct Desired {
     pub again: Duration,
 }
 
-/// The cluster and everything that can be told of it without asking further: what the parts of this module share.
+/// The cluster and everything that is known of it without asking further: what the parts of this module share.
 #[derive(Debug)]
 pub struct View<'a> {
     /// The cluster.
@@ -289,7 +289,7 @@ impl<'a> View<'a> {
         self.cluster.spec.can_move()
     }
 
-    /// Why nothing is taken over that nobody has asked for, where that is so. An administrator may say that it is done anyway.
+    /// Why unrequested takeovers pause, if they do. An administrator may override that.
     #[must_use]
     pub fn pause(&self) -> Option<Pause> {
         self.observed.pause.filter(|_| !self.overridden())
@@ -301,7 +301,7 @@ impl<'a> View<'a> {
         self.cluster.annotations().get(names::ANNOTATION_TAKE_OVER_ANYWAY).is_some_and(|v| v == "true")
     }
 
-    /// The instance's epoch, never less than what was told of it.
+    /// The instance's epoch, never less than what was reported of it.
     #[must_use]
     pub fn epoch(&self, instance: &str) -> u64 {
         self.known_epoch(instance).max(1)
@@ -310,17 +310,17 @@ impl<'a> View<'a> {
     /// As [`Self::epoch`], 0 where the instance was never placed.
     #[must_use]
     pub fn known_epoch(&self, instance: &str) -> u64 {
-        let told = self.before(instance).filter(|b| !b.node.is_empty()).map_or(0, |b| b.epoch);
+        let reported = self.before(instance).filter(|b| !b.node.is_empty()).map_or(0, |b| b.epoch);
         // One that has a directory beside its namespace now may have moved before.
         if !self.cluster.spec.uses_fabric() {
-            return told;
+            return reported;
         }
         let made = self.observed.stateful_sets.get(instance).and_then(|set| {
             let template = set.spec.as_ref()?.template.metadata.as_ref()?;
             template.annotations.as_ref()?.get(objects::ANNOTATION_EPOCH)?.parse().ok()
         });
         let recorded = self.observed.record.epochs.get(instance).copied();
-        [Some(told), made, recorded].into_iter().flatten().max().unwrap_or_default()
+        [Some(reported), made, recorded].into_iter().flatten().max().unwrap_or_default()
     }
 
     /// The node that an instance was on last, whatever tells so.
@@ -381,7 +381,7 @@ impl<'a> View<'a> {
         known.is_some_and(|known| known >= self.settings.announcement)
     }
 
-    /// Volumes of an instance, made or about to be made; `None` where that cannot be told now.
+    /// Volumes of an instance, made or about to be made; `None` if that is unknown now.
     #[must_use]
     pub fn volumes(&self, instance: &str) -> Option<u32> {
         let recorded = self.observed.recorded_volumes.get(instance).copied().unwrap_or_default();
@@ -418,15 +418,15 @@ fn recorded_seat(instance: &str, observed: &Observed) -> Option<Seat> {
     observed.bound.get(instance).map(|node| Seat { node: node.clone(), bound: true })
 }
 
-/// Where the bundled target has namespaces: recorded, or, where the record was lost, told by the status.
+/// Where the bundled target has namespaces: recorded, or, if the record was lost, from the status.
 fn known_places(
     observed: &Observed,
     before: &StorageClusterStatus,
 ) -> BTreeMap<(String, String), fabric::Place> {
     let mut known = BTreeMap::new();
     for instance in &before.instances {
-        let told = instance.pools.iter().filter_map(|p| Some((p.name.clone(), p.target.parse().ok()?)));
-        known.extend(told.map(|(pool, place)| ((instance.name.clone(), pool), place)));
+        let reported = instance.pools.iter().filter_map(|p| Some((p.name.clone(), p.target.parse().ok()?)));
+        known.extend(reported.map(|(pool, place)| ((instance.name.clone(), pool), place)));
     }
     known.extend(observed.record.places.clone());
     known
@@ -546,7 +546,7 @@ pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observe
     desired
 }
 
-/// The instances that can be removed now: beyond the number wanted, told so in the status (so that the driver makes no
+/// The instances that can be removed now: beyond the number wanted, reported so in the status (so that the driver makes no
 /// new volumes there), and without volumes.
 fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
     let mut removing = Vec::new();

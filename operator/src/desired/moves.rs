@@ -1,4 +1,4 @@
-//! Instances whose pools lie on fabrics: where they are recorded to be, when that changes, and which pods have to go for it.
+//! Instances with pools on fabrics: where they are recorded to be, when that changes, and which pods have to go for it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -90,8 +90,8 @@ fn choose(
     given.get(instance).map(|seat| seat.node.clone())
 }
 
-/// Who an instance is for its target from its next epoch on. One that was known by names alone stays so where an array has to let it in:
-/// its administrator has let in that host. The bundled target lets in both.
+/// Who an instance is for its target from its next epoch on. One that was known by names alone stays so if an array has to allow it:
+/// its administrator has allowed that host. The bundled target allows both.
 fn owner(view: &View<'_>, instance: &str, node: &str) -> Option<Owner> {
     let fabrics = || view.cluster.spec.backends.iter().filter(|b| b.is_on_fabric());
     let fresh = view.known_epoch(instance) == 0;
@@ -136,7 +136,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
                     owner: owner(view, instance, &node),
                     instance: instance.clone(),
                     node,
-                    // On which node the last epoch was cannot be told for certain, so that a new one begins.
+                    // On which node the last epoch was is not certain, so that a new one begins.
                     epoch: before + 1,
                     places,
                     moved: None,
@@ -261,7 +261,7 @@ fn explain(seats: &BTreeMap<String, Seat>, candidates: &[Verdict]) -> String {
     format!("no node fits: {}", placement::explain(candidates, seats))
 }
 
-/// The pod of an earlier epoch: asked to end, or taken out of the books where nobody is there who could end it. What it may
+/// The pod of an earlier epoch: asked to end, or taken out of the books if no kubelet is there that could end it. What it may
 /// still run is fenced off by the new one's reservation. Only once the new pod would be of the new epoch.
 fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
     let Some(pod) = view.observed.pods.get(instance).filter(|pod| is_stale(view, instance, pod)) else {
@@ -287,7 +287,7 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
         paused: false,
     };
     // A pod that no node has taken runs nowhere.
-    // Where nobody has looked at the node since, what was found when it was left.
+    // If the node was not looked at since, what was found when it was left.
     let found_lost = view.observed.record.moved.get(instance).is_some_and(|moved| {
         moved.from == node && [Why::NodeLost, Why::NodeGone].iter().any(|why| why.as_str() == moved.why)
     });

@@ -1,4 +1,4 @@
-//! Instances whose pools lie on fabrics, as the operator sees them through: with the fixtures of the other tests.
+//! Instances with pools on fabrics, as the operator moves them: with the fixtures of the other tests.
 
 use super::*;
 use crate::desired::record::{self, Record};
@@ -27,7 +27,7 @@ pub(super) fn fabric_cluster(more: Value) -> StorageCluster {
     cluster(spec)
 }
 
-/// What the API server makes of moves: one write, then all is looked at anew.
+/// What the API server makes of moves: one write, then all is looked at again.
 pub(super) fn write_moves(observed: &mut Observed, moves: &[record::Move]) {
     let mut data: BTreeMap<String, String> = BTreeMap::new();
     for one in moves {
@@ -108,8 +108,9 @@ fn a_place_is_recorded_before_anything_is_made() {
     let mut observed = observed();
     let first = desired(&cluster, &settings(), &observed);
     assert!(!names_of(&first).iter().any(|n| n.starts_with("StatefulSet")), "{:?}", names_of(&first));
-    let told: Vec<_> = first.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str(), m.epoch)).collect();
-    assert_eq!(told, [("a-0", "n1", 1), ("a-1", "n2", 1)]);
+    let reported: Vec<_> =
+        first.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str(), m.epoch)).collect();
+    assert_eq!(reported, [("a-0", "n1", 1), ("a-1", "n2", 1)]);
     write_moves(&mut observed, &first.moves);
     let then = desired(&cluster, &settings(), &observed);
     assert!(then.moves.is_empty());
@@ -130,7 +131,7 @@ fn a_place_is_recorded_before_anything_is_made() {
 }
 
 #[test]
-fn a_server_is_told_its_epoch_its_address_and_its_namespace() {
+fn a_server_gets_its_epoch_its_address_and_its_namespace() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let file = config(&found, "a-1-config-1");
@@ -169,7 +170,7 @@ fn keys_go_into_the_servers_only() {
 fn a_key_of_tls_goes_into_the_servers_only() {
     let mut backends = nvmeof(2);
     backends[0]["nvmeof"]["tlsSecret"] = json!({ "name": "keys" });
-    for (identity, told) in [(json!(null), 1), (json!(0), 0)] {
+    for (identity, reported) in [(json!(null), 1), (json!(0), 0)] {
         if !identity.is_null() {
             backends[0]["nvmeof"]["tlsSecret"]["identity"] = identity;
         }
@@ -177,7 +178,7 @@ fn a_key_of_tls_goes_into_the_servers_only() {
         let found = desired(&cluster, &settings(), &observed);
         let pool = &config(&found, "a-0-config-1")["pool"][0]["nvmeof"];
         assert_eq!(pool["tls_key"].as_str(), Some("/etc/forebay/nvmeof-tls/main/psk"));
-        assert_eq!(pool["tls_identity"].as_integer(), Some(told));
+        assert_eq!(pool["tls_identity"].as_integer(), Some(reported));
         assert!(pool.get("dhchap_key").is_none(), "{pool:?}");
         let text = json!(found.objects).to_string();
         assert_eq!(text.matches(r#""secretName":"keys""#).count(), 2, "one for each server");
@@ -206,15 +207,15 @@ fn a_node_that_is_lost_is_left_in_the_next_epoch() {
     settle_fabric(&mut cluster, &mut observed);
     let ending = desired(&cluster, &settings(), &observed);
     let [pod] = ending.end.as_slice() else { panic!("{:?}", ending.end) };
-    assert_eq!((pod.name.as_str(), pod.force), ("a-0-0", true), "nobody is there who could end it");
+    assert_eq!((pod.name.as_str(), pod.force), ("a-0-0", true), "no kubelet is there that could end it");
     assert_eq!(ending.restart, None);
     see_through(&mut cluster, &mut observed);
     assert_eq!(epochs(&cluster), [("n3".to_owned(), 2), ("n2".to_owned(), 1)]);
     let status = cluster.status.clone().expect("a status");
     assert_eq!(status.instances[0].address, "192.0.2.200", "the address has moved with it");
-    let told = status.instances[0].takeover.clone().expect("it is told");
-    assert_eq!((told.from.as_str(), told.to.as_str(), told.epoch), ("n1", "n3", 2));
-    assert!(told.serving.is_some());
+    let reported = status.instances[0].takeover.clone().expect("it is reported");
+    assert_eq!((reported.from.as_str(), reported.to.as_str(), reported.epoch), ("n1", "n3", 2));
+    assert!(reported.serving.is_some());
     // The node comes back: nothing moves back.
     observed.silences.clear();
     let back = desired(&cluster, &settings(), &observed);
@@ -232,7 +233,7 @@ fn only_the_operator_that_cannot_see_a_server_takes_nothing_away() {
 }
 
 #[test]
-fn where_no_node_is_left_it_is_told_and_nothing_is_ended() {
+fn if_no_node_is_left_it_is_reported_and_nothing_is_ended() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n3"));
     silence(&mut observed, "n1", 60);
@@ -307,7 +308,7 @@ fn switched_off_a_lost_node_is_waited_for() {
 }
 
 #[test]
-fn a_record_that_was_lost_is_made_anew_with_a_later_epoch() {
+fn a_record_that_was_lost_is_recreated_with_a_later_epoch() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     silence(&mut observed, "n1", 60);
     see_through(&mut cluster, &mut observed);
@@ -317,8 +318,9 @@ fn a_record_that_was_lost_is_made_anew_with_a_later_epoch() {
     observed.recorded.clear();
     let found = desired(&cluster, &settings(), &observed);
     assert!(found.remove.is_empty(), "servers go on: {:?}", found.remove);
-    let told: Vec<_> = found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str(), m.epoch)).collect();
-    assert_eq!(told, [("a-0", "n3", 3), ("a-1", "n2", 2)]);
+    let reported: Vec<_> =
+        found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str(), m.epoch)).collect();
+    assert_eq!(reported, [("a-0", "n3", 3), ("a-1", "n2", 2)]);
     // An old record comes back from a backup: the epoch does not go down.
     observed.record.epochs.insert("a-0".to_owned(), 1);
     observed.bound.insert("a-0".to_owned(), "n1".to_owned());
@@ -414,7 +416,7 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     assert_eq!(pool["paths"][0].as_str(), Some("tcp://10.0.0.3:4420"));
     // Never changes: hosts tell namespaces by it, and pools lie there.
     assert_eq!(namespace["uuid"].as_str(), Some("2dcd4991-7303-50bf-ac87-e5d3102e5248"));
-    // What cannot be told for a moment is not taken away.
+    // What is unknown for a moment is not taken away.
     let n3 = observed.nodes.pop().expect("n3");
     let without = desired(&cluster, &settings(), &observed);
     assert!(
@@ -473,11 +475,11 @@ fn a_target_is_emptied_before_it_goes() {
     assert_eq!(pod["initContainers"][0]["command"][3], "remove");
     assert!(
         !names_of(&ending).iter().any(|n| n.starts_with("ConfigMap")),
-        "it goes by what it was told last"
+        "it goes by what was reported last"
     );
     assert!(!removed(&ending).iter().any(|r| r.contains("-target-")), "{:?}", removed(&ending));
     settle(&mut cluster, &mut observed, 1);
-    // The other one's node is not there: nobody could empty it.
+    // The other one's node is not there: it cannot be emptied.
     observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n2"));
     let then = desired(&cluster, &settings(), &observed);
     assert_eq!(
@@ -491,7 +493,7 @@ fn a_target_is_emptied_before_it_goes() {
 }
 
 #[test]
-fn why_a_server_refuses_its_namespace_is_told_in_the_condition() {
+fn the_condition_says_why_a_server_refuses_its_namespace() {
     let (cluster, observed) = fabric_running(json!({}));
     let said =
         "forebay-server: pool main: the namespace holds something that is no pool: nothing was written";

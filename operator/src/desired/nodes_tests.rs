@@ -1,4 +1,4 @@
-//! Nodes as placement and takeovers see them: what they lack, who leaves them, whom the bundled target lets in.
+//! Nodes as placement and takeovers see them: what they lack, who leaves them, whom the bundled target allows.
 
 use super::moves_tests::{fabric_cluster, fabric_running, node_with, target_cluster, target_file};
 use super::*;
@@ -21,10 +21,10 @@ fn a_spare_without_the_modules_for_the_paths_is_none() {
     observed.storage_nodes = vec![storage_node("n3", Fact::No, Fact::No)];
     let found = desired(&cluster, &settings(), &observed);
     assert_eq!(condition(&found, "TakeoverReady").reason, "NoSpareNode");
-    let told = found.status.nodes.iter().find(|n| n.name == "n3").expect("n3");
-    assert_eq!((told.fits, told.reason.as_str()), (false, "FabricMissing"));
-    assert!(told.message.contains("modprobe"), "{}", told.message);
-    // One way of two is enough, and what cannot be told speaks against nothing.
+    let reported = found.status.nodes.iter().find(|n| n.name == "n3").expect("n3");
+    assert_eq!((reported.fits, reported.reason.as_str()), (false, "FabricMissing"));
+    assert!(reported.message.contains("modprobe"), "{}", reported.message);
+    // One way of two is enough, and what is unknown speaks against nothing.
     for (tcp, rdma) in [(Fact::Yes, Fact::No), (Fact::Unknown, Fact::No), (Fact::No, Fact::Yes)] {
         observed.storage_nodes = vec![storage_node("n3", tcp, rdma)];
         assert_eq!(
@@ -55,8 +55,8 @@ fn a_node_of_another_platform_is_no_place_for_a_server() {
         node["metadata"]["labels"] = json!({ label: value });
         observed.nodes[0] = Arc::new(serde_json::from_value(node).expect("a Node"));
         let found = desired(&cluster(json!({})), &settings(), &observed);
-        let told = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
-        assert_eq!((told.fits, told.reason.as_str()), (false, "PlatformMismatch"), "{label}");
+        let reported = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
+        assert_eq!((reported.fits, reported.reason.as_str()), (false, "PlatformMismatch"), "{label}");
         assert_eq!(found.status.instances[0].node, "n2");
     }
 }
@@ -74,8 +74,8 @@ fn a_node_that_is_too_small_is_no_place_for_a_server() {
         node["status"]["allocatable"] = amounts.clone();
         observed.nodes[0] = Arc::new(serde_json::from_value(node).expect("a Node"));
         let found = desired(&cluster(spec.clone()), &settings(), &observed);
-        let told = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
-        assert_eq!(told.fits, fits, "{amounts}: {told:?}");
+        let reported = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
+        assert_eq!(reported.fits, fits, "{amounts}: {reported:?}");
     }
 }
 
@@ -107,8 +107,8 @@ fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
     assert_eq!(wait(5).status.instances[0].node, "n1", "the scheduler may still find room");
     let found = wait(300);
     assert_eq!(found.status.instances[0].node, "n2");
-    let told = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
-    assert!(told.message.contains("Insufficient cpu"), "{told:?}");
+    let reported = found.status.nodes.iter().find(|n| n.name == "n1").expect("n1");
+    assert!(reported.message.contains("Insufficient cpu"), "{reported:?}");
 }
 
 /// Only the present node's refusal is seen: those before must not be tried again until all others have been.
@@ -145,12 +145,12 @@ fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
 }
 
 #[test]
-fn the_bundled_target_always_lets_in_the_instances_own_node() {
+fn the_bundled_target_always_allows_the_instances_own_node() {
     let mut cluster = target_cluster();
     let mut observed = observed();
     observed.nodes.extend((0..300).map(|n| node(&format!("a{n:03}"), "10.1.0.1")));
     moves_tests::see_through(&mut cluster, &mut observed);
-    // A node whose name sorts behind 256 others is the instance's.
+    // A node with a name that sorts behind 256 others is the instance's.
     let own = "n3".to_owned();
     observed.bound.insert("a-0".to_owned(), own.clone());
     let found = desired(&cluster, &settings(), &observed);
@@ -181,7 +181,7 @@ fn the_bundled_target_always_lets_in_the_instances_own_node() {
 }
 
 #[test]
-fn why_no_pod_is_made_is_told() {
+fn the_reason_for_a_missing_pod_is_reported() {
     let mut cluster = fabric_cluster(json!({}));
     let mut observed = observed();
     moves_tests::see_through(&mut cluster, &mut observed);
@@ -192,9 +192,9 @@ fn why_no_pod_is_made_is_told() {
         "pods \"a-0-0\" is forbidden: violates PodSecurity \"baseline:latest\": privileged".to_owned(),
     );
     let found = desired(&cluster, &settings(), &observed);
-    let told = &found.status.instances[0];
-    assert_eq!(told.phase, InstancePhase::NotReady);
-    assert!(told.message.contains("violates PodSecurity"), "{}", told.message);
+    let reported = &found.status.instances[0];
+    assert_eq!(reported.phase, InstancePhase::NotReady);
+    assert!(reported.message.contains("violates PodSecurity"), "{}", reported.message);
 }
 
 /// A dead server of one cluster does not keep the healthy ones of another from being drained.
@@ -219,7 +219,7 @@ fn every_cluster_has_a_disruption_budget_of_its_own() {
 }
 
 #[test]
-fn what_a_server_may_cache_and_how_it_reads_is_told() {
+fn what_a_server_may_cache_and_how_it_reads_is_configured() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let file = moves_tests::config(&found, "a-0-config-1");

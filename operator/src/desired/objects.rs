@@ -126,8 +126,8 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
     }
 }
 
-/// Key in the record under which the pools of an instance are told that have been made, with blanks between their names.
-/// A pool that is not there any more is never made anew: its disk is not mounted.
+/// Key in the record that lists the pools of an instance that have been made, with blanks between their names.
+/// A pool that is not there any more is never made again: its disk is not mounted.
 #[must_use]
 pub fn pools_key(instance: &str) -> String {
     format!("{instance}{POOLS_SUFFIX}")
@@ -270,7 +270,7 @@ fn stateful_set(view: &View<'_>, instance: &str, node: &str, template: &Value) -
     })
 }
 
-/// The revision that an instance's pod ought to have, where it can be told.
+/// The revision that an instance's pod ought to have, if known.
 #[must_use]
 pub fn revision(view: &View<'_>, instance: &str) -> Option<String> {
     let seat = view.seats.get(instance)?;
@@ -424,8 +424,8 @@ fn startup_seconds(view: &View<'_>, instance: &str) -> u32 {
     waits.fold(STARTUP_SECONDS, u32::saturating_add)
 }
 
-/// The cluster's tolerations, and one for nodes that are away: an instance can run nowhere else, so evicting it helps
-/// nobody.
+/// The cluster's tolerations, and one for nodes that are away: an instance can run nowhere else, so evicting it does
+/// not help.
 fn tolerations(spec: &StorageClusterSpec) -> Value {
     let mut tolerations: Vec<Value> = spec.placement.tolerations.iter().map(|t| json!(t)).collect();
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
@@ -465,7 +465,7 @@ fn storage_class(view: &View<'_>, template: &StorageClassTemplate, desired: &mut
         if !is_ours(view, found) {
             return;
         }
-        // These fields cannot be changed: the class is made anew.
+        // These fields cannot be changed: the class is recreated.
         let found_now = json!({
             "parameters": found.parameters, "reclaimPolicy": found.reclaim_policy, "provisioner": found.provisioner,
             "mountOptions": found.mount_options.clone().unwrap_or_default(),

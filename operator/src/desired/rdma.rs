@@ -43,7 +43,7 @@ pub fn wanted(view: &View<'_>, instance: &str) -> bool {
     }
 }
 
-/// In what time, and why, a pod is to be made anew for the sake of its devices, which are allotted to it once and for all.
+/// In what time, and why, a pod is to be recreated for the sake of its devices, which are allotted to it once and for all.
 #[must_use]
 pub fn other_devices(view: &View<'_>, instance: &str, pod: &Pod) -> Option<(Duration, String)> {
     if !pod.spec.as_ref().is_some_and(asks) {

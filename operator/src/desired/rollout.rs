@@ -97,7 +97,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
     said.rollout = Some(("WaitingForHealth", format!("{progress}; {why}")));
 }
 
-/// A pod that is to be made anew.
+/// A pod that is to be recreated.
 struct Outdated<'v> {
     instance: &'v String,
     pod: &'v Pod,

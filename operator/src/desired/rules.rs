@@ -1,4 +1,4 @@
-//! What the schema and its CEL rules cannot say: contradictions that are told in the condition `Valid`.
+//! What the schema and its CEL rules cannot say: contradictions that are reported in the condition `Valid`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +14,9 @@ use super::objects::is_ours;
 pub struct Problem {
     /// In CamelCase.
     pub reason: &'static str,
-    /// What is wrong, and how to mend it.
+    /// What is wrong, and how to fix it.
     pub message: String,
-    /// Whether nothing is changed until it is mended. Otherwise the rest is done.
+    /// Whether nothing is changed until it is fixed. Otherwise the rest is done.
     pub fatal: bool,
 }
 
@@ -242,7 +242,7 @@ fn directories(view: &View<'_>) -> Result<(), String> {
                 |outer: &str, inner: &str| inner.strip_prefix(outer).is_some_and(|r| r.starts_with('/'));
             if a == b || below(a, b) || below(b, a) {
                 return Err(format!(
-                    "backends {one} ({a}) and {other} ({b}) lie in one another: make the StorageCluster anew, and give each a directory of its own"
+                    "backends {one} ({a}) and {other} ({b}) lie in one another: recreate the StorageCluster, and give each a directory of its own"
                 ));
             }
         }

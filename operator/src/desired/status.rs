@@ -74,7 +74,7 @@ pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut
 
 fn nodes(view: &View<'_>) -> Vec<forebay_api::cluster::NodeVerdict> {
     let (unfit, fit): (Vec<_>, Vec<_>) = view.verdicts.iter().partition(|v| !v.fits());
-    // Those that fit are few or many: some are told in any case, since takeovers look after them.
+    // Those that fit are few or many: some are reported in any case, since takeovers look after them.
     let (first, rest) = fit.split_at(fit.len().min(SPARES_OBSERVED_MAX + view.seats.len()));
     let all = first.iter().copied().chain(unfit).chain(rest.iter().copied());
     let mut chosen: Vec<_> = all.take(NODE_VERDICTS_MAX).map(placement::Verdict::status).collect();
@@ -117,9 +117,9 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
         message = if message.is_empty() { "it is being removed".to_owned() } else { message };
     }
     // It was published before it was read, so whoever reads it from now on sees it.
-    let told = before.filter(|b| b.phase == InstancePhase::Removing && phase == InstancePhase::Removing);
+    let reported = before.filter(|b| b.phase == InstancePhase::Removing && phase == InstancePhase::Removing);
     let removing_since =
-        told.map(|b| b.removing_since.clone().unwrap_or_else(|| Time(whole_seconds(view.observed.now))));
+        reported.map(|b| b.removing_since.clone().unwrap_or_else(|| Time(whole_seconds(view.observed.now))));
     let ports = &view.cluster.spec.network.ports;
     let address = view.address(name).unwrap_or_default();
     let admin_endpoint = view
@@ -128,7 +128,7 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
         .parse::<std::net::IpAddr>()
         .map(|ip| std::net::SocketAddr::new(ip, ports.admin).to_string())
         .unwrap_or_default();
-    // What a server told last is kept while it is away: its volumes and their space are still there.
+    // What a server reported last is kept while it is away: its volumes and their space are still there.
     let kept = |of: fn(&ServerReport) -> i64, was: fn(&InstanceStatus) -> i64| {
         report.map(of).or_else(|| before.map(was)).unwrap_or_default()
     };
@@ -154,13 +154,13 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
     }
 }
 
-/// The pools as the server tells of them; what it told last while it is away.
+/// The pools as the server reports them; what it reported last while it is away.
 fn pools(view: &View<'_>, name: &str, report: Option<&ServerReport>) -> Vec<PoolStatus> {
     let seat = view.seats.get(name);
     let one = |backend: &Backend| -> PoolStatus {
         let before = view.before(name).and_then(|b| b.pools.iter().find(|p| p.name == backend.name));
-        let told = report.and_then(|r| r.pools.get(&backend.name));
-        let mut pool = told.or(before).cloned().unwrap_or_default();
+        let reported = report.and_then(|r| r.pools.get(&backend.name));
+        let mut pool = reported.or(before).cloned().unwrap_or_default();
         pool.name.clone_from(&backend.name);
         pool.kind = backend.kind.as_str().to_owned();
         if !backend.is_on_fabric() {
@@ -172,13 +172,13 @@ fn pools(view: &View<'_>, name: &str, report: Option<&ServerReport>) -> Vec<Pool
             pool.namespace = found.namespace;
         }
         pool.target = fabric::place(view, name, &backend.name).map(|p| p.to_string()).unwrap_or_default();
-        match (told, seat) {
-            (Some(told), Some(seat)) if !told.reservation.is_empty() => {
-                pool.reservation = format!("{}, on {}", told.reservation, seat.node);
+        match (reported, seat) {
+            (Some(reported), Some(seat)) if !reported.reservation.is_empty() => {
+                pool.reservation = format!("{}, on {}", reported.reservation, seat.node);
             }
             (Some(_), _) => pool.reservation = String::new(),
             (None, _) => {
-                // Nobody can be asked: what was known is kept but for what is of the moment.
+                // No server can be asked: what was known is kept but for what is of the moment.
                 pool.paths_up = 0;
                 pool.ana_state = String::new();
                 pool.health =
@@ -247,7 +247,7 @@ fn phase(
         if let Some(failure) = view.observed.creation_failures.get(name) {
             return (NotReady, format!("its pod is refused: {failure}"));
         }
-        // A bound instance whose node is unfit now is told so, because that is why its pod may not come.
+        // For a bound instance an unfit node is reported, because that is why its pod may not come.
         let why = verdict.filter(|v| !v.fits()).map(|v| format!("{}: {}", seat.node, v.message));
         let message = why.unwrap_or_else(|| {
             view.observed.certificates.problem.clone().unwrap_or_else(|| "its pod is being made".to_owned())
@@ -401,7 +401,7 @@ fn conditions(
     list
 }
 
-/// Whether nothing is taken over that nobody has asked for.
+/// Whether unrequested takeovers pause.
 fn takeover_paused(view: &View<'_>) -> Condition {
     let annotation = names::ANNOTATION_TAKE_OVER_ANYWAY;
     match view.observed.pause {

@@ -133,8 +133,8 @@ pub fn machine_id(view: &View<'_>, node: &str) -> String {
     info.map(|info| info.system_uuid.clone()).unwrap_or_default()
 }
 
-/// The file of a node's target. Only what is recorded is offered: nobody else may come to hold it later. `None` where
-/// something of it cannot be told just now: what is offered already must not be taken away for that.
+/// The file of a node's target. Only what is recorded is offered: no other may come to hold it later. `None` if
+/// something of it is unknown just now: what is offered already must not be taken away for that.
 fn file(view: &View<'_>, node: &str) -> Option<File> {
     let mut file = File { target: Named { name: name(&view.name, node) }, ..File::default() };
     for backend in &view.cluster.spec.backends {

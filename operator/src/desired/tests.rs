@@ -202,7 +202,7 @@ fn change(cluster: &mut StorageCluster, field: &str, value: Value) {
     cluster.spec = serde_json::from_value(spec).expect("a spec");
 }
 
-/// What is being removed is told, and long enough goes by.
+/// What is being removed is reported, and long enough goes by.
 fn announce(cluster: &mut StorageCluster, observed: &mut Observed) {
     for _ in 0..2 {
         let found = desired(cluster, &settings(), observed);
@@ -359,7 +359,7 @@ fn a_rollout_restarts_one_pod_at_a_time_and_waits_for_the_others() {
 }
 
 #[test]
-fn a_broken_pod_is_replaced_first_so_that_a_bad_image_can_be_mended() {
+fn a_broken_pod_is_replaced_first_so_that_a_bad_image_can_be_fixed() {
     let (mut cluster, mut observed) = running(json!({ "instances": 3 }));
     let broken = observed.pods.get_mut("a-1").expect("it is there");
     broken.status = serde_json::from_value(json!({ "phase": "Pending", "containerStatuses": [{
@@ -413,7 +413,7 @@ fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
     observed.recorded_volumes.insert("a-1".to_owned(), 1);
     assert!(desired(&cluster, &settings(), &observed).remove.is_empty());
     observed.recorded_volumes.clear();
-    // Nobody knows.
+    // It is unknown.
     let answer = observed.reports.remove("a-1").expect("it answered");
     assert!(desired(&cluster, &settings(), &observed).remove.is_empty());
     observed.reports.insert("a-1".to_owned(), answer);
@@ -438,17 +438,17 @@ fn an_empty_instance_is_announced_for_a_while_before_it_is_removed() {
     let found = desired(&cluster, &settings(), &observed);
     assert!(found.remove.is_empty());
     assert_eq!(found.status.instances[1].phase, InstancePhase::Removing);
-    assert_eq!(found.status.instances[1].removing_since, None, "nobody can have read it yet");
+    assert_eq!(found.status.instances[1].removing_since, None, "it cannot have been read yet");
     assert!(found.again <= WAIT);
     cluster.status = Some(found.status);
-    let told = desired(&cluster, &settings(), &observed);
-    assert!(told.remove.is_empty() && told.status.instances[1].removing_since.is_some());
-    cluster.status = Some(told.status.clone());
+    let reported = desired(&cluster, &settings(), &observed);
+    assert!(reported.remove.is_empty() && reported.status.instances[1].removing_since.is_some());
+    cluster.status = Some(reported.status.clone());
     observed.now += crate::limits::ANNOUNCEMENT - Duration::from_secs(1);
     let waiting = desired(&cluster, &settings(), &observed);
     assert!(waiting.remove.is_empty(), "a CreateVolume may be on its way");
-    assert_eq!(waiting.status, told.status, "waiting changes nothing");
-    // Wanted again meanwhile: the next announcement begins anew.
+    assert_eq!(waiting.status, reported.status, "waiting changes nothing");
+    // Wanted again meanwhile: the next announcement begins again.
     change(&mut cluster, "instances", json!(2));
     assert_eq!(desired(&cluster, &settings(), &observed).status.instances[1].removing_since, None);
     change(&mut cluster, "instances", json!(1));
@@ -567,7 +567,7 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
     let gone = desired(&cluster, &settings(), &observed);
     assert!(gone.release);
     assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
-    // Another policy comes too late: nobody has counted or destroyed anything.
+    // Another policy comes too late: nothing was counted or destroyed.
     for late in ["Protect", "Destroy"] {
         change(&mut cluster, "deletionPolicy", json!(late));
         let gone = desired(&cluster, &settings(), &observed);
@@ -605,7 +605,7 @@ fn destroying_asks_the_servers_first() {
 }
 
 #[test]
-fn volumes_that_cannot_be_served_are_told_apart() {
+fn volumes_that_cannot_be_served_are_distinguished() {
     let (mut cluster, mut observed) = deleted("Destroy");
     volumes(&mut observed, "a-1", 2);
     let Some(Report::Answered(report)) = observed.reports.get_mut("a-1") else { panic!("it answers") };
@@ -638,7 +638,7 @@ fn a_paused_cluster_is_only_looked_at() {
 }
 
 #[test]
-fn storage_classes_of_others_are_left_alone_and_ours_are_made_anew_where_they_cannot_be_changed() {
+fn storage_classes_of_others_are_left_alone_and_ours_are_recreated_if_they_cannot_be_changed() {
     let spec = json!({ "storageClasses": [{ "name": "fast", "backend": "main", "protection": "Seal" }] });
     let cluster = cluster(spec);
     let mut seen = observed();
@@ -687,7 +687,7 @@ fn other_clusters_on_the_hosts_network_are_stayed_clear_of() {
 }
 
 #[test]
-fn a_missing_directory_is_told_of_its_node() {
+fn a_missing_directory_is_reported_with_its_node() {
     let (mut cluster, mut observed) = running(json!({ "instances": 1 }));
     observed.pods.get_mut("a-0").expect("it is there").status = None;
     observed
@@ -862,14 +862,14 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
         Value::Null,
         "it serves TCP rather than no client"
     );
-    // The StatefulSet has it, and then the pod is made anew.
+    // The StatefulSet has it, and then the pod is recreated.
     settle(&mut cluster, &mut observed, 1000);
     let found = desired(&cluster, &settings(), &observed);
     assert_eq!(found.restart.map(|r| r.name), Some("a-0-0".to_owned()));
 }
 
 #[test]
-fn a_server_whose_container_lacks_a_device_that_came_later_gets_a_new_one() {
+fn a_server_with_a_container_that_lacks_a_later_device_gets_a_new_one() {
     let mut cluster = cluster(json!({
         "instances": 1, "placement": { "rdma": { "devices": ["mlx5_*"], "minRateGbps": 100 } },
     }));
@@ -898,7 +898,7 @@ fn a_server_whose_container_lacks_a_device_that_came_later_gets_a_new_one() {
 }
 
 #[test]
-fn a_pod_that_was_allotted_a_device_that_is_gone_is_made_anew() {
+fn a_pod_that_was_allotted_a_device_that_is_gone_is_recreated() {
     let mut cluster = cluster(json!({ "instances": 1 }));
     let mut observed = observed();
     with_port(&mut observed, "64");

@@ -13,28 +13,31 @@ fn a_server_that_is_cut_off_ends_before_another_takes_over() {
         let spec = json!({ "backends": backends, "takeover": { "afterSeconds": after } });
         let (cluster, mut observed) = fabric_running(spec);
         let found = desired(&cluster, &settings(), &observed);
-        let told = &config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"];
-        let told = u64::try_from(told.as_integer().expect("a number")).expect("of seconds");
-        assert!(told >= 5 && told <= loss, "{after} {loss}: {told}");
+        let configured = &config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"];
+        let configured = u64::try_from(configured.as_integer().expect("a number")).expect("of seconds");
+        assert!(configured >= 5 && configured <= loss, "{after} {loss}: {configured}");
         // The least silence that makes the operator act.
         let acts = (1..=700).find(|seconds| {
             silence(&mut observed, "n1", *seconds);
             !desired(&cluster, &settings(), &observed).moves.is_empty()
         });
         assert!(
-            told + 10 <= acts.expect("it acts"),
-            "{after} {loss}: ends after {told}, taken over at {acts:?}"
+            configured + 10 <= acts.expect("it acts"),
+            "{after} {loss}: ends after {configured}, taken over at {acts:?}"
         );
     }
 }
 
-/// The same with what nobody has configured.
+/// The same with the defaults.
 #[test]
 fn the_defaults_leave_a_renewal_between_the_end_and_the_takeover() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
-    let told = config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"].as_integer();
-    assert!(told.expect("a number") + 10 <= i64::from(cluster.spec.takeover.after_seconds), "{told:?}");
+    let configured = config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"].as_integer();
+    assert!(
+        configured.expect("a number") + 10 <= i64::from(cluster.spec.takeover.after_seconds),
+        "{configured:?}"
+    );
     assert_eq!(condition(&found, "Valid").status, "True", "{:?}", condition(&found, "Valid"));
 }
 

@@ -61,7 +61,7 @@ pub(super) async fn record(
     };
     context.metrics.writes.get_or_create(&Written { kind: "ConfigMap".to_owned(), verb: "record" }).inc();
     match written {
-        // Somebody else has written: all is decided anew.
+        // Another writer was first: all is decided again.
         Err(kube::Error::Api(status)) if status.code == 409 => return Ok(SOON),
         other => other?,
     };

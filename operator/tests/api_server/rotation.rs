@@ -1,4 +1,4 @@
-//! A whole change of a cluster's certificate authority, with a running server that nobody restarts.
+//! A whole change of a cluster's certificate authority, with a running server that is not restarted.
 
 use std::collections::BTreeMap;
 

@@ -123,7 +123,7 @@ where
         let spent = self.spent.clone();
         match left {
             Ok(1) => {
-                // It is done at the API server, and nobody learns of it.
+                // It is done at the API server, and no watcher learns of it.
                 let last = self.inner.call(request);
                 Box::pin(async move {
                     let _ = last.await;
@@ -168,7 +168,7 @@ async fn record(stage: &Stage, cluster: &str) -> std::collections::BTreeMap<Stri
     map.and_then(|m| m.data).unwrap_or_default()
 }
 
-/// Asks for the epochs again and again, as fast as it can, until it is told to stop: none may ever go down.
+/// Asks for the epochs again and again, as fast as it can, until it is asked to stop: none may ever go down.
 struct Witness {
     end: Arc<AtomicBool>,
     work: tokio::task::JoinHandle<(u64, u64)>,
@@ -181,7 +181,7 @@ impl Witness {
         let clusters = stage.clusters();
         let done = Arc::clone(&end);
         let work = tokio::spawn(async move {
-            let (mut recorded, mut told) = (0, 0);
+            let (mut recorded, mut reported) = (0, 0);
             while !done.load(Ordering::SeqCst) {
                 let map = maps.get_opt(&format!("{cluster}-placement")).await.unwrap();
                 let epoch =
@@ -190,11 +190,11 @@ impl Witness {
                 recorded = epoch;
                 let found = clusters.get(cluster).await.unwrap();
                 let epoch = found.status.and_then(|s| s.instances.first().map(|i| i.epoch)).unwrap_or(0);
-                assert!(epoch >= told, "the epoch in the status went from {told} to {epoch}");
-                told = epoch;
+                assert!(epoch >= reported, "the epoch in the status went from {reported} to {epoch}");
+                reported = epoch;
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            (recorded, told)
+            (recorded, reported)
         });
         Self { end, work }
     }
@@ -225,7 +225,9 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
     stage.create("l", &spec(1)).await;
     placed(&stage, "l-0", stage.node(1), "1").await;
     stage.pretend_pod("l-0").await;
-    stage.cluster("l", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1)).await;
+    stage
+        .cluster("l", "it is reported", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1))
+        .await;
     operator.stop().await;
     let old = stage.api::<Pod>().get("l-0-0").await.unwrap().metadata.uid;
     let witness = Witness::of(&stage, "l");
@@ -267,15 +269,15 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
     assert!(config["server.toml"].contains(&format!("node = \"{}\"", stage.node(2))), "{config:?}");
     stage.pretend_pod("l-0").await;
     assert_ne!(stage.api::<Pod>().get("l-0-0").await.unwrap().metadata.uid, old);
-    let told = stage
-        .cluster("l", "it is told", |c| {
+    let reported = stage
+        .cluster("l", "it is reported", |c| {
             c.status.as_ref().is_some_and(|s| {
                 s.instances[0].epoch == 2
                     && s.instances[0].takeover.as_ref().is_some_and(|t| t.placed.is_some())
             })
         })
         .await;
-    let instance = &told.status.unwrap().instances[0];
+    let instance = &reported.status.unwrap().instances[0];
     assert_eq!((instance.node.as_str(), instance.address.as_str()), (stage.node(2).as_str(), "192.0.2.200"));
     assert_eq!(instance.takeover.as_ref().unwrap().reason, "NodeLost");
     eventually("the map of the epoch before is removed", || async {
@@ -298,7 +300,9 @@ async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_sile
     stage.create("s", &spec(1)).await;
     placed(&stage, "s-0", stage.node(1), "1").await;
     stage.pretend_pod("s-0").await;
-    stage.cluster("s", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1)).await;
+    stage
+        .cluster("s", "it is reported", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1))
+        .await;
     let standby = stage.stand_by().await;
     // As where the operator itself was on the node that is lost.
     operator.kill().await;
@@ -312,10 +316,12 @@ async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_sile
     let now = k8s_openapi::jiff::Timestamp::now();
     let operator = stage.operate_after(standby);
     placed(&stage, "s-0", stage.node(2), "2").await;
-    let told = stage
-        .cluster("s", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].takeover.is_some()))
+    let reported = stage
+        .cluster("s", "it is reported", |c| {
+            c.status.as_ref().is_some_and(|s| s.instances[0].takeover.is_some())
+        })
         .await;
-    let since = told.status.unwrap().instances[0].takeover.as_ref().unwrap().since.as_ref().unwrap().0;
+    let since = reported.status.unwrap().instances[0].takeover.as_ref().unwrap().since.as_ref().unwrap().0;
     assert!(since < now, "silent since {since}, before it worked at {now}");
     operator.stop().await;
     kubelets.end(&stage, 2).await;
@@ -329,9 +335,9 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     stage.create("o", &spec(1)).await;
     placed(&stage, "o-0", stage.node(1), "1").await;
     stage.pretend_pod("o-0").await;
-    // Nobody answers at the admin API: the operator says so, and takes nothing away while the kubelet lives.
+    // No server answers at the admin API: the operator says so, and takes nothing away while the kubelet lives.
     let silent = stage
-        .cluster("o", "the silence is told", |c| {
+        .cluster("o", "the silence is reported", |c| {
             c.status.as_ref().is_some_and(|s| s.instances[0].message.contains("does not answer"))
         })
         .await;
@@ -365,14 +371,14 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     assert!(ending.metadata.deletion_grace_period_seconds.unwrap() >= 60);
     pods.delete("o-0-0", &DeleteParams::default().grace_period(0)).await.unwrap();
     stage.pretend_pod("o-0").await;
-    let told = stage
-        .cluster("o", "the handover is told", |c| {
+    let reported = stage
+        .cluster("o", "the handover is reported", |c| {
             c.status
                 .as_ref()
                 .is_some_and(|s| s.instances[0].takeover.as_ref().is_some_and(|t| t.placed.is_some()))
         })
         .await;
-    assert_eq!(told.status.unwrap().instances[0].takeover.as_ref().unwrap().reason, "NodeCordoned");
+    assert_eq!(reported.status.unwrap().instances[0].takeover.as_ref().unwrap().reason, "NodeCordoned");
     let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
     assert!(events.iter().any(|e| e.reason.as_deref() == Some("HandingOver")));
     assert!(!events.iter().any(|e| e.reason.as_deref() == Some("TakingOver")));
@@ -451,7 +457,9 @@ async fn a_spare_that_died_before_is_not_chosen() {
     stage.create("r", &spec(1)).await;
     placed(&stage, "r-0", stage.node(1), "1").await;
     stage.pretend_pod("r-0").await;
-    stage.cluster("r", "it is told", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1)).await;
+    stage
+        .cluster("r", "it is reported", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1))
+        .await;
     // The first of the spares, which would be taken by its name.
     kubelets.switch_off(stage.node(2));
     kubelets.switch_off(stage.node(1));

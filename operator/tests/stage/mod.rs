@@ -351,8 +351,8 @@ impl Stage {
         let api = self.clusters();
         eventually(what, || async {
             let found = api.get(name).await.map_err(|e| e.to_string())?;
-            let told = || serde_json::to_string_pretty(&found.status).unwrap();
-            if is(&found) { Ok(found) } else { Err(told()) }
+            let reported = || serde_json::to_string_pretty(&found.status).unwrap();
+            if is(&found) { Ok(found) } else { Err(reported()) }
         })
         .await
     }
@@ -474,7 +474,7 @@ impl Stage {
         .await;
     }
 
-    /// The kubelet's part when a Secret changes: the server finds other files, and is not told.
+    /// The kubelet's part when a Secret changes: the server finds other files, without a notice.
     pub async fn refresh_certificates(&self, instance: &str) {
         let tls = self.servers.lock().unwrap()[instance].folder.path().join("tls");
         let secret = self.api::<Secret>().get(&format!("{instance}-tls")).await.expect("its certificates");
@@ -500,7 +500,7 @@ impl Stage {
         }
     }
 
-    /// The instances whose pods the operator has deleted, and that are still there.
+    /// The instances with pods that the operator has deleted, and that are still there.
     pub async fn ending(&self) -> Vec<String> {
         let pods = self.api::<Pod>().list(&kube::api::ListParams::default()).await.expect("pods").items;
         let ending = pods.into_iter().filter(|p| p.metadata.deletion_timestamp.is_some());

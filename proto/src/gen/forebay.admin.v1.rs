@@ -228,7 +228,7 @@ pub struct PoolFabric {
     /// Whether the reservation was seen to be this server's within the last seconds.
     #[prost(bool, tag = "6")]
     pub reserved: bool,
-    /// Whose it is then: the instance and its epoch.
+    /// Its owner then: the instance and its epoch.
     #[prost(string, tag = "7")]
     pub holder: ::prost::alloc::string::String,
     #[prost(uint64, tag = "8")]

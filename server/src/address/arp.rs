@@ -15,7 +15,7 @@ use super::Hardware;
 use super::netlink::Link;
 use crate::limits::{ADDRESS_PROBE_PAUSE, ADDRESS_PROBES};
 
-/// Kinds of links with this protocol's frames: Ethernet and InfiniBand (RFC 4391), whose numbers are the same in ARP.
+/// Kinds of links with this protocol's frames: Ethernet and InfiniBand (RFC 4391), with the same numbers in ARP.
 const KINDS: [u16; 2] = [libc::ARPHRD_ETHER, libc::ARPHRD_INFINIBAND];
 /// An address of InfiniBand has 20 bytes.
 const HARDWARE_BYTES_MAX: usize = 32;
@@ -140,8 +140,8 @@ impl Arp {
     // before answers at once where it is still there.
     pub(super) fn probe(&self, address: Ipv4Addr) -> io::Result<Option<Hardware>> {
         for _ in 0..ADDRESS_PROBES {
-            let nobody = vec![0; self.link.hardware.len()];
-            self.send(REQUEST, Ipv4Addr::UNSPECIFIED, nobody, address)?;
+            let unknown = vec![0; self.link.hardware.len()];
+            self.send(REQUEST, Ipv4Addr::UNSPECIFIED, unknown, address)?;
             let until = Instant::now() + ADDRESS_PROBE_PAUSE;
             while let Some(packet) = self.receive(until)? {
                 if let Some(other) = self.other(&packet, address) {

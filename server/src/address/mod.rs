@@ -1,7 +1,7 @@
 //! The instance's own addresses (docs/guides/nvmeof.md): on an interface only while the pools are ours and the server is there.
 //!
 //! The kernel has them for [`ADDRESS_STAY`] at a time, which is lengthened every second: those of a server that was killed
-//! or stopped go by themselves, so that nobody has to reach its node to take them away.
+//! or stopped go by themselves, so that removing them needs no access to its node.
 
 mod arp;
 mod neighbour;
@@ -155,7 +155,7 @@ impl Addresses {
     pub fn prepare(config: &Config) -> Result<Arc<Self>, AddressError> {
         let loss_times =
             config.pool.iter().filter_map(|pool| pool.nvmeof.as_ref()).map(|pool| pool.loss_time());
-        // One that was cut off has them until it ends itself, and one that was stopped as long as the kernel.
+        // One that was cut off has them until it stops, and one that was stopped as long as the kernel.
         let wait = loss_times.max().unwrap_or_default() + ADDRESS_STAY + ADDRESS_WAIT_SPARE;
         let instance = &config.instance;
         let addresses = Self::new(instance.addresses.clone(), instance.interface.clone(), wait);
@@ -265,15 +265,15 @@ impl Addresses {
         links.iter().find(has_network).ok_or(AddressError::NoInterface(address))
     }
 
-    /// Waits until nobody answers for the address.
+    /// Waits until no host answers for the address.
     fn wait_for(&self, tables: &mut Tables, place: &Place, until: Instant) -> Result<(), AddressError> {
-        let mut told = false;
+        let mut reported = false;
         while let Some(by) = self.user(tables, place)? {
             let (address, seconds) = (place.address, self.wait.as_secs());
             if Instant::now() >= until {
                 return Err(AddressError::Taken { address, by, seconds });
             }
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut reported, true) {
                 warn!(%address, by, seconds_max = seconds, "somebody answers for the address: waiting, it may be the server before us");
             }
             // Answers come at once: those who ask must not be many.

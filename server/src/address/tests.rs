@@ -123,7 +123,7 @@ mod inside {
         let _wire = Wire::new();
         let other = Arp::open(&link("there0")).expect("a socket").expect("Ethernet");
         let ours = addresses(&[OURS, OURS_6], PATIENCE);
-        ours.take().expect("nobody has them");
+        ours.take().expect("they are free");
         for text in [OURS, OURS_6] {
             let entries = found(text);
             assert_eq!(entries.len(), 1, "{text}");
@@ -186,7 +186,7 @@ mod inside {
     fn whoever_claims_one_later_is_contradicted() {
         let _wire = Wire::new();
         let ours = addresses(&[OURS], PATIENCE);
-        ours.take().expect("nobody has it");
+        ours.take().expect("it is free");
         let other = Arp::open(&link("there0")).expect("a socket").expect("Ethernet");
         let address = "192.0.2.200".parse().expect("an address");
         // After the announcements that come anyway.

@@ -1,4 +1,4 @@
-//! Where files are closed whose last handle is dropped on an event loop.
+//! Where files are closed if their last handle is dropped on an event loop.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;

@@ -29,7 +29,7 @@ impl Frame for Bytes {
     }
 }
 
-/// A volume in a directory of its own, whose parent holds what nobody may reach.
+/// A volume in a directory of its own, in a parent that holds what must stay out of reach.
 struct Fixture {
     _scratch: TempDir,
     outside: PathBuf,
@@ -214,7 +214,7 @@ fn modes_of_opening_find_and_make() {
 }
 
 #[test]
-fn files_and_directories_are_told_apart() {
+fn files_and_directories_are_distinguished() {
     let f = Fixture::new();
     f.file("file");
     f.directory("dir");
@@ -686,7 +686,7 @@ fn a_symlink_swapped_in_meanwhile_leads_nowhere_either() {
 }
 
 #[test]
-fn a_handle_whose_file_was_moved_out_renames_and_unlinks_nothing() {
+fn a_handle_of_a_file_that_was_moved_out_renames_and_unlinks_nothing() {
     let f = Fixture::new();
     let file = f.file("gone");
     std::fs::rename(f.root.join("gone"), f.outside.join("gone")).expect("moved out by an administrator");

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use crate::namespace;
 
-/// The status for an error of an operation on an open file or directory, or on a name whose parents exist.
+/// The status for an error of an operation on an open file or directory, or on a name with existing parents.
 #[must_use]
 pub fn status(errno: Errno) -> NtStatus {
     namespace::doubt(errno);

@@ -19,7 +19,7 @@ pub struct InstanceSection {
     pub epoch: u64,
     /// Which cluster it is of: another one may have an instance of the same name. Empty for none.
     pub cluster_uid: String,
-    /// After how many seconds a node that is silent is taken over; 0 where nobody does that by itself.
+    /// After how many seconds a node that is silent is taken over; 0 if no other node does that by itself.
     pub takeover_after_s: u32,
     /// Its own addresses, which go where it goes.
     pub addresses: Vec<InstanceAddress>,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_told_with_its_line() {
+    fn what_makes_no_sense_is_reported_with_its_line() {
         assert!(error("addresses = [\"10.0.0.1\"]\n").starts_with("server.toml:3: "));
         let twice = error("addresses = [\"10.0.0.1/24\", \"10.0.0.1/16\"]\n");
         assert_eq!(twice, "server.toml:3: instance.addresses: 10.0.0.1 is there twice");
@@ -203,8 +203,8 @@ mod tests {
         assert!(error("addresses = [\"10.0.0.1/24\"]\ninterface = \"a/b\"\n").starts_with("server.toml:4: "));
         let listened = error("addresses = [\"10.0.0.1/24\"]\n[server]\nlisten = [\"10.0.0.1:445\"]\n");
         assert!(listened.starts_with("server.toml:5: server.listen: 10.0.0.1 is not there"), "{listened}");
-        let nobody =
+        let nameless =
             Config::parse("server.toml", &format!("[instance]\naddresses = [\"10.0.0.1/24\"]\n{POOL}"));
-        assert!(nobody.expect_err("it has no name").to_string().contains("need instance.name"));
+        assert!(nameless.expect_err("it has no name").to_string().contains("need instance.name"));
     }
 }

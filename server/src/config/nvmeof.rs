@@ -142,7 +142,7 @@ pub struct NvmeofSection {
     /// Time between two signs of life, after which either end takes a connection for dead.
     #[serde(default = "keep_alive_s")]
     pub keep_alive_s: u32,
-    /// How long the reservation may go unconfirmed before the server ends itself.
+    /// How long the reservation may go unconfirmed before the server stops.
     #[serde(default = "loss_time_s")]
     pub loss_time_s: u32,
 }
@@ -181,7 +181,7 @@ impl NvmeofSection {
     }
 
     /// After which a host that is silent is cut off by the target, and what it had on its way ended: NVMe lets a target take up
-    /// to twice the keep-alive time. Nobody is told when that has ended.
+    /// to twice the keep-alive time. Nothing reports when that has ended.
     #[must_use]
     pub fn cut_off_time(&self) -> Duration {
         Duration::from_secs(2 * u64::from(self.keep_alive_s) + 1)
@@ -205,7 +205,7 @@ impl NvmeofSection {
 
     pub(super) fn check(&self, instance: &InstanceSection) -> Result<(), (&'static str, String)> {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
-        // Who may take the namespace over is told by these two.
+        // These two say who may take the namespace over.
         if instance.name.is_empty() {
             return wrong(
                 "nqn",
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told_with_its_line() {
+    fn what_cannot_be_is_reported_with_its_line() {
         let with = |lines: &str| error(&format!("{INSTANCE}{POOL}{NVMEOF}{lines}"));
         assert!(error(&format!("{POOL}{NVMEOF}")).starts_with("server.toml:5: pool.nvmeof.nqn: "));
         let no_epoch = INSTANCE.replace("epoch = 3\n", "");
@@ -330,12 +330,12 @@ mod tests {
         // What would go by RDMA would be in the clear, also where other paths have TLS.
         for paths in ["rdma://192.168.77.1:4420", "tcp://192.168.77.1:4420\", \"rdma://192.168.77.1:4421"] {
             let rdma = NVMEOF.replace("tcp://192.168.77.1:4420", paths);
-            let told = error(&format!("{INSTANCE}{POOL}{rdma}tls_key = \"/key\"\n"));
+            let reported = error(&format!("{INSTANCE}{POOL}{rdma}tls_key = \"/key\"\n"));
             assert!(
-                told.starts_with("server.toml:11: pool.nvmeof.tls_key: TLS is for NVMe/TCP only"),
-                "{told}"
+                reported.starts_with("server.toml:11: pool.nvmeof.tls_key: TLS is for NVMe/TCP only"),
+                "{reported}"
             );
-            assert!(told.contains("rdma://"), "{told}");
+            assert!(reported.contains("rdma://"), "{reported}");
             Config::parse("server.toml", &format!("{INSTANCE}{POOL}{rdma}"))
                 .expect("without TLS it is right");
         }

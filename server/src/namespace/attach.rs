@@ -64,7 +64,7 @@ pub(crate) trait World {
     /// Makes a file system.
     fn format(&mut self, owned: &Owned, force: bool) -> Result<(), Self::Failure>;
     /// Who has used the pool last, from the file system that is not mounted, without replaying its log; none where that
-    /// cannot be told so.
+    /// cannot say so.
     fn recorded_before_replay(&mut self, owned: &Owned) -> Result<Option<PoolRecord>, Self::Failure>;
     /// Mounts it, which replays its log.
     fn mount(&mut self, owned: &Owned) -> Result<(), Self::Failure>;
@@ -93,7 +93,7 @@ pub(crate) enum Attach<F> {
     Checking,
     /// To be looked at what is mounted.
     Searching { before: Check },
-    /// A server of an earlier epoch may still run on this machine: it ends itself when it sees our key.
+    /// A server of an earlier epoch may still run on this machine: it stops when it sees our key.
     Announcing { leftover: Leftover },
     /// What is mounted is not to be relied on.
     Ending { unreserved: bool },

@@ -1,5 +1,5 @@
 //! The steps of [`super`] on two hosts and a target in memory, with a failure and a crash at every step: after a file system
-//! was mounted anew, no write of an older mount may reach the target, whoever started, failed, died or came back; nor may one
+//! was mounted again, no write of an older mount may reach the target, whoever started, failed, died or came back; nor may one
 //! that the target had taken before, and that was still on its way, come then.
 
 use std::cell::RefCell;
@@ -70,7 +70,7 @@ impl Everything {
         self.disk.as_ref().and_then(|disk| disk.record.as_ref()).map_or(0, |record| record.epoch)
     }
 
-    /// A host's file system writes something of what it has in memory. XFS ends itself where that is refused.
+    /// A host's file system writes something of what it has in memory. XFS shuts down if that is refused.
     fn write(&mut self, nth: usize) -> bool {
         let sent = self.send(nth);
         if sent {
@@ -416,7 +416,7 @@ fn run(host: &mut Host, unlucky: Option<(usize, Luck)>) -> (Result<(), Failure>,
 /// Host 0 has served in epoch 1 and was killed; its kernel still has the file system.
 fn after_a_kill() -> Shared {
     let all = Shared::default();
-    run(&mut starting(&all, 0, 1), None).0.expect("nobody else is there");
+    run(&mut starting(&all, 0, 1), None).0.expect("no one else is there");
     all
 }
 
@@ -534,7 +534,7 @@ fn what_is_not_ours_is_given_back_unless_somebody_was_put_out() {
         assert!(matches!(run(&mut blank(0, 1), None).0, Err(Failure::Blank)));
         assert_eq!((all.borrow().holder, all.borrow().registrants.len()), (None, 0));
     }
-    acquire(&starting(&all, 0, 1).view(), &starting(&all, 0, 1).me()).expect("nobody has it");
+    acquire(&starting(&all, 0, 1).view(), &starting(&all, 0, 1).me()).expect("it is free");
     // Started again, and in a later epoch: only the first of these starts preempts.
     for epoch in [2, 2, 3] {
         assert!(matches!(run(&mut blank(1, epoch), None).0, Err(Failure::Blank)));

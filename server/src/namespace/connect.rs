@@ -27,7 +27,7 @@ fn node(section: &NvmeofSection) -> String {
     }
 }
 
-/// The same subsystem as the host that this instance was here before it was told of which cluster and machine it is; none
+/// The same subsystem as the host that this instance was here before it knew its cluster and machine; none
 /// where it is that host.
 pub(super) fn former(
     instance: &InstanceSection,
@@ -127,7 +127,7 @@ fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Resul
     }
 }
 
-/// Asks the target again where its answer did not come, as soon as there is a path. It may have done what it was told to, which
+/// Asks the target again where its answer did not come, as soon as there is a path. It may have done what it was asked to, which
 /// the next answer tells.
 pub(super) fn patiently<T>(
     fabrics: &Fabrics,
@@ -157,14 +157,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_cannot_be_read_is_told_by_its_file_alone() {
+    fn a_key_that_cannot_be_read_is_reported_by_its_file_alone() {
         let file = tempfile::NamedTempFile::new().expect("tmp");
         std::fs::write(file.path(), "DHHC-1:00:c2VjcmV0:\n").expect("written");
-        let told = [
+        let reported = [
             key(file.path(), DhChapKey::parse).expect_err("it is none"),
             key(file.path(), TlsPsk::parse).expect_err("it is none"),
         ];
-        for error in told.map(|error| error.to_string()) {
+        for error in reported.map(|error| error.to_string()) {
             let named = error.contains(&file.path().display().to_string());
             assert!(named && !error.contains("c2VjcmV0"), "{error}");
         }

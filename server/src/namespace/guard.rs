@@ -98,7 +98,7 @@ fn doubted() -> Vec<Arc<Doubted>> {
     DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// A namespace whose I/O may fail because it is not ours any more, or out of reach.
+/// A namespace with I/O that may fail because it is not ours any more, or out of reach.
 struct Doubted {
     ending: Ending,
     device: Arc<NamespaceDevice>,
@@ -127,7 +127,7 @@ fn note_confirmed() {
     VOUCHED_UNTIL.store(until, Ordering::Release);
 }
 
-/// An operation has failed, and its client is about to be told. Where that is because a namespace is lost, the server ends
+/// An operation has failed, and its client is about to learn it. Where that is because a namespace is lost, the server ends
 /// without telling it: on a hard mount, the operation is then done again by the next server, instead of failing the program.
 pub(crate) fn doubt(errno: rustix::io::Errno) {
     use rustix::io::Errno;
@@ -154,10 +154,10 @@ fn needs_look(begun: Instant, ended: Instant, vouched_until: u64) -> bool {
     ended.saturating_duration_since(begun) >= RECONNECT_TIME_MIN || milliseconds(ended) > vouched_until
 }
 
-/// What was begun then is done, and somebody is about to be told that it is on stable storage. Returns when that can be said.
+/// What was begun then is done, and a client is about to learn that it is on stable storage. Returns when that can be said.
 ///
 /// Where the connection to a target was lost meanwhile, the kernel has sent again what was unanswered, the flush perhaps, and
-/// to a target that was started anew and has lost what it had in a volatile cache. Such a target has forgotten the
+/// to a target that was restarted and has lost what it had in a volatile cache. Such a target has forgotten the
 /// reservation: then the server ends without telling anybody, and what was not answered is done again.
 pub(crate) fn vouch(begun: Instant) {
     while wants_vouching(begun) && !doubted().iter().all(|doubted| doubted.is_held()) {
@@ -281,7 +281,7 @@ impl Ending {
 /// Does it in a thread of its own; what comes of it.
 fn aside<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (done, is_done) = channel();
-    // Where there is no thread, nobody answers.
+    // Without a thread there is no answer.
     let _ = std::thread::Builder::new().spawn(move || {
         let _ = done.send(what());
     });

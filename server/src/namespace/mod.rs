@@ -70,7 +70,7 @@ impl Attached {
     /// this instance on this machine goes on with it.
     ///
     /// The reservation stays in any case. Where a server was killed, its machine's kernel still has the file system as it was
-    /// then, and tries again and again to write what it has of it: that must be refused when nobody serves, too. A later
+    /// then, and tries again and again to write what it has of it: that must be refused when no server serves, too. A later
     /// epoch takes it, wherever.
     pub fn detach(self) {
         self.guard.stop();

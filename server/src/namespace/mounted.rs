@@ -13,7 +13,7 @@ use crate::limits::UNMOUNT_TIME_MAX;
 /// Between two tries to unmount.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 
-/// Number of the device whose file system is mounted at this directory itself. From the kernel's list: a file system that
+/// Number of the device with the file system that is mounted at this directory itself. From the kernel's list: a file system that
 /// has ended refuses even stat.
 pub(crate) fn mounted_device(at: &Path) -> Option<(u32, u32)> {
     let at = at.parent()?.canonicalize().ok()?.join(at.file_name()?);

@@ -107,18 +107,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_told_whose_the_pool_is() {
+    fn the_owner_of_the_pool_is_reported_to_programs() {
         let refusal = |reason| {
             let error = NamespaceError { pool: "main".into(), reason };
             let text = error.refusal(1)?;
             Some(serde_json::from_str::<serde_json::Value>(&text).expect("JSON"))
         };
-        let recorded = refusal(Reason::Refused(Refused::Superseded { recorded: 7, ours: 1 })).expect("told");
+        let recorded =
+            refusal(Reason::Refused(Refused::Superseded { recorded: 7, ours: 1 })).expect("an answer");
         assert_eq!(recorded["reason"], "Superseded");
         assert_eq!((&recorded["recordedEpoch"], &recorded["epoch"]), (&7.into(), &1.into()));
         let key = ReservationKey::from_number(0x035e_8849_0000_0007);
         let stranger = NotAcquired::Stranger { host: HostId([1; 16]), key };
-        let stranger = refusal(Reason::NotAcquired(stranger)).expect("told");
+        let stranger = refusal(Reason::NotAcquired(stranger)).expect("an answer");
         assert_eq!((&stranger["reason"], &stranger["recordedEpoch"]), (&"OtherOwner".into(), &7.into()));
         assert_eq!(stranger["recordedKey"], "0x035e884900000007");
         assert_eq!(refusal(Reason::Blank), None);

@@ -53,7 +53,7 @@ impl Claim {
             }
             return Ok(epoch < self.ours.epoch);
         }
-        // The instance itself, before it was told of which cluster it is.
+        // The instance itself, before it knew its cluster.
         if recorded.cluster.is_empty() {
             if epoch >= self.ours.epoch {
                 return Err(Refused::Superseded { recorded: epoch, ours: self.ours.epoch });
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_that_is_told_its_cluster_goes_on_in_a_later_epoch() {
+    fn an_instance_that_learns_its_cluster_continues_in_a_later_epoch() {
         assert_eq!(claim(5, "c1").judge(Some(&record(4, ""))), Ok(true));
         let same = claim(4, "c1").judge(Some(&record(4, "")));
         assert_eq!(same, Err(Refused::Superseded { recorded: 4, ours: 4 }));

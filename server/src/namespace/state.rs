@@ -7,22 +7,22 @@ use forebay_nvmeof::Loss;
 
 use crate::limits::NAMESPACE_UNCONFIRMED_TOLD;
 
-/// Why the server ends itself.
+/// Why the server stops.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fence {
     /// The reservation is not ours.
     #[error("the reservation is lost: {0}")]
     Lost(Loss),
-    /// Whether it is ours could not be told for so long.
+    /// Whether it is ours was unknown for so long.
     #[error(
         "for {0} s the target could not be asked whether the reservation is still ours (last answer: {1})"
     )]
     Unconfirmed(u64, String),
-    /// What fails is not told to clients: the next server does it.
+    /// What fails is not reported to clients: the next server does it.
     #[error("an operation failed, and no path to the namespace takes I/O")]
     OutOfReach,
     /// XFS does so where its log cannot be written. It is served again only after another mount, which replays the log.
-    #[error("the file system has ended itself, as after an I/O error: the kernel's log says why")]
+    #[error("the file system has shut down, as after an I/O error: the kernel's log says why")]
     FileSystem,
 }
 
@@ -156,7 +156,7 @@ impl State {
         if ago > NAMESPACE_UNCONFIRMED_TOLD {
             problems.push(format!(
                 "pool {pool}: for {} s the target could not be asked whether the reservation is still ours ({}); after {} s \
-                 the server ends itself",
+                 the server stops",
                 ago.as_secs(),
                 seen.said,
                 self.loss_time.as_secs()
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_as_long_as_it_is() {
+    fn what_is_wrong_is_reported_as_long_as_it_lasts() {
         let state = State::new("p".into(), names(), 2, LIMIT);
         let at = Instant::now();
         state.confirm(at);
@@ -205,11 +205,14 @@ mod tests {
         state.set_paths_up(1);
         state.not_confirmed("no path".into());
         state.set_grown(Err("no room".into()));
-        let told = state.problems(at + NAMESPACE_UNCONFIRMED_TOLD + Duration::from_secs(1));
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert_eq!(told[0], "pool p: 1 of 2 paths to its namespace take I/O");
-        assert!(told[1].contains("for 6 s") && told[1].contains("(no path); after 30 s"), "{told:?}");
-        assert!(told[2].ends_with("namespace: no room"), "{told:?}");
+        let reported = state.problems(at + NAMESPACE_UNCONFIRMED_TOLD + Duration::from_secs(1));
+        assert_eq!(reported.len(), 3, "{reported:?}");
+        assert_eq!(reported[0], "pool p: 1 of 2 paths to its namespace take I/O");
+        assert!(
+            reported[1].contains("for 6 s") && reported[1].contains("(no path); after 30 s"),
+            "{reported:?}"
+        );
+        assert!(reported[2].ends_with("namespace: no room"), "{reported:?}");
         state.set_paths_up(2);
         state.confirm(at + LIMIT);
         state.set_grown(Ok(()));

@@ -259,7 +259,7 @@ impl World for Linux<'_> {
     fn recorded_before_replay(&mut self, _: &Owned) -> Result<Option<PoolRecord>, Reason> {
         let peeked = peek(&self.block_device(), &self.pool.path);
         if let Err(error) = &peeked {
-            // What is read from a file system whose log was not replayed may make no sense: it is judged once mounted.
+            // What is read from a file system before its log is replayed may make no sense: it is judged once mounted.
             warn!(pool = self.pool.name, %error, "the pool's epoch cannot be read before its log is replayed");
         }
         if mounted_device(&self.pool.path).is_some() {

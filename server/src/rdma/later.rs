@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_came_later_is_told_until_there_is_a_node_to_open_it() {
+    fn a_device_that_came_later_is_reported_until_there_is_a_node_to_open_it() {
         let root = tempfile::tempdir().expect("a directory");
         let appear = |node: &str, device: &str| {
             let folder = root.path().join(VERBS).join(node);
@@ -64,7 +64,7 @@ mod tests {
         };
         assert!(Later::begin(root.path()).devices().is_empty(), "no RDMA at all");
 
-        // That this one has no node is nothing that a new container would mend.
+        // That this one has no node is nothing that a new container would fix.
         appear("uverbs0", "mlx5_0");
         let later = Later::begin(root.path());
         assert!(later.devices().is_empty());

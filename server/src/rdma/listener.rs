@@ -25,7 +25,7 @@ const REFRESH: Duration = Duration::from_secs(5);
 pub struct Ports {
     /// InfiniBand and RoCE, which have a port space of their own.
     pub rdma: u16,
-    /// iWARP, whose connections are TCP's ([MS-SMBD] 1.9).
+    /// iWARP, with connections of TCP ([MS-SMBD] 1.9).
     pub iwarp: u16,
 }
 
@@ -46,7 +46,7 @@ impl Listening {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
-    /// Whether a client may be told to come by RDMA to this address.
+    /// Whether this address may be announced to clients for RDMA.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|a| a.ip() == address)
@@ -179,7 +179,7 @@ impl Listeners {
     }
 }
 
-/// Where to listen, and for which device: at those addresses of ports that are up that clients may be told of.
+/// Where to listen, and for which device: at those addresses of ports that are up that may be announced to clients.
 fn wanted(
     inventory: &Inventory,
     locals: &[Local],

@@ -106,7 +106,7 @@ impl Rdma {
             || self.devices.values().any(|device| Arc::ptr_eq(descriptor, &device.completions))
     }
 
-    /// Lets a peer in as connection `id`. Where its buffers come from, and what else is to be waited for, comes with it.
+    /// Accepts a peer as connection `id`. Where its buffers come from, and what else is to be waited for, comes with it.
     pub(crate) fn accept(
         &mut self,
         id: u64,
@@ -152,7 +152,7 @@ impl Rdma {
                 CmEvent::Established(key) => (key, Event::Established),
                 CmEvent::Ended(key, reason) => (key, Event::Ended(reason)),
                 CmEvent::DeviceRemoved(key) => (key, Event::Ended("the RDMA device was removed")),
-                // Only listeners are asked for connections, and theirs is another channel; nobody is connected to from here.
+                // Only listeners are asked for connections, and theirs is another channel; no connection starts from here.
                 CmEvent::Connect(_) | CmEvent::Resolved(_) => continue,
             };
             found.extend(self.connections.get(&key).map(|id| (*id, event)));
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits when it is dropped until it is told.
+    /// Waits when it is dropped until it is signalled.
     struct Slow(Receiver<()>);
 
     impl Drop for Slow {
@@ -198,18 +198,18 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_close_holds_up_nobody_and_is_counted() {
+    fn what_takes_long_to_close_delays_no_one_and_is_counted() {
         let closing = Closing::new().expect("a thread");
-        let (told, wait) = sync_channel(RDMA_CLOSING_MAX);
+        let (reported, wait) = sync_channel(RDMA_CLOSING_MAX);
         closing.drop(Slow(wait));
         for _ in 1..RDMA_CLOSING_MAX {
             assert!(!closing.is_full());
-            let (told, wait) = sync_channel(1);
-            drop(told);
+            let (reported, wait) = sync_channel(1);
+            drop(reported);
             closing.drop(Slow(wait));
         }
         assert!(closing.is_full());
-        told.send(()).expect("it waits");
+        reported.send(()).expect("it waits");
         let until = Instant::now() + Duration::from_secs(60);
         while closing.is_full() {
             assert!(Instant::now() < until, "nothing is closed");

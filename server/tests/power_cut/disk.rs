@@ -9,7 +9,7 @@ pub(crate) use crate::support::disk::{Mounted, copy, scratch};
 /// The least that mkfs.xfs accepts.
 const BYTES: u64 = 300 << 20;
 
-/// A mounted XFS whose device is logged.
+/// A mounted XFS on a device that is logged.
 pub(crate) struct LoggedDisk(Disk);
 
 impl LoggedDisk {

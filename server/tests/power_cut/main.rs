@@ -1,6 +1,6 @@
-//! The power is cut after every request that the disk completed: what a client was told is durable is there.
+//! The power is cut after every request that the disk completed: what was acknowledged to a client as durable is there.
 //!
-//! A workload of writes, sizes, renames, links, removals, clones, directories and new times runs against a real server, whose pool
+//! A workload of writes, sizes, renames, links, removals, clones, directories and new times runs against a real server; its pool
 //! is an XFS on a disk that logs what it does. Then the disk is put together again as it was after every entry of that log, with its
 //! volatile cache and without, and mounted wherever its bytes are others than at the place before. What was promised with each answer
 //! has to be there; of the request that is under way, what it changes is as it was, or as it will be.

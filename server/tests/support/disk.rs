@@ -43,7 +43,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A new, empty one of so many bytes. `options` adds to the command line of the daemon, whose node `disk` is the file
+    /// A new, empty one of so many bytes. `options` adds to the command line of the daemon; its node `disk` is the file
     /// [`Disk::image`] in the folder that it is given; the node `top` is exported.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ pub fn copy(from: &Path, to: &Path) {
     run(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to)).expect("a copy");
 }
 
-/// An image of a disk whose power was cut, mounted: the file system replays its log. The image is removed with it.
+/// An image of a disk after a power cut, mounted: the file system replays its log. The image is removed with it.
 pub struct Mounted<'a> {
     at: &'a Path,
     image: PathBuf,

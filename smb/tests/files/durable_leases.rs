@@ -103,7 +103,7 @@ fn it_is_given_back_to_who_names_its_lease_and_file() {
 }
 
 #[test]
-fn it_stays_beside_those_whom_its_lease_lets_in() {
+fn it_stays_beside_opens_that_its_lease_allows() {
     for (state, open, stays) in [
         (RH, file("f"), true),
         (RH, file("f").share(ShareAccess::empty()), false),

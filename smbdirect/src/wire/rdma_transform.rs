@@ -5,7 +5,7 @@ use super::crypto_transform::CryptoTransform;
 use super::descriptor::Descriptors;
 use super::{Fault, Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
 
-/// Channel information of READ and WRITE whose payload is sealed or signed on its way by RDMA.
+/// Channel information of READ and WRITE with payload that is sealed or signed on its way by RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaTransform<'a> {
     /// How the descriptors are to be read, as the Channel of READ and WRITE.

@@ -90,7 +90,7 @@ impl Peer {
         self.delivered.len()
     }
 
-    /// Messages whose buffers are not free yet.
+    /// Messages with buffers that are not free yet.
     pub(crate) fn unsent(&self) -> usize {
         self.queued.len()
     }

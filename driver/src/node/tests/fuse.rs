@@ -1,4 +1,4 @@
-//! A file system of FUSE whose server is the test: it answers statfs when it is told to.
+//! A file system of FUSE, served by the test: it answers statfs on request.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ const INIT: u32 = 26;
 /// Smallest buffer that the kernel takes (FUSE_MIN_READ_BUFFER).
 const BUFFER_BYTES: usize = 8192;
 
-/// A mount that nobody serves. The file system dies with the device.
+/// A mount without a server. The file system dies with the device.
 pub(super) fn mount(source: &str, at: &Path) -> Option<File> {
     let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(device) => device,
@@ -41,7 +41,7 @@ pub(super) fn mount(source: &str, at: &Path) -> Option<File> {
 
 /// A mount that is served, slowly.
 pub(super) struct Slow {
-    /// Told of each statfs that has arrived.
+    /// Signalled for each statfs that has arrived.
     pub(super) asked: mpsc::Receiver<()>,
     /// Answers one statfs for each message.
     pub(super) answer: mpsc::Sender<()>,
@@ -50,15 +50,15 @@ pub(super) struct Slow {
 impl Slow {
     pub(super) fn mount(source: &str, at: &Path) -> Option<Self> {
         let mut device = mount(source, at)?;
-        let (told, asked) = mpsc::channel();
+        let (reported, asked) = mpsc::channel();
         let (answer, answers) = mpsc::channel();
         // Ends with the file system, or when the test drops its ends.
-        thread::spawn(move || while serve(&mut device, &told, &answers).is_ok() {});
+        thread::spawn(move || while serve(&mut device, &reported, &answers).is_ok() {});
         Some(Self { asked, answer })
     }
 }
 
-fn serve(device: &mut File, told: &mpsc::Sender<()>, answers: &mpsc::Receiver<()>) -> io::Result<()> {
+fn serve(device: &mut File, reported: &mpsc::Sender<()>, answers: &mpsc::Receiver<()>) -> io::Result<()> {
     let mut request = [0; BUFFER_BYTES];
     let _ = device.read(&mut request)?;
     let number = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four bytes"));
@@ -72,7 +72,7 @@ fn serve(device: &mut File, told: &mpsc::Sender<()>, answers: &mpsc::Receiver<()
         }
         STATFS => {
             let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-            told.send(()).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            reported.send(()).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
             answers.recv().map_err(gone)?;
             let mut body = vec![0; 80];
             for (at, blocks) in [(0, 100u64), (8, 60), (16, 50)] {

@@ -80,7 +80,7 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
                 info: &info,
             })?;
             if let Some(window) = &mut window {
-                // Not every device tells; but none binds a window whose token is still good.
+                // Not every device tells; but none binds a window while its token is still good.
                 ensure!(
                     token.is_none_or(|token| token == pieces[0].token),
                     "{token:?} came back of {pieces:?}"
@@ -88,7 +88,7 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
                 client.link.bind(window, 0, 1).context("the token was not invalidated")?;
                 found.invalidated += 1;
             } else {
-                ensure!(token.is_none(), "{token:?} was invalidated, which nobody asked for");
+                ensure!(token.is_none(), "{token:?} was invalidated without a request");
             }
             found.bytes += u64::from(bytes);
             if !writes {
@@ -182,9 +182,9 @@ fn shuffled(bytes: u32, half: usize, token: u32) -> Vec<Lent> {
 /// What a client may do wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// Asks to be let in and does not look at the answer.
+    /// Asks to be accepted and does not look at the answer.
     HalfOpen,
-    /// Is let in and says nothing.
+    /// Is accepted and sends nothing.
     Silent,
     /// Speaks first of all without being understood.
     GarbageFirst,
@@ -238,7 +238,7 @@ pub struct Misdeed {
 /// How the connection ended.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ended {
-    /// Why, as far as the client is told.
+    /// Why, as far as the client learns it.
     pub reason: String,
     /// How long after the fault.
     pub after: Duration,
@@ -251,7 +251,7 @@ const KILLED_BYTES: u32 = 4 << 20;
 const TRANSFER_BYTES: u32 = 64 << 10;
 /// Receives of a client that stops to post them or to grant credits: enough to log on.
 const RECEIVES_FEW: u16 = 16;
-/// Requests whose answers are more than [`RECEIVES_FEW`], and fewer than the server's credits.
+/// Requests with more answers than [`RECEIVES_FEW`], and fewer than the server's credits.
 const ECHOES: u16 = 64;
 /// Payload of a message that breaks a rule.
 const PAYLOAD_BYTES: u32 = 8;

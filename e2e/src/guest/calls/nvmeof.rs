@@ -260,7 +260,7 @@ pub fn write(arguments: (Seen, Blocks)) -> Result<Written> {
     Ok(Written { written: blocks.count, errno: None })
 }
 
-/// Who wrote each of these blocks of a file of the target; 0 for nobody.
+/// Who wrote each of these blocks of a file of the target; 0 for none.
 pub fn writers(arguments: (PathBuf, Blocks)) -> Result<Vec<u64>> {
     let (path, blocks) = arguments;
     let file = File::open(&path).with_context(|| path.display().to_string())?;
@@ -274,7 +274,7 @@ pub fn writers(arguments: (PathBuf, Blocks)) -> Result<Vec<u64>> {
                 0 => expected.fill(0),
                 _ => fill(&mut expected, writer, number),
             }
-            anyhow::ensure!(block == expected, "block {number} is nobody's whole block");
+            anyhow::ensure!(block == expected, "block {number} is not one writer's whole block");
             Ok(writer)
         })
         .collect()

@@ -20,13 +20,13 @@ pub struct Offer {
     pub file: PathBuf,
     /// The namespace's UUID.
     pub uuid: String,
-    /// Hosts that are let in.
+    /// Allowed hosts.
     pub hosts: Vec<AllowedHost>,
     /// Ports.
     pub ports: Vec<Port>,
 }
 
-/// A host that is let in.
+/// An allowed host.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AllowedHost {
     /// Host NQN.

@@ -63,7 +63,7 @@ pub enum Direction {
     Write,
 }
 
-/// A READ or WRITE whose payload goes by RDMA.
+/// A READ or WRITE with payload by RDMA.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
     /// Which of the two.
@@ -108,7 +108,7 @@ pub struct Client {
     session_id: u64,
     tree_id: u32,
     preauth: PreauthHash,
-    /// Of a session whose messages are all sealed.
+    /// Of a session with all messages sealed.
     seal: Option<Seal>,
 }
 
@@ -125,7 +125,7 @@ impl Client {
         Self::mount_as(target, manners, false)
     }
 
-    /// The same with a session whose messages are all sealed, and payload that is sealed on its way by RDMA.
+    /// The same with a session with all messages sealed, and payload that is sealed on its way by RDMA.
     pub fn mount_sealed(target: &Target, manners: Manners) -> Result<Self> {
         Self::mount_as(target, manners, true)
     }
@@ -334,7 +334,7 @@ impl Client {
         self.call(Command::CLOSE, 1, &body)?.good("CLOSE").map(drop)
     }
 
-    /// An ECHO, whose answer is not waited for.
+    /// An ECHO, without waiting for its answer.
     pub fn send_echo(&mut self) -> Result<()> {
         let mut body = Vec::new();
         echo::Request.encode(&mut body);
@@ -382,7 +382,7 @@ impl Client {
     /// The same, and waits until all of it went: the token that came back invalidated.
     pub fn transfer(&mut self, transfer: &Transfer<'_>) -> Result<Option<u32>> {
         let (invalidated, tag) = self.transfer_as(transfer)?;
-        ensure!(tag.is_none(), "payload was sealed, which nobody asked for");
+        ensure!(tag.is_none(), "payload was sealed without a request");
         Ok(invalidated)
     }
 

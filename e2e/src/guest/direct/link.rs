@@ -18,7 +18,7 @@ use rustix::io::Errno;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// For the server to hang up once the connection is broken.
 const LEAVING: Duration = Duration::from_secs(5);
-/// What is sent by [`Link::send_raw`] is told apart by this bit of its mark.
+/// This bit of its mark distinguishes what is sent by [`Link::send_raw`].
 const RAW: u64 = 1 << 63;
 /// Bytes of a message that an endpoint takes as its header.
 const HEADER_BYTES: usize = 32;
@@ -34,7 +34,7 @@ pub struct Manners {
     pub posts_again: bool,
     /// Credits that every message grants, whatever it should.
     pub grants: Option<u16>,
-    /// How often the server is told to try again where there is no receive; 7 is for ever.
+    /// How often the server is asked to try again if there is no receive; 7 is for ever.
     pub receiver_not_ready_retries: u8,
     /// Does not look at what comes.
     pub deaf: bool,
@@ -87,7 +87,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Asks the server to let it in. Nothing is said yet.
+    /// Asks the server to accept it. Nothing is sent yet.
     pub fn connect(server: SocketAddr, manners: Manners) -> Result<Self> {
         let channel = Arc::new(EventChannel::new()?);
         let mut outgoing =
@@ -137,9 +137,9 @@ impl Link {
         self.device.is_iwarp()
     }
 
-    /// Waits until the server has let it in.
+    /// Waits until the server has accepted it.
     pub fn establish(&mut self) -> Result<()> {
-        self.until("the server to let it in", |link| link.is_up.then_some(()))
+        self.until("the server to accept it", |link| link.is_up.then_some(()))
     }
 
     /// [MS-SMBD] 3.1.5.2: asks, and waits for the answer.
@@ -153,7 +153,7 @@ impl Link {
         &self.device
     }
 
-    /// Opens a part of a window's memory to the server; the token. A device does so only for a window whose last token is
+    /// Opens a part of a window's memory to the server; the token. A device does so for a window only if its last token is
     /// invalidated, and ends the connection otherwise.
     pub fn bind(&mut self, window: &mut Window, at: usize, length: usize) -> Result<u32> {
         let token = self.endpoint.bind(window, at, length)?;

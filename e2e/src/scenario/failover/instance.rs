@@ -162,7 +162,7 @@ impl<'a> Instance<'a> {
         self.fabric.seen(self.node.name(), self.epoch, "tcp")
     }
 
-    /// It and nobody else has reservation and address.
+    /// It alone has reservation and address.
     pub(super) fn is_the_one(&self) -> Result<()> {
         self.is_the_one_of(&[FIRST, SECOND])
     }
@@ -391,7 +391,7 @@ impl<'a> Load<'a> {
 
 impl Drop for Load<'_> {
     fn drop(&mut self) {
-        // A hard mount whose server is gone cannot be unmounted.
+        // A hard mount cannot be unmounted without its server.
         if !self.done {
             let _ = self.lab.power_off(CLIENT).and_then(|()| self.lab.power_on(CLIENT));
         }
@@ -408,7 +408,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Nobody was given an error, but for those that the client's kernel is known to make up (docs/guides/failover.md), and that no
+    /// No program got an error, but for those that the client's kernel is known to make up (docs/guides/failover.md), and that no
     /// answer of a server could have brought about.
     pub(super) fn without_error(self) -> Result<Self> {
         let Self { writer_failed, reader_failed, given_up, .. } = &self;

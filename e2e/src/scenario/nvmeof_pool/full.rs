@@ -1,4 +1,4 @@
-//! A pool whose file system is full when another node takes it over.
+//! A pool with a full file system when another node takes it over.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::records::{EPOCH, STARTS};
 use super::server::*;
-use super::takeover::{BootedAnew, Off, intact, synced};
+use super::takeover::{Off, Rebooted, intact, synced};
 use crate::guest::GUEST_BINARY;
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::space::{Fill, Filled, Space};
@@ -40,10 +40,10 @@ const ID: &str = "full";
 
 pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
-    let client = BootedAnew(lab);
+    let client = Rebooted(lab);
     // Volumes without a quota share the file system's space.
-    let told = |epoch| Told { quota: "none", ..Told::epoch(epoch) };
-    let first = Server::start(&fabric, FIRST, Told { format: true, ..told(1) })?;
+    let settings = |epoch| Settings { quota: "none", ..Settings::epoch(epoch) };
+    let first = Server::start(&fabric, FIRST, Settings { format: true, ..settings(1) })?;
     first.volume(ID)?;
     let mounted = first.mount(ID)?;
     let space: Space = first.node.call("space", &POOL)?;
@@ -67,7 +67,7 @@ pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     std::mem::forget(mounted);
     drop(client);
 
-    let second = Server::start(&fabric, SECOND, told(2))?;
+    let second = Server::start(&fabric, SECOND, settings(2))?;
     second.holds_the_reservation()?;
     let epoch = EPOCH.text(second.node, POOL)?;
     ensure!(epoch.contains("epoch 2\n"), "the epoch is not recorded: {epoch:?}");

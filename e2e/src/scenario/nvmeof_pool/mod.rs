@@ -26,7 +26,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric("pool on a namespace: its server's node dies, another takes it over", killed),
         on_fabric("pool on a namespace: full when its server's node dies, another takes it over", full::full),
         on_fabric("pool on a namespace: its records of starts and epoch are torn", records::torn),
-        on_fabric("pool on a namespace: its server is cut off, ends itself, another has it", cut_off),
+        on_fabric("pool on a namespace: its server is cut off, stops, another has it", cut_off),
         on_fabric("pool on a namespace: the target is away too long, and comes back", away),
     ]
 }

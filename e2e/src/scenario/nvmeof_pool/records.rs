@@ -140,7 +140,7 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
     let (host, client) = (fabric.node(FIRST), fabric.node(CLIENT));
     let id = "torn";
-    let server = Server::start(&fabric, FIRST, Told { format: true, ..Told::epoch(1) })?;
+    let server = Server::start(&fabric, FIRST, Settings { format: true, ..Settings::epoch(1) })?;
     server.volume(id)?;
     let mounted = server.mount(id)?;
     let shards =
@@ -151,7 +151,7 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     drop(server);
     // It serves, and all is there.
     let serves = |epoch: u32| -> Result<Server<'_>> {
-        let server = Server::start(&fabric, FIRST, Told::epoch(epoch))?;
+        let server = Server::start(&fabric, FIRST, Settings::epoch(epoch))?;
         server.holds_the_reservation()?;
         let recorded = EPOCH.text(host, POOL)?;
         ensure!(
@@ -178,7 +178,7 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     knows(&server, &older)?;
 
     // And after kill -9: the newest slot is that of the start, the older one that of a server that was asking the kernel, of
-    // whose predecessors nobody knows.
+    // with unknown predecessors.
     server.kill()?;
     drop(server);
     let by_hand = ByHand::mount(host)?;
@@ -196,13 +196,13 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     let older = EPOCH.tear_newest(host, AT)?;
     by_hand.unmount()?;
     ensure!(older.contains("epoch 1\n"), "{older:?}");
-    // The record would let it in; the reservation does not.
-    ended_with(&fabric, FIRST, Told::epoch(1), "epoch 2 of this instance has the namespace")?;
+    // The record would admit it; the reservation does not.
+    ended_with(&fabric, FIRST, Settings::epoch(1), "epoch 2 of this instance has the namespace")?;
     let server = serves(2)?;
     server.stop()?;
     drop(server);
 
-    // Both: nobody knows the epoch, so nobody serves, until a person has put the record right.
+    // Both: the epoch is unknown, so no server serves, until a person has put the record right.
     let by_hand = ByHand::mount(host)?;
     host.run(&format!("cp {} /tmp/epoch", EPOCH.path(AT)))?;
     for slot in EPOCH.slots(host, AT)? {
@@ -210,7 +210,7 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     }
     by_hand.unmount()?;
     for epoch in [2, 3] {
-        ended_with(&fabric, FIRST, Told::epoch(epoch), "the record of the pool's epoch is damaged")?;
+        ended_with(&fabric, FIRST, Settings::epoch(epoch), "the record of the pool's epoch is damaged")?;
     }
     let by_hand = ByHand::mount(host)?;
     host.run(&format!("cp /tmp/epoch {}; sync {0}", EPOCH.path(AT)))?;
@@ -225,7 +225,7 @@ mod tests {
     use super::starts;
 
     #[test]
-    fn nobody_is_relied_on_while_a_server_asks_the_kernel() {
+    fn no_peer_is_relied_on_while_a_server_asks_the_kernel() {
         assert_eq!(starts("01 +\n02 -\n"), [("01", true), ("02", false)]);
         assert_eq!(starts("asking\n01 +\n02 -\n"), [("01", false), ("02", false)]);
     }

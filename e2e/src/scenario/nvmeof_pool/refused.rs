@@ -22,25 +22,25 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
     let target = fabric.target();
     let tried = Cell::new(0);
-    let refused = |told: Told, says: &str| -> Result<()> {
+    let refused = |settings: Settings, says: &str| -> Result<()> {
         // Any write to the file changes its times, and blocks that were not there.
         let state = || target.run(&format!("sync {FILE}; stat -c '%s %b %z %y' {FILE}"));
         let before = state()?;
-        ended_with(&fabric, FIRST, told, says)?;
+        ended_with(&fabric, FIRST, settings, says)?;
         let after = state()?;
         ensure!(before == after, "{says}: the namespace was written to: {before}, then {after}");
         tried.set(tried.get() + 1);
         Ok(())
     };
-    let format = || Told { format: true, ..Told::epoch(1) };
+    let format = || Settings { format: true, ..Settings::epoch(1) };
     let filled = |bytes: u64, fill: &str| renew(&fabric, "tcp", bytes, None, fill);
 
     // What cannot be connected is tried for a while.
-    let soon = || Told { connect_time_s: 5, ..format() };
-    refused(Told { nqn: format!("{NQN}-other"), ..soon() }, "the target has no subsystem of this name")?;
+    let soon = || Settings { connect_time_s: 5, ..format() };
+    refused(Settings { nqn: format!("{NQN}-other"), ..soon() }, "the target has no subsystem of this name")?;
     // Its host NQN is another one.
-    refused(Told { instance: "lab-1".into(), ..soon() }, "the target does not let this host in")?;
-    refused(Told::epoch(1), "the namespace is blank: set pool.nvmeof.format = true")?;
+    refused(Settings { instance: "lab-1".into(), ..soon() }, "the target does not allow this host")?;
+    refused(Settings::epoch(1), "the namespace is blank: set pool.nvmeof.format = true")?;
     filled(64 * MIB, "true")?;
     refused(format(), "a pool needs at least")?;
     filled(FILE_BYTES, &format!("mkfs.ext4 -q -F {FILE}"))?;
@@ -99,8 +99,8 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
 
     if renew(&fabric, "tcp", FILE_BYTES, Some(KEY), "true")? {
         refused(soon(), "the target asks for authentication")?;
-        refused(Told { key: Some(OTHER_KEY), ..soon() }, "authentication failed")?;
-        let server = Server::start(&fabric, FIRST, Told { key: Some(KEY), ..format() })?;
+        refused(Settings { key: Some(OTHER_KEY), ..soon() }, "authentication failed")?;
+        let server = Server::start(&fabric, FIRST, Settings { key: Some(KEY), ..format() })?;
         server.stop()?;
     } else {
         bail!("this kernel's target has no authentication");

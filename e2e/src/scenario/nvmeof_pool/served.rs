@@ -16,8 +16,8 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     let fabric = offered(lab, transport)?;
     let client = fabric.node(CLIENT);
     let id = format!("served-{transport}");
-    let told = |epoch| Told { transport, ..Told::epoch(epoch) };
-    let server = Server::start(&fabric, FIRST, Told { format: true, ..told(1) })?;
+    let settings = |epoch| Settings { transport, ..Settings::epoch(epoch) };
+    let server = Server::start(&fabric, FIRST, Settings { format: true, ..settings(1) })?;
     server.holds_the_reservation()?;
     server.volume(&id)?;
     let mounted = server.mount(&id)?;
@@ -65,22 +65,22 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     drop(server);
 
     // The same pool, without format; and once more after kill -9, which leaves mount and reservation.
-    let server = Server::start(&fabric, FIRST, told(1))?;
+    let server = Server::start(&fabric, FIRST, settings(1))?;
     server.holds_the_reservation()?;
     let mounted = server.mount(&id)?;
     verify(&mounted.at).context("after a restart")?;
     server.kill()?;
     server.holds_the_reservation().context("after kill -9")?;
     std::mem::forget(server);
-    let server = Server::start(&fabric, FIRST, told(1))?;
+    let server = Server::start(&fabric, FIRST, settings(1))?;
     server.holds_the_reservation()?;
     verify(&mounted.at).context("after kill -9, by the same mount")?;
     mounted.unmount()?;
     server.stop()?;
     drop(server);
 
-    // Elsewhere, by a later epoch; then the earlier one steps back, though nobody holds the reservation.
-    let server = Server::start(&fabric, SECOND, Told { dead_path: true, ..told(2) })?;
+    // Elsewhere, by a later epoch; then the earlier one steps back, though no host holds the reservation.
+    let server = Server::start(&fabric, SECOND, Settings { dead_path: true, ..settings(2) })?;
     let mounted = server.mount(&id)?;
     verify(&mounted.at).context("on the other host")?;
     let get = |path: &str| {
@@ -98,7 +98,7 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     mounted.unmount()?;
     server.stop()?;
     drop(server);
-    ended_with(&fabric, FIRST, told(1), "epoch 2 of this instance has the namespace")?;
+    ended_with(&fabric, FIRST, settings(1), "epoch 2 of this instance has the namespace")?;
     let by = if transport == "rdma" { "by SMB over TCP and by SMB Direct" } else { "by SMB over TCP" };
     Ok(format!("{by}; grown from {} to {} MiB while serving", grown.0 / MIB, grown.1 / MIB))
 }

@@ -28,9 +28,9 @@ pub(in crate::scenario) const EMULATED_S: u64 = 25;
 pub(in crate::scenario) const SERVICE: &str = "pool-server";
 pub(in crate::scenario) const SEED: u64 = 123;
 
-/// What a server is told of its namespace.
+/// The server's configuration of its namespace.
 #[derive(Clone)]
-pub(in crate::scenario) struct Told {
+pub(in crate::scenario) struct Settings {
     pub(in crate::scenario) epoch: u32,
     pub(in crate::scenario) instance: String,
     pub(in crate::scenario) nqn: String,
@@ -46,7 +46,7 @@ pub(in crate::scenario) struct Told {
     pub(in crate::scenario) quota: &'static str,
 }
 
-impl Told {
+impl Settings {
     pub(in crate::scenario) fn epoch(epoch: u32) -> Self {
         Self {
             epoch,
@@ -66,7 +66,8 @@ impl Told {
         let Self { epoch, instance, nqn, transport, format, connect_time_s, quota, .. } = self;
         let service = if *transport == "rdma" { RDMA } else { TCP };
         let at = target.address();
-        let dead = if self.dead_path { format!(", \"{transport}://{at}:{NOBODY}\"") } else { String::new() };
+        let dead =
+            if self.dead_path { format!(", \"{transport}://{at}:{UNUSED_PORT}\"") } else { String::new() };
         let smb_direct = if *transport == "rdma" { "auto" } else { "off" };
         let key = self.key.map(|_| format!("dhchap_key = \"{KEY_FILE}\"\n")).unwrap_or_default();
         let tls =
@@ -86,7 +87,7 @@ impl Told {
 }
 
 /// Port where nothing listens.
-pub(in crate::scenario) const NOBODY: u16 = 4499;
+pub(in crate::scenario) const UNUSED_PORT: u16 = 4499;
 pub(in crate::scenario) const KEY_FILE: &str = "/etc/forebay/dhchap.key";
 pub(in crate::scenario) const PSK_FILE: &str = "/etc/forebay/tls.psk";
 
@@ -99,25 +100,25 @@ pub(in crate::scenario) const RUNNER: &str = "rm -f /run/pool-server.exit /run/p
 pub(in crate::scenario) struct Server<'a> {
     pub(in crate::scenario) fabric: &'a Fabric<'a>,
     pub(in crate::scenario) node: &'a Node,
-    pub(in crate::scenario) told: Told,
+    pub(in crate::scenario) settings: Settings,
 }
 
 impl<'a> Server<'a> {
     /// Starts it, and waits until it serves.
-    pub(in crate::scenario) fn start(fabric: &'a Fabric<'a>, host: &str, told: Told) -> Result<Self> {
-        let server = Self::begin(fabric, host, told)?;
+    pub(in crate::scenario) fn start(fabric: &'a Fabric<'a>, host: &str, settings: Settings) -> Result<Self> {
+        let server = Self::begin(fabric, host, settings)?;
         server.wait_until_it_serves()?;
         Ok(server)
     }
 
-    pub(in crate::scenario) fn begin(fabric: &'a Fabric<'a>, host: &str, told: Told) -> Result<Self> {
+    pub(in crate::scenario) fn begin(fabric: &'a Fabric<'a>, host: &str, settings: Settings) -> Result<Self> {
         let node = fabric.node(host);
-        let server = Self { fabric, node, told };
-        node.put(SERVER_CONFIG, server.told.config(node, fabric.target()).as_bytes(), 0o600)?;
-        if let Some(key) = server.told.key {
+        let server = Self { fabric, node, settings };
+        node.put(SERVER_CONFIG, server.settings.config(node, fabric.target()).as_bytes(), 0o600)?;
+        if let Some(key) = server.settings.key {
             node.put(KEY_FILE, key.as_bytes(), 0o600)?;
         }
-        if let Some((psk, _)) = server.told.tls {
+        if let Some((psk, _)) = server.settings.tls {
             node.put(PSK_FILE, psk.as_bytes(), 0o600)?;
         }
         node.run(&format!(
@@ -203,7 +204,7 @@ impl<'a> Server<'a> {
 
     fn mount_with(&self, id: &str, by: &str, more: &[(&str, &str)]) -> Result<Mounted<'a>> {
         let client = self.fabric.node(CLIENT);
-        let at = format!("/mnt/{id}-{}-{}-{by}", self.node.name(), self.told.epoch);
+        let at = format!("/mnt/{id}-{}-{}-{by}", self.node.name(), self.settings.epoch);
         let options = [
             ("username", id),
             ("password", &password(id)),
@@ -223,7 +224,7 @@ impl<'a> Server<'a> {
 
     /// Itself, as the crate of the fabric's hosts names it.
     pub(in crate::scenario) fn seen(&self) -> Seen {
-        let Told { epoch, transport, .. } = self.told;
+        let Settings { epoch, transport, .. } = self.settings;
         self.fabric.seen(self.node.name(), epoch, transport)
     }
 
@@ -327,8 +328,13 @@ pub(in crate::scenario) fn renew(
 }
 
 /// Starts a server that does not come up; what it says must contain this.
-pub(in crate::scenario) fn ended_with(fabric: &Fabric<'_>, host: &str, told: Told, says: &str) -> Result<()> {
-    let server = Server::begin(fabric, host, told)?;
+pub(in crate::scenario) fn ended_with(
+    fabric: &Fabric<'_>,
+    host: &str,
+    settings: Settings,
+    says: &str,
+) -> Result<()> {
+    let server = Server::begin(fabric, host, settings)?;
     let exit = server.wait_for_exit(Duration::from_secs(60))?;
     let log = server.log()?;
     ensure!(exit == EXIT_POOL && log.contains(says), "{says:?} was expected, but {exit}: {log}");

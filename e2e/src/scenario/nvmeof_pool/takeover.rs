@@ -29,10 +29,10 @@ impl Drop for Off<'_> {
     }
 }
 
-/// The client, to be booted anew when this is dropped: a hard mount of a server that is gone cannot be unmounted.
-pub(in crate::scenario) struct BootedAnew<'a>(pub(in crate::scenario) &'a Lab);
+/// The client, to be rebooted when this is dropped: a hard mount of a server that is gone cannot be unmounted.
+pub(in crate::scenario) struct Rebooted<'a>(pub(in crate::scenario) &'a Lab);
 
-impl Drop for BootedAnew<'_> {
+impl Drop for Rebooted<'_> {
     fn drop(&mut self) {
         let _ = self.0.power_off(CLIENT).and_then(|()| self.0.power_on(CLIENT));
     }
@@ -42,7 +42,7 @@ pub(in crate::scenario) fn synced(lines: &[String]) -> Vec<u64> {
     lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect()
 }
 
-/// Writes that may fail while a server is away: the one that is under way, and those that are tried while nobody listens.
+/// Writes that may fail while a server is away: the one that is under way, and those that are tried while nothing listens.
 const REFUSED_MAX: usize = 8;
 
 /// Files that are fsynced before the first server goes.
@@ -79,9 +79,9 @@ pub(in crate::scenario) fn intact(
 
 pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
-    let client = BootedAnew(lab);
+    let client = Rebooted(lab);
     let id = "killed";
-    let first = Server::start(&fabric, FIRST, Told { format: true, ..Told::epoch(1) })?;
+    let first = Server::start(&fabric, FIRST, Settings { format: true, ..Settings::epoch(1) })?;
     first.volume(id)?;
     let mounted = first.mount(id)?;
     let seed = SEED.to_string();
@@ -93,7 +93,7 @@ pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
     let off = Off::cut(lab, FIRST)?;
     let started = Instant::now();
     let numbers = synced(writer.lines());
-    let second = Server::start(&fabric, SECOND, Told::epoch(2))?;
+    let second = Server::start(&fabric, SECOND, Settings::epoch(2))?;
     let again = second.mount(id)?;
     let took = started.elapsed().as_millis();
     let numbers_after = synced(writer.lines());
@@ -106,7 +106,7 @@ pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
     let parts = breakdown(&second, took)?;
     say(&parts);
 
-    // The first one's node comes back, and its server steps back. The client is booted anew: where a node refuses connections,
+    // The first one's node comes back, and its server steps back. The client is rebooted: where a node refuses connections,
     // Linux tries a hard mount's writes again without a pause, and leaves an only processor to nothing else.
     drop(writer);
     std::mem::forget((mounted, again));
@@ -114,7 +114,7 @@ pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
     let again = second.mount(id)?;
     drop(off);
     fabric.node(FIRST).run("modprobe -a nvme-fabrics nvme-tcp")?;
-    ended_with(&fabric, FIRST, Told::epoch(1), "epoch 2 of this instance has the namespace")?;
+    ended_with(&fabric, FIRST, Settings::epoch(1), "epoch 2 of this instance has the namespace")?;
     second.holds_the_reservation()?;
     intact(&second, id, &numbers_after, &again)?;
     again.unmount()?;
@@ -124,9 +124,9 @@ pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
 
 pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
-    let _client = BootedAnew(lab);
+    let _client = Rebooted(lab);
     let id = "cut-off";
-    let first = Server::start(&fabric, FIRST, Told { format: true, ..Told::epoch(1) })?;
+    let first = Server::start(&fabric, FIRST, Settings { format: true, ..Settings::epoch(1) })?;
     first.volume(id)?;
     let mounted = first.mount(id)?;
     let seed = SEED.to_string();
@@ -135,8 +135,8 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
 
     let cut = Cut::at(first.node, fabric.target().address())?;
     let started = Instant::now();
-    // Both at once: the second does not wait until the first has ended itself.
-    let second = Server::start(&fabric, SECOND, Told::epoch(2))?;
+    // Both at once: the second does not wait until the first has stopped.
+    let second = Server::start(&fabric, SECOND, Settings::epoch(2))?;
     let again = second.mount(id)?;
     let parts = breakdown(&second, started.elapsed().as_millis())?;
     let exit = first.wait_for_exit(Duration::from_secs(LOSS_TIME_S + 10))?;
@@ -147,7 +147,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
         said.lines().find_map(|line| line.split_once("reason=")).map(|(_, reason)| reason.to_owned());
     let reason = reason.with_context(|| format!("no reason in {said}"))?;
     let limit = Duration::from_secs(LOSS_TIME_S + EMULATED_S);
-    ensure!(fenced <= limit, "it ended itself {} s after the cut", fenced.as_secs());
+    ensure!(fenced <= limit, "it stopped {} s after the cut", fenced.as_secs());
     let numbers = synced(writer.lines());
     intact(&second, id, &numbers, &again)?;
 
@@ -161,7 +161,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     let found = fabric.writers(end, 4)?;
     ensure!(found == [0; 4], "the target has blocks of {found:?}");
     // A server there finds what its predecessor has left, ends it without writing, and steps back.
-    let superseded = Server::begin(&fabric, FIRST, Told::epoch(1))?;
+    let superseded = Server::begin(&fabric, FIRST, Settings::epoch(1))?;
     let exit = superseded.wait_for_exit(Duration::from_secs(60))?;
     let log = superseded.log()?;
     let says = "epoch 2 of this instance has the namespace";
@@ -176,7 +176,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     // And back, by a later epoch, on the node with that history.
     second.stop()?;
     drop(second);
-    let third = Server::start(&fabric, FIRST, Told::epoch(3))?;
+    let third = Server::start(&fabric, FIRST, Settings::epoch(3))?;
     let again = third.mount(id)?;
     intact(&third, id, &numbers, &again)?;
     again.unmount()?;
@@ -192,9 +192,9 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
 /// Longer than the file system endures, which is as long as I/O waits for a path.
 pub(in crate::scenario) fn away(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
-    let _client = BootedAnew(lab);
+    let _client = Rebooted(lab);
     let id = "away";
-    let first = Server::start(&fabric, FIRST, Told { format: true, ..Told::epoch(1) })?;
+    let first = Server::start(&fabric, FIRST, Settings { format: true, ..Settings::epoch(1) })?;
     first.volume(id)?;
     let mounted = first.mount(id)?;
     let seed = SEED.to_string();
@@ -214,7 +214,7 @@ pub(in crate::scenario) fn away(lab: &Lab) -> Result<String> {
 
     // It stays mounted, ended, for the next one to find.
     std::mem::forget(first);
-    let again = Server::start(&fabric, FIRST, Told::epoch(1))?;
+    let again = Server::start(&fabric, FIRST, Settings::epoch(1))?;
     let before = synced(writer.lines()).len();
     reach(&mut writer, "the client reconnects by itself and writes on", before + FILES)?;
     let lines = writer.finish(Duration::from_secs(60))?;
@@ -224,7 +224,7 @@ pub(in crate::scenario) fn away(lab: &Lab) -> Result<String> {
     mounted.unmount()?;
     again.stop()?;
     Ok(format!(
-        "ended itself after {} s; {} files ({} KiB) synced and intact, {failed} writes failed",
+        "stopped after {} s; {} files ({} KiB) synced and intact, {failed} writes failed",
         ended.as_secs(),
         numbers.len(),
         bytes >> 10

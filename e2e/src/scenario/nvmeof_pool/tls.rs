@@ -13,7 +13,7 @@ use crate::scenario::nvmeof::{CLIENT, FILE, FIRST, Fabric, NQN, SECOND, TCP, por
 const PSK: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 const LONG_PSK: &str =
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
-/// One that nobody else has.
+/// One that no other host has.
 const OTHER_PSK: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
 /// Puts a key into the target's keyring: text, host NQN, subsystem NQN, version of the identity. By NVMe/TCP 3.6.1, and by
@@ -58,7 +58,7 @@ with open(out + '.new', 'w') as f: f.write(f'{text} {records} {full}')
 os.rename(out + '.new', out)";
 
 /// What is looked for on the wire.
-const MARKER: &str = "this-is-what-nobody-must-read-on-the-wire";
+const MARKER: &str = "this-must-not-be-readable-on-the-wire";
 const HEARD: &str = "/run/heard";
 
 /// What came by the wire.
@@ -115,7 +115,7 @@ fn heard(fabric: &Fabric<'_>, act: impl FnOnce() -> Result<()>) -> Result<Heard>
     is_there("somebody listens", &format!("{HEARD}.ready"))?;
     act()?;
     target.run(&format!("touch {HEARD}.stop"))?;
-    is_there("what was heard is told", HEARD).with_context(|| target.service_log("listen"))?;
+    is_there("what was heard is reported", HEARD).with_context(|| target.service_log("listen"))?;
     let text = target.run(&format!("cat {HEARD}"))?;
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     let [with_marker, records, packets] = numbers[..] else { anyhow::bail!("{text:?}") };
@@ -126,7 +126,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
     let (target, host, client) = (fabric.target(), fabric.node(FIRST), fabric.node(CLIENT));
     let host_nqn = fabric.allowed(FIRST, None)?.nqn;
-    let told = |tls| Told { tls, ..Told::epoch(1) };
+    let settings = |tls| Settings { tls, ..Settings::epoch(1) };
     let write = |at: &str, file: &str| {
         client.run(&format!("yes {MARKER} | head -c 4194304 > {at}/{file}; sync {at}/{file}")).map(drop)
     };
@@ -140,7 +140,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     };
 
     // In the clear first: what is looked for on the wire is found there.
-    let server = Server::start(&fabric, FIRST, Told { format: true, ..told(None) })?;
+    let server = Server::start(&fabric, FIRST, Settings { format: true, ..settings(None) })?;
     server.volume("tls")?;
     let mounted = server.mount("tls")?;
     let clear = heard(&fabric, || write(&mounted.at, "clear"))?;
@@ -171,14 +171,14 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     let refused = |tls, says: &str| -> Result<()> {
         let state = || target.run(&format!("sync {FILE}; stat -c '%s %b %z %y' {FILE}; sha256sum {FILE}"));
         let before = state()?;
-        ended_with(&fabric, FIRST, Told { connect_time_s: 5, ..told(tls) }, says).with_context(|| {
-            format!("tlshd: {}; {}", target.service_log("tlshd"), host.service_log("tlshd"))
-        })?;
+        ended_with(&fabric, FIRST, Settings { connect_time_s: 5, ..settings(tls) }, says).with_context(
+            || format!("tlshd: {}; {}", target.service_log("tlshd"), host.service_log("tlshd")),
+        )?;
         ensure!(before == state()?, "{says}: the namespace was written to");
         tried.set(tried.get() + 1);
         Ok(())
     };
-    refused(Some((PSK, 1)), "nobody does the TLS handshake: run tlshd")?;
+    refused(Some((PSK, 1)), "no program does the TLS handshake: run tlshd")?;
     let at_host = Tlshd::start(host)?;
     refused(None, "the target closed the connection while we connected")?;
     refused(Some((OTHER_PSK, 1)), "the TLS handshake failed")?;
@@ -191,7 +191,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
         Ok(found)
     };
     let keys = || host.run("keyctl rlist %:.nvme | wc -w");
-    let server = Server::start(&fabric, FIRST, told(Some((PSK, 1))))
+    let server = Server::start(&fabric, FIRST, settings(Some((PSK, 1))))
         .with_context(|| format!("tlshd: {}; {}", target.service_log("tlshd"), host.service_log("tlshd")))?;
     server.holds_the_reservation()?;
     let first = serial()?;
@@ -217,7 +217,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     put_key(PSK, "0")?;
     let mut before = first;
     for tls in [(LONG_PSK, 1), (PSK, 0)] {
-        let server = Server::start(&fabric, FIRST, told(Some(tls)))?;
+        let server = Server::start(&fabric, FIRST, settings(Some(tls)))?;
         let now = serial()?;
         ensure!(now != before, "the path has its old key: {}", server.log()?);
         ensure!(keys()? == "1", "old keys stay: {}", host.run("cat /proc/keys")?);
@@ -228,7 +228,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
         before = now;
     }
 
-    // Nobody at the target who does the handshake.
+    // No program at the target does the handshake.
     fabric.ask::<usize>(&fabric.seen(FIRST, 1, "tcp"), "nvmeof-disconnect")?;
     at_target.stop()?;
     refused(Some((PSK, 1)), "the TLS handshake")?;

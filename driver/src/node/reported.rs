@@ -19,7 +19,7 @@ const NOTE_BYTES_MAX: usize = 1024;
 
 /// What is remembered, until the volume is unmounted or the driver ends.
 #[derive(Clone)]
-pub(super) struct Told {
+pub(super) struct Reported {
     by_volume: Arc<Mutex<HashMap<String, Note>>>,
     /// In Kubernetes.
     recorder: Option<Recorder>,
@@ -33,13 +33,13 @@ struct Note {
     is_signed: bool,
 }
 
-impl fmt::Debug for Told {
+impl fmt::Debug for Reported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Told").field("by_volume", &self.by_volume).finish_non_exhaustive()
+        f.debug_struct("Reported").field("by_volume", &self.by_volume).finish_non_exhaustive()
     }
 }
 
-impl Told {
+impl Reported {
     pub(super) fn new(node_id: &str, client: Option<Client>) -> Self {
         let reporter = Reporter { controller: DRIVER_NAME.to_owned(), instance: Some(node_id.to_owned()) };
         Self { by_volume: Arc::default(), recorder: client.map(|client| Recorder::new(client, reporter)) }
@@ -73,7 +73,7 @@ impl Told {
         self.by_volume().get(volume_id).map(|note| note.is_signed)
     }
 
-    /// Tells a pod whose volume goes by less than it could. The pod does not wait for it.
+    /// Tells a pod that its volume uses less than it could. The pod does not wait for it.
     pub(super) fn published(&self, volume_id: &str, pod: ObjectReference) {
         let Some(event) = self.of(volume_id).and_then(|choice| event(volume_id, &choice)) else { return };
         let Some(recorder) = self.recorder.clone() else { return };
@@ -125,9 +125,9 @@ mod tests {
     #[test]
     fn an_event_is_for_what_could_have_been_better() {
         let less = Choice::short_of("the node has no RDMA device".to_owned());
-        let told = event("c-0/pvc-1", &less).expect("it is less");
-        assert_eq!(told.reason, "MountedOverTcp");
-        let note = told.note.expect("a note");
+        let reported = event("c-0/pvc-1", &less).expect("it is less");
+        assert_eq!(reported.reason, "MountedOverTcp");
+        let note = reported.note.expect("a note");
         assert!(note.contains("c-0/pvc-1") && note.ends_with("the node has no RDMA device"), "{note}");
         assert!(event("v", &Choice::tcp()).is_none());
         assert!(event("v", &Choice { is_less: false, ..less }).is_none(), "the server has no RDMA either");
@@ -136,16 +136,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_ends_with_the_mount() {
-        let told = Told::new("n", None);
-        told.mounted("v", Choice::short_of("why".to_owned()), false);
-        assert_eq!(told.of("v").and_then(|c| c.why).as_deref(), Some("why"));
+    fn what_was_reported_ends_with_the_mount() {
+        let reported = Reported::new("n", None);
+        reported.mounted("v", Choice::short_of("why".to_owned()), false);
+        assert_eq!(reported.of("v").and_then(|c| c.why).as_deref(), Some("why"));
         // Mounted again, over RDMA now.
-        told.mounted("v", Choice { over: Over::RdmaOrTcp, why: None, is_less: false }, true);
-        assert_eq!((told.of("v"), told.is_signed("v")), (None, Some(true)));
-        told.mounted("v", Choice::short_of("why".to_owned()), false);
-        told.unmounted("v");
-        assert_eq!((told.of("v"), told.is_signed("v")), (None, None));
+        reported.mounted("v", Choice { over: Over::RdmaOrTcp, why: None, is_less: false }, true);
+        assert_eq!((reported.of("v"), reported.is_signed("v")), (None, Some(true)));
+        reported.mounted("v", Choice::short_of("why".to_owned()), false);
+        reported.unmounted("v");
+        assert_eq!((reported.of("v"), reported.is_signed("v")), (None, None));
     }
 
     #[test]
