@@ -19,6 +19,7 @@ use crate::eventloop::Loops;
 use crate::health::Health;
 use crate::life::Life;
 use crate::limits::{LIST_PAGE_MAX, NAMESPACE_UNCONFIRMED_TOLD};
+use crate::qos::{Priority, Qos};
 use crate::tls::AdminClientName;
 use crate::volume::{Credential, Protection, Quota};
 
@@ -105,6 +106,36 @@ fn protection_of(value: i32) -> Result<Protection, Status> {
     }
 }
 
+fn qos_of(qos: Option<&api::Qos>) -> Result<Qos, Status> {
+    let qos = qos.ok_or_else(|| Status::invalid_argument("qos is required"))?;
+    let priority = match api::Priority::try_from(qos.priority) {
+        Ok(api::Priority::Unspecified | api::Priority::Normal) => Priority::Normal,
+        Ok(api::Priority::High) => Priority::High,
+        Ok(api::Priority::Low) => Priority::Low,
+        Err(_) => {
+            return Err(Status::invalid_argument(format!(
+                "priority {} is not known to this server",
+                qos.priority
+            )));
+        }
+    };
+    let api::Qos { bytes_per_second, operations_per_second, .. } = *qos;
+    Ok(Qos { bytes_per_second, operations_per_second, priority })
+}
+
+fn shown_qos(qos: Qos) -> api::Qos {
+    let priority = match qos.priority {
+        Priority::High => api::Priority::High,
+        Priority::Normal => api::Priority::Normal,
+        Priority::Low => api::Priority::Low,
+    };
+    api::Qos {
+        bytes_per_second: qos.bytes_per_second,
+        operations_per_second: qos.operations_per_second,
+        priority: priority.into(),
+    }
+}
+
 fn credential_of(credentials: Option<&api::Credentials>) -> Result<Credential, Status> {
     let credentials = credentials.ok_or_else(|| Status::invalid_argument("credentials are required"))?;
     Ok(credential(&credentials.username, &credentials.password)?)
@@ -171,6 +202,7 @@ impl AdminService {
             sessions: sessions as u32,
             open_files: open_files as u32,
             requested_bytes: record.capacity_bytes,
+            qos: Some(shown_qos(record.qos)),
         }
     }
 }
@@ -312,6 +344,20 @@ impl Admin for AdminService {
             let new = credential_of(request.credentials.as_ref())?;
             this.catalog.set_credentials(&request.volume_id, new, request.keep_previous)?;
             Ok(api::SetCredentialsResponse {})
+        })
+        .await
+    }
+
+    async fn set_qos(
+        &self,
+        request: Request<api::SetQosRequest>,
+    ) -> Result<Response<api::SetQosResponse>, Status> {
+        let by = caller(&request);
+        let request = request.into_inner();
+        tracing::debug!(%by, volume = request.volume_id, "asked to replace limits and priority");
+        self.blocking(move |this| {
+            let found = this.catalog.set_qos(&request.volume_id, qos_of(request.qos.as_ref())?)?;
+            Ok(api::SetQosResponse { volume: Some(this.volume(found)) })
         })
         .await
     }

@@ -1,6 +1,6 @@
 //! The volumes of all pools: what an administrator does to them, and what the protocol learns of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_smb::auth::NtHash;
@@ -16,6 +16,7 @@ use crate::limits::{
 };
 use crate::metrics::PoolSpace;
 use crate::pool::{Pool, PoolError, Unserved, empty, keep_reserve};
+use crate::qos::{Limiter, Qos};
 use crate::volume::{Credential, Protection, Quota, Record};
 
 /// Why an administrator's wish is not granted.
@@ -105,6 +106,8 @@ pub struct Catalog {
 struct State {
     pools: Vec<Pool>,
     unserved: Vec<(String, Unserved)>,
+    /// Of the volumes that are served, by id.
+    limiters: HashMap<String, Arc<Limiter>>,
 }
 
 /// Checks a user name and makes the credential of its password.
@@ -177,7 +180,7 @@ impl Catalog {
     /// Serves the volumes of `pools`. What cannot be served is logged and left as it is.
     #[must_use]
     pub fn new(pools: Vec<(Pool, Vec<Unserved>)>, server: Arc<Server>, loops: Loops) -> Self {
-        let mut state = State { pools: Vec::new(), unserved: Vec::new() };
+        let mut state = State { pools: Vec::new(), unserved: Vec::new(), limiters: HashMap::new() };
         for (pool, unserved) in pools {
             if pool.quota == PoolQuota::Project && !pool.enforces_quota() {
                 let path = pool.path.display();
@@ -205,7 +208,10 @@ impl Catalog {
         for pool in &state.pools {
             for record in pool.records.values() {
                 match self.serve(pool, record) {
-                    Ok(()) => info!(pool = pool.name, volume = record.volume_id, "serving"),
+                    Ok(limiter) => {
+                        info!(pool = pool.name, volume = record.volume_id, "serving");
+                        state.limiters.insert(record.volume_id.clone(), limiter);
+                    }
                     Err(error) => {
                         let unserved = Unserved { name: record.volume_id.clone(), reason: error.to_string() };
                         state.unserved.push((pool.name.clone(), unserved));
@@ -219,17 +225,20 @@ impl Catalog {
         }
     }
 
-    fn serve(&self, pool: &Pool, record: &Record) -> Result<(), CatalogError> {
+    fn serve(&self, pool: &Pool, record: &Record) -> Result<Arc<Limiter>, CatalogError> {
+        let volume = pool.serve(record)?;
+        volume.limiter().set(&record.qos);
         let config = VolumeConfig {
             id: record.volume_id.clone(),
-            backend: pool.serve(record)?.handle(),
+            backend: volume.handle(),
             accounts: record.accounts.iter().map(Account::from).collect(),
             protection: record.protection.into(),
             read_only: false,
             serial: record.serial,
             created: record.created,
         };
-        self.server.add_volume(config).map_err(|username| taken(&username))
+        self.server.add_volume(config).map_err(|username| taken(&username))?;
+        Ok(Arc::clone(volume.limiter()))
     }
 
     /// Makes a volume and serves it; one that is there already and is the same is found.
@@ -266,7 +275,8 @@ impl Catalog {
             return Err(CatalogError::Exhausted(format!("the server has its {VOLUMES_MAX} volumes")));
         }
         let (index, quota) = state.choose(wish)?;
-        let pool = &mut state.pools[index];
+        let State { pools, limiters, .. } = &mut *state;
+        let pool = &mut pools[index];
         let mut serial = [0; 4];
         getrandom::fill(&mut serial).expect("the kernel has randomness once it has booted");
         pool.create(Record {
@@ -279,15 +289,19 @@ impl Catalog {
             labels: wish.labels.clone(),
             created: clock::wall().0,
             serial: u32::from_le_bytes(serial),
+            qos: Qos::default(),
             deleting: false,
         })?;
         let record = &pool.records[&wish.volume_id];
-        if let Err(error) = self.serve(pool, record) {
-            if let Err(left) = pool.delete(&wish.volume_id) {
-                error!(volume = wish.volume_id, error = %left, "a volume that cannot be served could not be removed");
+        match self.serve(pool, record) {
+            Ok(limiter) => drop(limiters.insert(wish.volume_id.clone(), limiter)),
+            Err(error) => {
+                if let Err(left) = pool.delete(&wish.volume_id) {
+                    error!(volume = wish.volume_id, error = %left, "a volume that cannot be served could not be removed");
+                }
+                empty_trash(pool);
+                return Err(error);
             }
-            empty_trash(pool);
-            return Err(error);
         }
         info!(
             volume = wish.volume_id,
@@ -323,6 +337,7 @@ impl Catalog {
         pool.delete(id)?;
         empty_trash(pool);
         state.unserved.retain(|(_, unserved)| unserved.name != id);
+        state.limiters.remove(id);
         info!(volume = id, "volume deleted");
         Ok(())
     }
@@ -390,6 +405,32 @@ impl Catalog {
         self.server.set_accounts(id, accounts).map_err(|username| taken(&username))?;
         info!(volume = id, keep_previous, "credentials replaced");
         Ok(())
+    }
+
+    /// Replaces a volume's limits and priority. They apply at once, also to what is open.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn set_qos(&self, id: &str, qos: Qos) -> Result<Found, CatalogError> {
+        qos.check().map_err(CatalogError::Invalid)?;
+        let mut state = self.lock();
+        let pool = state.pool_of(id)?;
+        if pool.records[id].qos != qos {
+            pool.update(Record { qos, ..pool.records[id].clone() })?;
+            info!(
+                volume = id,
+                bytes_per_second = qos.bytes_per_second,
+                operations_per_second = qos.operations_per_second,
+                priority = ?qos.priority,
+                "limits and priority replaced"
+            );
+        }
+        let found = found(pool, &pool.records[id]);
+        // One that is not served has none; what the record says applies when it is.
+        if let Some(limiter) = state.limiters.get(id) {
+            limiter.set(&qos);
+        }
+        Ok(found)
     }
 
     /// One volume.

@@ -144,6 +144,16 @@ enum ProtectionArg {
     Seal,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PriorityArg {
+    /// Before other volumes.
+    High,
+    /// As other volumes.
+    Normal,
+    /// After other volumes, but never stopped.
+    Low,
+}
+
 #[derive(Debug, Subcommand)]
 enum VolumeCommand {
     /// Make a volume.
@@ -193,6 +203,22 @@ enum VolumeCommand {
     Stat {
         /// Its id.
         id: String,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Replace a volume's limits and priority, at once and for open files too. What exceeds a limit waits; it is not refused.
+    SetQos {
+        /// Its id.
+        id: String,
+        /// Bytes read, written and copied in a second: at least 1MiB; no limit without it.
+        #[arg(long)]
+        bytes_per_second: Option<Bytes>,
+        /// Operations in a second (open, list, read, write, change): at least 10; no limit without it.
+        #[arg(long)]
+        operations_per_second: Option<u64>,
+        /// Whether it goes before or after other volumes where several have READs and WRITEs to begin.
+        #[arg(long, value_enum, default_value = "normal")]
+        priority: PriorityArg,
         #[command(flatten)]
         admin: AdminArgs,
     },
@@ -414,6 +440,19 @@ async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
             let request = api::StatVolumeRequest { volume_id: id };
             connect(&admin).await?.stat_volume(request).await.map_err(plain)?.into_inner().volume
         }
+        VolumeCommand::SetQos { id, bytes_per_second, operations_per_second, priority, admin } => {
+            let qos = api::Qos {
+                bytes_per_second: bytes_per_second.map_or(0, |bytes| bytes.0),
+                operations_per_second: operations_per_second.unwrap_or(0),
+                priority: match priority {
+                    PriorityArg::High => api::Priority::High.into(),
+                    PriorityArg::Normal => api::Priority::Normal.into(),
+                    PriorityArg::Low => api::Priority::Low.into(),
+                },
+            };
+            let request = api::SetQosRequest { volume_id: id, qos: Some(qos) };
+            connect(&admin).await?.set_qos(request).await.map_err(plain)?.into_inner().volume
+        }
         VolumeCommand::SetCredentials { id, keep_previous, credentials: who, admin } => {
             let request =
                 api::SetCredentialsRequest { volume_id: id, credentials: credentials(&who)?, keep_previous };
@@ -455,11 +494,25 @@ fn show(volumes: impl IntoIterator<Item = api::Volume>) -> anyhow::Result<()> {
             size(v.used_bytes),
             v.username,
             protection.to_owned(),
+            limits(&v.qos.unwrap_or_default()),
             v.sessions.to_string(),
             v.open_files.to_string(),
         ]
     });
-    table(&["VOLUME", "POOL", "CAPACITY", "USED", "USER", "PROTECTION", "SESSIONS", "OPEN"], rows)
+    table(&["VOLUME", "POOL", "CAPACITY", "USED", "USER", "PROTECTION", "QOS", "SESSIONS", "OPEN"], rows)
+}
+
+/// "100 MiB/s,500/s,low"; "-" without limits at normal priority.
+fn limits(qos: &api::Qos) -> String {
+    let bytes = (qos.bytes_per_second > 0).then(|| format!("{}/s", size(qos.bytes_per_second)));
+    let operations = (qos.operations_per_second > 0).then(|| format!("{}/s", qos.operations_per_second));
+    let priority = match qos.priority() {
+        api::Priority::High => Some("high".to_owned()),
+        api::Priority::Low => Some("low".to_owned()),
+        api::Priority::Normal | api::Priority::Unspecified => None,
+    };
+    let all: Vec<String> = [bytes, operations, priority].into_iter().flatten().collect();
+    if all.is_empty() { "-".to_owned() } else { all.join(",") }
 }
 
 async fn connect(admin: &AdminArgs) -> anyhow::Result<AdminClient<Channel>> {
@@ -544,6 +597,17 @@ mod tests {
         assert!(Cli::try_parse_from(&attempt[..8]).is_ok());
         let help = Cli::command().render_long_help().to_string();
         assert!(config::options().all(|option| help.contains(option.key)));
+    }
+
+    #[test]
+    fn limits_are_shown_where_there_are_any() {
+        let qos = api::Qos {
+            bytes_per_second: 100 << 20,
+            operations_per_second: 500,
+            priority: api::Priority::Low.into(),
+        };
+        assert_eq!(limits(&qos), "100 MiB/s,500/s,low");
+        assert_eq!(limits(&api::Qos::default()), "-");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! counters (`metrics`). What comes from elsewhere (new sockets, answers of lanes, mail between connections) comes through the
 //! loop's inbox.
 
+mod throttle;
 mod turn;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -36,6 +37,7 @@ use crate::limits::{
 use crate::memory::{Allowance, Memory};
 use crate::metrics::Metrics;
 use crate::namespace;
+use crate::qos::Priority;
 use crate::rdma::{self, Rdma};
 use crate::transport::smb_direct::SmbDirect;
 use crate::transport::tcp::{Received, TcpLink};
@@ -200,6 +202,8 @@ struct Client {
     fetching: HashMap<OpId, FsOpKind>,
     read_bytes: u64,
     write_bytes: u64,
+    /// Of the volume of the operation that came last.
+    priority: Priority,
     /// Operations that are not answered, but for those that wait in `lanes` or `reads_waiting`.
     ops: usize,
     /// What it has in the lanes, and what waits for room there.
@@ -269,6 +273,8 @@ pub struct EventLoop<E> {
     last_tick: Instant,
     /// Who goes on in the next turn, and who waits for memory.
     turn: turn::Turn,
+    /// What waits because of its volume's limits.
+    throttle: throttle::Throttle,
     done: Vec<Completion>,
 }
 
@@ -290,6 +296,7 @@ impl<E: Engine> EventLoop<E> {
             draining: None,
             last_tick: Instant::now(),
             turn: turn::Turn::new(inbox_waker),
+            throttle: throttle::Throttle::default(),
             done: Vec::new(),
         }
     }
@@ -313,7 +320,8 @@ impl<E: Engine> EventLoop<E> {
 
     fn turn(&mut self) -> Result<(), Errno> {
         let mut done = std::mem::take(&mut self.done);
-        self.engine.wait(self.turn.time_max(TICK), &mut done)?;
+        let time_max = self.throttle.time_max(self.turn.time_max(TICK));
+        self.engine.wait(time_max, &mut done)?;
         let now = clock::now();
         self.go_on(now);
         for completion in done.drain(..) {
@@ -325,6 +333,7 @@ impl<E: Engine> EventLoop<E> {
         }
         let ticks = self.last_tick.elapsed() >= TICK || self.draining.is_some();
         self.serve_short(now, ticks);
+        self.go_on_throttled(now, ticks);
         if ticks {
             self.last_tick = Instant::now();
             self.tick(now);
@@ -466,6 +475,7 @@ impl<E: Engine> EventLoop<E> {
             fetching: HashMap::new(),
             read_bytes: 0,
             write_bytes: 0,
+            priority: Priority::default(),
             ops: 0,
             lanes: Share::default(),
             closing: false,
@@ -679,11 +689,19 @@ impl<E: Engine> EventLoop<E> {
             return self.answer(now, client, op, Err(status));
         }
         let kind = FsOpKind::Write { handle, offset, frame: Arc::new(frame), range, write_through };
-        self.begin(now, client, FsOp { id: op, kind })
+        self.begin_admitted(now, client, FsOp { id: op, kind })
     }
 
     /// Begins an operation with the file system: contents of files on the engine, all else in a lane.
     fn begin(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
+        match self.admit(client, op) {
+            Some(op) => self.begin_admitted(now, client, op),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for one that the limits of its volume let begin.
+    fn begin_admitted(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
         match op.kind {
             FsOpKind::Read { .. } => match self.mapped(client, &op.kind) {
                 Some(reply) => self.answer(now, client, op.id, Ok(reply))?,
@@ -720,7 +738,7 @@ impl<E: Engine> EventLoop<E> {
                     }
                 };
                 client.ops += 1;
-                self.turn.count(range.len());
+                self.turn.count(client, range.len());
                 let durable = write_through || file.write_through();
                 let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
                 self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
@@ -774,7 +792,7 @@ impl<E: Engine> EventLoop<E> {
             let kind = FsOpKind::Read { handle, offset, length: length as u32, plain };
             return Ok(Some(FsOp { id: op.id, kind }));
         };
-        self.turn.count(length);
+        self.turn.count(client, length);
         client.ops += 1;
         client.read_bytes += length as u64;
         let asked = direct.then(|| file.direct_length(offset, length, buffer.capacity())).flatten();
@@ -903,6 +921,7 @@ impl<E: Engine> EventLoop<E> {
             }
             self.hang_up(now, client);
             client.protocol.close(now);
+            self.give_up_throttled(now, client);
         }
         if client.leaving.take().is_some() {
             self.hang_up(now, client);

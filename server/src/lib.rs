@@ -27,6 +27,7 @@ pub mod memory;
 pub mod metrics;
 pub mod namespace;
 pub mod pool;
+pub mod qos;
 pub mod rdma;
 #[cfg(test)]
 mod scratch_disk;

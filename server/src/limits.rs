@@ -22,6 +22,12 @@ pub const COUNTED_ANSWER_BYTES_MIN: usize = 4 << 10;
 /// Bytes of READs and WRITEs that one turn of an event loop begins: the rest waits for the next, so that what is done by
 /// then is sent before more is copied.
 pub const TURN_BYTES_MAX: u64 = 4 << 20;
+/// How far a volume with limits may be ahead of them: what it may use at once after a pause.
+pub const QOS_BURST: Duration = Duration::from_millis(100);
+/// The lowest limit of a volume's bytes per second: the largest READ is answered within the time that clients wait for.
+pub const QOS_BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+/// The lowest limit of a volume's operations per second.
+pub const QOS_OPERATIONS_PER_SECOND_MIN: u64 = 10;
 /// How often buffers that were not needed since are given back to the kernel.
 pub const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes that one event loop gives back at once.

@@ -158,6 +158,8 @@ pub struct Metrics {
     pub rdma_page_cache_bytes: Count,
     /// Times that a connection had to wait for memory.
     pub memory_waits: Count,
+    /// Operations that had to wait because of the limits of their volume.
+    pub throttled: Count,
     memory_bytes_max: AtomicUsize,
     read_bytes: Payload,
     written_bytes: Payload,
@@ -211,6 +213,7 @@ impl Metrics {
             rdma_copied_bytes: Count::default(),
             rdma_page_cache_bytes: Count::default(),
             memory_waits: Count::default(),
+            throttled: Count::default(),
             memory_bytes_max: AtomicUsize::new(0),
             read_bytes: Payload::default(),
             written_bytes: Payload::default(),
@@ -326,6 +329,8 @@ impl Collector for Metrics {
         gauge(e, "forebay_buffer_bytes_max", "Memory for payload buffers", &[(&[], most)])?;
         let waits = "Times that a connection waited for payload buffers of which others had all";
         counter(e, "forebay_buffer_waits", waits, &[(&[], self.memory_waits.get())])?;
+        let throttled = "Operations that waited because their volume had used up its limits";
+        counter(e, "forebay_throttled_operations", throttled, &[(&[], self.throttled.get())])?;
         let engine = [("engine", self.io_engine)];
         gauge(e, "forebay_io_engine", "1 for the I/O engine in use", &[(&engine, 1.0)])?;
         let lanes = Lane::ALL.map(|lane| ([("lane", lane.name())], self.lanes.waiting(lane) as f64));

@@ -594,6 +594,7 @@ mod tests {
 
     use super::*;
     use crate::buffers::BufferPool;
+    use crate::qos::Qos;
     use crate::scratch_disk::Disk;
     use crate::volume::Protection;
 
@@ -621,6 +622,7 @@ mod tests {
             labels: BTreeMap::new(),
             created: 0,
             serial: 1,
+            qos: Qos::default(),
             deleting: false,
         }
     }

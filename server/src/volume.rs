@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 use crate::config::is_label;
 use crate::limits::RECORD_BYTES_MAX;
 use crate::namespace;
+use crate::qos::Qos;
 
 /// The version of records that this server writes and reads.
 const VERSION: u32 = 1;
@@ -94,6 +95,8 @@ pub struct Record {
     pub created: u64,
     /// Volume serial number.
     pub serial: u32,
+    /// Limits and priority.
+    pub qos: Qos,
     /// It is being deleted: the data go first, this record last.
     pub deleting: bool,
 }
@@ -113,6 +116,8 @@ struct Stored {
     labels: BTreeMap<String, String>,
     created: u64,
     serial: u32,
+    #[serde(default, skip_serializing_if = "Qos::is_default")]
+    qos: Qos,
     #[serde(default)]
     deleting: bool,
 }
@@ -186,6 +191,7 @@ impl Record {
             labels: stored.labels,
             created: stored.created,
             serial: stored.serial,
+            qos: stored.qos,
             deleting: stored.deleting,
         })
     }
@@ -215,6 +221,7 @@ impl Record {
             labels: self.labels.clone(),
             created: self.created,
             serial: self.serial,
+            qos: self.qos,
             deleting: self.deleting,
         };
         let mut bytes = Zeroizing::new(serde_json::to_vec_pretty(&stored).map_err(|e| io(e.into()))?);
@@ -258,6 +265,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::qos::Priority;
 
     fn record() -> Record {
         Record {
@@ -273,6 +281,7 @@ mod tests {
             labels: BTreeMap::from([("namespace".to_owned(), "default".to_owned())]),
             created: 133_000_000_000_000_000,
             serial: 0x1234_5678,
+            qos: Qos { operations_per_second: 500, priority: Priority::Low, ..Qos::default() },
             deleting: false,
         }
     }

@@ -15,8 +15,11 @@ mod power_tests;
 
 use forebay_smb::fs::{FsOpKind, FsResult, OpenMode};
 
+use std::sync::Arc;
+
 use crate::buffers::BufferPool;
 use crate::lanes::Lane;
+use crate::qos::Limiter;
 
 /// The lane that [`execute`] is to be called in.
 #[must_use]
@@ -53,6 +56,37 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         // All of them sync a directory or a file.
         Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => Lane::Sync,
     }
+}
+
+/// What `operation` uses of its volume's limits: the limiter, and bytes. None for what is never delayed: it ends or secures what
+/// was begun, or answers from memory.
+#[must_use]
+pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
+    use FsOpKind as Op;
+    let (handle, bytes) = match operation {
+        Op::Close { .. }
+        | Op::Flush { .. }
+        | Op::Stat { .. }
+        | Op::Space { .. }
+        | Op::CheckEmpty { .. } => return None,
+        Op::Read { handle, length, .. } | Op::WriteRemote { handle, length, .. } => {
+            (handle, u64::from(*length))
+        }
+        Op::Write { handle, range, .. } => (handle, range.len() as u64),
+        Op::CopyRange { target, length, .. } => (target, *length),
+        Op::Open { volume, .. } | Op::StatPath { volume, .. } => (volume, 0),
+        Op::CloneRange { target: handle, .. }
+        | Op::ReadDir { handle, .. }
+        | Op::Lookup { handle, .. }
+        | Op::SetBasic { handle, .. }
+        | Op::SetEndOfFile { handle, .. }
+        | Op::SetAllocation { handle, .. }
+        | Op::Rename { handle, .. }
+        | Op::Link { handle, .. }
+        | Op::ZeroRange { handle, .. }
+        | Op::AllocatedRanges { handle, .. } => (handle, 0),
+    };
+    Some((directory::limiter(handle)?, bytes))
 }
 
 /// Carries `operation` out on the calling thread, which may block.

@@ -1,8 +1,8 @@
 //! One turn of an event loop: how much of it a connection may have, and who goes on in the next.
 //!
 //! The kernel copies what is in the page cache while operations are submitted, all of them before anything of it is sent. A
-//! turn begins so many bytes of READs and WRITEs; connections that have more to begin go on in the next turn, in the order
-//! in which they were put off. Connections that lack memory go on when their turn in the line for it has come.
+//! turn begins so many bytes of READs and WRITEs of each priority (`qos::Priority`); connections that have more to begin go on in
+//! the next turn, those of high priority first, and then in the order in which they were put off. Connections that lack memory go on when their turn in the line for it has come.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,8 +16,9 @@ use forebay_smb::time::Now;
 
 use super::{Client, EventLoop, Link, written_bytes};
 use crate::io::{Engine, Operation, Purpose, Waker};
-use crate::limits::{TRIM_INTERVAL, TURN_BYTES_MAX};
+use crate::limits::TRIM_INTERVAL;
 use crate::metrics::Metrics;
+use crate::qos::Priority;
 
 /// What a client is in the lists of.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,9 +33,10 @@ pub(super) struct Queued {
 
 /// The present turn.
 pub(super) struct Turn {
-    bytes: u64,
-    /// Who goes on in the next.
-    next: VecDeque<u64>,
+    /// Bytes of each priority that were begun.
+    bytes: [u64; Priority::ALL.len()],
+    /// Connections that go on in the next, by priority.
+    next: [VecDeque<u64>; Priority::ALL.len()],
     /// Who lacks memory.
     short: VecDeque<u64>,
     /// Who may have something to send.
@@ -47,8 +49,8 @@ impl Turn {
     /// Of the loop that `waker` wakes.
     pub(super) fn new(waker: Waker) -> Self {
         Self {
-            bytes: 0,
-            next: VecDeque::new(),
+            bytes: Default::default(),
+            next: Default::default(),
             short: VecDeque::new(),
             send: Vec::new(),
             wake: Arc::new(move || waker.wake()),
@@ -63,19 +65,19 @@ impl Turn {
 
     /// How long the loop may wait for something to happen, where it would wait for `longest`.
     pub(super) fn time_max(&self, longest: Duration) -> Duration {
-        if self.next.is_empty() { longest } else { Duration::ZERO }
+        if self.next.iter().all(VecDeque::is_empty) { longest } else { Duration::ZERO }
     }
 
-    /// A READ or WRITE of so many bytes is begun.
-    pub(super) fn count(&mut self, bytes: usize) {
-        self.bytes += bytes as u64;
+    /// A READ or WRITE of so many bytes is begun for the client.
+    pub(super) fn count(&mut self, client: &Client, bytes: usize) {
+        self.bytes[client.priority as usize] += bytes as u64;
     }
 
     /// Whether the client may begin a READ or WRITE in this turn. If not, it goes on in the next.
     pub(super) fn has_room(&mut self, client: &mut Client) -> bool {
-        let has_room = self.bytes < TURN_BYTES_MAX;
+        let has_room = self.bytes[client.priority as usize] < client.priority.turn_bytes_max();
         if !has_room && !std::mem::replace(&mut client.queued.next, true) {
-            self.next.push_back(client.id.0);
+            self.next[client.priority as usize].push_back(client.id.0);
         }
         has_room
     }
@@ -108,13 +110,15 @@ impl Turn {
 impl<E: Engine> EventLoop<E> {
     /// Begins a turn with those that the last one put off.
     pub(super) fn go_on(&mut self, now: Now) {
-        self.turn.bytes = 0;
-        for _ in 0..self.turn.next.len() {
-            let Some(id) = self.turn.next.pop_front() else { return };
-            self.with(now, id, |_, client| {
-                client.queued.next = false;
-                Ok(())
-            });
+        self.turn.bytes = Default::default();
+        for priority in 0..Priority::ALL.len() {
+            for _ in 0..self.turn.next[priority].len() {
+                let Some(id) = self.turn.next[priority].pop_front() else { break };
+                self.with(now, id, |_, client| {
+                    client.queued.next = false;
+                    Ok(())
+                });
+            }
         }
     }
 
@@ -191,7 +195,7 @@ fn send(engine: &mut impl Engine, turn: &mut Turn, client: &mut Client) {
     }
     let Link::Tcp(link) = &mut client.link else { return };
     let Some(message) = link.queue.take() else { return };
-    turn.count(message.mapped_bytes());
+    turn.count(client, message.mapped_bytes());
     link.sending = Some(Instant::now());
     let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
     engine.submit(client.token(Purpose::Send), operation);

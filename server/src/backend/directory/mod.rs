@@ -39,6 +39,7 @@ use rustix::io::Errno;
 use crate::backend::errno::status;
 use crate::buffers::BufferPool;
 use crate::lanes::Descriptor;
+use crate::qos::Limiter;
 
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
@@ -56,6 +57,7 @@ pub struct Volume {
     /// Where links wait that are to replace a name: a directory of the same file system that no client sees.
     aside: Option<OwnedFd>,
     names: NameLocks,
+    limiter: Arc<Limiter>,
 }
 
 impl Volume {
@@ -78,7 +80,14 @@ impl Volume {
         let aside = aside.map(|path| rustix::fs::open(path, flags, Mode::empty())).transpose()?;
         let xattrs = attrs::kept(root.as_fd());
         let in_memory = rustix::fs::fstatfs(&root)?.f_type == TMPFS_MAGIC;
-        Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names: NameLocks::default() }))
+        let (names, limiter) = (NameLocks::default(), Arc::default());
+        Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names, limiter }))
+    }
+
+    /// What holds it to its limits. It has none until they are set.
+    #[must_use]
+    pub fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
     }
 
     /// As the protocol keeps it.
@@ -180,6 +189,14 @@ pub(super) fn writes_through(handle: &FsHandle) -> bool {
         |_| volume(handle).is_ok_and(|volume| volume.promise == Promise::AtReply),
         |file| file.write_through,
     )
+}
+
+/// The limiter of the volume that a handle, of a volume or of a file, is of.
+pub(super) fn limiter(handle: &FsHandle) -> Option<&Arc<Limiter>> {
+    if let Some(file) = handle.0.downcast_ref::<OpenFile>() {
+        return Some(&file.volume.limiter);
+    }
+    handle.0.downcast_ref::<Volume>().map(Volume::limiter)
 }
 
 fn volume(handle: &FsHandle) -> Result<Arc<Volume>, NtStatus> {

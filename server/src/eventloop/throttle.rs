@@ -1,0 +1,213 @@
+//! Operations that wait because their volume has used up its limits (`qos`).
+//!
+//! Each volume has one line per event loop. Operations leave it in the order in which they came, whichever connections they are of.
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_smb::engine::Disconnect;
+use forebay_smb::fs::FsOp;
+use forebay_smb::time::Now;
+
+use super::{Client, EventLoop, written_bytes};
+use crate::backend;
+use crate::io::Engine;
+use crate::qos::Limiter;
+
+/// An operation that waits, and its connection.
+struct Waiting {
+    connection: u64,
+    op: FsOp,
+    bytes: u64,
+}
+
+/// The operations of one volume that wait. Never empty.
+struct Line {
+    limiter: Arc<Limiter>,
+    /// When the first may begin.
+    due: Instant,
+    waiting: VecDeque<Waiting>,
+}
+
+/// What waits on one event loop.
+#[derive(Default)]
+pub(super) struct Throttle {
+    /// By the address of the limiter, which the line keeps alive.
+    lines: HashMap<usize, Line>,
+    /// When the first of all lines is due.
+    due: Option<Instant>,
+}
+
+impl Throttle {
+    /// How long the loop may wait for something to happen, where it would wait for `longest`.
+    pub(super) fn time_max(&self, longest: Duration) -> Duration {
+        self.due.map_or(longest, |due| due.saturating_duration_since(Instant::now()).min(longest))
+    }
+
+    /// Gives back an operation of `bytes` that may begin now, and keeps it otherwise.
+    fn admit(&mut self, limiter: &Arc<Limiter>, bytes: u64, connection: u64, op: FsOp) -> Option<FsOp> {
+        match self.lines.entry(Arc::as_ptr(limiter).addr()) {
+            Entry::Occupied(line) => {
+                line.into_mut().waiting.push_back(Waiting { connection, op, bytes });
+                None
+            }
+            Entry::Vacant(place) => {
+                let Err(due) = limiter.begin(Instant::now(), bytes) else { return Some(op) };
+                let waiting = VecDeque::from([Waiting { connection, op, bytes }]);
+                place.insert(Line { limiter: Arc::clone(limiter), due, waiting });
+                self.due = Some(self.due.map_or(due, |first| first.min(due)));
+                None
+            }
+        }
+    }
+
+    /// Takes out the operations that may begin now. With `ask_all` also lines that are not due are asked: their limits may have
+    /// been raised. With `regardless` all operations may begin.
+    fn take_due(&mut self, now: Instant, ask_all: bool, regardless: bool) -> Vec<Waiting> {
+        let mut taken = Vec::new();
+        if !ask_all && !regardless && self.due.is_none_or(|due| due > now) {
+            return taken;
+        }
+        self.lines.retain(|_, line| {
+            if !ask_all && !regardless && line.due > now {
+                return true;
+            }
+            while let Some(first) = line.waiting.front() {
+                if !regardless && let Err(due) = line.limiter.begin(now, first.bytes) {
+                    line.due = due;
+                    return true;
+                }
+                taken.extend(line.waiting.pop_front());
+            }
+            false
+        });
+        self.find_due();
+        taken
+    }
+
+    /// Takes out the operations of a connection.
+    fn take_of(&mut self, connection: u64) -> Vec<FsOp> {
+        let mut taken = Vec::new();
+        self.lines.retain(|_, line| {
+            let (of_it, others) =
+                line.waiting.drain(..).partition(|waiting| waiting.connection == connection);
+            line.waiting = others;
+            let of_it: VecDeque<Waiting> = of_it;
+            taken.extend(of_it.into_iter().map(|waiting| waiting.op));
+            !line.waiting.is_empty()
+        });
+        self.find_due();
+        taken
+    }
+
+    fn find_due(&mut self) {
+        self.due = self.lines.values().map(|line| line.due).min();
+    }
+}
+
+impl<E: Engine> EventLoop<E> {
+    /// Gives back an operation that the limits of its volume let begin now. Another one waits, and is begun later.
+    pub(super) fn admit(&mut self, client: &mut Client, op: FsOp) -> Option<FsOp> {
+        let Some((limiter, bytes)) = backend::demand(&op.kind) else { return Some(op) };
+        client.priority = limiter.priority();
+        // The end of a connection or of the server waits for no limit.
+        if !limiter.is_limited() || client.closing || self.draining.is_some() {
+            return Some(op);
+        }
+        let (limiter, written) = (Arc::clone(limiter), written_bytes(&op.kind));
+        let admitted = self.throttle.admit(&limiter, bytes, client.id.0, op);
+        if admitted.is_none() {
+            self.shared.metrics.throttled.inc();
+            client.ops += 1;
+            client.write_bytes += written;
+        }
+        admitted
+    }
+
+    /// Begins operations that have waited long enough.
+    pub(super) fn go_on_throttled(&mut self, now: Now, ticks: bool) {
+        for Waiting { connection, op, .. } in
+            self.throttle.take_due(Instant::now(), ticks, self.draining.is_some())
+        {
+            self.with(now, connection, |this, client| this.begin_throttled(now, client, op));
+        }
+    }
+
+    /// Begins what a connection that ends still has waiting: what was received is written, all else is answered.
+    pub(super) fn give_up_throttled(&mut self, now: Now, client: &mut Client) {
+        for op in self.throttle.take_of(client.id.0) {
+            // Nothing is sent any more, so nothing can break the protocol any more.
+            let _ = self.begin_throttled(now, client, op);
+        }
+    }
+
+    fn begin_throttled(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
+        client.ops -= 1;
+        client.write_bytes -= written_bytes(&op.kind);
+        self.begin_admitted(now, client, op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_smb::fs::{FsHandle, FsOpKind, OpId};
+
+    use super::*;
+    use crate::qos::{Priority, Qos};
+
+    const MIB: u64 = 1 << 20;
+
+    fn limiter(bytes_per_second: u64) -> Arc<Limiter> {
+        let limiter = Arc::new(Limiter::default());
+        limiter.set(&Qos { bytes_per_second, operations_per_second: 0, priority: Priority::Normal });
+        limiter
+    }
+
+    fn op(id: u64) -> FsOp {
+        FsOp { id: OpId(id), kind: FsOpKind::Flush { handle: FsHandle(Arc::new(())) } }
+    }
+
+    fn ids(taken: &[Waiting]) -> Vec<u64> {
+        taken.iter().map(|waiting| waiting.op.id.0).collect()
+    }
+
+    #[test]
+    fn operations_of_a_volume_leave_in_order_and_one_volume_does_not_delay_another() {
+        let mut throttle = Throttle::default();
+        let (slow, fast) = (limiter(MIB), limiter(1 << 40));
+        let start = Instant::now();
+        assert!(throttle.admit(&slow, 4 * MIB, 1, op(1)).is_some());
+        assert!(throttle.due.is_none());
+        for (connection, id) in [(1, 2), (2, 3), (1, 4)] {
+            assert!(throttle.admit(&slow, MIB, connection, op(id)).is_none());
+        }
+        assert!(throttle.admit(&fast, MIB, 1, op(5)).is_some());
+        assert!(throttle.time_max(Duration::from_secs(60)) > Duration::from_secs(3));
+        assert!(throttle.take_due(start, true, false).is_empty());
+        assert_eq!(ids(&throttle.take_due(start + Duration::from_secs(5), false, false)), [2]);
+        assert_eq!(ids(&throttle.take_due(start + Duration::from_secs(6), false, false)), [3]);
+        assert_eq!(throttle.take_of(2).len(), 0);
+        assert_eq!(throttle.take_of(1).len(), 1);
+        assert!(throttle.due.is_none() && throttle.lines.is_empty());
+    }
+
+    #[test]
+    fn a_raised_limit_and_the_end_of_the_server_release_what_waits() {
+        let mut throttle = Throttle::default();
+        let slow = limiter(MIB);
+        let now = Instant::now();
+        assert!(throttle.admit(&slow, 100 * MIB, 1, op(1)).is_some());
+        assert!(throttle.admit(&slow, MIB, 1, op(2)).is_none());
+        slow.set(&Qos::default());
+        assert_eq!(ids(&throttle.take_due(now, true, false)), [2], "a tick asks again");
+        slow.set(&Qos { bytes_per_second: MIB, ..Qos::default() });
+        assert!(throttle.admit(&slow, 100 * MIB, 1, op(3)).is_some());
+        assert!(throttle.admit(&slow, MIB, 1, op(4)).is_none());
+        assert!(throttle.admit(&slow, MIB, 2, op(5)).is_none());
+        assert_eq!(ids(&throttle.take_due(now, false, true)), [4, 5]);
+        assert!(throttle.due.is_none());
+    }
+}
