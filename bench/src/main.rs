@@ -41,7 +41,7 @@ enum Command {
     Suite(suite::SuiteArguments),
     /// Draw results of `load --json` or `suite` as SVG.
     Plot(plot::PlotArguments),
-    /// A floor of the load, in a process of its own so that its CPU time can be told apart.
+    /// A floor of the load, in a process of its own so that its CPU time is counted separately.
     #[command(hide = true)]
     FloorServer {
         /// What it is made for.
@@ -57,7 +57,7 @@ enum Command {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// The server of the bare loops, in a process of its own so that its CPU time can be told apart.
+    /// The server of the bare loops, in a process of its own so that its CPU time is counted separately.
     #[command(hide = true)]
     BareServer {
         /// What to send with.

@@ -155,7 +155,7 @@ impl Server {
                 bail!("{} ended with {status} instead of serving:\n{}", self.name, self.said());
             }
             if Instant::now() > deadline {
-                bail!("{} serves nobody after {START_DEADLINE:?}:\n{}", self.name, self.said());
+                bail!("{} does not answer after {START_DEADLINE:?}:\n{}", self.name, self.said());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -186,7 +186,7 @@ impl Drop for Server {
     }
 }
 
-/// A port of the loopback that nobody uses at the moment.
+/// A port of the loopback that is free at the moment.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -34,7 +34,7 @@ pub(crate) fn start(cache: &Cache, place: &Place, name: &'static str, extra: &st
 }
 
 /// Asynchronous reads in a thread pool and TCP_NODELAY are Samba's defaults; signing is offered and not required, so
-/// that nobody signs here. What is set beyond places and names is what its manual advises for large transfers.
+/// that no request is signed here. What is set beyond places and names is what its manual advises for large transfers.
 fn configuration(name: &str, port: u16, share: &str, extra: &str) -> Result<String> {
     let mut text = String::from("[global]\n");
     for folder in ["private", "lock", "state", "cache", "pid"] {

@@ -78,7 +78,7 @@ fn sessions_and_idle_connections_are_measured() {
 }
 
 #[test]
-fn reads_beside_a_burst_are_told_from_the_others_while_connections_come_and_go() {
+fn reads_beside_a_burst_are_counted_apart_from_the_others_while_connections_come_and_go() {
     let options = ["--servers", "forebay", "--checkpoint-size", "4M", "--depth", "2"];
     for churn in [&["--channels", "2"][..], &["--churn", "0.1"]] {
         let results = load(&[&["--workload", "mixed"], &options[..], churn].concat());

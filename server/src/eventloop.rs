@@ -64,7 +64,7 @@ pub enum Note {
 pub enum Arrival {
     /// Over TCP.
     Socket(OwnedFd),
-    /// Over RDMA; not let in yet.
+    /// Over RDMA; not accepted yet.
     Rdma(forebay_rdma::Incoming),
 }
 
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Inbox {
 }
 
 impl Inbox {
-    /// The inbox of a loop whose engine `waker` wakes.
+    /// The inbox of a loop; `waker` wakes its engine.
     #[must_use]
     pub fn new(waker: Waker) -> Self {
         Self { notes: Arc::default(), waker, connections: Arc::default() }
@@ -198,7 +198,7 @@ struct Client {
     writes_waiting: VecDeque<FsOp>,
     /// What it waits for others to have done.
     queued: turn::Queued,
-    /// WRITEs whose data are being fetched from the peer's memory.
+    /// WRITEs with data that are being fetched from the peer's memory.
     fetching: HashMap<OpId, FsOpKind>,
     read_bytes: u64,
     write_bytes: u64,
@@ -264,7 +264,7 @@ pub struct EventLoop<E> {
     index: usize,
     inbox: Inbox,
     clients: HashMap<u64, Box<Client>>,
-    /// Ids of those from which nobody has logged in, and so the oldest first.
+    /// Ids of those without a session, and so the oldest first.
     unauthenticated: BTreeSet<u64>,
     next_id: u64,
     /// From the first connection over RDMA on.
@@ -301,7 +301,7 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Runs until it was told to drain and nothing is left.
+    /// Runs until a drain was asked for and nothing is left.
     ///
     /// # Errors
     /// The engine is broken.
@@ -487,7 +487,7 @@ impl<E: Engine> EventLoop<E> {
         self.make_room(now);
     }
 
-    /// Too many that do not log in: the oldest goes, so that whoever holds connections open keeps nobody else out.
+    /// Too many that do not log in: the oldest goes, so that a peer that holds connections open does not keep others out.
     fn make_room(&mut self, now: Now) {
         let max = CONNECTIONS_UNAUTHENTICATED_MAX.div_ceil(self.shared.loops.0.len());
         if self.unauthenticated.len() > max
@@ -599,7 +599,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(())
     }
 
-    /// Keeps a receive in flight whose bytes nobody looks at.
+    /// Keeps a receive in flight and drops its bytes.
     fn receive_to_nowhere(&mut self, client: &mut Client) -> Result<(), Disconnect> {
         match &mut client.link {
             Link::SmbDirect(link) => link.discard(),
@@ -757,7 +757,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(None)
     }
 
-    /// Answers a READ whose data the kernel can copy from the page cache as it sends them.
+    /// Answers a READ if the kernel can copy its data from the page cache as it sends them.
     fn mapped(&self, client: &Client, kind: &FsOpKind) -> Option<FsReply> {
         let FsOpKind::Read { handle, offset, length, plain: true } = kind else { return None };
         let Link::Tcp(_) = client.link else { return None };
@@ -952,12 +952,12 @@ impl<E: Engine> EventLoop<E> {
                 client.ops -= 1;
                 client.write_bytes -= written_bytes(&kind);
             }
-            // The connection is gone: nobody can break the protocol any more.
+            // The connection is gone: the protocol cannot be broken any more.
             let _ = self.answer(now, client, op, Err(NtStatus::CONNECTION_DISCONNECTED));
         }
     }
 
-    /// Ends a connection whose requests are all answered, so that the answers arrive: what was not answered was not done
+    /// Ends a connection after all its requests were answered, so that the answers arrive: what was not answered was not done
     /// either, and the client asks for it again on its next connection. Closing at once would reset the connection where
     /// bytes are unread, and a reset overtakes what was sent before it.
     fn take_leave(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
@@ -973,7 +973,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     fn tick(&mut self, now: Now) {
-        // Files that clients did not come back for. Nobody waits for the outcome.
+        // Files that clients did not come back for. Nothing waits for the outcome.
         for op in self.shared.server.handle_timeout(now.instant) {
             let buffers = self.shared.buffers.clone();
             self.shared.lanes.queues().submit(backend::lane(&op), Origin::Server, move || {

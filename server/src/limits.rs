@@ -37,7 +37,7 @@ pub const TRIM_BYTES_MAX: usize = 256 << 20;
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// Connections that wait to be accepted.
 pub const LISTEN_BACKLOG: i32 = 4096;
-/// Connections from which nobody has logged in yet, shared out between the event loops; beyond it the oldest is closed.
+/// Connections without a session, shared out between the event loops; beyond it the oldest is closed.
 pub const CONNECTIONS_UNAUTHENTICATED_MAX: usize = 1024;
 /// Time a connection has to establish its first session.
 pub const AUTHENTICATION_TIME_MAX: Duration = Duration::from_secs(30);
@@ -49,7 +49,7 @@ pub const STALL_SECONDS_MAX: u64 = 3600;
 /// Time a peer's machine may leave all that TCP has sent it without an acknowledgment.
 pub const UNACKNOWLEDGED_TIME_MAX: Duration = STALL_TIME_DEFAULT_MAX;
 /// The same where a break is among it, for which others may wait, and the client has other channels: long enough for a route or a bond to change over, short
-/// enough that a client of many channels is told on all of them before its time is over.
+/// enough that a client of many channels gets the break on all of them before its time is over.
 pub const BREAK_UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(6);
 /// Time a peer has, once the server has said that it sends no more, to say the same.
 pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(3);
@@ -63,8 +63,8 @@ pub const WRITE_BYTES_IN_FLIGHT_MAX: u64 = 32 * 1024 * 1024;
 pub const FS_OPS_IN_FLIGHT_MAX: usize = 1024;
 /// RDMA READs and WRITEs of one connection under way at once.
 pub const RDMA_TRANSFERS_MAX: u16 = 128;
-/// Ended connections over RDMA of one event loop whose queue pairs the kernel has not let go of yet; beyond it no new one is
-/// let in.
+/// Ended connections over RDMA of one event loop with queue pairs that the kernel has not released yet; beyond it no new
+/// connection is accepted.
 pub const RDMA_CLOSING_MAX: usize = 256;
 /// Requests of one connection over RDMA that were received and not taken before no more are received.
 pub const RDMA_FRAMES_WAITING_MAX: usize = 64;
@@ -187,7 +187,7 @@ pub const INSTANCE_ADDRESSES_MAX: usize = 8;
 pub const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// How long the kernel keeps an address of the instance of which it hears nothing more.
 pub const ADDRESS_STAY: Duration = Duration::from_secs(10);
-/// How often that is begun anew.
+/// How often that is done again.
 pub const ADDRESS_KEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Times that are asked who has an address before it is taken.
 pub const ADDRESS_PROBES: usize = 3;
@@ -202,9 +202,9 @@ pub const ADDRESS_ANNOUNCEMENTS: [Duration; 4] =
 pub const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(10);
 /// Bytes of one request to the admin API.
 pub const ADMIN_REQUEST_BYTES_MAX: usize = 256 * 1024;
-/// Connections to the admin API over TLS whose clients are known; further ones are closed.
+/// Connections to the admin API over TLS with known clients; further ones are closed.
 pub const ADMIN_CONNECTIONS_MAX: usize = 256;
-/// Connections to the admin API over TLS whose clients are not known yet; beyond it the oldest is closed.
+/// Connections to the admin API over TLS with clients that are not known yet; beyond it the oldest is closed.
 pub const ADMIN_HANDSHAKES_MAX: usize = 64;
 /// How long after a start with volumes clients are taken to come back to handles of before.
 pub const RETURN_TIME: Duration = Duration::from_secs(60);

@@ -47,7 +47,7 @@ pub(crate) fn run<T>(
             let place = Place { target, plan, index, round, bursting: Arc::clone(&bursting) };
             scope.spawn(move || {
                 if let Err(error) = work(&mut connection, &place, &report, &started) {
-                    // If nobody listens, another connection has failed before.
+                    // If no receiver is left, another connection has failed before.
                     let _ = report.send(Err(error));
                 }
             });

@@ -53,7 +53,7 @@ pub(crate) enum Protection {
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
     pub(crate) header: Header,
-    /// From the header on; of a READ whose payload is dropped the part before that.
+    /// From the header on; without the payload of a READ if that is dropped.
     pub(crate) message: &'a [u8],
     /// Bytes of a READ's payload.
     pub(crate) read_bytes: usize,

@@ -87,7 +87,7 @@ pub(crate) struct Growth {
     pub(crate) samples_mb: Vec<f64>,
 }
 
-/// Looks at the memory from which its growth can be told.
+/// Reads the memory use from which growth is computed.
 const SAMPLES_MIN: usize = 8;
 
 impl Run {
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_from_a_long_run_and_ignores_its_beginning() {
+    fn growth_is_computed_from_a_long_run_and_ignores_its_beginning() {
         let run = || Run::default();
         assert_eq!(run().with_samples(&[1_000_000; 7]).growth, None);
         let samples: Vec<u64> = [1, 5, 10, 10, 10, 10, 11, 12].map(|mb| mb * 1_000_000).into();

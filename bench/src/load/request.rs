@@ -74,7 +74,7 @@ impl Request {
         self.message[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Any request, whose body `encode` appends.
+    /// Any request; `encode` appends its body.
     pub(crate) fn set(&mut self, command: Command, encode: impl FnOnce(&mut Vec<u8>)) {
         self.set_with_charge(command, 1, encode);
     }

@@ -25,7 +25,7 @@ impl Effort {
 pub(crate) enum Peer {
     /// The best of the Sambas.
     Samba,
-    /// The best of the floors whose names begin so.
+    /// The best of the floors with names that begin so.
     Floor(&'static str),
     /// No peer: the figure itself has the bound.
     None,

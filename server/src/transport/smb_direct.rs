@@ -111,7 +111,7 @@ pub(crate) fn settings(device: &Device, stall_time_max: Duration) -> (Config, Si
 }
 
 impl SmbDirect {
-    /// Lets a peer in.
+    /// Accepts a peer.
     ///
     /// # Errors
     /// Why not, for the log.
@@ -140,7 +140,7 @@ impl SmbDirect {
             done: Vec::new(),
             progress: Progress::default(),
         };
-        // The first message may come before the connection is told to be up.
+        // The first message may come before the connection is reported to be up.
         link.post_receives().map_err(|disconnect| disconnect.0.to_owned())?;
         let endpoint = link.endpoint.as_mut().expect("just given");
         endpoint.accept().map_err(|errno| errno.to_string())?;
@@ -443,7 +443,7 @@ impl SmbDirect {
         self.protocol.shutdown(now).map_err(|reason| self.ended(reason))
     }
 
-    /// Ends the connection. The endpoint comes back, to be dropped where nobody waits for it, and what was being fetched: it
+    /// Ends the connection. The endpoint comes back, to be dropped where nothing waits for it, and what was being fetched: it
     /// will not come any more.
     pub(crate) fn close(&mut self) -> (Option<Endpoint>, Vec<OpId>) {
         self.unframed.clear();

@@ -1,5 +1,5 @@
 //! Opens without a session ([MS-SMB2] 3.3.7.1): a durable open of a session that loses its last channel is kept for a time,
-//! with share modes, byte-range locks and what it caches, until its client comes back for it. A client that cannot be let in
+//! with share modes, byte-range locks and what it caches, until its client comes back for it. A client that cannot get access
 //! beside such an open does not wait for one that is away: the open ends.
 
 use std::collections::HashMap;

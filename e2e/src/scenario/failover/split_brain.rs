@@ -1,4 +1,4 @@
-//! Split brain, on purpose: the table of docs/guides/failover.md, in which nobody may ever be the second writer.
+//! Split brain, on purpose: the table of docs/guides/failover.md, in which there may never be a second writer.
 
 use std::time::Duration;
 
@@ -35,13 +35,13 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "stopped process",
         order: "A serves in epoch 1; its process is stopped; B starts in epoch 2; A's process runs on",
-        expected: "B serves as soon as A's address has run out; A ends itself (7) when it looks; A's late writes are refused",
+        expected: "B serves as soon as A's address has run out; A exits (7) when it looks; A's late writes are refused",
         run: stopped_process,
     },
     Case {
         name: "paused machine",
         order: "A serves in epoch 1; its whole machine is paused; B starts in epoch 2; A's machine runs on",
-        expected: "B serves; A ends itself (7) and gives up the address; A's late writes are refused",
+        expected: "B serves; A exits (7) and gives up the address; A's late writes are refused",
         run: paused_machine,
     },
     Case {
@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "target restarts, one alive",
         order: "A serves in epoch 1; the target restarts and forgets reservations; A starts again in epoch 1",
-        expected: "A ends itself (7) when it finds the reservation forgotten; started again it takes it, and serves",
+        expected: "A exits (7) when it finds the reservation forgotten; started again it takes it, and serves",
         run: target_restarts_with_one,
     },
     Case {
@@ -65,7 +65,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "target is back at once",
         order: "A serves in epoch 1 under load; the target loses what it had not made durable, forgets reservations, and is back before I/O on the lost path fails; A starts again in epoch 1; all that three times",
-        expected: "A ends itself (7) before it acknowledges what its kernel has sent again; started again it takes the reservation, and serves; all that was fsynced is there",
+        expected: "A exits (7) before it acknowledges what its kernel has sent again; started again it takes the reservation, and serves; all that was fsynced is there",
         run: target_is_back_at_once,
     },
     Case {
@@ -77,13 +77,13 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "both at once, two epochs",
         order: "A starts in epoch 1 and B in epoch 2, at the same moment",
-        expected: "B serves; A does not get there (4), or ends itself (7)",
+        expected: "B serves; A does not get there (4), or exits (7)",
         run: two_epochs,
     },
     Case {
         name: "lost while writing",
         order: "A serves in epoch 1 under load; somebody preempts its reservation as epoch 2; B starts in epoch 3",
-        expected: "A ends itself (7); its late writes are refused; B serves; all that was fsynced is there",
+        expected: "A exits (7); its late writes are refused; B serves; all that was fsynced is there",
         run: lost_while_writing,
     },
 ];
@@ -205,7 +205,7 @@ fn target_restarts_with_both(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     fabric.wait_for_paths(&b.seen(), 1)?;
     std::mem::forget(b);
     std::mem::forget(a);
-    // The later one first, or the earlier: nobody knows. The pool does.
+    // Either may come first; the pool's record decides.
     let b = Instance::start(fabric, SECOND, 2)?;
     let a = Instance::begin(fabric, FIRST, 1)?;
     a.ends_with(EXIT_POOL, PATIENCE)?;

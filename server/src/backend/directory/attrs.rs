@@ -43,7 +43,7 @@ const FILES_ONLY: u32 = TEMPORARY | SPARSE_FILE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Dos {
     attributes: u32,
-    /// 0 where nobody set it.
+    /// 0 where it was never set.
     creation: u64,
 }
 

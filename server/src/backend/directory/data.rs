@@ -219,7 +219,7 @@ pub(super) fn ranges(
     let mut found = Vec::new();
     let mut at = offset;
     while at < stop {
-        // The descriptor's position is nobody's: reads and writes say theirs.
+        // The descriptor's position is not used: reads and writes give theirs.
         let data = match rustix::fs::seek(&file.fd, SeekFrom::Data(at)) {
             Ok(data) if data < stop => data,
             Ok(_) | Err(Errno::NXIO) => break,

@@ -40,11 +40,11 @@ impl Direct {
     fn try_open(file: BorrowedFd<'_>) -> Result<Self, Errno> {
         // Linux 6.1. File systems that do not say what they want aligned, as tmpfs, have nothing to gain.
         let x = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
-        let told = x.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        let reported = x.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
         let (memory, align) = (x.stx_dio_mem_align, x.stx_dio_offset_align);
         // 0, which is no power of two: not this file.
         let fits = |align: u32, most: u32| align.is_power_of_two() && align <= most;
-        if !told || !fits(memory, PAGE as u32) || !fits(align, DIRECT_READ_ALIGN_MAX) {
+        if !reported || !fits(memory, PAGE as u32) || !fits(align, DIRECT_READ_ALIGN_MAX) {
             return Err(Errno::OPNOTSUPP);
         }
         // Where the kernel does not say what is cached (before 6.5), nothing is read so.

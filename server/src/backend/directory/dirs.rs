@@ -77,7 +77,7 @@ fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
     }
 }
 
-/// A name that a client can be told: UTF-8, and nothing that would mean something else in a path of SMB.
+/// A name that clients can use: UTF-8, and nothing that would mean something else in a path of SMB.
 fn servable(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
     (name != "." && name != ".." && !name.contains('\\')).then_some(name)
@@ -101,7 +101,7 @@ pub(super) fn check_empty(file: &OpenFile) -> Result<(), NtStatus> {
     if !file.directory {
         return Err(NtStatus::NOT_A_DIRECTORY);
     }
-    // A descriptor of its own, whose position is nobody else's.
+    // A descriptor and a position of its own.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = match rustix::fs::openat(&file.fd, c".", flags, Mode::empty()) {
         Ok(fd) => fd,

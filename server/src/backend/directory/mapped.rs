@@ -67,7 +67,7 @@ unsafe impl Sync for Range {}
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: the range came from mmap, and nobody has its address any more: every `MappedRead` holds its mapping.
+        // SAFETY: the range came from mmap, and nothing has its address any more: every `MappedRead` holds its mapping.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.length) };
         release(self.length);
     }
@@ -247,7 +247,7 @@ impl MappedRead {
             return IoSlice::new(rest);
         }
         let length = self.length - skip;
-        // SAFETY: the range lies in the mapping, which lives as long as `self`. Nobody in this process reads it: what other
+        // SAFETY: the range lies in the mapping, which lives as long as `self`. Nothing in this process reads it: what other
         // processes change, and pages that go away, are the kernel's concern.
         let bytes = unsafe {
             let start = self.mapping.range().start.as_ptr().byte_add(self.offset + skip);
@@ -432,7 +432,7 @@ mod tests {
         assert!(opened.mapped_read(0, 100_000).is_some());
         by_name.sync_all().expect("synced");
         let until = Instant::now() + Duration::from_secs(5);
-        // A mapping holds no pages that nobody looked at; on tmpfs they cannot go.
+        // A mapping holds no pages that were never read; on tmpfs they cannot go.
         while opened.mapped_read(0, SIZE as u32).is_some() && Instant::now() < until {
             rustix::fs::fadvise(&by_name, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
             std::thread::yield_now();

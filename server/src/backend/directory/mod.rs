@@ -61,7 +61,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens the volume whose root is the directory `path`.
+    /// Opens the volume with the root directory `path`.
     ///
     /// # Errors
     /// Those of opening it.
@@ -247,7 +247,7 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             let file = file(&handle)?;
             // Taken first: the name's end shows in neither.
             let last = if stat { Some(attrs::stat(&file)?) } else { None };
-            // Nobody opens the name until the token is dropped.
+            // The name cannot be opened until the token is dropped.
             if let Some(_token) = unlink {
                 names::unlink(&file)?;
             }

@@ -120,7 +120,7 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
     let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     let name = to.name().as_bytes();
     match rustix::fs::renameat_with(&from.parent, from.name.as_slice(), &target, name, flags) {
-        // A file system without NOREPLACE, whose target was just seen to be free; or a directory moved into itself.
+        // A file system without NOREPLACE, and the target was just seen to be free; or a directory moved into itself.
         Err(Errno::INVAL) if !replace => {
             rustix::fs::renameat(&from.parent, from.name.as_slice(), &target, name).map_err(|errno| {
                 match errno {
@@ -277,7 +277,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(flush(&failed), Err(NtStatus::UNEXPECTED_IO_ERROR));
         }
-        // Each descriptor is told by the kernel itself what was lost since it was opened.
+        // The kernel itself reports to each descriptor what was lost since it was opened.
         assert_eq!(flush(&other), Ok(()));
         assert_eq!(flush(&open(&volume)), Ok(()));
     }

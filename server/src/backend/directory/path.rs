@@ -195,7 +195,7 @@ mod tests {
                 assert_eq!((result.err(), took, elsewhere), (Some(expected), calls, false), "{path}");
             }
         }
-        // One that nobody has asked for: the loop's look, the thread's, and no third for a directory that is the root.
+        // A path that was never looked up: the loop's look, the thread's, and no third for a directory that is the root.
         let (result, took, elsewhere) = run(stat("never asked for"));
         assert_eq!((result.err(), took, elsewhere), (Some(missing), 2, true));
         // What comes after it was missing is found.

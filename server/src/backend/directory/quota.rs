@@ -101,7 +101,7 @@ pub struct Usage {
 #[must_use]
 pub fn enforced(fd: BorrowedFd<'_>) -> bool {
     let mut state = FsQuotaStatv { version: 1, ..FsQuotaStatv::default() };
-    // SAFETY: Q_XGETQSTATV writes one fs_quota_statv, whose layout is asserted above.
+    // SAFETY: Q_XGETQSTATV writes one fs_quota_statv; its layout is asserted above.
     let known = unsafe { quotactl(fd, Q_XGETQSTATV, 0, (&raw mut state).cast()) };
     known.is_ok() && state.flags & PROJECT_ENFORCED != 0
 }
@@ -114,7 +114,7 @@ pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     let mut attributes = get_attributes(directory)?;
     attributes.projid = project;
     attributes.xflags |= FS_XFLAG_PROJINHERIT;
-    // SAFETY: FS_IOC_FSSETXATTR reads one fsxattr, whose layout is asserted above.
+    // SAFETY: FS_IOC_FSSETXATTR reads one fsxattr; its layout is asserted above.
     let result = unsafe { libc::ioctl(directory.as_raw_fd(), FS_IOC_FSSETXATTR, &raw const attributes) };
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
@@ -130,7 +130,7 @@ pub fn assigned(directory: BorrowedFd<'_>) -> Result<Option<u32>, Errno> {
 
 fn get_attributes(directory: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
     let mut attributes = FsXattr::default();
-    // SAFETY: FS_IOC_FSGETXATTR writes one fsxattr, whose layout is asserted above.
+    // SAFETY: FS_IOC_FSGETXATTR writes one fsxattr; its layout is asserted above.
     let result = unsafe { libc::ioctl(directory.as_raw_fd(), FS_IOC_FSGETXATTR, &raw mut attributes) };
     if result == 0 { Ok(attributes) } else { Err(last_error()) }
 }
@@ -146,7 +146,7 @@ pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(),
         valid: QIF_BLIMITS | QIF_ILIMITS,
         ..IfDqblk::default()
     };
-    // SAFETY: Q_SETQUOTA reads one if_dqblk, whose layout is asserted above.
+    // SAFETY: Q_SETQUOTA reads one if_dqblk; its layout is asserted above.
     unsafe { quotactl(fd, Q_SETQUOTA, project, (&raw mut limits).cast()) }
 }
 
@@ -156,7 +156,7 @@ pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(),
 /// Those of quotactl.
 pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
     let mut block = IfDqblk::default();
-    // SAFETY: Q_GETQUOTA writes one if_dqblk, whose layout is asserted above.
+    // SAFETY: Q_GETQUOTA writes one if_dqblk; its layout is asserted above.
     match unsafe { quotactl(fd, Q_GETQUOTA, project, (&raw mut block).cast()) } {
         Ok(()) => Ok(Usage {
             bytes: block.curspace,

@@ -61,7 +61,7 @@ impl Caching {
         self.of(open).is_some_and(|h| !h.kind.is_oplock() && h.state.contains(H))
     }
 
-    /// Disconnected opens that keep an opener out by what they may cache: no client is there that could let it in.
+    /// Disconnected opens that keep an opener out by what they may cache: no client is there to give that up.
     pub(in crate::engine) fn displaced(
         &self,
         opener: &Opener,

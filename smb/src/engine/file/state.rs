@@ -50,7 +50,7 @@ struct Inner {
     caching: Caching,
 }
 
-/// An open that asks to be let in.
+/// An open that asks for access.
 pub(crate) struct Entrant<'a> {
     pub(crate) key: FileKey,
     /// The name that it was opened by: no rename has changed it since a backend has found the file.
