@@ -4,163 +4,43 @@
 //! counters (`metrics`). What comes from elsewhere (new sockets, answers of lanes, mail between connections) comes through the
 //! loop's inbox.
 
+mod accept;
+mod client;
+mod ending;
+mod files;
+mod inbox;
 mod throttle;
 mod turn;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_smb::engine::{Connection, ConnectionId, Disconnect, Event, Mail, Server};
-use forebay_smb::fs::{FsOp, FsOpKind, FsReply, FsResult, OpId, Payload};
-use forebay_smb::limits::PINNED_BYTES_PER_CONNECTION_MAX;
-use forebay_smb::status::NtStatus;
+use forebay_smb::engine::{Disconnect, Event, Server};
+use forebay_smb::fs::{FsResult, OpId};
 use forebay_smb::time::Now;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
 
-use crate::backend::directory::OpenFile;
-use crate::backend::{self, directory, errno::status};
-use crate::buffers::{BufferPool, FrameBuffer, ReadBuffer};
+use self::client::{Client, Link, overdue};
+use self::files::file_result;
+pub use self::inbox::{Arrival, Inbox, Loops, Note};
+use crate::backend;
+use crate::buffers::{BufferPool, FrameBuffer};
 use crate::clock;
-use crate::io::{Completion, Engine, Operation, PastCache, Purpose, Token, Waker};
-use crate::lanes::{ClosesElsewhere, Lane, Lanes, Origin, Share};
-use crate::limits::{
-    AUTHENTICATION_TIME_MAX, CONNECTIONS_MAX, CONNECTIONS_UNAUTHENTICATED_MAX, DIRECT_READ_BYTES_MIN,
-    FAREWELL_TIME_MAX, FS_OPS_IN_FLIGHT_MAX, READ_AHEAD_BYTES_MAX, SEND_QUEUE_BYTES_MAX, TRIM_BYTES_MAX,
-    WRITE_BYTES_IN_FLIGHT_MAX,
-};
-use crate::memory::{Allowance, Memory};
+use crate::io::{Completion, Engine, Operation, Purpose, Token};
+use crate::lanes::{ClosesElsewhere, Lane, Lanes, Origin};
+use crate::limits::{READ_AHEAD_BYTES_MAX, TRIM_BYTES_MAX};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::namespace;
-use crate::qos::Priority;
 use crate::rdma::{self, Rdma};
-use crate::transport::smb_direct::SmbDirect;
-use crate::transport::tcp::{Received, TcpLink};
+use crate::transport::tcp::Received;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(500);
-
-/// What comes to a loop from other threads.
-pub enum Note {
-    /// A connection that was accepted.
-    Accepted(Arrival, SocketAddr),
-    /// The answer from a lane.
-    Answered(ConnectionId, Lane, OpId, FsResult),
-    /// It is known how the file of a READ is read past the page cache, and the READ can go on.
-    Prepared(ConnectionId, FsOp),
-    /// From another connection or an administrator.
-    Mail(ConnectionId, Mail),
-    /// Take no more requests, finish those in flight until the time, then end.
-    Drain(Instant),
-}
-
-/// What a connection comes as.
-#[derive(Debug)]
-pub enum Arrival {
-    /// Over TCP.
-    Socket(OwnedFd),
-    /// Over RDMA; not accepted yet.
-    Rdma(forebay_rdma::Incoming),
-}
-
-/// The way to a loop from other threads.
-#[derive(Clone)]
-pub struct Inbox {
-    notes: Arc<Mutex<Vec<Note>>>,
-    waker: Waker,
-    connections: Arc<AtomicUsize>,
-}
-
-impl std::fmt::Debug for Inbox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Inbox({} connections)", self.connections.load(Ordering::Relaxed))
-    }
-}
-
-impl Inbox {
-    /// The inbox of a loop; `waker` wakes its engine.
-    #[must_use]
-    pub fn new(waker: Waker) -> Self {
-        Self { notes: Arc::default(), waker, connections: Arc::default() }
-    }
-
-    /// What wakes the loop.
-    #[must_use]
-    pub fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
-
-    /// Leaves a note.
-    pub fn post(&self, note: Note) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = notes.is_empty();
-        notes.push(note);
-        drop(notes);
-        // Who finds the inbox empty wakes; the loop takes all that is there.
-        if first {
-            self.waker.wake();
-        }
-    }
-
-    fn take(&self) -> Vec<Note> {
-        std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// All loops, as other threads see them.
-#[derive(Clone, Debug)]
-pub struct Loops(Arc<[Inbox]>);
-
-impl Loops {
-    /// Of these inboxes, in the order of the loops' indices.
-    #[must_use]
-    pub fn new(inboxes: Vec<Inbox>) -> Self {
-        Self(inboxes.into())
-    }
-
-    /// Connections of all loops.
-    #[must_use]
-    pub fn connections(&self) -> usize {
-        self.0.iter().map(|inbox| inbox.connections.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Gives a connection to the loop that has the fewest. False, and the connection closed, where there are too many.
-    pub fn accept(&self, arrival: Arrival, peer: SocketAddr, metrics: &Metrics) -> bool {
-        if self.connections() >= CONNECTIONS_MAX {
-            return false;
-        }
-        let fewest = self.0.iter().min_by_key(|inbox| inbox.connections.load(Ordering::Relaxed));
-        let inbox = fewest.expect("there is a loop");
-        inbox.connections.fetch_add(1, Ordering::Relaxed);
-        metrics.connections.inc();
-        metrics.connections_unauthenticated.inc();
-        inbox.post(Note::Accepted(arrival, peer));
-        true
-    }
-
-    /// Delivers what the protocol has for other connections.
-    pub fn route(&self, server: &Server) {
-        for (id, mail) in server.take_mail() {
-            self.0[self.index_of(id)].post(Note::Mail(id, mail));
-        }
-    }
-
-    /// Has every loop finish.
-    pub fn drain(&self, until: Instant) {
-        for inbox in self.0.iter() {
-            inbox.post(Note::Drain(until));
-        }
-    }
-
-    fn index_of(&self, id: ConnectionId) -> usize {
-        (id.0 % self.0.len() as u64) as usize
-    }
-}
 
 /// What all loops share.
 #[derive(Clone)]
@@ -181,80 +61,6 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// Whether READs over RDMA may go past the page cache.
     pub direct_reads: bool,
-}
-
-struct Client {
-    id: ConnectionId,
-    link: Link,
-    peer: SocketAddr,
-    protocol: Connection,
-    accepted: Instant,
-    authenticated: bool,
-    /// Where its buffers come from.
-    memory: Allowance,
-    /// READs that wait for earlier ones to be sent, for memory or for their turn.
-    reads_waiting: VecDeque<FsOp>,
-    /// WRITEs that wait for memory or for their turn.
-    writes_waiting: VecDeque<FsOp>,
-    /// What it waits for others to have done.
-    queued: turn::Queued,
-    /// WRITEs with data that are being fetched from the peer's memory.
-    fetching: HashMap<OpId, FsOpKind>,
-    read_bytes: u64,
-    write_bytes: u64,
-    /// Of the volume of the operation that came last.
-    priority: Priority,
-    /// Operations that are not answered, but for those that wait in `lanes` or `reads_waiting`.
-    ops: usize,
-    /// What it has in the lanes, and what waits for room there.
-    lanes: Share<FsOp>,
-    closing: bool,
-    /// Nothing more is sent; until then what still comes is taken to nowhere, so that the peer sees the last answers.
-    leaving: Option<Instant>,
-}
-
-/// What carries a client's frames.
-enum Link {
-    Tcp(Box<TcpLink>),
-    SmbDirect(Box<SmbDirect>),
-}
-
-impl Link {
-    /// Bytes of responses that are not sent.
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Tcp(link) => link.queue.bytes(),
-            Self::SmbDirect(link) => link.bytes(),
-        }
-    }
-
-    /// Whether the engine has nothing of it.
-    fn is_idle(&self) -> bool {
-        match self {
-            Self::Tcp(link) => link.sending.is_none() && !link.receiver.is_waiting(),
-            Self::SmbDirect(_) => true,
-        }
-    }
-}
-
-impl Client {
-    fn token(&self, purpose: Purpose) -> Token {
-        Token { connection: self.id.0, purpose }
-    }
-
-    /// All is answered, and the answers are sent.
-    fn is_idle(&self) -> bool {
-        !self.closing && self.protocol.requests_in_flight() == 0 && self.link.bytes() == 0
-    }
-
-    /// Whether the peer has to wait until what it asked for is done.
-    fn is_held_back(&self) -> bool {
-        self.link.bytes() > SEND_QUEUE_BYTES_MAX
-            || self.write_bytes > WRITE_BYTES_IN_FLIGHT_MAX
-            || self.protocol.pinned_bytes() > PINNED_BYTES_PER_CONNECTION_MAX
-            || self.ops + self.reads_waiting.len() + self.writes_waiting.len() > FS_OPS_IN_FLIGHT_MAX
-            || self.lanes.is_waiting()
-    }
 }
 
 /// One event loop.
@@ -369,49 +175,6 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    fn accepted(&mut self, now: Now, socket: OwnedFd, peer: SocketAddr) {
-        let socket = Arc::new(socket);
-        if self.draining.is_some() || prepare(&socket).and_then(|()| self.engine.adopt(&socket)).is_err() {
-            return self.turned_away();
-        }
-        let id = self.next_id();
-        let buffers = self.shared.buffers.clone();
-        self.admit(now, id, peer, Link::Tcp(Box::new(TcpLink::new(socket))), buffers);
-    }
-
-    fn accepted_rdma(&mut self, now: Now, incoming: forebay_rdma::Incoming, peer: SocketAddr) {
-        if self.draining.is_some() {
-            return self.turned_away();
-        }
-        let id = self.next_id();
-        match self.let_in(id, incoming, peer) {
-            Ok((link, buffers)) => self.admit(now, id, peer, Link::SmbDirect(Box::new(link)), buffers),
-            Err(reason) => {
-                warn!(%peer, reason, "a connection over RDMA could not be accepted");
-                self.turned_away();
-            }
-        }
-    }
-
-    fn let_in(
-        &mut self,
-        id: ConnectionId,
-        incoming: forebay_rdma::Incoming,
-        peer: SocketAddr,
-    ) -> Result<(SmbDirect, BufferPool), String> {
-        if self.rdma.is_none() {
-            let rdma = Rdma::new(self.shared.memory.budget().clone(), self.index)?;
-            self.watch(rdma.events());
-            self.rdma = Some(rdma);
-        }
-        let rdma = self.rdma.as_mut().expect("it was just made");
-        let (link, buffers, watched) = rdma.accept(id.0, incoming, peer, self.shared.stall_time_max)?;
-        if let Some(descriptor) = watched {
-            self.watch(descriptor);
-        }
-        Ok((link, buffers))
-    }
-
     fn watch(&mut self, descriptor: Arc<OwnedFd>) {
         let token = Token { connection: 0, purpose: Purpose::Readable };
         self.engine.submit(token, Operation::Readable { descriptor });
@@ -436,68 +199,6 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    fn turned_away(&self) {
-        self.inbox.connections.fetch_sub(1, Ordering::Relaxed);
-        self.shared.metrics.connections.dec();
-        self.shared.metrics.connections_unauthenticated.dec();
-    }
-
-    fn next_id(&mut self) -> ConnectionId {
-        let id = ConnectionId(self.next_id * self.shared.loops.0.len() as u64 + self.index as u64);
-        self.next_id += 1;
-        id
-    }
-
-    fn admit(&mut self, now: Now, id: ConnectionId, peer: SocketAddr, link: Link, buffers: BufferPool) {
-        let entropy = Box::new(|bytes: &mut [u8]| {
-            getrandom::fill(bytes).expect("the kernel has randomness once it has booted");
-        });
-        let mut protocol = Connection::new(Arc::clone(&self.shared.server), id, peer.to_string(), entropy);
-        let transport = match link {
-            Link::Tcp(_) => "TCP",
-            Link::SmbDirect(_) => {
-                protocol.set_over_rdma();
-                "SMB Direct"
-            }
-        };
-        debug!(%peer, connection = id.0, transport, "connected");
-        let client = Client {
-            id,
-            link,
-            peer,
-            protocol,
-            accepted: Instant::now(),
-            authenticated: false,
-            memory: Allowance::new(buffers, self.shared.memory.stranger(), self.turn.wake()),
-            reads_waiting: VecDeque::new(),
-            writes_waiting: VecDeque::new(),
-            queued: turn::Queued::default(),
-            fetching: HashMap::new(),
-            read_bytes: 0,
-            write_bytes: 0,
-            priority: Priority::default(),
-            ops: 0,
-            lanes: Share::default(),
-            closing: false,
-            leaving: None,
-        };
-        self.clients.insert(id.0, Box::new(client));
-        self.unauthenticated.insert(id.0);
-        self.with(now, id.0, |_, _| Ok(()));
-        self.make_room(now);
-    }
-
-    /// Too many that do not log in: the oldest goes, so that a peer that holds connections open does not keep others out.
-    fn make_room(&mut self, now: Now) {
-        let max = CONNECTIONS_UNAUTHENTICATED_MAX.div_ceil(self.shared.loops.0.len());
-        if self.unauthenticated.len() > max
-            && let Some(oldest) = self.unauthenticated.pop_first()
-        {
-            self.shared.metrics.connections_refused.inc();
-            self.with(now, oldest, |_, _| Err(Disconnect("too many connections without a login")));
-        }
-    }
-
     /// Does something with a client, and then all that follows from it.
     fn with(
         &mut self,
@@ -519,27 +220,6 @@ impl<E: Engine> EventLoop<E> {
             self.turn.note_short(&mut client, &self.shared.metrics);
             self.clients.insert(id, client);
         }
-    }
-
-    fn is_over(&self, client: &Client) -> bool {
-        client.protocol.is_finished()
-            && client.leaving.is_none()
-            && client.ops == 0
-            && !client.lanes.is_waiting()
-            && client.link.is_idle()
-    }
-
-    fn removed(&mut self, client: &Client) {
-        if let Link::Tcp(link) = &client.link {
-            self.engine.forget(&link.socket);
-        }
-        self.inbox.connections.fetch_sub(1, Ordering::Relaxed);
-        self.shared.metrics.connections.dec();
-        self.unauthenticated.remove(&client.id.0);
-        if !client.authenticated {
-            self.shared.metrics.connections_unauthenticated.dec();
-        }
-        debug!(peer = %client.peer, connection = client.id.0, "closed");
     }
 
     /// Handles frames, begins operations and sends, until nothing more can be done now.
@@ -672,191 +352,6 @@ impl<E: Engine> EventLoop<E> {
         Ok(())
     }
 
-    /// What a WRITE is to write has come from the peer's memory: from here on it is like any other.
-    fn fetched(
-        &mut self,
-        now: Now,
-        client: &mut Client,
-        op: OpId,
-        mut frame: FrameBuffer,
-    ) -> Result<(), Disconnect> {
-        let Some(kind) = client.fetching.remove(&op) else { return Ok(()) };
-        let range = 0..frame.length();
-        client.ops -= 1;
-        client.write_bytes -= range.len() as u64;
-        let FsOpKind::WriteRemote { handle, offset, proof, write_through, .. } = kind else { return Ok(()) };
-        if let Some(Err(status)) = proof.map(|proof| proof.open(frame.bytes_mut())) {
-            return self.answer(now, client, op, Err(status));
-        }
-        let kind = FsOpKind::Write { handle, offset, frame: Arc::new(frame), range, write_through };
-        self.begin_admitted(now, client, FsOp { id: op, kind })
-    }
-
-    /// Begins an operation with the file system: contents of files on the engine, all else in a lane.
-    fn begin(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
-        match self.admit(client, op) {
-            Some(op) => self.begin_admitted(now, client, op),
-            None => Ok(()),
-        }
-    }
-
-    /// The same for one that the limits of its volume let begin.
-    fn begin_admitted(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
-        match op.kind {
-            FsOpKind::Read { .. } => match self.mapped(client, &op.kind) {
-                Some(reply) => self.answer(now, client, op.id, Ok(reply))?,
-                None => client.reads_waiting.push_back(op),
-            },
-            FsOpKind::Write { .. } | FsOpKind::WriteRemote { .. } => {
-                client.write_bytes += written_bytes(&op.kind);
-                client.writes_waiting.push_back(op);
-            }
-            // Too much waits to be closed: this one is answered when its turn has come.
-            FsOpKind::Close { .. } if self.shared.lanes.queues().closes_are_late() => {
-                self.work(client, op);
-            }
-            // What the kernel has in memory needs no other thread.
-            kind => match backend::execute_cached(kind) {
-                Ok(result) => self.answer(now, client, op.id, result)?,
-                Err(kind) => self.work(client, FsOp { id: op.id, kind }),
-            },
-        }
-        Ok(())
-    }
-
-    /// Begins a WRITE. It comes back where there is no memory for it.
-    fn write(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
-        match op.kind {
-            FsOpKind::Write { handle, offset, frame, range, write_through } => {
-                let file = match directory::file(&handle) {
-                    Ok(file) if directory::data::writes_directly(&file, offset, range.len()) => file,
-                    _ => {
-                        client.write_bytes -= range.len() as u64;
-                        let kind = FsOpKind::Write { handle, offset, frame, range, write_through };
-                        self.work(client, FsOp { id: op.id, kind });
-                        return Ok(None);
-                    }
-                };
-                client.ops += 1;
-                self.turn.count(client, range.len());
-                let durable = write_through || file.write_through();
-                let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
-                self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
-            }
-            FsOpKind::WriteRemote { ref source, length, .. } => {
-                let Link::SmbDirect(link) = &mut client.link else {
-                    return Err(Disconnect("a peer's memory where there is no RDMA"));
-                };
-                let Some(buffer) = client.memory.take(length as usize) else { return Ok(Some(op)) };
-                link.fetch(op.id, source, length, buffer)?;
-                client.ops += 1;
-                client.fetching.insert(op.id, op.kind);
-            }
-            _ => return Err(Disconnect("only writes wait")),
-        }
-        Ok(None)
-    }
-
-    /// Answers a READ if the kernel can copy its data from the page cache as it sends them.
-    fn mapped(&self, client: &Client, kind: &FsOpKind) -> Option<FsReply> {
-        let FsOpKind::Read { handle, offset, length, plain: true } = kind else { return None };
-        let Link::Tcp(_) = client.link else { return None };
-        let read = directory::file(handle).ok()?.mapped_read(*offset, *length)?;
-        self.shared.metrics.file_read(read.length(), 0);
-        Some(FsReply::Read(Box::new(read)))
-    }
-
-    /// Begins a READ. It comes back where there is no memory for it.
-    fn read(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
-        let FsOpKind::Read { handle, offset, length, plain } = op.kind else {
-            return Err(Disconnect("only reads wait"));
-        };
-        let file = match directory::file(&handle) {
-            Ok(file) if directory::data::reads_directly(&file, offset, length) => file,
-            _ => {
-                let kind = FsOpKind::Read { handle, offset, length, plain };
-                self.work(client, FsOp { id: op.id, kind });
-                return Ok(None);
-            }
-        };
-        let length = length as usize;
-        let direct = self.shared.direct_reads
-            && length >= DIRECT_READ_BYTES_MIN
-            && matches!(client.link, Link::SmbDirect(_));
-        if direct && !file.direct_is_prepared() {
-            let kind = FsOpKind::Read { handle, offset, length: length as u32, plain };
-            self.prepare_direct(client, file, FsOp { id: op.id, kind });
-            return Ok(None);
-        }
-        let Some(buffer) = client.memory.take(length) else {
-            let kind = FsOpKind::Read { handle, offset, length: length as u32, plain };
-            return Ok(Some(FsOp { id: op.id, kind }));
-        };
-        self.turn.count(client, length);
-        client.ops += 1;
-        client.read_bytes += length as u64;
-        let asked = direct.then(|| file.direct_length(offset, length, buffer.capacity())).flatten();
-        let past_cache = PastCache { asked: asked.unwrap_or(0), came: 0 };
-        let operation = Operation::Read { file, buffer, offset, length, filled: 0, past_cache };
-        self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
-        Ok(None)
-    }
-
-    /// Has it found out how a file is read past the page cache; the READ that asked comes back then.
-    fn prepare_direct(&self, client: &mut Client, file: Arc<OpenFile>, op: FsOp) {
-        client.ops += 1;
-        client.lanes.begun(Lane::Data);
-        let (id, inbox) = (client.id, self.inbox.clone());
-        self.shared.lanes.queues().submit(Lane::Data, Origin::Connection(id.0), move || {
-            file.prepare_direct();
-            inbox.post(Note::Prepared(id, op));
-        });
-    }
-
-    /// Has an operation carried out in its lane, once there is room for it.
-    fn work(&self, client: &mut Client, op: FsOp) {
-        client.lanes.queue(backend::lane(&op.kind), op);
-    }
-
-    fn run_in(&self, client: &mut Client, lane: Lane, op: FsOp) {
-        client.ops += 1;
-        let (id, inbox) = (client.id, self.inbox.clone());
-        let origin = match lane {
-            // After the descriptors that were dropped before.
-            Lane::Close => Origin::Server,
-            Lane::LookUp | Lane::Change | Lane::Data | Lane::Sync | Lane::Vouch => Origin::Connection(id.0),
-        };
-        let buffers = client.memory.buffers().clone();
-        let queues = self.shared.lanes.queues().clone();
-        self.shared.lanes.queues().submit(lane, origin, move || {
-            let begun = Instant::now();
-            let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
-            // The request is answered whatever happens: a client that waits for ever is worse than an error.
-            let result = catch_unwind(execute).unwrap_or(Err(NtStatus::INTERNAL_ERROR));
-            let answer = Note::Answered(id, lane, op.id, result);
-            if lane.promises() && namespace::wants_vouching(begun) {
-                // It may take as long as the target does not answer, and others need this thread.
-                queues.submit(Lane::Vouch, origin, move || {
-                    namespace::vouch(begun);
-                    inbox.post(answer);
-                });
-            } else {
-                inbox.post(answer);
-            }
-        });
-    }
-
-    /// Answers once it is known that what was made durable was not lost by the target meanwhile.
-    fn vouch(&self, client: &mut Client, op: OpId, begun: Instant, result: FsResult) {
-        client.ops += 1;
-        client.lanes.begun(Lane::Vouch);
-        let (id, inbox) = (client.id, self.inbox.clone());
-        self.shared.lanes.queues().submit(Lane::Vouch, Origin::Connection(id.0), move || {
-            namespace::vouch(begun);
-            inbox.post(Note::Answered(id, Lane::Vouch, op, result));
-        });
-    }
-
     fn answer(
         &mut self,
         now: Now,
@@ -907,69 +402,6 @@ impl<E: Engine> EventLoop<E> {
                 _ => Ok(()),
             }
         });
-    }
-
-    /// Ends a connection: what it has open is closed, what is in flight comes back first.
-    fn close(&mut self, now: Now, client: &mut Client, reason: &'static str) {
-        if !client.closing {
-            client.closing = true;
-            match reason {
-                "closed by the peer" | "connection reset" => {
-                    debug!(peer = %client.peer, reason, "disconnecting")
-                }
-                reason => info!(peer = %client.peer, reason, "disconnecting"),
-            }
-            self.hang_up(now, client);
-            client.protocol.close(now);
-            self.give_up_throttled(now, client);
-        }
-        if client.leaving.take().is_some() {
-            self.hang_up(now, client);
-        }
-        // Nothing is sent any more, so nothing can break the protocol any more.
-        let _ = self.drain_effects(now, client);
-    }
-
-    /// Drops what is queued and ends the receive that may be in flight.
-    fn hang_up(&mut self, now: Now, client: &mut Client) {
-        let lost = match &mut client.link {
-            Link::Tcp(link) => {
-                link.queue.clear();
-                // Already gone where the peer was faster.
-                let _ = rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Both);
-                Vec::new()
-            }
-            Link::SmbDirect(link) => {
-                let (endpoint, lost) = link.close();
-                if let (Some(rdma), Some(endpoint)) = (&mut self.rdma, endpoint) {
-                    rdma.close(endpoint);
-                }
-                lost
-            }
-        };
-        for op in lost {
-            if let Some(kind) = client.fetching.remove(&op) {
-                client.ops -= 1;
-                client.write_bytes -= written_bytes(&kind);
-            }
-            // The connection is gone: the protocol cannot be broken any more.
-            let _ = self.answer(now, client, op, Err(NtStatus::CONNECTION_DISCONNECTED));
-        }
-    }
-
-    /// Ends a connection after all its requests were answered, so that the answers arrive: what was not answered was not done
-    /// either, and the client asks for it again on its next connection. Closing at once would reset the connection where
-    /// bytes are unread, and a reset overtakes what was sent before it.
-    fn take_leave(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
-        client.closing = true;
-        client.leaving = Some(Instant::now() + FAREWELL_TIME_MAX);
-        debug!(peer = %client.peer, "taking leave");
-        client.protocol.close(now);
-        match &mut client.link {
-            Link::Tcp(link) => rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Write)
-                .map_err(|_| Disconnect("connection reset")),
-            Link::SmbDirect(link) => link.leave(Instant::now()),
-        }
     }
 
     fn tick(&mut self, now: Now) {
@@ -1025,15 +457,6 @@ impl<E: Engine> EventLoop<E> {
         self.shared.metrics.buffer_bytes(self.index, self.shared.buffers.bytes_in_use() + rdma_bytes);
     }
 
-    fn authenticated(&mut self, client: &mut Client, username: &str) {
-        if !std::mem::replace(&mut client.authenticated, true) {
-            self.unauthenticated.remove(&client.id.0);
-            self.shared.metrics.connections_unauthenticated.dec();
-            // [MS-SMB2] lets a connection carry sessions of several users; the first one's share is what it uses.
-            client.memory.change(self.shared.memory.of_user(username));
-        }
-    }
-
     fn event(&mut self, now: Now, client: &mut Client, event: &Event) {
         let peer = client.peer;
         match event {
@@ -1071,86 +494,4 @@ impl<E: Engine> EventLoop<E> {
             }
         }
     }
-}
-
-/// Bytes that a WRITE writes.
-fn written_bytes(kind: &FsOpKind) -> u64 {
-    match kind {
-        FsOpKind::Write { range, .. } => range.len() as u64,
-        FsOpKind::WriteRemote { length, .. } => u64::from(*length),
-        _ => 0,
-    }
-}
-
-/// Why a connection is to be ended now, if it is.
-fn overdue(client: &mut Client, draining: Option<Instant>, stall_time_max: Duration) -> Option<&'static str> {
-    let now = Instant::now();
-    if let Some(until) = client.leaving {
-        return (now >= until).then_some("the peer does not take leave");
-    }
-    if client.closing {
-        return None;
-    }
-    if let Some(until) = draining {
-        return (now >= until).then_some("the server is shutting down");
-    }
-    if !client.authenticated && client.accepted.elapsed() > AUTHENTICATION_TIME_MAX {
-        return Some("not logged in in time");
-    }
-    let Link::Tcp(link) = &mut client.link else { return None };
-    if link.is_silent(now) {
-        return Some("the peer's machine acknowledges nothing");
-    }
-    if link.receiver.time_of_rest(now) > stall_time_max {
-        return Some("the peer does not send the rest of a frame");
-    }
-    let stalled = link.sending.is_some_and(|since| since.elapsed() > stall_time_max);
-    stalled.then_some("the peer takes no data")
-}
-
-/// The answer that an operation of the engine amounts to.
-fn file_result(
-    client: &mut Client,
-    metrics: &Metrics,
-    operation: Operation,
-    result: Result<(), Errno>,
-) -> FsResult {
-    match operation {
-        Operation::Read { buffer, length, filled, past_cache, .. } => {
-            client.read_bytes -= length as u64;
-            result.map_err(status)?;
-            metrics.file_read(filled, past_cache.came);
-            if matches!(client.link, Link::SmbDirect(_)) {
-                metrics.rdma_page_cache_bytes.inc_by(filled.saturating_sub(past_cache.came) as u64);
-            }
-            if filled == 0 && length > 0 {
-                return Err(NtStatus::END_OF_FILE);
-            }
-            Ok(FsReply::Read(Box::new(ReadBuffer::new(buffer, filled))))
-        }
-        Operation::Write { range, written, .. } => {
-            client.write_bytes -= range.len() as u64;
-            result.map_err(status)?;
-            if matches!(client.link, Link::SmbDirect(_)) {
-                metrics.rdma_page_cache_bytes.inc_by(written as u64);
-            }
-            // The kernel writes less than asked for only where there is no place.
-            if written < range.len() {
-                Err(NtStatus::DISK_FULL)
-            } else {
-                Ok(FsReply::Written(written as u32))
-            }
-        }
-        Operation::Receive { .. } | Operation::Send { .. } | Operation::Readable { .. } => {
-            Err(NtStatus::INTERNAL_ERROR)
-        }
-    }
-}
-
-fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
-    rustix::net::sockopt::set_tcp_nodelay(socket, true)?;
-    rustix::net::sockopt::set_socket_keepalive(socket, true)?;
-    rustix::net::sockopt::set_tcp_keepidle(socket, Duration::from_secs(60))?;
-    rustix::net::sockopt::set_tcp_keepintvl(socket, Duration::from_secs(10))?;
-    rustix::net::sockopt::set_tcp_keepcnt(socket, 6)
 }

@@ -12,7 +12,9 @@ use forebay_smb::engine::Disconnect;
 use forebay_smb::fs::FsOp;
 use forebay_smb::time::Now;
 
-use super::{Client, EventLoop, written_bytes};
+use super::EventLoop;
+use super::client::Client;
+use super::files::written_bytes;
 use crate::backend;
 use crate::io::Engine;
 use crate::qos::Limiter;
@@ -110,7 +112,7 @@ impl Throttle {
 
 impl<E: Engine> EventLoop<E> {
     /// Gives back an operation that the limits of its volume let begin now. Another one waits, and is begun later.
-    pub(super) fn admit(&mut self, client: &mut Client, op: FsOp) -> Option<FsOp> {
+    pub(super) fn within_limits(&mut self, client: &mut Client, op: FsOp) -> Option<FsOp> {
         let Some((limiter, bytes)) = backend::demand(&op.kind) else { return Some(op) };
         client.priority = limiter.priority();
         // The end of a connection or of the server waits for no limit.

@@ -14,7 +14,9 @@ use forebay_smb::fs::FsOpKind;
 use forebay_smb::status::NtStatus;
 use forebay_smb::time::Now;
 
-use super::{Client, EventLoop, Link, written_bytes};
+use super::EventLoop;
+use super::client::{Client, Link};
+use super::files::written_bytes;
 use crate::io::{Engine, Operation, Purpose, Waker};
 use crate::limits::TRIM_INTERVAL;
 use crate::metrics::Metrics;
