@@ -15,8 +15,20 @@ pub(crate) fn default_binary() -> PathBuf {
     forebay_e2e::images::product::binaries().unwrap_or_default().join("forebay-server")
 }
 
-/// Starts it with one volume; the port is in the result.
-pub(crate) fn start(place: &Place, name: &'static str, binary: &Path, option: &str) -> Result<(Server, u16)> {
+/// The volume of bursts, and its user.
+pub(crate) const BURST_SHARE: &str = "checkpoints";
+
+/// A server that runs.
+pub(crate) struct Started {
+    pub(crate) server: Server,
+    pub(crate) port: u16,
+    binary: PathBuf,
+    socket: PathBuf,
+    password: PathBuf,
+}
+
+/// Starts it with one volume.
+pub(crate) fn start(place: &Place, name: &'static str, binary: &Path, option: &str) -> Result<Started> {
     if !binary.exists() {
         bail!("{} is not built; run:  cargo build --release -p forebay-server", binary.display());
     }
@@ -39,9 +51,31 @@ pub(crate) fn start(place: &Place, name: &'static str, binary: &Path, option: &s
     server.wait_for_port(port)?;
     server.wait_until(|| UnixStream::connect(&socket).is_ok())?;
     let password = place.write_secret(&format!("{name}/password"), &format!("{}\n", place.password()))?;
-    let mut create = Command::new(binary);
-    create.args(["volume", "create", SHARE, "--size", "1GiB", "--quota", "none", "--username", USER]);
-    create.arg("--password-file").arg(password).arg("--socket").arg(socket);
-    host::run(&mut create).with_context(|| format!("make a volume; {name} said:\n{}", server.said()))?;
-    Ok((server, port))
+    let started = Started { server, port, binary: binary.to_owned(), socket, password };
+    started.add_volume(SHARE, USER)?;
+    Ok(started)
+}
+
+impl Started {
+    fn add_volume(&self, share: &str, user: &str) -> Result<()> {
+        let mut create = self.volume(&["create", share, "--size", "1GiB", "--quota", "none"]);
+        create.args(["--username", user, "--password-file"]).arg(&self.password);
+        host::run(&mut create).with_context(|| format!("make a volume; it said:\n{}", self.server.said()))?;
+        Ok(())
+    }
+
+    /// Makes [`BURST_SHARE`], a volume of low priority that may write 512 MiB per second.
+    pub(crate) fn add_limited_volume(&self) -> Result<()> {
+        self.add_volume(BURST_SHARE, BURST_SHARE)?;
+        let limit = ["set-qos", BURST_SHARE, "--bytes-per-second", "512MiB", "--priority", "low"];
+        host::run(&mut self.volume(&limit)).context("limit a volume")?;
+        Ok(())
+    }
+
+    /// `forebay-server volume …`.
+    fn volume(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.arg("volume").args(arguments).arg("--socket").arg(&self.socket);
+        command
+    }
 }

@@ -83,6 +83,7 @@ fn enter(who: Contestant, arguments: &ReadArguments, cache: &Cache, place: &Plac
     let (server, port) = match who {
         Contestant::Forebay => {
             forebay::start(place, name, &arguments.common.server, &arguments.common.server_option)
+                .map(|started| (started.server, started.port))
         }
         Contestant::Samba => samba::start(cache, place, name, ""),
         Contestant::SambaSendfile => samba::start(cache, place, name, "use sendfile = yes"),

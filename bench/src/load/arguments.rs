@@ -19,6 +19,8 @@ use crate::CommonArguments;
 pub(crate) enum Contender {
     /// forebay-server.
     Forebay,
+    /// The same, mixed only: checkpoints go to a volume of low priority and 512 MiB/s.
+    ForebayLimited,
     /// Samba as it comes.
     Samba,
     /// Samba with `use sendfile = yes`.
@@ -38,6 +40,7 @@ impl Contender {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Forebay => "forebay",
+            Self::ForebayLimited => "forebay-limited",
             Self::Samba => "samba",
             Self::SambaSendfile => "samba-sendfile",
             Self::SambaUring => "samba-uring",
@@ -69,6 +72,9 @@ impl Contender {
 
     /// Whether it takes part in a workload.
     pub(crate) fn serves(self, workload: Workload) -> bool {
+        if self == Self::ForebayLimited {
+            return workload == Workload::Mixed;
+        }
         self.means()
             .is_none_or(|means| workload.is_plain_io() && workload.writes() == (means == Means::Write))
     }
@@ -115,7 +121,7 @@ pub(crate) struct LoadArguments {
     /// mixed: compare all that is read with what was written. The client then costs several times as much.
     #[arg(long)]
     verify: bool,
-    /// Who is measured, in this order. A floor that does not serve the workload is left out.
+    /// Who is measured, in this order. Those that do not serve the workload are left out.
     #[arg(
         long,
         value_enum,
@@ -234,7 +240,7 @@ impl LoadArguments {
             share: self.share.clone(),
             security: self.security(),
         };
-        Ok(Some((against.clone(), Target::Smb { address: resolve(against)?, account })))
+        Ok(Some((against.clone(), Target::Smb { address: resolve(against)?, account, burst: None })))
     }
 }
 

@@ -33,6 +33,7 @@ use anyhow::{Context, Result, ensure};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::progress::say;
 
+use crate::forebay::BURST_SHARE;
 use crate::place::{Place, SHARE, Server, USER};
 use crate::{cpu, forebay, machine, memory, samba};
 use handshake::Account;
@@ -114,7 +115,7 @@ pub(crate) fn compare(setup: &Setup<'_>, plan: &Plan) -> Result<Report> {
         }
     }
     if let Some(binary) = setup.other {
-        entrants.push(ours("forebay-other", binary, setup, plan, &place)?);
+        entrants.push(ours("forebay-other", binary, setup, plan, &place, false)?);
     }
     // What one server has left to be written must not be the next one's burden.
     let folder = File::open(place.path())?;
@@ -192,17 +193,31 @@ fn enter(who: Contender, setup: &Setup<'_>, plan: &Plan, place: &Place) -> Resul
         let (server, address) = floor::start(place, name, means, plan)?;
         (server, Target::Floor { address })
     } else {
-        return ours(name, setup.binary, setup, plan, place);
+        return ours(name, setup.binary, setup, plan, place, who == Contender::ForebayLimited);
     };
     Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
 }
 
-/// Starts a server of ours.
-fn ours(name: &'static str, binary: &Path, setup: &Setup<'_>, plan: &Plan, place: &Place) -> Result<Entrant> {
-    let (server, port) = forebay::start(place, name, binary, setup.server_option)?;
+/// Starts a server of ours, with a limited volume for bursts if `limits` is set.
+fn ours(
+    name: &'static str,
+    binary: &Path,
+    setup: &Setup<'_>,
+    plan: &Plan,
+    place: &Place,
+    limits: bool,
+) -> Result<Entrant> {
+    let started = forebay::start(place, name, binary, setup.server_option)?;
+    let mut target = smb(started.port, plan, place);
+    if let (true, Target::Smb { account, burst, .. }) = (limits, &mut target) {
+        started.add_limited_volume()?;
+        let (user, share) = (BURST_SHARE.to_owned(), BURST_SHARE.to_owned());
+        *burst = Some(Account { user, share, ..account.clone() });
+    }
+    let server = started.server;
     Ok(Entrant {
         name: name.to_owned(),
-        target: smb(port, plan, place),
+        target,
         server: Some(server),
         runs: Vec::new(),
     })
@@ -218,6 +233,7 @@ fn smb(port: u16, plan: &Plan, place: &Place) -> Target {
             share: SHARE.to_owned(),
             security: plan.security,
         },
+        burst: None,
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) enum Target {
         address: SocketAddr,
         /// What opens its share.
         account: Account,
+        /// What opens the share of the connections that write bursts, if they have one of their own.
+        burst: Option<Account>,
     },
     /// A floor, which answers READ and WRITE and nothing else.
     Floor {
@@ -29,19 +31,20 @@ impl Target {
     /// A new connection, ready for requests.
     pub(crate) fn connect(&self, plan: &Plan) -> Result<Connection> {
         match self {
-            Self::Smb { address, account } => Ok(handshake::connect(terms(*address, plan), account)?.0),
+            Self::Smb { address, account, .. } => Ok(handshake::connect(terms(*address, plan), account)?.0),
             Self::Floor { address } => Connection::open_raw(*address, plan.io_bytes),
         }
     }
 
     /// All connections of a run. Those of one session stand together.
     pub(crate) fn connect_all(&self, plan: &Plan) -> Result<Vec<Connection>> {
-        let Self::Smb { address, account } = self else {
+        let Self::Smb { address, account, burst } = self else {
             return (0..plan.all_connections()).map(|_| self.connect(plan)).collect();
         };
         let terms = terms(*address, plan);
         let mut connections = Vec::new();
         while connections.len() < plan.all_connections() {
+            let account = burst.as_ref().filter(|_| connections.len() >= plan.connections).unwrap_or(account);
             let (first, session) = handshake::connect(terms, account)?;
             connections.push(first);
             for number in 1..plan.channels {

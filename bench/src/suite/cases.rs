@@ -126,7 +126,7 @@ pub(crate) fn all(effort: Effort) -> Vec<Case> {
             .at_most(1)
             .to(ConnectionRss, samba, AtMost(0.05))
             .to(ConnectionPss, samba, AtMost(0.05)),
-        make.case("mixed", make.mixed(), &[]).to(BurstRatio, Peer::None, AtMost(2.0)).to(
+        make.case("mixed", make.mixed(), &[Contender::ForebayLimited]).to(BurstRatio, Peer::None, AtMost(2.0)).to(
             BurstP99,
             samba,
             AtMost(1.0 / 3.0),
