@@ -9,7 +9,8 @@ use forebay_nvmeof::{FabricPath, IdentityVersion, NamespaceId, Nqn, ReservationK
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use super::{InstanceSection, OptionHelp};
+use super::instance::InstanceSection;
+use super::option::OptionHelp;
 use crate::limits::CLUSTER_UID_BYTES_MAX;
 
 /// The section's name in the file.
