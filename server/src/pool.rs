@@ -10,94 +10,29 @@
 //! <pool>/volumes/<id>/                 data
 //! ```
 
+mod error;
+mod reserve;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_smb::engine::Predecessor;
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+pub use self::error::PoolError;
+use self::reserve::is_full;
+pub(crate) use self::reserve::keep_reserve;
 use crate::backend::directory::quota::{self, Usage};
 use crate::backend::directory::{Promise, Volume};
 use crate::config::{PoolQuota, PoolSection};
-use crate::limits::{PROJECT_ID_FIRST, RESERVE_BYTES};
+use crate::limits::PROJECT_ID_FIRST;
 use crate::starts::Starts;
 use crate::volume::{Quota, Record, RecordError, replace, sync_directory};
-
-/// Why a pool cannot be used, or something cannot be done to it.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// Its directory is not there.
-    #[error(
-        "pool {pool}: {path} does not exist: make the directory (or mount what belongs there), or change pool.path"
-    )]
-    Missing {
-        /// Name.
-        pool: String,
-        /// Directory.
-        path: PathBuf,
-    },
-    /// Its directory holds no pool, and should.
-    #[error(
-        "pool {pool}: {path} holds no pool: is its disk mounted? (to begin an empty one there, set pool.existing = false)"
-    )]
-    NoPool {
-        /// Name.
-        pool: String,
-        /// Directory.
-        path: PathBuf,
-    },
-    /// Another server uses it.
-    #[error(
-        "pool {pool}: another forebay-server uses {path}: stop it, or give this one a directory of its own"
-    )]
-    Locked {
-        /// Name.
-        pool: String,
-        /// Directory.
-        path: PathBuf,
-    },
-    /// The file system said no.
-    #[error("pool {pool}: {what}: {error}")]
-    Io {
-        /// Name.
-        pool: String,
-        /// Doing what.
-        what: String,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// Of a record.
-    #[error("pool {pool}: {error}")]
-    Record {
-        /// Name.
-        pool: String,
-        /// Which and why.
-        error: RecordError,
-    },
-    /// Capacities must be hard, and the file system cannot limit them.
-    #[error(
-        "pool {pool}: the file system of {path} enforces no project quota: mount it with -o prjquota (XFS, or ext4 with \
-         the feature project), or set quota = \"none\" for the pool and ask for volumes without quota"
-    )]
-    NoQuota {
-        /// Name.
-        pool: String,
-        /// Directory.
-        path: PathBuf,
-    },
-    /// There is data where a new volume's would go.
-    #[error("pool {pool}: {path} holds data without a record: move it away or restore the record")]
-    Orphan {
-        /// Name.
-        pool: String,
-        /// Directory.
-        path: PathBuf,
-    },
-}
 
 /// What is found of one volume when a pool is opened.
 #[derive(Debug)]
@@ -474,20 +409,6 @@ impl Pool {
         Ok(())
     }
 
-    /// Does what may need a little space; on a full file system with that of the reserve.
-    fn with_reserve(&self, write: impl Fn() -> Result<(), RecordError>) -> Result<(), RecordError> {
-        match write() {
-            Err(RecordError::Io { error, .. }) if is_full(&error) => {
-                tracing::warn!(pool = self.name, "the file system is full: using its reserve");
-                if let Err(error) = std::fs::remove_file(self.path.join(RESERVE)) {
-                    tracing::warn!(pool = self.name, %error, "the reserve cannot be used");
-                }
-                write()
-            }
-            written => written,
-        }
-    }
-
     /// What is to be removed, for [`empty`] on a thread of its own.
     #[must_use]
     pub fn trash(&self) -> Vec<PathBuf> {
@@ -533,30 +454,6 @@ pub(crate) fn settle_starts(pool: &Path) -> std::io::Result<()> {
     Starts::of(pool).settle()
 }
 
-/// Sets space aside in a pool for deleting volumes when it is full, where that is not done. A full file system has none until
-/// something was deleted.
-pub(crate) fn keep_reserve(pool: &Path) {
-    let path = pool.join(RESERVE);
-    let kept = || -> std::io::Result<()> {
-        if path.metadata().is_ok_and(|found| found.blocks() * 512 >= RESERVE_BYTES) {
-            return Ok(());
-        }
-        let file = std::fs::File::create(&path)?;
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES) {
-            // A file system that cannot promise space.
-            Err(Errno::OPNOTSUPP) => Ok(()),
-            result => result.map_err(Into::into),
-        }
-    };
-    if let Err(error) = kept() {
-        let _ = std::fs::remove_file(&path);
-        tracing::warn!(pool = %pool.display(), %error, "no space can be set aside for deleting volumes of a full pool");
-    }
-}
-
-/// Space that is set aside.
-const RESERVE: &str = ".forebay/reserve";
-
 /// Below `.forebay`: links on their way.
 const LINKS: &str = "links";
 
@@ -574,279 +471,10 @@ pub fn empty(trash: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn is_full(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-}
-
 fn make_private_directory(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         result => result,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use forebay_smb::fs::{FsHandle, FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest, RelPath};
-
-    use super::*;
-    use crate::buffers::BufferPool;
-    use crate::qos::Qos;
-    use crate::scratch_disk::Disk;
-    use crate::volume::Protection;
-
-    fn section(path: &Path) -> PoolSection {
-        PoolSection {
-            name: "p".to_owned(),
-            path: path.to_owned(),
-            create: false,
-            existing: false,
-            quota: PoolQuota::None,
-            overcommit: 1.0,
-            write_through: false,
-            nvmeof: None,
-        }
-    }
-
-    fn record(id: &str, quota: Quota) -> Record {
-        Record {
-            volume_id: id.to_owned(),
-            capacity_bytes: 64 << 20,
-            quota,
-            project: None,
-            protection: Protection::Optional,
-            accounts: Vec::new(),
-            labels: BTreeMap::new(),
-            created: 0,
-            serial: 1,
-            qos: Qos::default(),
-            deleting: false,
-        }
-    }
-
-    #[test]
-    fn a_missing_directory_is_named() {
-        let error = Pool::open(&section(Path::new("/nowhere/at/all"))).expect_err("missing").to_string();
-        assert!(error.contains("/nowhere/at/all does not exist"), "{error}");
-    }
-
-    #[test]
-    fn a_pool_that_must_be_there_is_not_made() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let expected = PoolSection { create: true, existing: true, ..section(scratch.path()) };
-        let error = Pool::open(&expected).expect_err("its disk is away").to_string();
-        assert!(error.contains("is its disk mounted?"), "{error}");
-        assert_eq!(std::fs::read_dir(scratch.path()).expect("listed").count(), 0, "nothing is written");
-        drop(Pool::open(&section(scratch.path())).expect("made"));
-        assert!(Pool::open(&expected).is_ok());
-    }
-
-    #[test]
-    fn two_servers_never_share_a_pool() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (first, _) = Pool::open(&section(scratch.path())).expect("opened");
-        assert!(matches!(Pool::open(&section(scratch.path())), Err(PoolError::Locked { .. })));
-        drop(first);
-        assert!(Pool::open(&section(scratch.path())).is_ok());
-    }
-
-    #[test]
-    fn volumes_outlive_the_server_and_a_damaged_one_harms_no_other() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        let guid = pool.server_guid().expect("a guid");
-        pool.create(record("a", Quota::None)).expect("made");
-        pool.create(record("b", Quota::None)).expect("made");
-        drop(pool);
-        std::fs::write(scratch.path().join(".forebay/volumes/b.json"), "{").expect("damaged");
-        std::fs::write(scratch.path().join(".forebay/volumes/c.tmp"), "{").expect("left behind");
-        let (pool, unserved) = Pool::open(&section(scratch.path())).expect("opened");
-        assert_eq!(pool.records.keys().collect::<Vec<_>>(), ["a"]);
-        assert!(unserved.len() == 1 && unserved[0].name == "b" && unserved[0].reason.contains("damaged"));
-        assert!(pool.serve(&pool.records["a"]).is_ok());
-        assert_eq!(pool.server_guid().expect("a guid"), guid);
-    }
-
-    #[test]
-    fn a_hard_quota_is_refused_where_none_can_be_enforced() {
-        // tmpfs enforces no project quota.
-        let scratch = tempfile::tempdir_in("/dev/shm").expect("a directory");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        let error = pool.create(record("a", Quota::Hard)).expect_err("refused").to_string();
-        assert!(error.contains("prjquota") && error.contains("quota = \"none\""), "{error}");
-        assert!(!pool.data_path("a").exists());
-    }
-
-    #[test]
-    fn links_that_were_on_their_way_when_a_server_was_killed_are_removed() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        drop(Pool::open(&section(scratch.path())).expect("opened"));
-        let left = scratch.path().join(".forebay/links/.forebay-link-7-0");
-        std::fs::write(&left, "a file's second name").expect("made");
-        drop(Pool::open(&section(scratch.path())).expect("opened"));
-        assert!(!left.exists());
-    }
-
-    #[test]
-    fn deletion_goes_on_after_a_kill_at_any_point() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        for id in ["marked", "moved", "whole"] {
-            pool.create(record(id, Quota::None)).expect("made");
-            std::fs::write(pool.data_path(id).join("file"), "data").expect("written");
-        }
-        for id in ["marked", "moved"] {
-            let mut record = pool.records[id].clone();
-            record.deleting = true;
-            record.write(&pool.records_path()).expect("marked");
-        }
-        std::fs::rename(pool.data_path("moved"), pool.trash_path().join("moved.0.x")).expect("moved");
-        drop(pool);
-        let (mut pool, unserved) = Pool::open(&section(scratch.path())).expect("opened");
-        assert!(unserved.is_empty());
-        assert_eq!(pool.records.keys().collect::<Vec<_>>(), ["whole"]);
-        assert_eq!(pool.trash().len(), 2);
-        pool.delete("whole").expect("deleted");
-        pool.delete("whole").expect("deleted already");
-        for path in pool.trash() {
-            empty(&path).expect("removed");
-        }
-        assert!(pool.trash().is_empty());
-        assert_eq!(std::fs::read_dir(scratch.path().join("volumes")).expect("listed").count(), 0);
-        assert_eq!(std::fs::read_dir(pool.records_path()).expect("listed").count(), 0);
-    }
-
-    #[test]
-    fn a_volume_of_a_pool_that_it_has_filled_is_deleted() {
-        let Some(disk) = Disk::new("a_volume_of_a_pool_that_it_has_filled_is_deleted") else { return };
-        let (mut pool, _) = Pool::open(&section(&disk.path())).expect("opened");
-        pool.create(record("full", Quota::None)).expect("made");
-        pool.create(record("other", Quota::None)).expect("made");
-        drop(pool);
-        disk.fill();
-        // Taken over full.
-        let (mut pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
-        assert!(unserved.is_empty(), "{unserved:?}");
-        pool.predecessors(1).expect("noted, or not");
-        pool.delete("full").expect("the reserve is for that");
-        drop(pool);
-        let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
-        assert!(unserved.is_empty(), "{unserved:?}");
-        assert_eq!(pool.records.keys().collect::<Vec<_>>(), ["other"]);
-    }
-
-    #[test]
-    fn a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served() {
-        let name = "a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served";
-        let Some(disk) = Disk::new(name) else { return };
-        let (mut pool, _) = Pool::open(&section(&disk.path())).expect("opened");
-        pool.create(record("a", Quota::None)).expect("made");
-        let [a, b] = ["a", "b"].map(|name| pool.data_path("a").join(name));
-        std::fs::write(&a, "a").and_then(|()| std::fs::write(&b, "b")).expect("there is space");
-        drop(pool);
-        let links = disk.path().join(".forebay/links");
-        std::fs::remove_dir(&links).expect("as before it was made");
-        disk.fill();
-        // Nor is an inode left that was made with others, or room for a name of that length.
-        let names = (0_u32..10_000).map(|nth| disk.path().join(".forebay").join(nth.to_string()));
-        let made: Vec<PathBuf> = names.take_while(|path| std::fs::create_dir(path).is_ok()).collect();
-        let full = std::fs::create_dir(&links).expect_err("there is no space");
-        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
-        let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
-        assert!(unserved.is_empty(), "{unserved:?}");
-        // A link replaces a name all the same, by way of the volume's own directory.
-        let volume = pool.serve(&pool.records["a"]).expect("served").handle();
-        replace_by_link(&volume, "a", "b");
-        assert_eq!(std::fs::read(&b).expect("it is there"), b"a");
-        assert_eq!(std::fs::read_dir(pool.data_path("a")).expect("listed").count(), 2);
-        drop((volume, pool));
-        for path in made {
-            std::fs::remove_dir(path).expect("removed");
-        }
-        std::fs::remove_dir_all(disk.path().join("filler")).expect("removed");
-        let (pool, _) = Pool::open(&section(&disk.path())).expect("opened");
-        assert!(links.is_dir(), "there is space now");
-        let volume = pool.serve(&pool.records["a"]).expect("served").handle();
-        replace_by_link(&volume, "a", "b");
-    }
-
-    /// Gives a file of the volume a further name, which another file has.
-    fn replace_by_link(volume: &FsHandle, from: &str, to: &str) {
-        let request = OpenRequest {
-            path: RelPath::new(from).expect("a path"),
-            mode: OpenMode::Existing,
-            kind: ObjectKind::File,
-            read: true,
-            write: false,
-            write_through: false,
-            attributes: 0,
-            allocation_size: 0,
-        };
-        let run = |operation| crate::backend::execute(operation, &BufferPool::default());
-        let opened = run(FsOpKind::Open { volume: volume.clone(), request });
-        let Ok(FsReply::Opened(opened)) = opened else { panic!("it is there") };
-        let to = RelPath::new(to).expect("a path");
-        let linked = run(FsOpKind::Link { handle: opened.handle, to, replace: true });
-        assert!(matches!(linked, Ok(FsReply::Done)), "{:?}", linked.err());
-    }
-
-    #[test]
-    fn data_without_a_record_are_never_taken_over() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        std::fs::create_dir(pool.data_path("a")).expect("made");
-        std::fs::write(pool.data_path("a").join("precious"), "data").expect("written");
-        assert!(matches!(pool.create(record("a", Quota::None)), Err(PoolError::Orphan { .. })));
-        assert!(pool.data_path("a").join("precious").exists());
-        std::fs::create_dir(pool.data_path("b")).expect("left by an attempt that was cut off");
-        pool.create(record("b", Quota::None)).expect("made");
-    }
-
-    #[test]
-    fn a_hard_quota_is_refused_where_nothing_enforces_it() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
-        assert!(!pool.enforces_quota(), "no temporary folder is mounted with project quota");
-        assert!(matches!(pool.create(record("q", Quota::Hard)), Err(PoolError::NoQuota { .. })));
-    }
-
-    #[test]
-    fn a_hard_quota_holds_and_grows() {
-        let Some(xfs) = forebay_testing::Xfs::new() else { return };
-        quota::obey_limits().expect("as the daemon does");
-        let (mut pool, _) = Pool::open(&section(&xfs.path())).expect("opened");
-        assert!(pool.enforces_quota());
-        pool.create(record("q", Quota::Hard)).expect("made");
-        pool.create(record("r", Quota::Hard)).expect("made");
-        assert_ne!(pool.records["q"].project, pool.records["r"].project);
-        let volume = pool.serve(&pool.records["q"]).expect("served");
-        assert_eq!(volume.space().expect("space").total, 64 << 20);
-        let file = pool.data_path("q").join("file");
-        let mut written = 0_u64;
-        let error = loop {
-            use std::io::Write;
-            let mut out = std::fs::OpenOptions::new().append(true).create(true).open(&file).expect("opened");
-            match out.write(&[1; 1 << 20]).and_then(|n| out.sync_all().map(|()| n)) {
-                Ok(n) => written += n as u64,
-                Err(error) => break error,
-            }
-            assert!(written <= 64 << 20, "the limit does not hold");
-        };
-        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-        assert!(matches!(errno, Some(Errno::NOSPC | Errno::DQUOT)), "{error}");
-        assert!(written >= 60 << 20, "{written} is far below the limit");
-        assert!(pool.usage(&pool.records["q"]).bytes >= written);
-        let mut larger = pool.records["q"].clone();
-        larger.capacity_bytes = 80 << 20;
-        pool.update(larger).expect("grown");
-        assert_eq!(volume.space().expect("space").total, 80 << 20);
-        std::fs::write(pool.data_path("q").join("more"), vec![1; 10 << 20]).expect("fits now");
-        pool.delete("q").expect("deleted");
-        for path in pool.trash() {
-            empty(&path).expect("removed");
-        }
     }
 }

@@ -1,0 +1,77 @@
+//! What can be wrong with a pool.
+
+use std::path::PathBuf;
+
+use crate::volume::RecordError;
+
+/// Why a pool cannot be used, or something cannot be done to it.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Its directory is not there.
+    #[error(
+        "pool {pool}: {path} does not exist: make the directory (or mount what belongs there), or change pool.path"
+    )]
+    Missing {
+        /// Name.
+        pool: String,
+        /// Directory.
+        path: PathBuf,
+    },
+    /// Its directory holds no pool, and should.
+    #[error(
+        "pool {pool}: {path} holds no pool: is its disk mounted? (to begin an empty one there, set pool.existing = false)"
+    )]
+    NoPool {
+        /// Name.
+        pool: String,
+        /// Directory.
+        path: PathBuf,
+    },
+    /// Another server uses it.
+    #[error(
+        "pool {pool}: another forebay-server uses {path}: stop it, or give this one a directory of its own"
+    )]
+    Locked {
+        /// Name.
+        pool: String,
+        /// Directory.
+        path: PathBuf,
+    },
+    /// The file system said no.
+    #[error("pool {pool}: {what}: {error}")]
+    Io {
+        /// Name.
+        pool: String,
+        /// Doing what.
+        what: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Of a record.
+    #[error("pool {pool}: {error}")]
+    Record {
+        /// Name.
+        pool: String,
+        /// Which and why.
+        error: RecordError,
+    },
+    /// Capacities must be hard, and the file system cannot limit them.
+    #[error(
+        "pool {pool}: the file system of {path} enforces no project quota: mount it with -o prjquota (XFS, or ext4 with \
+         the feature project), or set quota = \"none\" for the pool and ask for volumes without quota"
+    )]
+    NoQuota {
+        /// Name.
+        pool: String,
+        /// Directory.
+        path: PathBuf,
+    },
+    /// There is data where a new volume's would go.
+    #[error("pool {pool}: {path} holds data without a record: move it away or restore the record")]
+    Orphan {
+        /// Name.
+        pool: String,
+        /// Directory.
+        path: PathBuf,
+    },
+}
