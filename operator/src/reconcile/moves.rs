@@ -9,7 +9,8 @@ use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use super::{Context, ReconcileError, tell};
+use super::publish::tell;
+use super::{Context, ReconcileError};
 use crate::desired::Observed;
 use crate::desired::objects::{labels, placement_record};
 use crate::desired::record::Move;
