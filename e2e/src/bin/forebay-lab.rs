@@ -196,10 +196,9 @@ enum KubernetesCommand {
         /// Further argument for helm on an existing cluster, e.g. --helm=--set=image.repository=…; may be repeated.
         #[arg(long = "helm", allow_hyphen_values = true, requires = "existing_cluster")]
         helm_arguments: Vec<String>,
-        /// End before the last chapter, in which a node loses its power and another one serves its instance. Nodes of an
-        /// existing cluster lose nothing.
-        #[arg(long)]
-        short: bool,
+        /// Then cut the power of a node, and show that another one serves its instance. Nodes of an existing cluster are left alone.
+        #[arg(long, conflicts_with = "existing_cluster")]
+        node_loss: bool,
         /// Hold the cluster, with everything on it, until a signal.
         #[arg(long)]
         keep: bool,
@@ -385,7 +384,7 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(500));
             }
         }
-        KubernetesCommand::Quickstart { on, existing_cluster, helm_arguments, short, keep } => {
+        KubernetesCommand::Quickstart { on, existing_cluster, helm_arguments, node_loss, keep } => {
             let started = Instant::now();
             let mut table = Table::default();
             let stage = match if existing_cluster {
@@ -396,7 +395,7 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 Place::Here(stage) => stage,
                 Place::Ended(code) => return Ok(code),
             };
-            let good = story_on_kubernetes::tell(&stage, &mut table, started, short);
+            let good = story_on_kubernetes::tell(&stage, &mut table, started, node_loss);
             if keep && let Some(cluster) = stage.cluster() {
                 println!("The cluster stays up until this is interrupted. In another terminal:");
                 println!("  export KUBECONFIG={}", cluster.outside_kubeconfig().display());

@@ -168,10 +168,10 @@ fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
     )
 }
 
-/// Runs the story on this stage, a `short` one without the loss of a node; whether every step went well.
-pub fn tell(stage: &Stage, table: &mut Table, started: Instant, short: bool) -> bool {
+/// Runs the story on this stage, with the loss of a node if `node_loss` is set; whether every step went well.
+pub fn tell(stage: &Stage, table: &mut Table, started: Instant, node_loss: bool) -> bool {
     let reported = install(stage, table).and_then(|()| use_it(stage, table)).and_then(|()| {
-        if !short && stage.cluster().is_some() {
+        if node_loss && stage.cluster().is_some() {
             lose_a_node(stage, table)?;
         }
         look(stage, table);
