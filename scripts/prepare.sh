@@ -87,15 +87,18 @@ has_all_programs() { # FOLDER
     for name in $(program_names); do [ -x "$1/$name" ] || return 1; done
 }
 
-# Sets BINARIES to a folder with the release binaries of these very sources: from the cache where they were built before, by
-# another clone for example; else cargo builds them and they are put there.
+# Sets BINARIES to a folder with the binaries of these very sources by the profile FOREBAY_PROFILE (release): from the cache where they
+# were built before, by another clone for example; else cargo builds them and they are put there.
 prepare_binaries() {
+    local profile=${FOREBAY_PROFILE:-release}
     local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp built name sources
     sources=$(awk '/^members = \[/ { on = 1 } on { print } on && /\]/ { exit }' Cargo.toml | grep -o '"[^"]*"' | tr -d '"')
     # What programs include from outside the members. Files that are missing here are found below.
     sources+=' manifests/examples'
     key=$({
         "${RUSTC:-rustc}" -vV
+        # As before for the usual one.
+        [ "$profile" = release ] || echo "profile $profile"
         cargo_settings
         # shellcheck disable=SC2086 # one folder a word
         find Cargo.toml Cargo.lock $sources -type f ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
@@ -107,7 +110,7 @@ prepare_binaries() {
     fi
     echo "building (minutes the first time; what these sources give is then kept in the cache)"
     # Cargo says where they are, whatever folder or platform its settings name.
-    built=$(cargo build --release --workspace --bins --message-format=json-render-diagnostics |
+    built=$(cargo build --profile "$profile" --workspace --bins --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
     for name in $(program_names); do built_from_known "$(grep "/$name\$" <<<"$built")" "$sources"; done
     mkdir -p "$cache"
