@@ -5,32 +5,25 @@
 mod support;
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay_server::backend::directory::Volume;
-use forebay_server::buffers::BufferPool;
-use forebay_server::eventloop::{Arrival, EventLoop, Inbox, Loops, Shared};
+use forebay_server::eventloop::EventLoop;
 use forebay_server::io::readiness::Readiness;
 use forebay_server::io::uring::Uring;
 use forebay_server::io::{Completion, Engine, Operation, Token, Waker};
-use forebay_server::lanes::Lanes;
 use forebay_server::limits::{STALL_TIME_DEFAULT_MAX, TURN_BYTES_MAX};
-use forebay_server::memory::Memory;
-use forebay_server::metrics::Metrics;
-use forebay_smb::auth::NtHash;
-use forebay_smb::engine::{Account, Encryption, Protection, Server, ServerConfig, VolumeConfig};
+use forebay_smb::engine::Server;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateDisposition, OplockLevel};
-use forebay_smb::wire::negotiate::Dialect;
 use forebay_smb::wire::{Command as Smb, Header};
 use rustix::io::Errno;
-use support::{Client, DEADLINE, PASSWORD, until};
+use support::in_process::{InProcess, Setup};
+use support::until;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
@@ -160,114 +153,25 @@ impl<E: Engine> Engine for Throttled<E> {
     }
 }
 
-/// A server in this process.
-struct Running {
-    address: SocketAddr,
-    memory: Arc<Memory>,
-    metrics: Arc<Metrics>,
-    loops: Loops,
-    threads: Vec<JoinHandle<Result<(), Errno>>>,
-    ended: Arc<AtomicBool>,
-}
-
 fn serve(
     root: &Path,
     volumes: &[String],
     disk: &Arc<Disk>,
     event_loops: usize,
     stall_time_max: Duration,
-) -> Running {
-    let server = Server::new(ServerConfig {
-        guid: [1; 16],
-        server_name: "FOREBAY".to_owned(),
-        started: 0,
-        min_dialect: Dialect::SMB2_0_2,
-        target_names: Vec::new(),
-        signing_required: false,
-        encryption: Encryption::Offered,
-        instance: 1,
-        predecessors: Vec::new(),
-        io_bytes_max: 8 << 20,
-        caching: true,
-    });
-    disk.server.get_or_init(|| Arc::clone(&server));
-    for id in volumes {
-        let path = root.join(id);
-        std::fs::create_dir(&path).unwrap();
-        let account =
-            Account { username: format!("{id}-user"), hashes: vec![NtHash::from_password(PASSWORD)] };
-        server
-            .add_volume(VolumeConfig {
-                id: id.clone(),
-                backend: Volume::open(&path).unwrap().handle(),
-                accounts: vec![account],
-                protection: Protection::default(),
-                read_only: false,
-                serial: 1,
-                created: 0,
-            })
-            .unwrap();
-    }
-    let inboxes: Vec<Inbox> = (0..event_loops).map(|_| Inbox::new(Waker::new().unwrap())).collect();
-    *disk.wakers.lock().unwrap() = inboxes.iter().map(Inbox::waker).collect();
-    let loops = Loops::new(inboxes.clone());
-    let lanes = Arc::new(Lanes::start(4).unwrap());
-    let metrics = Metrics::new("throttled", lanes.queues().clone(), Box::new(Vec::new), Vec::new());
-    let memory = Arc::new(Memory::new(MEMORY));
-    let shared = Shared {
-        server,
-        loops: loops.clone(),
-        lanes,
-        memory: Arc::clone(&memory),
-        buffers: BufferPool::of(memory.budget(), None),
-        stall_time_max,
-        metrics: Arc::clone(&metrics),
-        direct_reads: false,
-    };
-    let threads = inboxes.iter().enumerate().map(|(index, inbox)| {
-        let (mut shared, disk, waker) = (shared.clone(), Arc::clone(disk), inbox.waker());
-        std::thread::spawn(move || {
-            shared.buffers = BufferPool::of(shared.memory.budget(), None);
-            if let Ok(engine) = Uring::new(waker.clone(), shared.lanes.queues().clone()) {
-                return EventLoop::new(Throttled::new(engine, disk), shared, index).run();
-            }
-            let engine = Readiness::new(waker, shared.lanes.queues().clone())?;
-            EventLoop::new(Throttled::new(engine, disk), shared, index).run()
-        })
-    });
-    let threads = threads.collect();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let ended = Arc::new(AtomicBool::new(false));
-    let (accepting, to, counted) = (Arc::clone(&ended), loops.clone(), Arc::clone(&metrics));
-    std::thread::spawn(move || {
-        while let Ok((stream, peer)) = listener.accept() {
-            if accepting.load(Ordering::Relaxed) {
-                return;
-            }
-            assert!(to.accept(Arrival::Socket(stream.into()), peer, &counted));
+) -> InProcess {
+    let setup = Setup { root, volumes, event_loops, memory: MEMORY, stall_time_max };
+    let of_loops = Arc::clone(disk);
+    setup.start(move |waker, shared, index| {
+        let disk = Arc::clone(&of_loops);
+        disk.server.get_or_init(|| Arc::clone(&shared.server));
+        disk.wakers.lock().unwrap().push(waker.clone());
+        if let Ok(engine) = Uring::new(waker.clone(), shared.lanes.queues().clone()) {
+            return EventLoop::new(Throttled::new(engine, disk), shared, index).run();
         }
-    });
-    Running { address, memory, metrics, loops, threads, ended }
-}
-
-impl Running {
-    fn mount(&self, id: &str) -> Client {
-        let mut client = Client::connect(self.address, Dialect::SMB2_1);
-        assert_eq!(client.log_on(&format!("{id}-user"), PASSWORD), NtStatus::SUCCESS);
-        assert_eq!(client.tree_connect(id), NtStatus::SUCCESS);
-        client
-    }
-
-    fn end(self) {
-        self.ended.store(true, Ordering::Relaxed);
-        // For the thread that accepts to see it.
-        drop(std::net::TcpStream::connect(self.address));
-        self.loops.drain(Instant::now() + DEADLINE);
-        for thread in self.threads {
-            thread.join().unwrap().unwrap();
-        }
-    }
+        let engine = Readiness::new(waker, shared.lanes.queues().clone())?;
+        EventLoop::new(Throttled::new(engine, disk), shared, index).run()
+    })
 }
 
 /// A line of /proc/self/status, in bytes.

@@ -6,6 +6,7 @@
 pub mod requests;
 
 pub mod disk;
+pub mod in_process;
 pub mod random;
 
 use std::io::{Read, Write};
