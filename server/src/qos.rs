@@ -241,7 +241,10 @@ mod tests {
             let error = qos.check().expect_err("too small");
             assert!(error.contains("per_second") && error.contains("at least"), "{error}");
         }
-        assert_eq!(Qos { bytes_per_second: MIB, operations_per_second: 10, ..Qos::default() }.check(), Ok(()));
+        assert_eq!(
+            Qos { bytes_per_second: MIB, operations_per_second: 10, ..Qos::default() }.check(),
+            Ok(())
+        );
         assert_eq!(Qos::default().check(), Ok(()));
     }
 

@@ -42,7 +42,8 @@ fn a_volume_is_held_to_its_bytes_per_second_and_keeps_its_data() {
         let place = Place::new(engine);
         let mut daemon = place.start();
         daemon.create_volume("v").unwrap();
-        let limit = api::Qos { bytes_per_second: RATE, priority: api::Priority::Low.into(), ..api::Qos::default() };
+        let limit =
+            api::Qos { bytes_per_second: RATE, priority: api::Priority::Low.into(), ..api::Qos::default() };
         assert_eq!(set(&mut daemon, limit).unwrap(), limit);
         let mut client = daemon.mount("v", Dialect::SMB3_1_1);
         let file = client.open("f", CreateDisposition::CREATE).unwrap();
@@ -145,11 +146,9 @@ fn limits_outlive_the_server_and_wrong_ones_are_refused() {
         priority: api::Priority::Low.into(),
     };
     assert_eq!(set(&mut daemon, wanted).unwrap(), wanted);
-    for wrong in [
-        operations(9),
-        api::Qos { bytes_per_second: MIB - 1, ..wanted },
-        api::Qos { priority: 9, ..wanted },
-    ] {
+    for wrong in
+        [operations(9), api::Qos { bytes_per_second: MIB - 1, ..wanted }, api::Qos { priority: 9, ..wanted }]
+    {
         assert_eq!(set(&mut daemon, wrong).unwrap_err().code(), Code::InvalidArgument, "{wrong:?}");
     }
     let none = api::SetQosRequest { volume_id: "v".to_owned(), qos: None };

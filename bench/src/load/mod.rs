@@ -215,12 +215,7 @@ fn ours(
         *burst = Some(Account { user, share, ..account.clone() });
     }
     let server = started.server;
-    Ok(Entrant {
-        name: name.to_owned(),
-        target,
-        server: Some(server),
-        runs: Vec::new(),
-    })
+    Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
 }
 
 /// A server of this machine that speaks SMB.

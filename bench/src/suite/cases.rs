@@ -126,11 +126,9 @@ pub(crate) fn all(effort: Effort) -> Vec<Case> {
             .at_most(1)
             .to(ConnectionRss, samba, AtMost(0.05))
             .to(ConnectionPss, samba, AtMost(0.05)),
-        make.case("mixed", make.mixed(), &[Contender::ForebayLimited]).to(BurstRatio, Peer::None, AtMost(2.0)).to(
-            BurstP99,
-            samba,
-            AtMost(1.0 / 3.0),
-        ),
+        make.case("mixed", make.mixed(), &[Contender::ForebayLimited])
+            .to(BurstRatio, Peer::None, AtMost(2.0))
+            .to(BurstP99, samba, AtMost(1.0 / 3.0)),
         make.case("connections", Plan { files: 64, file_bytes: 8 << 20, ..make.plan(Read, MIB, 64, 4) }, &[])
             .over(&[1, 2, 4, 8, 16, 32, 64])
             .to(GbPerSecond, Peer::Fewer, AtLeast(0.95)),

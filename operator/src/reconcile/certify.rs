@@ -118,7 +118,10 @@ pub(super) async fn certify(
 }
 
 /// The credentials of volumes that are destroyed.
-pub(super) async fn forget_credentials(context: &Context, cluster: &StorageCluster) -> Result<(), ReconcileError> {
+pub(super) async fn forget_credentials(
+    context: &Context,
+    cluster: &StorageCluster,
+) -> Result<(), ReconcileError> {
     let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.settings.namespace);
     let selector = format!(
         "{}={},{}={}",

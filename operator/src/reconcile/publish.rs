@@ -16,7 +16,12 @@ use crate::desired::{Desired, status};
 use crate::events::{Notice, notices};
 use crate::metrics::{OfCluster, Written};
 
-pub(super) fn tell_refusal(status: &mut StorageClusterStatus, cluster: &StorageCluster, why: &str, now: Timestamp) {
+pub(super) fn tell_refusal(
+    status: &mut StorageClusterStatus,
+    cluster: &StorageCluster,
+    why: &str,
+    now: Timestamp,
+) {
     let reported = |type_: &str, status: &str| Condition {
         type_: type_.to_owned(),
         status: status.to_owned(),

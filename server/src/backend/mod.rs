@@ -64,11 +64,9 @@ pub fn lane(operation: &FsOpKind) -> Lane {
 pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
     use FsOpKind as Op;
     let (handle, bytes) = match operation {
-        Op::Close { .. }
-        | Op::Flush { .. }
-        | Op::Stat { .. }
-        | Op::Space { .. }
-        | Op::CheckEmpty { .. } => return None,
+        Op::Close { .. } | Op::Flush { .. } | Op::Stat { .. } | Op::Space { .. } | Op::CheckEmpty { .. } => {
+            return None;
+        }
         Op::Read { handle, length, .. } | Op::WriteRemote { handle, length, .. } => {
             (handle, u64::from(*length))
         }

@@ -80,7 +80,14 @@ impl<E: Engine> EventLoop<E> {
         id
     }
 
-    pub(super) fn admit(&mut self, now: Now, id: ConnectionId, peer: SocketAddr, link: Link, buffers: BufferPool) {
+    pub(super) fn admit(
+        &mut self,
+        now: Now,
+        id: ConnectionId,
+        peer: SocketAddr,
+        link: Link,
+        buffers: BufferPool,
+    ) {
         let entropy = Box::new(|bytes: &mut [u8]| {
             getrandom::fill(bytes).expect("the kernel has randomness once it has booted");
         });

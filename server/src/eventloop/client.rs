@@ -94,7 +94,11 @@ impl Client {
 }
 
 /// Why a connection is to be ended now, if it is.
-pub(super) fn overdue(client: &mut Client, draining: Option<Instant>, stall_time_max: Duration) -> Option<&'static str> {
+pub(super) fn overdue(
+    client: &mut Client,
+    draining: Option<Instant>,
+    stall_time_max: Duration,
+) -> Option<&'static str> {
     let now = Instant::now();
     if let Some(until) = client.leaving {
         return (now >= until).then_some("the peer does not take leave");

@@ -51,7 +51,12 @@ impl<E: Engine> EventLoop<E> {
     }
 
     /// The same for one that the limits of its volume let begin.
-    pub(super) fn begin_admitted(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
+    pub(super) fn begin_admitted(
+        &mut self,
+        now: Now,
+        client: &mut Client,
+        op: FsOp,
+    ) -> Result<(), Disconnect> {
         match op.kind {
             FsOpKind::Read { .. } => match self.mapped(client, &op.kind) {
                 Some(reply) => self.answer(now, client, op.id, Ok(reply))?,

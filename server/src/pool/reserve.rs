@@ -15,7 +15,10 @@ pub(super) const RESERVE: &str = ".forebay/reserve";
 
 impl Pool {
     /// Does what may need a little space; on a full file system with that of the reserve.
-    pub(super) fn with_reserve(&self, write: impl Fn() -> Result<(), RecordError>) -> Result<(), RecordError> {
+    pub(super) fn with_reserve(
+        &self,
+        write: impl Fn() -> Result<(), RecordError>,
+    ) -> Result<(), RecordError> {
         match write() {
             Err(RecordError::Io { error, .. }) if is_full(&error) => {
                 tracing::warn!(pool = self.name, "the file system is full: using its reserve");
