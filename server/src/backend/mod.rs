@@ -13,9 +13,9 @@ mod conformance;
 #[cfg(test)]
 mod power_tests;
 
-use forebay_smb::fs::{FsOpKind, FsResult, OpenMode};
-
 use std::sync::Arc;
+
+use forebay_smb::fs::{FsOpKind, FsResult, OpenMode};
 
 use crate::buffers::BufferPool;
 use crate::lanes::Lane;
