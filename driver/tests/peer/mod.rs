@@ -191,6 +191,10 @@ impl Admin for Peer {
         Err(Status::unimplemented("the driver does not call it"))
     }
 
+    async fn set_qos(&self, _: Request<SetQosRequest>) -> Result<Response<SetQosResponse>, Status> {
+        Err(Status::unimplemented("the driver does not call it"))
+    }
+
     async fn list_pools(&self, _: Request<ListPoolsRequest>) -> Result<Response<ListPoolsResponse>, Status> {
         let pool = Pool {
             name: "pool".into(),

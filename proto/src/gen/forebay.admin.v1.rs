@@ -62,6 +62,20 @@ pub struct Credentials {
     #[prost(string, tag = "2")]
     pub password: ::prost::alloc::string::String,
 }
+/// Limits of what a volume may use in a second, and its priority. What exceeds a
+/// limit waits; it is not refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Qos {
+    /// Bytes read, written and copied; 0: no limit, else at least 1 MiB.
+    #[prost(uint64, tag = "1")]
+    pub bytes_per_second: u64,
+    /// Operations that open, list, read, write or change; 0: no limit, else at
+    /// least 10.
+    #[prost(uint64, tag = "2")]
+    pub operations_per_second: u64,
+    #[prost(enumeration = "Priority", tag = "3")]
+    pub priority: i32,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Volume {
     /// 1..=63 of \[a-z0-9-\], begins and ends with a letter or digit.
@@ -99,6 +113,9 @@ pub struct Volume {
     /// What CreateVolume and ExpandVolume asked for last, whether it is enforced or not; 0 from servers before this field.
     #[prost(uint64, tag = "13")]
     pub requested_bytes: u64,
+    /// Absent from servers before this field.
+    #[prost(message, optional, tag = "14")]
+    pub qos: ::core::option::Option<Qos>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVolumeRequest {
@@ -186,6 +203,19 @@ pub struct SetCredentialsRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetCredentialsResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetQosRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// As a whole: what it does not say is reset.
+    #[prost(message, optional, tag = "2")]
+    pub qos: ::core::option::Option<Qos>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetQosResponse {
+    #[prost(message, optional, tag = "1")]
+    pub volume: ::core::option::Option<Volume>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Pool {
     #[prost(string, tag = "1")]
@@ -397,6 +427,41 @@ impl Protection {
             "PROTECTION_OPTIONAL" => Some(Self::Optional),
             "PROTECTION_SIGN" => Some(Self::Sign),
             "PROTECTION_SEAL" => Some(Self::Seal),
+            _ => None,
+        }
+    }
+}
+/// Which volumes go first where several have READs and WRITEs to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Priority {
+    /// As PRIORITY_NORMAL.
+    Unspecified = 0,
+    High = 1,
+    Normal = 2,
+    /// Gets the least while others have something to do, and never nothing.
+    Low = 3,
+}
+impl Priority {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PRIORITY_UNSPECIFIED",
+            Self::High => "PRIORITY_HIGH",
+            Self::Normal => "PRIORITY_NORMAL",
+            Self::Low => "PRIORITY_LOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PRIORITY_UNSPECIFIED" => Some(Self::Unspecified),
+            "PRIORITY_HIGH" => Some(Self::High),
+            "PRIORITY_NORMAL" => Some(Self::Normal),
+            "PRIORITY_LOW" => Some(Self::Low),
             _ => None,
         }
     }
@@ -675,6 +740,29 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "SetCredentials"));
             self.inner.unary(req, path, codec).await
         }
+        /// Replaces a volume's limits and priority: at once, also for sessions in
+        /// being. INVALID_ARGUMENT, NOT_FOUND.
+        pub async fn set_qos(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetQosRequest>,
+        ) -> std::result::Result<tonic::Response<super::SetQosResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/SetQos",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("forebay.admin.v1.Admin", "SetQos"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Pools with their capacity.
         pub async fn list_pools(
             &mut self,
@@ -879,6 +967,12 @@ pub mod admin_server {
             tonic::Response<super::SetCredentialsResponse>,
             tonic::Status,
         >;
+        /// Replaces a volume's limits and priority: at once, also for sessions in
+        /// being. INVALID_ARGUMENT, NOT_FOUND.
+        async fn set_qos(
+            &self,
+            request: tonic::Request<super::SetQosRequest>,
+        ) -> std::result::Result<tonic::Response<super::SetQosResponse>, tonic::Status>;
         /// Pools with their capacity.
         async fn list_pools(
             &self,
@@ -1292,6 +1386,49 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetCredentialsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/SetQos" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetQosSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::SetQosRequest>
+                    for SetQosSvc<T> {
+                        type Response = super::SetQosResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetQosRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::set_qos(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetQosSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -12,6 +12,7 @@ use super::nvmeof::NvmeofSection;
 use crate::advertise::Advertised;
 use crate::backend::directory::Promise;
 use crate::limits::{STALL_TIME_DEFAULT_MAX, WORKERS_DEFAULT};
+use crate::rdma::listener::Ports;
 
 /// `[server]`
 #[derive(Clone, Debug, Deserialize)]

@@ -93,7 +93,7 @@ impl<E: Engine> EventLoop<E> {
                     }
                 };
                 client.ops += 1;
-                self.turn.count(client, range.len());
+                self.turn.count(client.priority, range.len());
                 let durable = write_through || file.write_through();
                 let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
                 self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
@@ -147,7 +147,7 @@ impl<E: Engine> EventLoop<E> {
             let kind = FsOpKind::Read { handle, offset, length: length as u32, plain };
             return Ok(Some(FsOp { id: op.id, kind }));
         };
-        self.turn.count(client, length);
+        self.turn.count(client.priority, length);
         client.ops += 1;
         client.read_bytes += length as u64;
         let asked = direct.then(|| file.direct_length(offset, length, buffer.capacity())).flatten();

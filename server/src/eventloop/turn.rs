@@ -70,9 +70,9 @@ impl Turn {
         if self.next.iter().all(VecDeque::is_empty) { longest } else { Duration::ZERO }
     }
 
-    /// A READ or WRITE of so many bytes is begun for the client.
-    pub(super) fn count(&mut self, client: &Client, bytes: usize) {
-        self.bytes[client.priority as usize] += bytes as u64;
+    /// A READ or WRITE of so many bytes is begun for a volume of this priority.
+    pub(super) fn count(&mut self, priority: Priority, bytes: usize) {
+        self.bytes[priority as usize] += bytes as u64;
     }
 
     /// Whether the client may begin a READ or WRITE in this turn. If not, it goes on in the next.
@@ -197,7 +197,7 @@ fn send(engine: &mut impl Engine, turn: &mut Turn, client: &mut Client) {
     }
     let Link::Tcp(link) = &mut client.link else { return };
     let Some(message) = link.queue.take() else { return };
-    turn.count(client, message.mapped_bytes());
+    turn.count(client.priority, message.mapped_bytes());
     link.sending = Some(Instant::now());
     let operation = Operation::Send { socket: Arc::clone(&link.socket), message };
     engine.submit(client.token(Purpose::Send), operation);
