@@ -22,9 +22,6 @@ pub const COUNTED_ANSWER_BYTES_MIN: usize = 4 << 10;
 /// Bytes of READs and WRITEs that one turn of an event loop begins: the rest waits for the next, so that what is done by
 /// then is sent before more is copied.
 pub const TURN_BYTES_MAX: u64 = 4 << 20;
-/// Bytes that the ring of an event loop moves at once of one WRITE and of one receive, so that what comes meanwhile does not wait for
-/// all of a large one.
-pub const PIECE_BYTES_MAX: usize = 512 << 10;
 /// How far a volume with limits may be ahead of them: what it may use at once after a pause.
 pub const QOS_BURST: Duration = Duration::from_millis(100);
 /// The lowest limit of a volume's bytes per second: the largest READ is answered within the time that clients wait for.

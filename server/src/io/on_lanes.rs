@@ -45,36 +45,14 @@ impl OnLanes {
     }
 }
 
-/// How far an operation with a file is.
-pub(super) enum Progress {
-    /// It is done.
-    Done(Result<(), Errno>),
-    /// There is more to move.
-    More,
-    /// It would have to wait and must not.
-    WouldWait,
-}
-
-/// Carries a file's operation out; `None` if it would have to wait and must not.
+/// Carries a file's operation out; `None` where it would have to wait and must not.
 pub(super) fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Errno>> {
-    loop {
-        match step(operation, flags, usize::MAX) {
-            Progress::Done(result) => return Some(result),
-            Progress::More => {}
-            Progress::WouldWait => return None,
-        }
-    }
-}
-
-/// Carries a file's operation on by one system call that moves at most `bytes_max` bytes.
-pub(super) fn step(operation: &mut Operation, flags: ReadWriteFlags, bytes_max: usize) -> Progress {
     loop {
         let moved = match operation {
             Operation::Read { file, buffer, offset, length, filled, past_cache } => {
                 #[cfg(test)]
                 super::tests::count_read();
                 let (descriptor, end) = next_read(file, *length, *past_cache);
-                let end = end.min(filled.saturating_add(bytes_max));
                 let slice = buffer.bytes_mut(filled.cast_signed()..end.cast_signed());
                 let slices = &mut [IoSliceMut::new(slice)];
                 rustix::io::preadv2(descriptor, slices, *offset + *filled as u64, flags)
@@ -82,7 +60,6 @@ pub(super) fn step(operation: &mut Operation, flags: ReadWriteFlags, bytes_max: 
             Operation::Write { file, frame, range, offset, written, durable } => {
                 let bytes =
                     frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
-                let bytes = bytes.get(..bytes_max).unwrap_or(bytes);
                 let flags = if *durable { flags | ReadWriteFlags::DSYNC } else { flags };
                 rustix::io::pwritev2(&**file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
             }
@@ -93,12 +70,10 @@ pub(super) fn step(operation: &mut Operation, flags: ReadWriteFlags, bytes_max: 
         match moved {
             Err(Errno::INTR) => {}
             Err(errno) if operation.turns_back(errno) => {}
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if flags.contains(ReadWriteFlags::NOWAIT) => {
-                return Progress::WouldWait;
-            }
-            Ok(n) if !operation.advance(n) => return Progress::More,
-            Ok(_) => return Progress::Done(Ok(())),
-            Err(errno) => return Progress::Done(Err(errno)),
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) if flags.contains(ReadWriteFlags::NOWAIT) => return None,
+            Ok(n) if !operation.advance(n) => {}
+            Ok(_) => return Some(Ok(())),
+            Err(errno) => return Some(Err(errno)),
         }
     }
 }

@@ -14,10 +14,10 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::on_lanes::{OnLanes, Progress, step};
+use super::on_lanes::{OnLanes, run};
 use super::{Completion, Engine, Operation, Token, Waker, next_read};
 use crate::lanes::Queues;
-use crate::limits::{PIECE_BYTES_MAX, RING_ENTRIES, SEND_PARTS_MAX};
+use crate::limits::{RING_ENTRIES, SEND_PARTS_MAX};
 
 /// user_data of the waker's poll; slots count from 0.
 const WAKER: u64 = u64::MAX;
@@ -95,10 +95,8 @@ pub struct Uring {
     /// What waits for stable storage: on XFS the kernel would wait for it at the submission, on this thread, and elsewhere on
     /// threads of the ring's that other writes need.
     lanes: OnLanes,
-    /// Done without the ring.
+    /// Done at their submission.
     ready: Vec<Completion>,
-    /// Operations with files in memory that have more to move, in the order in which they came.
-    unfinished: VecDeque<(Token, Operation)>,
     /// Completions that were taken off the ring to make room there: what completed, and its result.
     set_aside: VecDeque<(u64, i32)>,
     /// Boxed: the kernel has their addresses.
@@ -129,7 +127,6 @@ impl Uring {
             lanes: OnLanes::new(queues, waker.clone()),
             waker,
             ready: Vec::new(),
-            unfinished: VecDeque::new(),
             set_aside: VecDeque::new(),
             slots: Vec::new(),
             free: Vec::new(),
@@ -170,9 +167,8 @@ impl Uring {
             Operation::Receive { socket, buffer, start, filled, least, most } => {
                 let range = *start + filled.cast_signed()..*start + most.cast_signed();
                 let bytes = buffer.bytes_mut(range);
-                let length = bytes.len().min(PIECE_BYTES_MAX);
                 let flags = if least == most { libc::MSG_WAITALL } else { 0 };
-                opcode::Recv::new(Fd(socket.as_raw_fd()), bytes.as_mut_ptr(), length as u32)
+                opcode::Recv::new(Fd(socket.as_raw_fd()), bytes.as_mut_ptr(), bytes.len() as u32)
                     .flags(flags)
                     .build()
             }
@@ -202,8 +198,8 @@ impl Uring {
                 let bytes =
                     frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
                 let fd = Fd(file.as_fd().as_raw_fd());
-                let (at, length) = (*offset + *written as u64, bytes.len().min(PIECE_BYTES_MAX));
-                opcode::Write::new(fd, bytes.as_ptr(), length as u32).offset(at).build()
+                let at = *offset + *written as u64;
+                opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(at).build()
             }
             Operation::Readable { descriptor } => {
                 opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), libc::POLLIN as u32).build()
@@ -214,18 +210,6 @@ impl Uring {
         // nor freed before its completion (`finish`, and `drop`, which leaks what is in flight); descriptors are kept
         // open by the Arcs in it. Parts and frames are heap memory that does not move with the operation.
         unsafe { self.push(&entry) };
-    }
-
-    /// Moves a piece of a file in memory. The operation comes back if there is more to move.
-    fn step(&mut self, token: Token, mut operation: Operation) -> Option<(Token, Operation)> {
-        let result = match step(&mut operation, ReadWriteFlags::empty(), PIECE_BYTES_MAX) {
-            Progress::Done(result) => result,
-            Progress::More => return Some((token, operation)),
-            // Not without RWF_NOWAIT.
-            Progress::WouldWait => Err(Errno::AGAIN),
-        };
-        self.ready.push(Completion { token, operation, result });
-        None
     }
 
     fn finish(&mut self, index: usize, result: Result<(), Errno>) -> Completion {
@@ -289,14 +273,15 @@ impl Engine for Uring {
 
     fn forget(&mut self, _socket: &Arc<OwnedFd>) {}
 
-    fn submit(&mut self, token: Token, operation: Operation) {
+    fn submit(&mut self, token: Token, mut operation: Operation) {
         if operation.is_durable() {
             return self.lanes.begin(token, operation);
         }
         // The ring has another thread do it, because tmpfs does not know operations that must not wait.
-        if operation.is_in_memory() {
-            let unfinished = self.step(token, operation);
-            return self.unfinished.extend(unfinished);
+        if operation.is_in_memory()
+            && let Some(result) = run(&mut operation, ReadWriteFlags::empty())
+        {
+            return self.ready.push(Completion { token, operation, result });
         }
         let vectors = match operation {
             Operation::Send { .. } => self.spare_vectors.pop().unwrap_or_default(),
@@ -321,8 +306,7 @@ impl Engine for Uring {
     fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno> {
         let timeout = Timespec::from(time_max);
         let arguments = SubmitArgs::new().timespec(&timeout);
-        let wanted =
-            usize::from(self.set_aside.is_empty() && self.ready.is_empty() && self.unfinished.is_empty());
+        let wanted = usize::from(self.set_aside.is_empty() && self.ready.is_empty());
         match self.ring.submitter().submit_with_args(wanted, &arguments) {
             Ok(_) => {}
             Err(error) => match error.raw_os_error() {
@@ -330,12 +314,6 @@ impl Engine for Uring {
                 Some(errno) => return Err(Errno::from_raw_os_error(errno)),
                 None => return Err(Errno::IO),
             },
-        }
-        // One piece: what has come meanwhile is served before the next.
-        if let Some((token, operation)) = self.unfinished.pop_front()
-            && let Some(unfinished) = self.step(token, operation)
-        {
-            self.unfinished.push_front(unfinished);
         }
         done.append(&mut self.ready);
         self.reap(done);
