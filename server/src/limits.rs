@@ -19,7 +19,7 @@ pub const TENANT_MEMORY_BYTES_MIN: usize = 32 << 20;
 pub const CONNECTION_MEMORY_BYTES_MAX: usize = 64 << 20;
 /// Answers from so many bytes on that lie in no buffer are counted as if they did.
 pub const COUNTED_ANSWER_BYTES_MIN: usize = 4 << 10;
-/// Bytes of READs and WRITEs that one turn of an event loop begins: the rest waits for the next, so that what is done by
+/// Bytes of READs and WRITEs that one turn of an event loop begins for volumes of normal priority (`qos::Priority`): the rest waits for the next, so that what is done by
 /// then is sent before more is copied.
 pub const TURN_BYTES_MAX: u64 = 4 << 20;
 /// How far a volume with limits may be ahead of them: what it may use at once after a pause.

@@ -34,9 +34,9 @@ impl Priority {
     #[must_use]
     pub fn turn_bytes_max(self) -> u64 {
         match self {
-            Self::High => TURN_BYTES_MAX,
-            Self::Normal => TURN_BYTES_MAX / 4,
-            Self::Low => TURN_BYTES_MAX / 16,
+            Self::High => TURN_BYTES_MAX * 4,
+            Self::Normal => TURN_BYTES_MAX,
+            Self::Low => TURN_BYTES_MAX / 4,
         }
     }
 }
