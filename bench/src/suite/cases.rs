@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runs_alone_take_less_than_nine_of_the_twelve_minutes() {
+    fn the_runs_alone_take_less_than_ten_of_the_twelve_minutes() {
         let seconds: f64 = all(Effort { runs: 5, seconds: 1.5, is_quick: false })
             .iter()
             .map(|case| {
@@ -231,6 +231,6 @@ mod tests {
                 series as f64 * f64::from(case.runs) * case.plan.seconds
             })
             .sum();
-        assert!(seconds < 540.0, "{seconds}");
+        assert!(seconds < 600.0, "{seconds}");
     }
 }

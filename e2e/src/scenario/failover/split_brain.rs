@@ -82,7 +82,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "lost while writing",
-        order: "A serves in epoch 1 under load; somebody preempts its reservation as epoch 2; B starts in epoch 3",
+        order: "A serves in epoch 1 under load; a host preempts its reservation as epoch 2; B starts in epoch 3",
         expected: "A exits (7); its late writes are refused; B serves; all that was fsynced is there",
         run: lost_while_writing,
     },
