@@ -171,6 +171,7 @@ impl Record {
         if stored.quota == Quota::Hard && (stored.project.is_none() || stored.capacity_bytes == 0) {
             return Err(damaged("a hard quota without project or capacity".to_owned()));
         }
+        stored.qos.check().map_err(&damaged)?;
         let accounts = stored
             .accounts
             .into_iter()
@@ -315,6 +316,7 @@ mod tests {
             good.replace("\"version\": 1", "\"version\": 2"),
             good.replace("pvc-1", "pvc-2"),
             good.replace("\"project\": 17,", ""),
+            good.replace("\"operations_per_second\": 500", "\"operations_per_second\": 1"),
             good.replace(&*hash, "nonsense-that-is-secret"),
             good.replace(&format!("\"{}\"", &*hash), "{\"secret\": 1}"),
         ] {

@@ -2,9 +2,8 @@
 //!
 //! Each volume has one line per event loop. Operations leave it in the order in which they came, whichever connections they are of.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,7 +30,8 @@ struct Line {
     limiter: Arc<Limiter>,
     /// When the first may begin.
     due: Instant,
-    waiting: VecDeque<Waiting>,
+    /// By number, in the order in which they came.
+    waiting: BTreeMap<u64, Waiting>,
 }
 
 /// What waits on one event loop.
@@ -39,6 +39,10 @@ struct Line {
 pub(super) struct Throttle {
     /// By the address of the limiter, which the line keeps alive.
     lines: HashMap<usize, Line>,
+    /// What each connection has waiting: line and number. So its end costs no more than what it has.
+    of_connections: HashMap<u64, BTreeSet<(usize, u64)>>,
+    /// The number of the next operation that waits.
+    next: u64,
     /// When the first of all lines is due.
     due: Option<Instant>,
 }
@@ -51,19 +55,19 @@ impl Throttle {
 
     /// Gives back an operation of `bytes` that may begin now, and keeps it otherwise.
     fn admit(&mut self, limiter: &Arc<Limiter>, bytes: u64, connection: u64, op: FsOp) -> Option<FsOp> {
-        match self.lines.entry(Arc::as_ptr(limiter).addr()) {
-            Entry::Occupied(line) => {
-                line.into_mut().waiting.push_back(Waiting { connection, op, bytes });
-                None
-            }
+        let key = Arc::as_ptr(limiter).addr();
+        let line = match self.lines.entry(key) {
+            Entry::Occupied(line) => line.into_mut(),
             Entry::Vacant(place) => {
                 let Err(due) = limiter.begin(Instant::now(), bytes) else { return Some(op) };
-                let waiting = VecDeque::from([Waiting { connection, op, bytes }]);
-                place.insert(Line { limiter: Arc::clone(limiter), due, waiting });
                 self.due = Some(self.due.map_or(due, |first| first.min(due)));
-                None
+                place.insert(Line { limiter: Arc::clone(limiter), due, waiting: BTreeMap::new() })
             }
-        }
+        };
+        line.waiting.insert(self.next, Waiting { connection, op, bytes });
+        self.of_connections.entry(connection).or_default().insert((key, self.next));
+        self.next += 1;
+        None
     }
 
     /// Takes out the operations that may begin now. With `ask_all` also lines that are not due are asked: their limits may have
@@ -73,16 +77,24 @@ impl Throttle {
         if !ask_all && !regardless && self.due.is_none_or(|due| due > now) {
             return taken;
         }
-        self.lines.retain(|_, line| {
+        let of_connections = &mut self.of_connections;
+        self.lines.retain(|key, line| {
             if !ask_all && !regardless && line.due > now {
                 return true;
             }
-            while let Some(first) = line.waiting.front() {
-                if !regardless && let Err(due) = line.limiter.begin(now, first.bytes) {
+            while let Some(first) = line.waiting.first_entry() {
+                if !regardless && let Err(due) = line.limiter.begin(now, first.get().bytes) {
                     line.due = due;
                     return true;
                 }
-                taken.extend(line.waiting.pop_front());
+                let (number, waiting) = first.remove_entry();
+                if let Entry::Occupied(mut of_it) = of_connections.entry(waiting.connection) {
+                    of_it.get_mut().remove(&(*key, number));
+                    if of_it.get().is_empty() {
+                        of_it.remove();
+                    }
+                }
+                taken.push(waiting);
             }
             false
         });
@@ -92,15 +104,15 @@ impl Throttle {
 
     /// Takes out the operations of a connection.
     fn take_of(&mut self, connection: u64) -> Vec<FsOp> {
+        let Some(of_it) = self.of_connections.remove(&connection) else { return Vec::new() };
         let mut taken = Vec::new();
-        self.lines.retain(|_, line| {
-            let (of_it, others) =
-                line.waiting.drain(..).partition(|waiting| waiting.connection == connection);
-            line.waiting = others;
-            let of_it: VecDeque<Waiting> = of_it;
-            taken.extend(of_it.into_iter().map(|waiting| waiting.op));
-            !line.waiting.is_empty()
-        });
+        for (key, number) in of_it {
+            let Entry::Occupied(mut line) = self.lines.entry(key) else { continue };
+            taken.extend(line.get_mut().waiting.remove(&number).map(|waiting| waiting.op));
+            if line.get().waiting.is_empty() {
+                line.remove();
+            }
+        }
         self.find_due();
         taken
     }
@@ -193,7 +205,7 @@ mod tests {
         assert_eq!(ids(&throttle.take_due(start + Duration::from_secs(6), false, false)), [3]);
         assert_eq!(throttle.take_of(2).len(), 0);
         assert_eq!(throttle.take_of(1).len(), 1);
-        assert!(throttle.due.is_none() && throttle.lines.is_empty());
+        assert!(throttle.due.is_none() && throttle.lines.is_empty() && throttle.of_connections.is_empty());
     }
 
     #[test]
@@ -210,6 +222,6 @@ mod tests {
         assert!(throttle.admit(&slow, MIB, 1, op(4)).is_none());
         assert!(throttle.admit(&slow, MIB, 2, op(5)).is_none());
         assert_eq!(ids(&throttle.take_due(now, false, true)), [4, 5]);
-        assert!(throttle.due.is_none());
+        assert!(throttle.due.is_none() && throttle.of_connections.is_empty());
     }
 }
