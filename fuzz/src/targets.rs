@@ -232,6 +232,7 @@ fn directory_entries(data: &[u8]) {
         FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION,
         FileInformationClass::FILE_ID_FULL_DIRECTORY_INFORMATION,
         FileInformationClass::FILE_ID_EXTD_DIRECTORY_INFORMATION,
+        FileInformationClass::FILE_POSIX_INFORMATION,
     ] {
         if let Ok(first) = directory::parse_entries(class, data) {
             let mut again = Vec::new();

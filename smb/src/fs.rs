@@ -62,8 +62,9 @@ pub struct FileKey {
 
 /// A path below the volume's root: components joined by `/`, no leading or trailing `/`, empty for the root itself.
 ///
-/// Checked at construction: no empty, `.` or `..` component, no NUL, no `\`, each component at most 255 UTF-8 bytes
-/// (the limit of the file systems below), the whole at most [`crate::limits::PATH_BYTES_MAX`].
+/// Checked at construction: no empty, `.` or `..` component, no NUL, each component at most 255 UTF-8 bytes
+/// (the limit of the file systems below), the whole at most [`crate::limits::PATH_BYTES_MAX`]. Only paths of the POSIX
+/// extensions ([`Self::posix`]) may contain `\`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RelPath(String);
 
@@ -80,6 +81,17 @@ impl RelPath {
     /// `STATUS_OBJECT_NAME_INVALID` for what no file can be called, `STATUS_OBJECT_PATH_SYNTAX_BAD` for `..` and
     /// empty components.
     pub fn new(path: &str) -> Result<Self, NtStatus> {
+        if path.contains('\\') {
+            return Err(NtStatus::OBJECT_NAME_INVALID);
+        }
+        Self::posix(path)
+    }
+
+    /// As [`Self::new`], for a path of the POSIX extensions: `\` is a character like others.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub fn posix(path: &str) -> Result<Self, NtStatus> {
         if path.is_empty() {
             return Ok(Self::root());
         }
@@ -89,7 +101,7 @@ impl RelPath {
         for component in path.split('/') {
             match component {
                 "" | "." | ".." => return Err(NtStatus::OBJECT_PATH_SYNTAX_BAD),
-                c if c.len() > 255 || c.contains(['\0', '\\']) => return Err(NtStatus::OBJECT_NAME_INVALID),
+                c if c.len() > 255 || c.contains('\0') => return Err(NtStatus::OBJECT_NAME_INVALID),
                 _ => {}
             }
         }
@@ -149,6 +161,46 @@ pub struct FileTimes {
     pub change: u64,
 }
 
+/// What a file stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FileKind {
+    /// A file, or a reparse point that is none of the others.
+    #[default]
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    SymbolicLink,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+/// A reparse point as listings show it ([MS-FSCC] 2.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReparsePoint {
+    /// ReparseTag.
+    pub tag: u32,
+    /// What its data describe.
+    pub kind: FileKind,
+}
+
+/// Owner and permission bits to set; `None` leaves as is, or to the backend where a file is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ownership {
+    /// Permission bits, at most 0o7777.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+}
+
 /// What a backend knows of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -164,8 +216,29 @@ pub struct Stat {
     pub links: u32,
     /// Times.
     pub times: FileTimes,
-    /// FILE_ATTRIBUTE_* ([MS-FSCC] 2.6). DIRECTORY is consistent with `directory`; never 0 (NORMAL where nothing else).
+    /// FILE_ATTRIBUTE_* ([MS-FSCC] 2.6). DIRECTORY is consistent with `directory`, REPARSE_POINT with `reparse`; never 0
+    /// (NORMAL where nothing else).
     pub attributes: u32,
+    /// Whether it is a reparse point.
+    pub reparse: Option<ReparsePoint>,
+    /// Permission bits, at most 0o7777.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+impl Stat {
+    /// What it stands for.
+    #[must_use]
+    pub fn kind(&self) -> FileKind {
+        match self.reparse {
+            Some(ReparsePoint { kind, .. }) if kind != FileKind::Regular => kind,
+            _ if self.directory => FileKind::Directory,
+            _ => FileKind::Regular,
+        }
+    }
 }
 
 /// How a name is opened ([MS-SMB2] 2.2.13 CreateDisposition without the truncation, which is asked for separately).
@@ -210,6 +283,9 @@ pub struct OpenRequest {
     pub attributes: u32,
     /// Bytes to reserve for a new file (AlSi); 0 for none.
     pub allocation_size: u64,
+    /// Owner and permission bits of a new file, as POSIX has them: a group or owner that is not named is that of the directory,
+    /// whose set-gid bit is inherited. `None` leaves all of it to the backend.
+    pub ownership: Option<Ownership>,
 }
 
 /// One entry of a directory.
@@ -228,6 +304,10 @@ pub struct Space {
     pub total: u64,
     /// What can still be written.
     pub free: u64,
+    /// Files that the file system can have, and how many more; 0 where it does not count them.
+    pub file_nodes: u64,
+    /// How many more files the file system can have.
+    pub free_file_nodes: u64,
 }
 
 /// Times and attributes to set; `None` leaves as is.
@@ -241,7 +321,7 @@ pub struct BasicInfo {
     pub last_write: Option<u64>,
     /// ChangeTime (a backend that cannot set it leaves it).
     pub change: Option<u64>,
-    /// FILE_ATTRIBUTE_*.
+    /// FILE_ATTRIBUTE_*. REPARSE_POINT stays as it is.
     pub attributes: Option<u32>,
 }
 
@@ -363,6 +443,26 @@ pub enum FsOpKind {
         handle: FsHandle,
         /// What to set.
         info: BasicInfo,
+    },
+    /// Sets owner and permission bits. Answered by [`FsReply::Done`].
+    SetOwnership {
+        /// The handle.
+        handle: FsHandle,
+        /// What to set.
+        ownership: Ownership,
+    },
+    /// Makes a file or directory a reparse point, with its data, or one that is none. Answered by [`FsReply::Done`];
+    /// `STATUS_NOT_SUPPORTED` where the backend cannot keep them.
+    SetReparsePoint {
+        /// The handle.
+        handle: FsHandle,
+        /// The reparse point and its REPARSE_DATA_BUFFER ([MS-FSCC] 2.1.2.2), ≤ [`crate::limits::REPARSE_DATA_BYTES_MAX`].
+        point: Option<(ReparsePoint, Vec<u8>)>,
+    },
+    /// Data of a reparse point. Answered by [`FsReply::ReparseData`], `STATUS_NOT_A_REPARSE_POINT` where it is none.
+    GetReparsePoint {
+        /// The handle.
+        handle: FsHandle,
     },
     /// Sets the size (truncates or extends with zeros). Answered by [`FsReply::Done`].
     SetEndOfFile {
@@ -496,6 +596,8 @@ pub enum FsReply {
     Ranges(Vec<(u64, u64)>, bool),
     /// Bytes copied.
     Copied(u64),
+    /// REPARSE_DATA_BUFFER of a reparse point.
+    ReparseData(Vec<u8>),
 }
 
 /// Success or the status to give to the client.

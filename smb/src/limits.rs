@@ -87,6 +87,8 @@ pub const OPLOCK_BREAK_PACE_MS: u64 = 200;
 /// Removals of its name that one CREATE remembers while a backend works for it. After more, one that found the file before its
 /// removal opens a file without a name.
 pub const REMOVALS_PER_CREATE_MAX: usize = 16;
+/// Data of a reparse point ([MS-FSCC] 2.1.2.2, MAXIMUM_REPARSE_DATA_BUFFER_SIZE), the header of its buffer included.
+pub const REPARSE_DATA_BYTES_MAX: usize = 16 << 10;
 /// Path below a volume's root, in UTF-8 bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Directory entries fetched from a backend at a time.

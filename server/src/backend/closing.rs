@@ -39,6 +39,7 @@ fn open(root: &Path, kind: ObjectKind) -> FsHandle {
         write_through: false,
         attributes: 0,
         allocation_size: 0,
+        ownership: None,
     };
     let volume = Volume::open(root).expect("a volume").handle();
     match super::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_smb::fs::{
-    BasicInfo, DirEntry, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
-    Opened, RelPath, Stat, Unlink,
+    BasicInfo, DirEntry, FileKind, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode,
+    OpenRequest, Opened, Ownership, RelPath, ReparsePoint, Stat, Unlink,
 };
 use forebay_smb::status::NtStatus;
 use tempfile::TempDir;
@@ -49,6 +49,7 @@ fn request(path: &str) -> OpenRequest {
         write_through: false,
         attributes: 0,
         allocation_size: 0,
+        ownership: None,
     }
 }
 
@@ -564,8 +565,14 @@ fn names_are_utf_8_up_to_255_bytes() {
     f.file("données-数据-😀");
     f.file("trailing dot.");
     std::fs::write(f.root.join(OsStr::from_bytes(b"not-utf8-\xff")), "").expect("a file");
-    std::fs::write(f.root.join("back\\slash"), "").expect("a file");
-    assert_eq!(f.names(""), ["données-数据-😀", longest.as_str(), "trailing dot."]);
+    f.file("trailing");
+    let posix = RelPath::posix("back\\slash").expect("a name of the POSIX extensions");
+    f.open(OpenRequest { path: posix, mode: OpenMode::New, ..request("") }).expect("made");
+    assert_eq!(RelPath::new("back\\slash").err(), Some(NtStatus::OBJECT_NAME_INVALID));
+    assert_eq!(
+        f.names(""),
+        ["back\\slash", "données-数据-😀", longest.as_str(), "trailing", "trailing dot."]
+    );
     assert_eq!(RelPath::new(&"n".repeat(256)).err(), Some(NtStatus::OBJECT_NAME_INVALID));
     for bad in ["..", "../x", "a/../b", "a//b", "/a", "a/", "."] {
         assert!(RelPath::new(bad).is_err(), "{bad}");
@@ -606,6 +613,87 @@ fn attributes_and_times_are_kept() {
     let hide = BasicInfo { attributes: Some(0x2), ..BasicInfo::default() };
     f.done(FsOpKind::SetBasic { handle: dir.clone(), info: hide }).expect("set");
     assert_eq!(f.stat(&dir).attributes, 0x12);
+}
+
+/// Permission bits, owner and group.
+fn ownership(stat: &Stat) -> (u32, u32, u32) {
+    (stat.mode, stat.uid, stat.gid)
+}
+
+#[test]
+fn owner_and_permission_bits_are_those_of_the_file_system() {
+    let f = Fixture::new();
+    let plain = f.stat(&f.file("plain"));
+    let (me, mine) = (plain.uid, plain.gid);
+    let asked = |mode, uid, gid| Some(Ownership { mode: Some(mode), uid, gid });
+    let made = |path: &str, kind, ownership| {
+        f.open(OpenRequest { mode: OpenMode::New, kind, ownership, ..request(path) }).expect("made")
+    };
+    let file = made("f", ObjectKind::File, asked(0o640, None, None));
+    assert_eq!(ownership(&file.stat), (0o640, me, mine));
+    let directory = made("d", ObjectKind::Directory, asked(0o2750, None, None));
+    assert_eq!(ownership(&directory.stat), (0o2750, me, mine));
+    let below = made("d/e", ObjectKind::Directory, asked(0o700, None, None));
+    assert_eq!(below.stat.mode, 0o2700, "the bit for set-gid is inherited");
+    let listed = f.list(&f.existing("").expect("root"), true, 10);
+    let entry = listed.iter().find(|entry| entry.name == "f").expect("listed");
+    assert_eq!(ownership(&entry.stat), (0o640, me, mine));
+    let set = |ownership| f.done(FsOpKind::SetOwnership { handle: file.handle.clone(), ownership });
+    set(Ownership { mode: Some(0o4711), ..Ownership::default() }).expect("set");
+    assert_eq!(f.stat(&file.handle).mode, 0o4711);
+    let nobody = Ownership { uid: Some(u32::MAX), ..Ownership::default() };
+    assert_eq!(set(nobody), Err(NtStatus::INVALID_PARAMETER), "all ones are no owner");
+    if !rustix::process::geteuid().is_root() {
+        assert_eq!(
+            set(Ownership { uid: Some(me + 1), ..Ownership::default() }),
+            Err(NtStatus::ACCESS_DENIED)
+        );
+        return;
+    }
+    set(Ownership { uid: Some(1000), gid: Some(100), mode: Some(0o4711) }).expect("set");
+    assert_eq!(
+        ownership(&f.stat(&file.handle)),
+        (0o4711, 1000, 100),
+        "the bits survive the change of the owner"
+    );
+    let theirs = made("t", ObjectKind::Directory, asked(0o755, Some(1000), Some(100)));
+    assert_eq!(ownership(&theirs.stat), (0o755, 1000, 100));
+    let inherited = made("t/i", ObjectKind::File, asked(0o600, None, None));
+    assert_eq!(ownership(&inherited.stat), (0o600, 1000, 100), "of the owner of its directory");
+}
+
+#[test]
+fn a_reparse_point_keeps_its_data_and_is_no_link_of_the_file_system() {
+    let f = Fixture::new();
+    let point = ReparsePoint { tag: 0xa000_000c, kind: FileKind::SymbolicLink };
+    let data = vec![7; 1000];
+    for (name, directory) in [("link", false), ("junction", true)] {
+        let handle = if directory { f.directory(name) } else { f.file(name) };
+        let get = || f.run(FsOpKind::GetReparsePoint { handle: handle.clone() });
+        let set = |point| f.done(FsOpKind::SetReparsePoint { handle: handle.clone(), point });
+        assert_eq!(get().err(), Some(NtStatus::NOT_A_REPARSE_POINT));
+        set(Some((point, data.clone()))).expect("set");
+        let Ok(FsReply::ReparseData(found)) = get() else { panic!("data") };
+        assert_eq!(found, data);
+        let stat = f.stat_path(name).expect("there");
+        assert_eq!((stat.reparse, stat.attributes & 0x400), (Some(point), 0x400));
+        assert_eq!(
+            stat,
+            f.list(&f.existing("").expect("root"), true, 10)
+                .iter()
+                .find(|e| e.name == name)
+                .expect("listed")
+                .stat
+        );
+        // Attributes that are set later leave it.
+        let info = BasicInfo { attributes: Some(0x2), ..BasicInfo::default() };
+        f.done(FsOpKind::SetBasic { handle: handle.clone(), info }).expect("set");
+        assert_eq!(f.stat(&handle).reparse, Some(point));
+        set(None).expect("removed");
+        assert_eq!((f.stat(&handle).reparse, get().err()), (None, Some(NtStatus::NOT_A_REPARSE_POINT)));
+    }
+    let link = f.root.join("link");
+    assert!(link.symlink_metadata().expect("there").is_file());
 }
 
 #[test]

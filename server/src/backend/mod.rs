@@ -38,11 +38,13 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         | Op::Space { .. }
         | Op::ReadDir { .. }
         | Op::Lookup { .. }
+        | Op::GetReparsePoint { .. }
         | Op::CheckEmpty { .. } => Lane::LookUp,
         Op::Close { unlink: None, .. } => Lane::Close,
-        Op::Close { unlink: Some(_), handle, .. } | Op::SetBasic { handle, .. } => {
-            unless_written_through(handle, Lane::Change)
-        }
+        Op::Close { unlink: Some(_), handle, .. }
+        | Op::SetBasic { handle, .. }
+        | Op::SetOwnership { handle, .. }
+        | Op::SetReparsePoint { handle, .. } => unless_written_through(handle, Lane::Change),
         Op::Read { .. } | Op::AllocatedRanges { .. } => Lane::Data,
         Op::Write { write_through: true, .. } | Op::WriteRemote { write_through: true, .. } => Lane::Sync,
         Op::Write { handle, write_through: false, .. }
@@ -77,6 +79,9 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
         | Op::ReadDir { handle, .. }
         | Op::Lookup { handle, .. }
         | Op::SetBasic { handle, .. }
+        | Op::SetOwnership { handle, .. }
+        | Op::SetReparsePoint { handle, .. }
+        | Op::GetReparsePoint { handle }
         | Op::SetEndOfFile { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::Rename { handle, .. }
@@ -120,6 +125,7 @@ mod tests {
             write_through: false,
             attributes: 0,
             allocation_size: 0,
+            ownership: None,
         };
         FsOpKind::Open { volume: volume.clone(), request }
     }

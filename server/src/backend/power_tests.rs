@@ -46,6 +46,7 @@ impl Served {
             write_through: false,
             attributes: 0,
             allocation_size: 0,
+            ownership: None,
         };
         match self.run(FsOpKind::Open { volume: self.volume.clone(), request }) {
             Ok(FsReply::Opened(opened)) => opened.handle,

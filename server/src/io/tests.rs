@@ -248,6 +248,7 @@ fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
         write_through: false,
         attributes: 0,
         allocation_size: 0,
+        ownership: None,
     };
     let operation = FsOpKind::Open { volume: volume.clone(), request };
     match crate::backend::execute(operation, &BufferPool::default()) {

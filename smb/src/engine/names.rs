@@ -41,6 +41,18 @@ pub(crate) fn parse(name: &str) -> Result<Name, NtStatus> {
     Ok(Name { path: RelPath::new(&name.replace('\\', "/"))?, directory })
 }
 
+/// Reads a name of the POSIX extensions: components separated by `/`, of any other characters ([SMB2-POSIX] 2.2.13).
+///
+/// # Errors
+/// `STATUS_OBJECT_NAME_INVALID` and `STATUS_OBJECT_PATH_SYNTAX_BAD` as of [`parse`].
+pub(crate) fn parse_posix(name: &str) -> Result<Name, NtStatus> {
+    let (name, directory) = match name.strip_suffix('/') {
+        Some(before) if !before.is_empty() => (before, true),
+        _ => (name, false),
+    };
+    Ok(Name { path: RelPath::posix(name)?, directory })
+}
+
 /// Whether a pattern is a plain name.
 pub(crate) fn is_plain(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '<', '>', '"'])
@@ -108,6 +120,19 @@ mod tests {
         for bad in [r"..\..", r"a\..\b", r"a\\b", r".\a", r"\a"] {
             assert_eq!(parse(bad), Err(NtStatus::OBJECT_PATH_SYNTAX_BAD), "{bad}");
         }
+    }
+
+    #[test]
+    fn names_of_the_posix_extensions_have_any_character_but_the_separator() {
+        let ok = |name: &str| parse_posix(name).map(|n| n.path.as_str().to_owned());
+        for name in ["", "a/b", r"a\b", "a:b", "a*?\"<>|", "a\u{1}", "CON", "a. "] {
+            assert_eq!(ok(name), Ok(name.to_owned()));
+        }
+        assert!(parse_posix("dir/").expect("a directory").directory);
+        for bad in ["/a", "a//b", "..", "a/../b", "./a", "/"] {
+            assert_eq!(ok(bad), Err(NtStatus::OBJECT_PATH_SYNTAX_BAD), "{bad}");
+        }
+        assert_eq!(ok("a\0"), Err(NtStatus::OBJECT_NAME_INVALID));
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(crate) struct Open {
     pub(crate) access: u32,
     /// CreateOptions as asked for.
     pub(crate) options: u32,
+    /// Its CREATE had the context of the POSIX extensions.
+    pub(crate) posix: bool,
     /// Set once CLOSE has begun, so that it happens once.
     pub(crate) closing: AtomicBool,
     /// FilePositionInformation: where the last READ or WRITE ended.
@@ -59,6 +61,7 @@ pub(crate) struct NewOpen {
     pub(crate) directory: bool,
     pub(crate) access: u32,
     pub(crate) options: u32,
+    pub(crate) posix: bool,
     pub(crate) channel_sequence: u16,
     pub(crate) replayable: Option<Replayable>,
     pub(crate) path: RelPath,
@@ -139,6 +142,7 @@ impl Open {
             directory: new.directory,
             access: new.access,
             options: new.options,
+            posix: new.posix,
             closing: AtomicBool::new(false),
             position: AtomicU64::new(0),
             channel_sequence: ChannelSequence::new(new.channel_sequence),

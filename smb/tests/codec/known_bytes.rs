@@ -707,7 +707,8 @@ structure!(
 /// Its parts come in another order than ours.
 #[test]
 fn security_descriptor() {
-    let user = security::Sid::unix_user(1000);
+    let user = security::Sid { identifier_authority: 22, sub_authorities: vec![1, 1000] };
+    assert_eq!(user.as_unix_user(), Some(1000));
     let expected = security::SecurityDescriptor {
         control: security::Control::SELF_RELATIVE | security::Control::DACL_PRESENT,
         owner: Some(user.clone()),

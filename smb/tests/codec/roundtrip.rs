@@ -5,7 +5,7 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create_context::{
     DurableFlags, Lease, LeaseFlags, LeaseState, LeaseV2, RequestContext, ResponseContext,
 };
-use forebay_smb::wire::fscc::directory::{DirEncoder, DirEntry, parse_entries};
+use forebay_smb::wire::fscc::directory::{DirEncoder, DirEntry, PosixFields, parse_entries};
 use forebay_smb::wire::fscc::{
     FileAttributes, FileInformationClass, ea, file_info, fs_info, fsctl, name_info, notify, reparse, security,
 };
@@ -668,7 +668,7 @@ proptest! {
 
     #[test]
     fn directory_listings(
-        class in prop::sample::select(vec![1_u8, 2, 3, 12, 37, 38, 60]), limit in 0_usize..4000,
+        class in prop::sample::select(vec![1_u8, 2, 3, 12, 37, 38, 60, 100]), limit in 0_usize..4000,
         entries in vec((name(), any::<[u64; 6]>(), any::<[u32; 4]>(), any::<u128>(), "[A-Z0-9~.]{0,12}"), 0..20),
     ) {
         let class = FileInformationClass(class);
@@ -688,6 +688,7 @@ proptest! {
                     reparse_tag: reparse::ReparseTag(n[3]),
                     short_name: short_name.into(),
                     file_id,
+                    posix: PosixFields { device_id: n[0], hard_links: n[1], mode: n[2], uid: n[3], gid: n[0] },
                     name: name.into(),
                 })
             })
@@ -740,6 +741,7 @@ fn expected_of(class: FileInformationClass, entry: DirEntry<'_>) -> DirEntry<'_>
         reparse_tag: reparse::ReparseTag::default(),
         short_name: "".into(),
         file_id: 0,
+        posix: PosixFields::default(),
         ..entry.clone()
     };
     match class {
@@ -755,7 +757,10 @@ fn expected_of(class: FileInformationClass, entry: DirEntry<'_>) -> DirEntry<'_>
         FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION => {
             DirEntry { ea_size: entry.ea_size, short_name: entry.short_name, file_id: id_64, ..plain }
         }
-        _ => DirEntry { short_name: "".into(), ..entry },
+        FileInformationClass::FILE_POSIX_INFORMATION => {
+            DirEntry { reparse_tag: entry.reparse_tag, file_id: id_64, posix: entry.posix, ..plain }
+        }
+        _ => DirEntry { short_name: "".into(), posix: PosixFields::default(), ..entry },
     }
 }
 

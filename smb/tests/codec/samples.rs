@@ -231,6 +231,7 @@ pub(crate) fn all() -> Vec<Sample> {
         FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION,
         FileInformationClass::FILE_ID_FULL_DIRECTORY_INFORMATION,
         FileInformationClass::FILE_ID_EXTD_DIRECTORY_INFORMATION,
+        FileInformationClass::FILE_POSIX_INFORMATION,
     ] {
         samples.push(Sample {
             target: "fscc",

@@ -11,6 +11,7 @@ use forebay_smb::wire::create::{
     CreateAction, CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel,
 };
 use forebay_smb::wire::create_context::{RequestContext, ResponseContext};
+use forebay_smb::wire::fscc::directory::{DirEntry, parse_entries};
 use forebay_smb::wire::fscc::fsctl::FsctlCode;
 use forebay_smb::wire::fscc::{FileInformationClass, FsInformationClass};
 use forebay_smb::wire::lock::{LockElement, LockFlags};
@@ -82,6 +83,19 @@ impl Lab {
 
     pub fn client(&mut self) -> Client {
         self.dialect(NEWEST)
+    }
+
+    /// A client with the POSIX extensions.
+    pub fn posix(&mut self) -> Client {
+        self.clients += 1;
+        let mut client = Client::new(&self.server, self.clients, NEWEST);
+        client.backend = self.memory.backend();
+        client.posix = true;
+        success(&client.negotiate().unwrap()).unwrap();
+        assert!(client.posix_answered);
+        success(&client.logon("vol-user", "vol-secret", 0).unwrap()).unwrap();
+        success(&client.tree_connect("vol").unwrap()).unwrap();
+        client
     }
 
     /// A client over RDMA with 1 MiB of memory.
@@ -228,6 +242,8 @@ impl<'a> Open<'a> {
             attributes: response.file_attributes,
             maximal_access: None,
             disk_id: None,
+            posix: None,
+            reparse_point: response.flags.contains(create::ResponseFlags::REPARSEPOINT),
         };
         for context in &response.contexts {
             match context {
@@ -235,6 +251,9 @@ impl<'a> Open<'a> {
                     opened.maximal_access = Some(*maximal_access);
                 }
                 ResponseContext::OnDiskId { disk_file_id, .. } => opened.disk_id = Some(*disk_file_id),
+                ResponseContext::Posix { nlink, reparse_tag, mode, sids } => {
+                    opened.posix = Some((*nlink, *reparse_tag, *mode, sids.to_vec()));
+                }
                 other => panic!("not asked for: {other:?}"),
             }
         }
@@ -260,6 +279,9 @@ pub struct Opened {
     pub allocation_size: u64,
     pub attributes: FileAttributes,
     pub maximal_access: Option<AccessMask>,
+    /// Links, reparse tag, mode, and the SIDs of owner and group.
+    pub posix: Option<(u32, u32, u32, Vec<u8>)>,
+    pub reparse_point: bool,
     pub disk_id: Option<u64>,
 }
 
@@ -397,6 +419,19 @@ pub fn list(
     room: u32,
 ) -> Result<Vec<String>, NtStatus> {
     let class = FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION;
+    let entries = list_class(client, file_id, class, pattern, flags, room)?;
+    Ok(entries.into_iter().map(|e| e.name.into_owned()).collect())
+}
+
+/// As [`list`], the entries of a class.
+pub fn list_class(
+    client: &mut Client,
+    file_id: FileId,
+    class: FileInformationClass,
+    pattern: &str,
+    flags: query_directory::Flags,
+    room: u32,
+) -> Result<Vec<DirEntry<'static>>, NtStatus> {
     let mut body = Vec::new();
     query_directory::Request {
         file_information_class: class,
@@ -412,8 +447,7 @@ pub fn list(
     success(&answer)?;
     let output = query_directory::Response::parse(&answer.message).unwrap().output_buffer;
     assert!(output.len() <= room as usize);
-    let entries = forebay_smb::wire::fscc::directory::parse_entries(class, output).unwrap();
-    Ok(entries.into_iter().map(|e| e.name.into_owned()).collect())
+    Ok(parse_entries(class, output).unwrap())
 }
 
 fn query(

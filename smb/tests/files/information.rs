@@ -10,7 +10,7 @@ use forebay_smb::wire::fscc::fs_info::{
     FileFsAttributeInformation, FileFsFullSizeInformation, FileSystemAttributes,
 };
 use forebay_smb::wire::fscc::name_info::FileStreamInformation;
-use forebay_smb::wire::fscc::security::SecurityDescriptor;
+use forebay_smb::wire::fscc::security::{Ace, AceBody, Acl, SecurityDescriptor, Sid};
 use forebay_smb::wire::fscc::{FileInformationClass as C, FsInformationClass as F};
 use forebay_smb::wire::{AccessMask, Dialect, FileAttributes, FileTime};
 
@@ -218,23 +218,48 @@ fn modes_are_checked_and_kept() {
 }
 
 #[test]
-fn every_file_has_the_same_security_and_keeps_it() {
+fn a_descriptor_carries_owner_and_permission_bits_and_no_other_access_rules() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
     let bytes = query_security(&mut c, f, 7, 4096).unwrap();
     let descriptor = SecurityDescriptor::parse(&bytes).unwrap();
-    assert!(descriptor.owner.is_some() && descriptor.group.is_some() && descriptor.dacl.is_some());
+    assert_eq!((descriptor.owner, descriptor.group), (Some(Sid::unix_user(0)), Some(Sid::unix_group(0))));
     let dacl_only = SecurityDescriptor::parse(&query_security(&mut c, f, 4, 4096).unwrap()).unwrap();
-    assert!(dacl_only.owner.is_none() && dacl_only.dacl == descriptor.dacl);
+    assert!(dacl_only.owner.is_none() && dacl_only.dacl == descriptor.dacl && dacl_only.dacl.is_some());
     assert_eq!(query_security(&mut c, f, 7, 0), Err(NtStatus::BUFFER_TOO_SMALL));
     set_security(&mut c, f, 7, &bytes).expect("to set what is there changes nothing");
-    let mut other = descriptor;
-    other.dacl = None;
-    let mut bytes = Vec::new();
-    other.encode(&mut bytes);
-    assert_eq!(set_security(&mut c, f, 4, &bytes), Err(NtStatus::NOT_SUPPORTED));
+    let set = |c: &mut _, descriptor: &SecurityDescriptor, parts| {
+        let mut bytes = Vec::new();
+        descriptor.encode(&mut bytes);
+        set_security(c, f, parts, &bytes)
+    };
+    assert_eq!(set(&mut c, &SecurityDescriptor::default(), 4), Err(NtStatus::NOT_SUPPORTED));
     assert_eq!(set_security(&mut c, f, 4, b"garbage"), Err(NtStatus::INVALID_PARAMETER));
+    let changed = SecurityDescriptor {
+        owner: Some(Sid::unix_user(1000)),
+        group: Some(Sid::unix_group(100)),
+        dacl: Some(Acl {
+            acl_revision: 2,
+            aces: vec![Ace::allow(Sid::unix_mode(0o600), AccessMask::empty())],
+        }),
+        ..SecurityDescriptor::default()
+    };
+    set(&mut c, &changed, 7).unwrap();
+    let now = SecurityDescriptor::parse(&query_security(&mut c, f, 7, 4096).unwrap()).unwrap();
+    assert_eq!((now.owner, now.group), (changed.owner.clone(), changed.group.clone()));
+    let mode = now.dacl.unwrap().aces.iter().find_map(|ace| match &ace.body {
+        AceBody::Basic { sid, .. } => sid.as_unix_mode(),
+        AceBody::Other(_) => None,
+    });
+    assert_eq!(mode, Some(0o600));
+    // Without the rights to.
+    let reader = file("f").access(AccessMask::READ_CONTROL).id(&mut c);
+    for parts in [1, 2, 4] {
+        let mut bytes = Vec::new();
+        changed.encode(&mut bytes);
+        assert_eq!(set_security(&mut c, reader, parts, &bytes), Err(NtStatus::ACCESS_DENIED));
+    }
 }
 
 #[test]

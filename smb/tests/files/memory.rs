@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use forebay_smb::fs::{
     DirEntry, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
-    Opened, Payload, RelPath, Space, Stat,
+    Opened, Ownership, Payload, RelPath, ReparsePoint, Space, Stat,
 };
 use forebay_smb::status::NtStatus;
 
@@ -15,6 +15,7 @@ const ROOT: u64 = 2;
 const ARCHIVE: u32 = 0x20;
 const DIRECTORY: u32 = 0x10;
 const NORMAL: u32 = 0x80;
+const REPARSE_POINT: u32 = 0x400;
 const UNIT: u64 = 4096;
 /// The longest file.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -28,6 +29,10 @@ struct Node {
     attributes: u32,
     times: FileTimes,
     links: u32,
+    reparse: Option<(ReparsePoint, Vec<u8>)>,
+    mode: u32,
+    uid: u32,
+    gid: u32,
 }
 
 struct Handle {
@@ -91,7 +96,19 @@ impl Node {
             attributes,
             times,
             links: 1,
+            reparse: None,
+            mode: if directory { 0o755 } else { 0o644 },
+            uid: 0,
+            gid: 0,
         }
+    }
+}
+
+impl Node {
+    fn own(&mut self, ownership: Ownership) {
+        self.mode = ownership.mode.unwrap_or(self.mode);
+        self.uid = ownership.uid.unwrap_or(self.uid);
+        self.gid = ownership.gid.unwrap_or(self.gid);
     }
 }
 
@@ -156,7 +173,9 @@ impl Inner {
 
     fn stat(&self, ino: u64) -> Stat {
         let node = &self.nodes[&ino];
-        let attributes = node.attributes | if node.directory { DIRECTORY } else { 0 };
+        let attributes = node.attributes
+            | if node.directory { DIRECTORY } else { 0 }
+            | if node.reparse.is_some() { REPARSE_POINT } else { 0 };
         Stat {
             key: FileKey { dev: 1, ino },
             directory: node.directory,
@@ -167,6 +186,10 @@ impl Inner {
             links: node.links,
             times: node.times,
             attributes: if attributes == 0 { NORMAL } else { attributes },
+            reparse: node.reparse.as_ref().map(|(point, _)| *point),
+            mode: node.mode,
+            uid: node.uid,
+            gid: node.gid,
         }
     }
 
@@ -179,6 +202,14 @@ impl Inner {
                 let mut node = Node::new(request.kind == ObjectKind::Directory);
                 node.attributes |= request.attributes & !NORMAL;
                 node.reserved = request.allocation_size;
+                if let Some(ownership) = request.ownership {
+                    let Node { uid, gid, .. } = self.nodes[&parent];
+                    node.own(Ownership {
+                        uid: ownership.uid.or(Some(uid)),
+                        gid: ownership.gid.or(Some(gid)),
+                        ..ownership
+                    });
+                }
                 let ino = self.next;
                 self.next += 1;
                 self.nodes.insert(ino, node);
@@ -273,7 +304,12 @@ impl Inner {
             }
             FsOpKind::Stat { handle: h } => FsReply::Stat(self.stat(ino(&h))),
             FsOpKind::StatPath { path, .. } => FsReply::Stat(self.stat(self.find(&path)?)),
-            FsOpKind::Space { .. } => FsReply::Space(Space { total: 1 << 30, free: 1 << 29 }),
+            FsOpKind::Space { .. } => FsReply::Space(Space {
+                total: 1 << 30,
+                free: 1 << 29,
+                file_nodes: 1000,
+                free_file_nodes: 900,
+            }),
             FsOpKind::ReadDir { handle: h, restart, limit } => {
                 self.log.push("readdir");
                 let h = handle(&h);
@@ -309,9 +345,22 @@ impl Inner {
                 // As on real file systems, it is not for anyone to choose.
                 times.change += 1;
                 if let Some(attributes) = info.attributes {
-                    node.attributes = attributes & !(NORMAL | DIRECTORY);
+                    node.attributes = attributes & !(NORMAL | DIRECTORY | REPARSE_POINT);
                 }
                 FsReply::Done
+            }
+            FsOpKind::SetOwnership { handle: h, ownership } => {
+                self.nodes.get_mut(&ino(&h)).unwrap().own(ownership);
+                FsReply::Done
+            }
+            FsOpKind::SetReparsePoint { handle: h, point } => {
+                self.nodes.get_mut(&ino(&h)).unwrap().reparse = point;
+                FsReply::Done
+            }
+            FsOpKind::GetReparsePoint { handle: h } => {
+                let reparse = &self.nodes[&ino(&h)].reparse;
+                let (_, data) = reparse.as_ref().ok_or(NtStatus::NOT_A_REPARSE_POINT)?;
+                FsReply::ReparseData(data.clone())
             }
             FsOpKind::SetEndOfFile { handle: h, size } => {
                 self.log.push("truncate");

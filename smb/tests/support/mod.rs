@@ -127,6 +127,10 @@ pub struct Client {
     pub transforms: Vec<RdmaTransform>,
     /// What the server answered to that.
     pub transforms_answered: Option<Vec<RdmaTransform>>,
+    /// Asks for the POSIX extensions.
+    pub posix: bool,
+    /// The server has them.
+    pub posix_answered: bool,
     pub capabilities: Capabilities,
     pub client_guid: [u8; 16],
     /// ChannelSequence of the requests that are made.
@@ -187,6 +191,8 @@ impl Client {
             signing_algorithms: vec![SigningAlgorithm::AesGmac],
             transforms: Vec::new(),
             transforms_answered: None,
+            posix: false,
+            posix_answered: false,
             capabilities: requests::CAPABILITIES | Capabilities::MULTI_CHANNEL,
             client_guid: requests::CLIENT_GUID,
             channel_sequence: 0,
@@ -396,6 +402,7 @@ impl Client {
             &self.ciphers,
             &self.signing_algorithms,
             &self.transforms,
+            self.posix,
             self.capabilities,
             self.client_guid,
         );
@@ -422,6 +429,7 @@ impl Client {
                     NegotiateContext::RdmaTransform { transforms } => {
                         self.transforms_answered = Some(transforms.clone());
                     }
+                    NegotiateContext::Posix { .. } => self.posix_answered = true,
                     _ => {}
                 }
             }

@@ -40,7 +40,7 @@ pub fn negotiate_as(
     capabilities: Capabilities,
     client_guid: [u8; 16],
 ) -> Vec<u8> {
-    negotiate_with(dialect, ciphers, signing, &[], capabilities, client_guid)
+    negotiate_with(dialect, ciphers, signing, &[], false, capabilities, client_guid)
 }
 
 /// As [`negotiate_as`], with the transforms that there are for payload that goes by RDMA.
@@ -49,6 +49,7 @@ pub fn negotiate_with(
     ciphers: &[Cipher],
     signing: &[SigningAlgorithm],
     transforms: &[RdmaTransform],
+    posix: bool,
     capabilities: Capabilities,
     client_guid: [u8; 16],
 ) -> Vec<u8> {
@@ -70,6 +71,9 @@ pub fn negotiate_with(
         }
         if !transforms.is_empty() {
             contexts.push(NegotiateContext::RdmaTransform { transforms: transforms.to_vec() });
+        }
+        if posix {
+            contexts.push(NegotiateContext::Posix { data: &negotiate_context::POSIX_CREATE_TAG });
         }
     }
     let mut body = Vec::new();

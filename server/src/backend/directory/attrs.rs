@@ -1,15 +1,19 @@
 //! What is known of a file: the file system's own attributes, and those of DOS in an extended attribute.
 //!
-//! READONLY, HIDDEN, SYSTEM, ARCHIVE and their like, and a creation time that somebody set, are kept in
-//! `user.forebay.dos`. A file without it is an ARCHIVE made at its birth time. A file system without user extended
-//! attributes serves all the same; such settings are then forgotten.
+//! READONLY, HIDDEN, SYSTEM, ARCHIVE and their like, a creation time that somebody set, and whether the file is a reparse
+//! point, are kept in `user.forebay.dos`. A file without it is an ARCHIVE made at its birth time. A file system without user
+//! extended attributes serves all the same; such settings are then forgotten, and there are no reparse points.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use forebay_smb::fs::{BasicInfo, FileKey, FileTimes, Stat};
+use forebay_smb::fs::{BasicInfo, FileKey, FileKind, FileTimes, Ownership, ReparsePoint, Stat};
+use forebay_smb::limits::REPARSE_DATA_BYTES_MAX;
 use forebay_smb::status::NtStatus;
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, XattrFlags};
+use forebay_smb::wire::fscc::posix::PERMISSIONS;
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
@@ -18,8 +22,15 @@ use crate::backend::errno::status;
 use crate::clock;
 
 const XATTR: &CStr = c"user.forebay.dos";
+/// REPARSE_DATA_BUFFER of a reparse point.
+const REPARSE_DATA: &CStr = c"user.forebay.reparse";
+/// S_ISGID: what is made in the directory belongs to its group.
+const SET_GID: u32 = 0o2000;
 const XATTR_VERSION: u8 = 1;
 const XATTR_BYTES: usize = 13;
+/// Version 2 has the tag and the kind of a reparse point in addition.
+const XATTR_VERSION_REPARSE: u8 = 2;
+const XATTR_BYTES_MAX: usize = 18;
 
 // [MS-FSCC] 2.6
 const HIDDEN: u32 = 0x2;
@@ -30,6 +41,7 @@ const ARCHIVE: u32 = 0x20;
 const NORMAL: u32 = 0x80;
 const TEMPORARY: u32 = 0x100;
 const SPARSE_FILE: u32 = 0x200;
+const REPARSE_POINT: u32 = 0x400;
 const OFFLINE: u32 = 0x1000;
 const NOT_CONTENT_INDEXED: u32 = 0x2000;
 
@@ -45,40 +57,62 @@ struct Dos {
     attributes: u32,
     /// 0 where it was never set.
     creation: u64,
+    reparse: Option<ReparsePoint>,
 }
+
+/// Kinds in the order of their numbers on disk.
+const KINDS: [FileKind; 7] = [
+    FileKind::Regular,
+    FileKind::Directory,
+    FileKind::SymbolicLink,
+    FileKind::CharacterDevice,
+    FileKind::BlockDevice,
+    FileKind::Fifo,
+    FileKind::Socket,
+];
 
 impl Dos {
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; XATTR_BYTES] = bytes.try_into().ok()?;
-        let [version, a0, a1, a2, a3, creation @ ..] = *bytes;
-        (version == XATTR_VERSION).then(|| Self {
-            attributes: u32::from_le_bytes([a0, a1, a2, a3]) & KEPT,
-            creation: u64::from_le_bytes(creation),
-        })
+        let (head, reparse): (&[u8; XATTR_BYTES], _) = bytes.split_first_chunk()?;
+        let [version, a0, a1, a2, a3, creation @ ..] = *head;
+        let reparse = match (version, reparse) {
+            (XATTR_VERSION, []) => None,
+            (XATTR_VERSION_REPARSE, &[t0, t1, t2, t3, kind]) => Some(ReparsePoint {
+                tag: u32::from_le_bytes([t0, t1, t2, t3]),
+                kind: *KINDS.get(usize::from(kind))?,
+            }),
+            _ => return None,
+        };
+        let attributes = u32::from_le_bytes([a0, a1, a2, a3]) & KEPT;
+        Some(Self { attributes, creation: u64::from_le_bytes(creation), reparse })
     }
 
-    fn encode(self) -> [u8; XATTR_BYTES] {
-        let mut bytes = [0; XATTR_BYTES];
-        bytes[0] = XATTR_VERSION;
-        bytes[1..5].copy_from_slice(&self.attributes.to_le_bytes());
-        bytes[5..].copy_from_slice(&self.creation.to_le_bytes());
+    fn encode(self) -> Vec<u8> {
+        let version = if self.reparse.is_some() { XATTR_VERSION_REPARSE } else { XATTR_VERSION };
+        let mut bytes = vec![version];
+        bytes.extend_from_slice(&self.attributes.to_le_bytes());
+        bytes.extend_from_slice(&self.creation.to_le_bytes());
+        if let Some(ReparsePoint { tag, kind }) = self.reparse {
+            bytes.extend_from_slice(&tag.to_le_bytes());
+            bytes.push(KINDS.iter().position(|known| *known == kind).unwrap_or_default() as u8);
+        }
         bytes
     }
 
     /// What a file without the attribute is taken for.
     fn default_of(directory: bool) -> Self {
-        Self { attributes: if directory { 0 } else { ARCHIVE }, creation: 0 }
+        Self { attributes: if directory { 0 } else { ARCHIVE }, creation: 0, reparse: None }
     }
 }
 
 /// Whether the file system under `fd` keeps user extended attributes.
 pub(super) fn kept(fd: BorrowedFd<'_>) -> bool {
-    let mut bytes = [0; XATTR_BYTES];
+    let mut bytes = [0; XATTR_BYTES_MAX];
     !matches!(rustix::fs::fgetxattr(fd, XATTR, &mut bytes), Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
 fn dos_of_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Dos> {
-    let mut bytes = [0; XATTR_BYTES];
+    let mut bytes = [0; XATTR_BYTES_MAX];
     if !volume.xattrs {
         return None;
     }
@@ -91,7 +125,7 @@ fn dos_of_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Dos> {
 }
 
 fn dos_of_entry(volume: &Volume, directory: BorrowedFd<'_>, name: &CStr) -> Option<Dos> {
-    let mut bytes = [0; XATTR_BYTES];
+    let mut bytes = [0; XATTR_BYTES_MAX];
     if !volume.xattrs {
         return None;
     }
@@ -163,7 +197,8 @@ fn build(x: &Statx, dos: Option<Dos>) -> Stat {
     } else {
         time(x.stx_mtime).min(time(x.stx_ctime))
     };
-    let attributes = match (directory, dos.attributes) {
+    let reparse = if dos.reparse.is_some() { REPARSE_POINT } else { 0 };
+    let attributes = match (directory, dos.attributes | reparse) {
         (true, kept) => DIRECTORY | (kept & !FILES_ONLY),
         (false, 0) => NORMAL,
         (false, kept) => kept,
@@ -181,6 +216,10 @@ fn build(x: &Statx, dos: Option<Dos>) -> Stat {
             change: time(x.stx_ctime),
         },
         attributes,
+        reparse: dos.reparse,
+        mode: u32::from(x.stx_mode) & PERMISSIONS,
+        uid: x.stx_uid,
+        gid: x.stx_gid,
     }
 }
 
@@ -189,7 +228,7 @@ pub(super) fn set_new(file: &OpenFile, asked: u32) -> Result<(), NtStatus> {
     let default = Dos::default_of(file.directory);
     // A new file is always to be archived ([MS-FSA] 2.1.5.1.1).
     let attributes = (asked & KEPT) | default.attributes;
-    if attributes == default.attributes { Ok(()) } else { store(file, Dos { attributes, creation: 0 }) }
+    if attributes == default.attributes { Ok(()) } else { store(file, Dos { attributes, ..default }) }
 }
 
 /// Sets times and attributes.
@@ -199,6 +238,7 @@ pub(super) fn set(file: &OpenFile, info: &BasicInfo) -> Result<(), NtStatus> {
         let after = Dos {
             attributes: info.attributes.map_or(before.attributes, |a| a & KEPT),
             creation: info.creation.unwrap_or(before.creation),
+            ..before
         };
         if after != before {
             store(file, after)?;
@@ -212,6 +252,88 @@ pub(super) fn set(file: &OpenFile, info: &BasicInfo) -> Result<(), NtStatus> {
         rustix::fs::futimens(&file.fd, &times).map_err(status)?;
     }
     Ok(())
+}
+
+/// Sets owner and permission bits.
+pub(super) fn own(file: &OpenFile, ownership: Ownership) -> Result<(), NtStatus> {
+    let Ownership { mode, uid, gid } = ownership;
+    if uid.is_some() || gid.is_some() {
+        // All ones mean none, also to the system call.
+        if [uid, gid].contains(&Some(u32::MAX)) {
+            return Err(NtStatus::INVALID_PARAMETER);
+        }
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        rustix::fs::fchown(&file.fd, uid, gid).map_err(status)?;
+    }
+    // Afterwards: a change of the owner clears the bits for set-uid and set-gid.
+    if let Some(mode) = mode {
+        rustix::fs::fchmod(&file.fd, Mode::from_raw_mode(mode & PERMISSIONS)).map_err(status)?;
+    }
+    Ok(())
+}
+
+/// Gives a new file owner and permission bits as a POSIX file system does: without an owner or a group of its own it gets that of
+/// `directory`, and where that has the bit for set-gid, its group and, if it is a directory itself, the bit.
+pub(super) fn own_new(file: &OpenFile, directory: BorrowedFd<'_>, asked: Ownership) -> Result<(), NtStatus> {
+    let parent = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, WANTED).map_err(status)?;
+    let made = rustix::fs::statx(&file.fd, c"", AtFlags::EMPTY_PATH, WANTED).map_err(status)?;
+    let passes_group_on = u32::from(parent.stx_mode) & SET_GID != 0;
+    let uid = asked.uid.unwrap_or(parent.stx_uid);
+    let gid = asked.gid.filter(|_| !passes_group_on).unwrap_or(parent.stx_gid);
+    let owner = Ownership {
+        mode: None,
+        uid: Some(uid).filter(|uid| *uid != made.stx_uid),
+        gid: Some(gid).filter(|gid| *gid != made.stx_gid),
+    };
+    match own(file, owner) {
+        // A server without CAP_CHOWN serves all the same.
+        Ok(()) | Err(NtStatus::ACCESS_DENIED) => {}
+        Err(status) => return Err(status),
+    }
+    let inherited = if passes_group_on && file.directory { SET_GID } else { 0 };
+    let mode = asked.mode.unwrap_or(u32::from(made.stx_mode) & PERMISSIONS) | inherited;
+    own(file, Ownership { mode: Some(mode), ..Ownership::default() })
+}
+
+/// Makes a file a reparse point, or none.
+pub(super) fn set_reparse_point(
+    file: &OpenFile,
+    point: Option<(ReparsePoint, Vec<u8>)>,
+) -> Result<(), NtStatus> {
+    if !file.volume.xattrs {
+        return Err(NtStatus::NOT_SUPPORTED);
+    }
+    let before = dos_of_fd(&file.volume, file.fd.as_fd()).unwrap_or(Dos::default_of(file.directory));
+    let reparse = point.as_ref().map(|(point, _)| *point);
+    // Whoever finds the mark finds the data.
+    if let Some((_, data)) = &point {
+        rustix::fs::fsetxattr(&file.fd, REPARSE_DATA, data, XattrFlags::empty()).map_err(status)?;
+    }
+    store(file, Dos { reparse, ..before })?;
+    if point.is_none() {
+        match rustix::fs::fremovexattr(&file.fd, REPARSE_DATA) {
+            Ok(()) | Err(Errno::NODATA) => {}
+            Err(errno) => return Err(status(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Data of a reparse point.
+pub(super) fn reparse_data(file: &OpenFile) -> Result<Vec<u8>, NtStatus> {
+    let dos = dos_of_fd(&file.volume, file.fd.as_fd());
+    if dos.is_none_or(|dos| dos.reparse.is_none()) {
+        return Err(NtStatus::NOT_A_REPARSE_POINT);
+    }
+    let mut data = vec![0; REPARSE_DATA_BYTES_MAX];
+    match rustix::fs::fgetxattr(&file.fd, REPARSE_DATA, data.as_mut_slice()) {
+        Ok(length) => {
+            data.truncate(length);
+            Ok(data)
+        }
+        Err(Errno::NODATA) => Err(NtStatus::NOT_A_REPARSE_POINT),
+        Err(errno) => Err(status(errno)),
+    }
 }
 
 fn timespec(time: Option<u64>) -> Timespec {
@@ -237,12 +359,15 @@ mod tests {
 
     #[test]
     fn the_attribute_round_trips_and_damage_is_ignored() {
-        let dos = Dos { attributes: READONLY | HIDDEN, creation: 0x0123_4567_89ab_cdef };
+        let dos = Dos { attributes: READONLY | HIDDEN, creation: 0x0123_4567_89ab_cdef, reparse: None };
         let bytes = dos.encode();
         assert_eq!(Dos::parse(&bytes), Some(dos));
+        let fifo = Dos { reparse: Some(ReparsePoint { tag: 0x8000_0014, kind: FileKind::Fifo }), ..dos };
+        assert_eq!(Dos::parse(&fifo.encode()), Some(fifo));
+        assert_eq!(Dos::parse(&fifo.encode()[..17]), None);
         assert_eq!(Dos::parse(&bytes[..12]), None);
         let mut newer = bytes;
-        newer[0] = 2;
+        newer[0] = 3;
         assert_eq!(Dos::parse(&newer), None);
     }
 }

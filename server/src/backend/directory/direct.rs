@@ -147,8 +147,17 @@ mod tests {
         let mode = OpenMode::Existing;
         let (read, write, write_through) = (true, false, false);
         let (attributes, allocation_size) = (0, 0);
-        let request =
-            OpenRequest { path, mode, kind, read, write, write_through, attributes, allocation_size };
+        let request = OpenRequest {
+            path,
+            mode,
+            kind,
+            read,
+            write,
+            write_through,
+            attributes,
+            allocation_size,
+            ownership: None,
+        };
         match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
             Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),
             _ => panic!("opened"),

@@ -77,17 +77,17 @@ fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
     }
 }
 
-/// A name that clients can use: UTF-8, and nothing that would mean something else in a path of SMB.
+/// A name that clients can use: UTF-8.
 fn servable(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
-    (name != "." && name != ".." && !name.contains('\\')).then_some(name)
+    (name != "." && name != "..").then_some(name)
 }
 
 pub(super) fn lookup(file: &OpenFile, name: &str) -> Result<Vec<DirEntry>, NtStatus> {
     if !file.directory {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    if name.is_empty() || name.contains(['/', '\\', '\0']) || name == "." || name == ".." {
+    if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
         return Ok(Vec::new());
     }
     match attrs::stat_entry(&file.volume, file.fd.as_fd(), name) {

@@ -53,10 +53,13 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         | Op::Lookup { .. }
         | Op::CheckEmpty { .. }
         | Op::StatPath { .. }
+        | Op::GetReparsePoint { .. }
         | Op::AllocatedRanges { .. } => (Change::None, None),
         Op::Write { .. } | Op::WriteRemote { .. } => (Change::Write, None),
         Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => (Change::Settled, None),
-        Op::SetBasic { handle, .. } => (Change::Attributes, Some(handle)),
+        Op::SetBasic { handle, .. }
+        | Op::SetOwnership { handle, .. }
+        | Op::SetReparsePoint { handle, .. } => (Change::Attributes, Some(handle)),
         Op::SetEndOfFile { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::ZeroRange { handle, .. }

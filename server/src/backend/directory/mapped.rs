@@ -371,6 +371,7 @@ mod tests {
             write_through: false,
             attributes: 0,
             allocation_size: 0,
+            ownership: None,
         };
         match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
             Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),

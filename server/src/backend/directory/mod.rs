@@ -3,10 +3,11 @@
 //! Every path is resolved by `openat2` with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS` below the
 //! volume's root, so that no name and no symlink leads out of it, even one that is swapped in meanwhile. Symbolic
 //! links, devices, sockets and pipes that somebody put there are not served: opening answers
-//! `STATUS_ACCESS_DENIED` and listings leave them out.
+//! `STATUS_ACCESS_DENIED` and listings leave them out. Those that clients make are reparse points: files with their data in an
+//! extended attribute.
 //!
-//! Files are made with mode 0666 and directories with 0777, less the daemon's umask, and belong to its user: who may
-//! do what is decided by the volume's credentials, and mode and owner in a pod by its mount options.
+//! Files are made with mode 0666 and directories with 0777, less the daemon's umask, and belong to its user, unless a client
+//! names owner and mode: who may do what is decided by the volume's credentials, and in a pod by the client's kernel.
 
 mod attrs;
 pub mod data;
@@ -103,7 +104,12 @@ impl Volume {
     pub fn space(&self) -> Result<Space, Errno> {
         // XFS and ext4 answer with a project's limits for a directory that passes its project on.
         let space = rustix::fs::fstatvfs(&self.root)?;
-        Ok(Space { total: space.f_blocks * space.f_frsize, free: space.f_bavail * space.f_frsize })
+        Ok(Space {
+            total: space.f_blocks * space.f_frsize,
+            free: space.f_bavail * space.f_frsize,
+            file_nodes: space.f_files,
+            free_file_nodes: space.f_favail,
+        })
     }
 
     /// Puts everything of the volume's file system on stable storage.
@@ -270,6 +276,13 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
         }
         Op::Lookup { handle, name } => dirs::lookup(&*file(&handle)?, &name).map(FsReply::Entries),
         Op::SetBasic { handle, info } => attrs::set(&*file(&handle)?, &info).map(|()| FsReply::Done),
+        Op::SetOwnership { handle, ownership } => {
+            attrs::own(&*file(&handle)?, ownership).map(|()| FsReply::Done)
+        }
+        Op::SetReparsePoint { handle, point } => {
+            attrs::set_reparse_point(&*file(&handle)?, point).map(|()| FsReply::Done)
+        }
+        Op::GetReparsePoint { handle } => attrs::reparse_data(&*file(&handle)?).map(FsReply::ReparseData),
         Op::SetEndOfFile { handle, size } => data::set_end(&*file(&handle)?, size).map(|()| FsReply::Done),
         Op::SetAllocation { handle, size } => {
             data::set_allocation(&*file(&handle)?, size).map(|()| FsReply::Done)

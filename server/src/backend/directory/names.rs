@@ -252,6 +252,7 @@ mod tests {
             write_through: false,
             attributes: 0,
             allocation_size: 0,
+            ownership: None,
         };
         let operation = FsOpKind::Open { volume: volume.clone(), request };
         match backend::execute(operation, &BufferPool::default()) {

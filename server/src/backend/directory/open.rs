@@ -79,7 +79,12 @@ fn finish(
 
 /// Gives a new file what its maker asked for. Where that fails, nothing stays of it.
 fn furnish(file: &Arc<OpenFile>, request: &OpenRequest) -> Result<Stat, NtStatus> {
-    let furnished = attrs::set_new(file, request.attributes).and_then(|()| {
+    let owned = match request.ownership {
+        Some(asked) => path::directory(&file.volume, &request.path.parent())
+            .and_then(|directory| attrs::own_new(file, directory.as_fd(), asked)),
+        None => Ok(()),
+    };
+    let furnished = owned.and_then(|()| attrs::set_new(file, request.attributes)).and_then(|()| {
         if request.allocation_size > 0 && !file.directory {
             match rustix::fs::fallocate(&file.fd, FallocateFlags::KEEP_SIZE, 0, request.allocation_size) {
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}

@@ -164,6 +164,7 @@ mod tests {
             write_through: false,
             attributes: 0,
             allocation_size: 0,
+            ownership: None,
         };
         FsOpKind::Open { volume: volume.clone(), request }
     }

@@ -3,6 +3,7 @@
 
 mod copychunk;
 mod file;
+mod reparse;
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use crate::engine::transforms::Transforms;
 use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::negotiate::{Request, Response};
-use crate::wire::negotiate_context::{self as wire, HashAlgorithm, NegotiateContext};
+use crate::wire::negotiate_context::{self as wire, HashAlgorithm, NegotiateContext, POSIX_CREATE_TAG};
 use crate::wire::{Capabilities, Command, Dialect, FileTime, Header, SecurityMode, smb1};
 
 /// Best first.
@@ -98,6 +98,7 @@ fn agree(
     };
     let (mut answer_encryption, mut answer_signing) = (false, false);
     let mut offered_transforms = None;
+    let mut posix = false;
     match dialect {
         Dialect::SMB3_0 | Dialect::SMB3_0_2
             if offered && request.capabilities.contains(Capabilities::ENCRYPTION) =>
@@ -142,6 +143,11 @@ fn agree(
                         }
                         offered_transforms = Some(transforms.as_slice());
                     }
+                    // [SMB2-POSIX] 3.3.5.4
+                    NegotiateContext::Posix { data } => {
+                        let (versions, _) = data.as_chunks::<16>();
+                        posix |= versions.contains(&POSIX_CREATE_TAG);
+                    }
                     _ => {}
                 }
             }
@@ -163,6 +169,7 @@ fn agree(
         cipher,
         signing,
         transforms: Transforms::common(offered_transforms.unwrap_or_default(), cipher.is_some()),
+        posix,
         preauth: PreauthHash::default(),
         io_bytes_max,
         client_guid: request.client_guid,
@@ -192,6 +199,9 @@ fn response(server: &Server, now: FileTime, agreed: &Agreed, salt: &[u8; 32]) ->
         }
         if agreed.answer_transforms {
             contexts.push(NegotiateContext::RdmaTransform { transforms: n.transforms.ids() });
+        }
+        if n.posix {
+            contexts.push(NegotiateContext::Posix { data: &POSIX_CREATE_TAG });
         }
     }
     let mut body = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::engine::commands::posix;
 use crate::engine::names;
 use crate::engine::open::{DirectoryCursor, Open};
 use crate::engine::request::step::{Ctx, Reply, Step};
@@ -63,7 +64,10 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
         return Err(NtStatus::ACCESS_DENIED);
     }
     let class = request.file_information_class;
-    let fixed = DirEncoder::fixed_len(class).ok_or(NtStatus::INVALID_INFO_CLASS)?;
+    let posix = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
+    let fixed = DirEncoder::fixed_len(class)
+        .filter(|_| posix || class != FileInformationClass::FILE_POSIX_INFORMATION)
+        .ok_or(NtStatus::INVALID_INFO_CLASS)?;
     if request.output_buffer_length > ctx.core.io_bytes_max() {
         return Err(NtStatus::INVALID_PARAMETER);
     }
@@ -73,7 +77,8 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
     }
     let pattern = &request.file_name;
     if pattern.is_empty()
-        || pattern.contains(['\\', '/'])
+        || pattern.contains('/')
+        || pattern.contains('\\') && !open.posix
         || pattern.chars().count() > names::PATTERN_CHARS_MAX
     {
         return Err(NtStatus::OBJECT_NAME_INVALID);
@@ -154,7 +159,9 @@ impl Query {
         }
         let answers = &open.volume.used.dir_answers;
         while let Some(entry) = cursor.pending.pop() {
-            if !names::matches(&pattern, &entry.name) {
+            // Only names of the POSIX extensions have the separator of all others in them.
+            let is_nameable = open.posix || !entry.name.contains('\\');
+            if !is_nameable || !names::matches(&pattern, &entry.name) {
                 continue;
             }
             let room = output.grow(*limit, answers);
@@ -268,6 +275,7 @@ impl Output {
         let Some(room) = limit.checked_sub(start) else { return false };
         self.bytes.resize(start, 0);
         let Some(mut encoder) = DirEncoder::new(class, &mut self.bytes, room) else { return false };
+        let tag = posix::reparse_tag(stat);
         let fits = encoder.push(&directory::DirEntry {
             creation_time: FileTime(stat.times.creation),
             last_access_time: FileTime(stat.times.last_access),
@@ -276,7 +284,15 @@ impl Output {
             end_of_file: stat.end_of_file,
             allocation_size: stat.allocation_size,
             file_attributes: FileAttributes(stat.attributes),
+            // [MS-FSCC] 2.4.17: EaSize of a reparse point is its tag, where the class has no field for that.
+            ea_size: if class == FileInformationClass::FILE_ID_EXTD_DIRECTORY_INFORMATION {
+                0
+            } else {
+                tag.0
+            },
+            reparse_tag: tag,
             file_id: stat.key.ino.into(),
+            posix: posix::fields(stat),
             name: name.into(),
             ..directory::DirEntry::default()
         });
@@ -308,6 +324,10 @@ mod tests {
             attributes: 0,
             links: 1,
             directory: false,
+            reparse: None,
+            mode: 0,
+            uid: 0,
+            gid: 0,
         };
         DirEntry { name: name.into(), stat }
     }

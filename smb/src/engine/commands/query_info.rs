@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::engine::commands::info::{answer, encoded};
+use crate::engine::commands::{posix, security};
 use crate::engine::open::Open;
-use crate::engine::request::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Step};
 use crate::engine::volume::Volume;
 use crate::fs::{FsOpKind, FsReply, Space, Stat};
 use crate::status::NtStatus;
@@ -22,24 +24,16 @@ use crate::wire::fscc::fs_info::{
     SectorSizeFlags,
 };
 use crate::wire::fscc::name_info::{FileNameInformation, FileStreamInformation};
-use crate::wire::fscc::reparse::ReparseTag;
-use crate::wire::fscc::security::{Ace, Acl, Control, SecurityDescriptor, Sid};
+use crate::wire::fscc::posix::{FileFsPosixInformation, FilePosixInformation};
+use crate::wire::fscc::security::SecurityInformation;
 use crate::wire::fscc::{FileInformationClass as Class, FsInformationClass as FsClass};
-use crate::wire::query_info::{InfoType, Request, Response};
+use crate::wire::query_info::{InfoType, Request};
 use crate::wire::{AccessMask, Dialect, FileAttributes, FileTime};
 
 /// What every file system here says of itself ([MS-FSCC] 2.5.8): clients compute with it, nothing else does.
 const SECTOR_BYTES: u32 = 512;
 const SECTORS_PER_UNIT: u32 = 8;
 const UNIT_BYTES: u64 = (SECTOR_BYTES * SECTORS_PER_UNIT) as u64;
-
-/// AdditionalInformation of security queries ([MS-SMB2] 2.2.37).
-pub(super) mod security_information {
-    pub(in super::super) const OWNER: u32 = 0x1;
-    pub(in super::super) const GROUP: u32 = 0x2;
-    pub(in super::super) const DACL: u32 = 0x4;
-    pub(in super::super) const SACL: u32 = 0x8;
-}
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let request = match Request::parse(ctx.request.message()) {
@@ -62,32 +56,14 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     match info_type {
         InfoType::FILE => file(ctx, open, Class(file_info_class), output_buffer_length),
-        InfoType::FILESYSTEM => file_system(&open, FsClass(file_info_class), output_buffer_length),
-        InfoType::SECURITY => security(&open, additional_information, output_buffer_length),
+        InfoType::FILESYSTEM => file_system(ctx, &open, FsClass(file_info_class), output_buffer_length),
+        InfoType::SECURITY => {
+            security::query(&open, SecurityInformation(additional_information), output_buffer_length)
+        }
         // [MS-SMB2] 3.3.5.20.4: quotas of users; a volume's capacity is no such thing.
         InfoType::QUOTA => Step::Fail(NtStatus::NOT_SUPPORTED),
         _ => Step::Fail(NtStatus::INVALID_PARAMETER),
     }
-}
-
-/// The answer within the client's buffer: less than `fixed` bytes are an error, less than all of it a warning
-/// ([MS-SMB2] 3.3.5.20.1).
-fn answer(mut output: Vec<u8>, fixed: usize, limit: u32) -> Step {
-    let limit = limit as usize;
-    if limit < fixed {
-        return Step::Fail(NtStatus::INFO_LENGTH_MISMATCH);
-    }
-    let status = if output.len() > limit { NtStatus::BUFFER_OVERFLOW } else { NtStatus::SUCCESS };
-    output.truncate(limit);
-    let mut body = Vec::with_capacity(8 + output.len());
-    Response { output_buffer: &output }.encode(&mut body);
-    Step::Reply(Reply { status, ..Reply::ok(body) })
-}
-
-fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut out = Vec::new();
-    encode(&mut out);
-    out
 }
 
 /// Sizes of the structures as C lays them out, which is what buffers are measured against.
@@ -107,12 +83,15 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
             | Class::FILE_ALL_INFORMATION
             | Class::FILE_NETWORK_OPEN_INFORMATION
             | Class::FILE_ATTRIBUTE_TAG_INFORMATION
+            | Class::FILE_POSIX_INFORMATION
     );
     // [MS-FSA] 2.1.5.12
     if needs_attributes && !access.contains(AccessMask::FILE_READ_ATTRIBUTES) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
+    let posix = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
     match class {
+        Class::FILE_POSIX_INFORMATION if !posix => Step::Fail(NtStatus::INVALID_INFO_CLASS),
         Class::FILE_ACCESS_INFORMATION => {
             exact(limit, FileAccessInformation::LEN, |out| open_access(&open).encode(out))
         }
@@ -147,7 +126,8 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         | Class::FILE_ATTRIBUTE_TAG_INFORMATION
         | Class::FILE_COMPRESSION_INFORMATION
         | Class::FILE_STREAM_INFORMATION
-        | Class::FILE_ID_INFORMATION => Step::Fs(
+        | Class::FILE_ID_INFORMATION
+        | Class::FILE_POSIX_INFORMATION => Step::Fs(
             FsOpKind::Stat { handle: open.handle.clone() },
             Box::new(move |_, result| match result {
                 Ok(FsReply::Stat(stat)) => {
@@ -243,10 +223,13 @@ fn of_stat(open: &Open, class: Class, stat: &Stat, limit: u32) -> Step {
         Class::FILE_ATTRIBUTE_TAG_INFORMATION => exact(limit, FileAttributeTagInformation::LEN, |out| {
             FileAttributeTagInformation {
                 file_attributes: FileAttributes(stat.attributes),
-                reparse_tag: ReparseTag::RESERVED_ZERO,
+                reparse_tag: posix::reparse_tag(stat),
             }
             .encode(out);
         }),
+        Class::FILE_POSIX_INFORMATION => {
+            exact(limit, FilePosixInformation::LEN, |out| posix::information(open, stat).encode(out))
+        }
         Class::FILE_COMPRESSION_INFORMATION => exact(limit, FileCompressionInformation::LEN, |out| {
             FileCompressionInformation {
                 compressed_file_size: stat.end_of_file,
@@ -302,9 +285,11 @@ fn internal(stat: &Stat) -> FileInternalInformation {
     FileInternalInformation { index_number: stat.key.ino }
 }
 
-fn file_system(open: &Arc<Open>, class: FsClass, limit: u32) -> Step {
+fn file_system(ctx: &Ctx<'_>, open: &Arc<Open>, class: FsClass, limit: u32) -> Step {
     let volume = &open.volume;
+    let posix = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
     match class {
+        FsClass::FILE_FS_POSIX_INFORMATION if !posix => Step::Fail(NtStatus::INVALID_INFO_CLASS),
         FsClass::FILE_FS_VOLUME_INFORMATION => {
             let info = FileFsVolumeInformation {
                 volume_creation_time: FileTime(volume.created),
@@ -314,14 +299,24 @@ fn file_system(open: &Arc<Open>, class: FsClass, limit: u32) -> Step {
             };
             answer(encoded(|out| info.encode(out)), fixed_len::FS_VOLUME, limit)
         }
-        FsClass::FILE_FS_SIZE_INFORMATION | FsClass::FILE_FS_FULL_SIZE_INFORMATION => Step::Fs(
-            FsOpKind::Space { handle: open.handle.clone() },
-            Box::new(move |_, result| match result {
-                Ok(FsReply::Space(space)) => size(class, space, limit),
-                Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-                Err(status) => Step::Fail(status),
-            }),
-        ),
+        FsClass::FILE_FS_SIZE_INFORMATION
+        | FsClass::FILE_FS_FULL_SIZE_INFORMATION
+        | FsClass::FILE_FS_POSIX_INFORMATION => {
+            let serial = volume.serial;
+            Step::Fs(
+                FsOpKind::Space { handle: open.handle.clone() },
+                Box::new(move |_, result| match result {
+                    Ok(FsReply::Space(space)) if class == FsClass::FILE_FS_POSIX_INFORMATION => {
+                        exact(limit, FileFsPosixInformation::LEN, |out| {
+                            posix::file_system(space, UNIT_BYTES as u32, serial).encode(out);
+                        })
+                    }
+                    Ok(FsReply::Space(space)) => size(class, space, limit),
+                    Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+                    Err(status) => Step::Fail(status),
+                }),
+            )
+        }
         FsClass::FILE_FS_DEVICE_INFORMATION => exact(limit, FileFsDeviceInformation::LEN, |out| {
             let mut characteristics = DeviceCharacteristics::DEVICE_IS_MOUNTED;
             if volume.read_only {
@@ -397,45 +392,10 @@ fn attributes(volume: &Volume) -> FileSystemAttributes {
         | FileSystemAttributes::CASE_PRESERVED_NAMES
         | FileSystemAttributes::UNICODE_ON_DISK
         | FileSystemAttributes::SUPPORTS_SPARSE_FILES
+        | FileSystemAttributes::SUPPORTS_REPARSE_POINTS
         | FileSystemAttributes::SUPPORTS_HARD_LINKS;
     if volume.read_only {
         attributes.insert(FileSystemAttributes::READ_ONLY_VOLUME);
     }
     attributes
-}
-
-/// The one descriptor that every file has: a volume's credentials may do everything.
-pub(super) fn descriptor(information: u32) -> SecurityDescriptor {
-    use security_information::{DACL, GROUP, OWNER};
-    let asked = |part: u32| information & part != 0;
-    let mut descriptor = SecurityDescriptor::default();
-    if asked(OWNER) {
-        descriptor.owner = Some(Sid::everyone());
-    }
-    if asked(GROUP) {
-        descriptor.group = Some(Sid::everyone());
-    }
-    if asked(DACL) {
-        descriptor.control.insert(Control::DACL_PRESENT);
-        descriptor.dacl = Some(Acl {
-            acl_revision: 2,
-            aces: vec![Ace::allow(Sid::everyone(), AccessMask::FILE_ALL_ACCESS)],
-        });
-    }
-    descriptor
-}
-
-fn security(open: &Open, information: u32, limit: u32) -> Step {
-    use security_information::{DACL, GROUP, OWNER, SACL};
-    let needs_control = information & (OWNER | GROUP | DACL) != 0;
-    if needs_control && !AccessMask(open.access).contains(AccessMask::READ_CONTROL) || information & SACL != 0
-    {
-        return Step::Fail(NtStatus::ACCESS_DENIED);
-    }
-    let output = encoded(|out| descriptor(information).encode(out));
-    // [MS-SMB2] 3.3.5.20.3: half a descriptor is of no use.
-    if output.len() > limit as usize {
-        return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
-    }
-    answer(output, 0, limit)
 }

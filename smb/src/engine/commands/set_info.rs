@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use self::rename::Target;
 use crate::engine::commands::create::ATTRIBUTES_SETTABLE;
 use crate::engine::commands::handles::{self, CachedHandles};
-use crate::engine::commands::query_info::{descriptor, security_information};
+use crate::engine::commands::info::{done, needs};
 use crate::engine::commands::read::OFFSET_END;
+use crate::engine::commands::security;
 use crate::engine::open::Open;
-use crate::engine::request::step::{Ctx, Reply, Step};
+use crate::engine::request::step::{Ctx, Step};
 use crate::engine::watches::CONTENTS;
 use crate::fs::{BasicInfo, FsOpKind, FsReply};
 use crate::status::NtStatus;
@@ -23,9 +24,9 @@ use crate::wire::fscc::file_info::{
     FileDispositionInformationEx, FileEndOfFileInformation, FileModeInformation, FilePositionInformation,
 };
 use crate::wire::fscc::name_info::{FileRenameInformation, FileRenameInformationEx, RenameFlags};
-use crate::wire::fscc::security::SecurityDescriptor;
+use crate::wire::fscc::security::SecurityInformation;
 use crate::wire::query_info::InfoType;
-use crate::wire::set_info::{Request, Response};
+use crate::wire::set_info::Request;
 use crate::wire::{AccessMask, Fault, FileAttributes, FileTime, Malformed};
 
 /// Bits of FileModeInformation that can be set ([MS-FSCC] 2.4.31).
@@ -50,18 +51,13 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         InfoType::FILE => file(ctx, &open, Class(request.file_info_class), request.buffer),
         // Label, quota and object id are the administrator's.
         InfoType::FILESYSTEM => Err(NtStatus::ACCESS_DENIED),
-        InfoType::SECURITY => security(ctx, &open, request.additional_information, request.buffer),
+        InfoType::SECURITY => {
+            security::set(&open, SecurityInformation(request.additional_information), request.buffer)
+        }
         InfoType::QUOTA => Err(NtStatus::NOT_SUPPORTED),
         _ => Err(NtStatus::INVALID_PARAMETER),
     };
     step.unwrap_or_else(Step::Fail)
-}
-
-/// The empty answer.
-pub(super) fn done() -> Step {
-    let mut body = Vec::with_capacity(2);
-    Response.encode(&mut body);
-    Step::Reply(Reply::ok(body))
 }
 
 /// The empty answer once a backend has changed the contents.
@@ -84,10 +80,6 @@ fn parsed<T>(result: Result<T, Malformed>) -> Result<T, NtStatus> {
         Fault::Surrogate => NtStatus::OBJECT_NAME_INVALID,
         _ => NtStatus::INVALID_PARAMETER,
     })
-}
-
-fn needs(open: &Open, access: AccessMask) -> Result<(), NtStatus> {
-    if AccessMask(open.access).contains(access) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
 }
 
 fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Result<Step, NtStatus> {
@@ -121,20 +113,20 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
             rename::rename(
                 ctx,
                 open,
-                Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?,
+                Target::new(open, &info.file_name, info.root_directory, info.replace_if_exists)?,
             )
         }
         Class::FILE_RENAME_INFORMATION_EX => {
             let info = parsed(FileRenameInformationEx::parse(buffer))?;
             let replace = info.flags.contains(RenameFlags::REPLACE_IF_EXISTS);
-            rename::rename(ctx, open, Target::new(&info.file_name, info.root_directory, replace)?)
+            rename::rename(ctx, open, Target::new(open, &info.file_name, info.root_directory, replace)?)
         }
         Class::FILE_LINK_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
             rename::link(
                 ctx,
                 open,
-                Target::new(&info.file_name, info.root_directory, info.replace_if_exists)?,
+                Target::new(open, &info.file_name, info.root_directory, info.replace_if_exists)?,
             )
         }
         Class::FILE_POSITION_INFORMATION => {
@@ -313,26 +305,4 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
             Err(status) => Step::Fail(status),
         }),
     )
-}
-
-/// Every file has the same descriptor. To set it is allowed, to set another one is not (docs/reference/spec-exceptions.md).
-fn security(ctx: &Ctx<'_>, open: &Open, information: u32, buffer: &[u8]) -> Result<Step, NtStatus> {
-    use security_information::{DACL, GROUP, OWNER, SACL};
-    let asked = |part: u32| information & part != 0;
-    if asked(SACL)
-        || asked(DACL) && needs(open, AccessMask::WRITE_DAC).is_err()
-        || asked(OWNER | GROUP) && needs(open, AccessMask::WRITE_OWNER).is_err()
-    {
-        return Err(NtStatus::ACCESS_DENIED);
-    }
-    let given = SecurityDescriptor::parse(buffer).map_err(|_| NtStatus::INVALID_PARAMETER)?;
-    let kept = descriptor(information);
-    let same = (!asked(OWNER) || given.owner == kept.owner)
-        && (!asked(GROUP) || given.group == kept.group)
-        && (!asked(DACL) || given.dacl == kept.dacl);
-    if !same {
-        return Err(NtStatus::NOT_SUPPORTED);
-    }
-    open.volume.watches.modified(CompletionFilter::SECURITY, open, ctx.server);
-    Ok(done())
 }

@@ -21,7 +21,9 @@ impl Connection {
         chain.related.session_id = request.header.session_id;
         chain.related.tree_id = request.header.tree_id();
         if request.header.command == Command::CREATE {
-            chain.related.create_error = status.is_error().then_some(status);
+            // A warning, but there is no file.
+            let failed = status.is_error() || status == NtStatus::STOPPED_ON_SYMLINK;
+            chain.related.create_error = failed.then_some(status);
         }
         let payload_bytes = reply.payload.as_ref().map_or_else(
             || {

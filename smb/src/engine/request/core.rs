@@ -31,6 +31,8 @@ pub(crate) struct Negotiated {
     pub(crate) cipher: Option<Cipher>,
     pub(crate) signing: SigningAlgorithm,
     pub(crate) transforms: Transforms,
+    /// Both ends have the POSIX extensions.
+    pub(crate) posix: bool,
     pub(crate) preauth: PreauthHash,
     pub(crate) io_bytes_max: u32,
     /// What the client said, for FSCTL_VALIDATE_NEGOTIATE_INFO.

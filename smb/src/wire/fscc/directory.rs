@@ -1,8 +1,9 @@
-//! Directory entries ([MS-FSCC] 2.4.10, 2.4.17, 2.4.8, 2.4.22, 2.4.20, 2.4.33, 2.4.24).
+//! Directory entries ([MS-FSCC] 2.4.10, 2.4.17, 2.4.8, 2.4.22, 2.4.20, 2.4.33, 2.4.24; [SMB2-POSIX] 2.3.1).
 
 use std::borrow::Cow;
 
 use super::FileInformationClass;
+use super::posix::{FilePosixFixed, FilePosixInformation};
 use super::reparse::ReparseTag;
 use crate::wire::cursor::{Put, Reader, align, len_u32, patch_u32, zeros};
 use crate::wire::{Fault, FileAttributes, FileTime, Malformed, limits, utf16};
@@ -30,7 +31,21 @@ pub struct DirEntry<'a> {
     pub short_name: Cow<'a, str>,
     /// 64 bits in most classes, 128 in FileIdExtdDirectoryInformation.
     pub file_id: u128,
+    /// What only entries of FilePosixInformation have.
+    pub posix: PosixFields,
     pub name: Cow<'a, str>,
+}
+
+/// Fields that only entries of FilePosixInformation have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "the names are the specification's")]
+pub struct PosixFields {
+    pub device_id: u32,
+    pub hard_links: u32,
+    /// File type and permission bits ([`super::posix::PosixFileType::mode`]).
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
 }
 
 /// Which fields a class has behind those that all but names have.
@@ -43,6 +58,7 @@ enum Layout {
     Both,
     IdBoth,
     IdExtd,
+    Posix,
 }
 
 impl Layout {
@@ -55,6 +71,7 @@ impl Layout {
             FileInformationClass::FILE_BOTH_DIRECTORY_INFORMATION => Self::Both,
             FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION => Self::IdBoth,
             FileInformationClass::FILE_ID_EXTD_DIRECTORY_INFORMATION => Self::IdExtd,
+            FileInformationClass::FILE_POSIX_INFORMATION => Self::Posix,
             _ => return None,
         })
     }
@@ -69,6 +86,7 @@ impl Layout {
             Self::Both => 94,
             Self::IdBoth => 104,
             Self::IdExtd => 88,
+            Self::Posix => 8 + FilePosixInformation::LEN + 4,
         }
     }
 }
@@ -126,7 +144,9 @@ impl<'o> DirEncoder<'o> {
 fn encode_entry(layout: Layout, entry: &DirEntry<'_>, out: &mut Vec<u8>) {
     zeros(out, 4);
     out.put(entry.file_index);
-    if layout != Layout::Names {
+    if layout == Layout::Posix {
+        posix(entry).encode(out);
+    } else if layout != Layout::Names {
         out.put(entry.creation_time);
         out.put(entry.last_access_time);
         out.put(entry.last_write_time);
@@ -137,7 +157,7 @@ fn encode_entry(layout: Layout, entry: &DirEntry<'_>, out: &mut Vec<u8>) {
     }
     out.put(len_u32(utf16::encoded_len(&entry.name)));
     match layout {
-        Layout::Names | Layout::Directory => {}
+        Layout::Names | Layout::Directory | Layout::Posix => {}
         Layout::Full => out.put(entry.ea_size),
         Layout::IdFull => {
             out.put(entry.ea_size);
@@ -157,6 +177,54 @@ fn encode_entry(layout: Layout, entry: &DirEntry<'_>, out: &mut Vec<u8>) {
         }
     }
     utf16::encode(&entry.name, out);
+}
+
+/// An entry of FilePosixInformation without its name.
+fn posix(entry: &DirEntry<'_>) -> FilePosixInformation {
+    let PosixFields { device_id, hard_links, mode, uid, gid } = entry.posix;
+    FilePosixInformation {
+        fixed: FilePosixFixed {
+            creation_time: entry.creation_time,
+            last_access_time: entry.last_access_time,
+            last_write_time: entry.last_write_time,
+            change_time: entry.change_time,
+            end_of_file: entry.end_of_file,
+            allocation_size: entry.allocation_size,
+            file_attributes: entry.file_attributes,
+            inode: entry.file_id as u64,
+            device_id,
+            hard_links,
+            reparse_tag: entry.reparse_tag,
+            mode,
+        },
+        uid,
+        gid,
+    }
+}
+
+/// What [`posix`] has made.
+fn from_posix(file_index: u32, info: FilePosixInformation) -> DirEntry<'static> {
+    let FilePosixInformation { fixed, uid, gid } = info;
+    DirEntry {
+        file_index,
+        creation_time: fixed.creation_time,
+        last_access_time: fixed.last_access_time,
+        last_write_time: fixed.last_write_time,
+        change_time: fixed.change_time,
+        end_of_file: fixed.end_of_file,
+        allocation_size: fixed.allocation_size,
+        file_attributes: fixed.file_attributes,
+        file_id: fixed.inode.into(),
+        reparse_tag: fixed.reparse_tag,
+        posix: PosixFields {
+            device_id: fixed.device_id,
+            hard_links: fixed.hard_links,
+            mode: fixed.mode,
+            uid,
+            gid,
+        },
+        ..DirEntry::default()
+    }
 }
 
 fn encode_short_name(entry: &DirEntry<'_>, out: &mut Vec<u8>) {
@@ -199,7 +267,9 @@ pub fn parse_entries(class: FileInformationClass, bytes: &[u8]) -> Result<Vec<Di
 
 fn parse_entry(layout: Layout, r: &mut Reader<'_>) -> Result<DirEntry<'static>, Malformed> {
     let mut entry = DirEntry { file_index: r.get()?, ..DirEntry::default() };
-    if layout != Layout::Names {
+    if layout == Layout::Posix {
+        entry = from_posix(entry.file_index, FilePosixInformation::read(r)?);
+    } else if layout != Layout::Names {
         entry.creation_time = r.get()?;
         entry.last_access_time = r.get()?;
         entry.last_write_time = r.get()?;
@@ -210,7 +280,7 @@ fn parse_entry(layout: Layout, r: &mut Reader<'_>) -> Result<DirEntry<'static>, 
     }
     let name_len = r.get::<u32>()?;
     match layout {
-        Layout::Names | Layout::Directory => {}
+        Layout::Names | Layout::Directory | Layout::Posix => {}
         Layout::Full => entry.ea_size = r.get()?,
         Layout::IdFull => {
             entry.ea_size = r.get()?;

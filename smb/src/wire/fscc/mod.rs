@@ -8,6 +8,7 @@ pub mod fs_info;
 pub mod fsctl;
 pub mod name_info;
 pub mod notify;
+pub mod posix;
 pub mod reparse;
 pub mod security;
 

@@ -40,6 +40,21 @@ impl<'a> ReparseDataBuffer<'a> {
     }
 }
 
+open_enum!(
+    /// `Type` at the start of the data of [`ReparseTag::NFS`] ([MS-FSCC] 2.1.2.6).
+    NfsSpecialFile(u64) {
+        SYMLINK = 0x0000_0000_014b_4e4c, CHARACTER_DEVICE = 0x0000_0000_0052_4843, BLOCK_DEVICE = 0x0000_0000_004b_4c42,
+        FIFO = 0x0000_0000_4f46_4946, SOCKET = 0x0000_0000_4b43_4f53,
+    }
+);
+
+impl NfsSpecialFile {
+    /// Reads the type from the data of a reparse point.
+    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
+        Reader::new(data, "NFS special file").get()
+    }
+}
+
 /// The data of [`ReparseTag::SYMLINK`] ([MS-FSCC] 2.1.2.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]

@@ -49,6 +49,8 @@ pub struct Sid {
 }
 
 const SID_REVISION: u8 = 1;
+/// First sub-authority of the SIDs that carry uid, gid and mode of a Unix file.
+const UNIX: u32 = 88;
 
 impl Sid {
     /// S-1-1-0, everyone.
@@ -57,19 +59,51 @@ impl Sid {
         Self { identifier_authority: 1, sub_authorities: vec![0] }
     }
 
-    /// S-1-22-1-uid, a Unix user as Samba and cifs.ko write it.
+    /// S-1-5-88-1-uid, a Unix user.
     #[must_use]
     pub fn unix_user(uid: u32) -> Self {
-        Self { identifier_authority: 22, sub_authorities: vec![1, uid] }
+        Self { identifier_authority: 5, sub_authorities: vec![UNIX, 1, uid] }
     }
 
-    /// S-1-22-2-gid, a Unix group as Samba and cifs.ko write it.
+    /// S-1-5-88-2-gid, a Unix group.
     #[must_use]
     pub fn unix_group(gid: u32) -> Self {
-        Self { identifier_authority: 22, sub_authorities: vec![2, gid] }
+        Self { identifier_authority: 5, sub_authorities: vec![UNIX, 2, gid] }
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+    /// S-1-5-88-3-mode, the permission bits of a file, as the principal of an access control entry.
+    #[must_use]
+    pub fn unix_mode(mode: u32) -> Self {
+        Self { identifier_authority: 5, sub_authorities: vec![UNIX, 3, mode] }
+    }
+
+    /// The uid of a Unix user: S-1-5-88-1-uid, or S-1-22-1-uid as Samba writes it.
+    #[must_use]
+    pub fn as_unix_user(&self) -> Option<u32> {
+        self.unix(1)
+    }
+
+    /// The gid of a Unix group: S-1-5-88-2-gid, or S-1-22-2-gid as Samba writes it.
+    #[must_use]
+    pub fn as_unix_group(&self) -> Option<u32> {
+        self.unix(2)
+    }
+
+    /// The permission bits of S-1-5-88-3-mode.
+    #[must_use]
+    pub fn as_unix_mode(&self) -> Option<u32> {
+        self.unix(3)
+    }
+
+    fn unix(&self, kind: u32) -> Option<u32> {
+        match (self.identifier_authority, self.sub_authorities.as_slice()) {
+            (5, &[UNIX, found, id]) if found == kind => Some(id),
+            (22, &[found, id]) if found == kind && kind != 3 => Some(id),
+            _ => None,
+        }
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let revision = r.get::<u8>()?;
         let count = r.get::<u8>()?;
         if revision != SID_REVISION || usize::from(count) > limits::SUB_AUTHORITIES_MAX {

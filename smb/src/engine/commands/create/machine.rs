@@ -4,6 +4,7 @@
 //! AwaitingRename ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, where the file was made for this request)
 //!                     │   ▲ └──► RemovingNames ──► (again: Opening)
 //!                     │   └────────────┘
+//!                     ├──► ReadingLink ──► the answer that it is a symbolic link
 //!                     ├──► answer
 //!                     └──► Preparing: Truncate ──► SetAttributes ──► Reserve ──► Stat ──► answer
 //! ```
@@ -11,9 +12,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::answer::respond;
+use super::answer::{respond, stopped_on_symlink};
 use super::plan::{Plan, overwrites, plan};
 use super::reconnect;
+use crate::engine::commands::posix;
 use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
 use crate::engine::file::opener::{Cached, Opener};
@@ -31,6 +33,7 @@ use crate::wire::change_notify::CompletionFilter;
 use crate::wire::create::{CreateAction, CreateDisposition, CreateOptions, Request};
 use crate::wire::create_context::ResponseContext;
 use crate::wire::fscc::notify::NotifyAction;
+use crate::wire::fscc::reparse::ReparseTag;
 use crate::wire::{AccessMask, FileAttributes};
 
 /// Options that FileModeInformation reports ([MS-FSCC] 2.4.31).
@@ -55,6 +58,8 @@ enum State {
     AwaitingRename,
     /// A backend that opens the file. The path keeps its name meanwhile.
     Opening(PathPin),
+    /// A backend that reads where the symbolic link leads.
+    ReadingLink(Opened),
     /// A client that is asked to give up what it may cache of this file. A file that was made for this request stays open.
     AwaitingBreak { file: Arc<FileState>, made: Option<(Opened, PathPin)> },
     /// A backend that removes names of the file; these are to be removed next.
@@ -100,6 +105,7 @@ impl fmt::Debug for State {
             Self::Running => f.write_str("Running"),
             Self::AwaitingRename => f.write_str("AwaitingRename"),
             Self::Opening(_) => f.write_str("Opening"),
+            Self::ReadingLink(_) => f.write_str("ReadingLink"),
             Self::AwaitingBreak { made: None, .. } => f.write_str("AwaitingBreak"),
             Self::AwaitingBreak { made: Some(_), .. } => f.write_str("AwaitingBreak of a file that was made"),
             Self::RemovingNames(more) => write!(f, "RemovingNames, {} more", more.len()),
@@ -127,6 +133,7 @@ impl Machine for Create {
     fn completed(mut self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
         match std::mem::replace(&mut self.state, State::Running) {
             State::Opening(pin) => self.opened(ctx, pin, result),
+            State::ReadingLink(opened) => self.stopped_on_link(ctx, opened, result),
             State::RemovingNames(removals) => self.remove_names(ctx, removals),
             State::Preparing(registered, preparation) => self.prepared(ctx, registered, preparation, result),
             State::Running | State::AwaitingRename | State::AwaitingBreak { .. } => {
@@ -148,7 +155,14 @@ impl Machine for Create {
             (State::AwaitingBreak { file, made }, Wake::Cancelled | Wake::Closed) => {
                 self.abandon(ctx, wake, &file, made)
             }
-            (State::Running | State::Opening(_) | State::RemovingNames(_) | State::Preparing(..), _) => {
+            (
+                State::Running
+                | State::Opening(_)
+                | State::ReadingLink(_)
+                | State::RemovingNames(_)
+                | State::Preparing(..),
+                _,
+            ) => {
                 debug_assert!(false, "it waits for a backend");
                 Step::Fail(NtStatus::INTERNAL_ERROR)
             }
@@ -184,6 +198,10 @@ impl Create {
     fn opened(self: Box<Self>, ctx: &mut Ctx<'_>, pin: PathPin, result: FsResult) -> Step {
         let plan = &self.plan;
         match result {
+            Ok(FsReply::Opened(opened)) if plan.stops_at(&opened) => {
+                drop(pin);
+                self.stop_at_reparse_point(ctx, opened)
+            }
             Ok(FsReply::Opened(opened)) => self.admit(ctx, pin, opened),
             Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
             // [MS-FSA] 2.1.5.1.1: a file would have to be made on a read-only volume.
@@ -192,6 +210,27 @@ impl Create {
             {
                 Step::Fail(NtStatus::MEDIA_WRITE_PROTECTED)
             }
+            Err(status) => Step::Fail(status),
+        }
+    }
+
+    /// Reparse points are for the client to follow. For a symbolic link the answer says where it leads.
+    fn stop_at_reparse_point(self: Box<Self>, ctx: &mut Ctx<'_>, opened: Opened) -> Step {
+        if opened.stat.reparse.is_some_and(|point| point.tag == ReparseTag::SYMLINK.0) {
+            let read = FsOpKind::GetReparsePoint { handle: opened.handle.clone() };
+            return self.submit(State::ReadingLink(opened), read);
+        }
+        drop_opened(ctx, &self.plan, opened);
+        Step::Fail(NtStatus::IO_REPARSE_TAG_NOT_HANDLED)
+    }
+
+    fn stopped_on_link(self: Box<Self>, ctx: &mut Ctx<'_>, opened: Opened, result: FsResult) -> Step {
+        drop_opened(ctx, &self.plan, opened);
+        match result {
+            Ok(FsReply::ReparseData(data)) => stopped_on_symlink(ctx.core.dialect(), &data),
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            // It was replaced meanwhile.
+            Err(NtStatus::NOT_A_REPARSE_POINT) => self.open(ctx),
             Err(status) => Step::Fail(status),
         }
     }
@@ -358,6 +397,10 @@ impl Create {
             // [MS-SMB2] 3.3.5.9.9
             contexts.push(ResponseContext::OnDiskId { disk_file_id: stat.key.ino, volume_id: stat.key.dev });
         }
+        let mut sids = Vec::new();
+        if plan.posix {
+            contexts.push(posix::create_context(stat, &mut sids));
+        }
         contexts.extend(reconnect::grant(ctx, open, plan.durable));
         if let Some(creation) = plan.creation.take() {
             creation.done(open, create_action);
@@ -445,6 +488,7 @@ fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, ent
         directory: opened.stat.directory,
         access: access.0,
         options: plan.options.0,
+        posix: plan.posix,
         channel_sequence: ctx.request.header.channel_sequence(),
         replayable: plan.creation.as_ref().map(Creation::replayable),
         path: plan.path.clone(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
+use crate::engine::commands::security;
 use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
 use crate::engine::file::opener::RequestedCaching;
@@ -11,10 +12,11 @@ use crate::engine::names;
 use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
 use crate::engine::volume::Volume;
-use crate::fs::{ObjectKind, OpenMode, OpenRequest, Opened, RelPath};
+use crate::fs::{ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
 use crate::wire::create_context::{Lease, RequestContext};
+use crate::wire::fscc::posix::PERMISSIONS;
 use crate::wire::{AccessMask, Dialect, FileAttributes, ShareAccess};
 
 /// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
@@ -49,6 +51,10 @@ pub(super) struct Plan {
     pub(super) allocation_size: u64,
     pub(super) query_maximal_access: bool,
     pub(super) query_on_disk_id: bool,
+    /// It has the context of the POSIX extensions.
+    pub(super) posix: bool,
+    /// Owner and permission bits that a new file gets.
+    pub(super) ownership: Option<Ownership>,
     /// RequestedOplockLevel.
     pub(super) oplock_level: OplockLevel,
     /// The lease that was asked for, if that is what the level says.
@@ -77,10 +83,14 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     let maximal = AccessMask(tree.access);
     let desired = access::desired(request.desired_access, maximal)?;
     check_options(request)?;
-    if request.name.starts_with('\\') {
+    let posix = posix_mode(ctx, request);
+    let name = if posix.is_some() {
+        names::parse_posix(&request.name)?
+    } else if request.name.starts_with('\\') {
         return Err(NtStatus::INVALID_PARAMETER);
-    }
-    let name = names::parse(&request.name)?;
+    } else {
+        names::parse(&request.name)?
+    };
     if name.directory && options.contains(CreateOptions::NON_DIRECTORY_FILE) {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
@@ -105,10 +115,16 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         share: request.share_access,
         disposition,
         options: if name.directory { options | CreateOptions::DIRECTORY_FILE } else { options },
-        attributes: request.file_attributes & ATTRIBUTES_SETTABLE,
+        // Permission bits say what those of DOS would.
+        attributes: match posix {
+            Some(_) => FileAttributes::empty(),
+            None => request.file_attributes & ATTRIBUTES_SETTABLE,
+        },
         allocation_size: 0,
         query_maximal_access: false,
         query_on_disk_id: false,
+        posix: posix.is_some(),
+        ownership: posix.map(|mode| Ownership { mode, ..Ownership::default() }),
         oplock_level: OplockLevel::NONE,
         ask: RequestedCaching::Nothing,
         first: true,
@@ -123,6 +139,17 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         plan.context(ctx, context)?;
     }
     Ok(plan)
+}
+
+/// Whether a CREATE has the context of the POSIX extensions, and the permission bits in it. Linux's client sends all ones where it
+/// has none.
+fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
+    let agreed = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
+    let mode = request.contexts.iter().find_map(|context| match context {
+        RequestContext::Posix { mode } => Some(*mode),
+        _ => None,
+    });
+    mode.filter(|_| agreed).map(|mode| (mode <= PERMISSIONS).then_some(mode))
 }
 
 /// What a lease context asks for, where the client may have leases of that version.
@@ -202,8 +229,18 @@ impl Plan {
                 self.ask = asked_lease(ctx, lease);
                 Ok(())
             }
-            // Durable handles are looked at elsewhere.
-            // Security descriptors are not kept (docs/reference/spec-exceptions.md); the rest is to be ignored.
+            // Of a security descriptor, what says owner and permission bits of a new file is kept.
+            RequestContext::SdBuffer(descriptor) => {
+                let given = security::of_new_file(descriptor);
+                if given != Ownership::default() {
+                    let ownership = self.ownership.get_or_insert_default();
+                    ownership.uid = given.uid;
+                    ownership.gid = given.gid;
+                    ownership.mode = given.mode.or(ownership.mode);
+                }
+                Ok(())
+            }
+            // Durable handles are looked at elsewhere; the rest is to be ignored.
             _ => Ok(()),
         }
     }
@@ -237,7 +274,13 @@ impl Plan {
             write_through: self.options.contains(CreateOptions::WRITE_THROUGH),
             attributes: self.attributes.0,
             allocation_size: self.allocation_size,
+            ownership: self.ownership,
         }
+    }
+
+    /// Whether the client wants what a reparse point stands for, and not the reparse point itself ([MS-FSA] 2.1.5.1).
+    pub(super) fn stops_at(&self, opened: &Opened) -> bool {
+        opened.stat.reparse.is_some() && !self.options.contains(CreateOptions::OPEN_REPARSE_POINT)
     }
 
     /// Whether what was found loses its contents.

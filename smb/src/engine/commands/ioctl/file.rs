@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::copychunk;
 use super::ioctl_reply;
+use super::{copychunk, reparse};
 use crate::engine::access::{CHANGING, DATA_CHANGING};
 use crate::engine::commands::read::OFFSET_END;
 use crate::engine::open::Open;
@@ -72,8 +72,9 @@ fn file(
             let state = CompressionState::parse(input).map_err(|_| NtStatus::INVALID_PARAMETER)?;
             if state.state == 0 { Ok(empty(code, id)) } else { Err(NtStatus::NOT_SUPPORTED) }
         }
-        FsctlCode::GET_REPARSE_POINT | FsctlCode::DELETE_REPARSE_POINT => Err(NtStatus::NOT_A_REPARSE_POINT),
-        FsctlCode::SET_REPARSE_POINT => Err(NtStatus::NOT_SUPPORTED),
+        FsctlCode::GET_REPARSE_POINT => Ok(reparse::get(open, room)),
+        FsctlCode::SET_REPARSE_POINT => reparse::set(open, input),
+        FsctlCode::DELETE_REPARSE_POINT => reparse::delete(open, input),
         // [MS-SMB2] 3.3.5.15.8: what the object store does not support.
         _ => Err(NtStatus::INVALID_DEVICE_REQUEST),
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::done;
 use crate::engine::commands::handles::{self, CachedHandles};
+use crate::engine::commands::info::done;
 use crate::engine::file::pins::Move;
 use crate::engine::mail::Waiter;
 use crate::engine::names;
@@ -25,12 +25,12 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn new(name: &str, root_directory: u64, replace: bool) -> Result<Self, NtStatus> {
+    pub(super) fn new(open: &Open, name: &str, root_directory: u64, replace: bool) -> Result<Self, NtStatus> {
         // [MS-FSCC] 2.4.42.2: names start at the share's root: RootDirectory is 0.
         if root_directory != 0 || name.is_empty() {
             return Err(NtStatus::INVALID_PARAMETER);
         }
-        let name = names::parse(name)?;
+        let name = if open.posix { names::parse_posix(name)? } else { names::parse(name)? };
         Ok(Self { path: name.path, directory: name.directory, replace })
     }
 }

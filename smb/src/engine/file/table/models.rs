@@ -101,6 +101,7 @@ impl World {
             directory: false,
             access: how.access.0,
             options: 0,
+            posix: false,
             channel_sequence: 0,
             replayable: None,
             path: path(how.name),

@@ -164,6 +164,10 @@ fn stat(attributes: FileAttributes) -> Stat {
         links: 1,
         times: FileTimes::default(),
         attributes: attributes.0,
+        reparse: None,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
     }
 }
 

@@ -1,0 +1,152 @@
+//! The POSIX extensions ([SMB2-POSIX]).
+
+use forebay_smb::ids::FileId;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::CreateDisposition;
+use forebay_smb::wire::create_context::RequestContext;
+use forebay_smb::wire::fscc::posix::{
+    FileFsPosixInformation, FilePosixInformation, PosixFileType, encode_owner,
+};
+use forebay_smb::wire::fscc::security::{SecurityDescriptor, Sid};
+use forebay_smb::wire::fscc::{FileInformationClass as C, FsInformationClass as F};
+use forebay_smb::wire::query_directory::Flags;
+use forebay_smb::wire::{Dialect, FileAttributes};
+
+use crate::calls::{Lab, Open, close, directory, file, list, list_class, query_file, query_fs, rename};
+use crate::support::Client;
+
+/// What Linux's client sends where it has no permission bits.
+const NO_MODE: u32 = 0xffff;
+
+fn posix(open: Open<'_>, mode: u32) -> Open<'_> {
+    open.context(RequestContext::Posix { mode })
+}
+
+fn information(client: &mut Client, id: FileId) -> FilePosixInformation {
+    FilePosixInformation::parse(&query_file(client, id, C::FILE_POSIX_INFORMATION, 4096).unwrap()).unwrap()
+}
+
+#[test]
+fn only_who_asks_for_the_extensions_in_311_gets_them() {
+    let mut lab = Lab::new();
+    let mut plain = lab.client();
+    assert!(!plain.posix_answered);
+    let f = file("f").id(&mut plain);
+    assert_eq!(query_file(&mut plain, f, C::FILE_POSIX_INFORMATION, 4096), Err(NtStatus::INVALID_INFO_CLASS));
+    assert_eq!(
+        query_fs(&mut plain, f, F::FILE_FS_POSIX_INFORMATION, 4096),
+        Err(NtStatus::INVALID_INFO_CLASS)
+    );
+    let root = directory("").disposition(CreateDisposition::OPEN).id(&mut plain);
+    let listed = list_class(&mut plain, root, C::FILE_POSIX_INFORMATION, "*", Flags::empty(), 4096);
+    assert_eq!(listed.err(), Some(NtStatus::INVALID_INFO_CLASS));
+    let opened = posix(file("also-plain"), 0o600).send(&mut plain).unwrap();
+    assert_eq!(opened.posix, None, "a context that was not agreed on is ignored");
+    let mut old = Client::new(&lab.server, 99, Dialect::SMB3_0_2);
+    old.posix = true;
+    old.negotiate().unwrap();
+    assert!(!old.posix_answered);
+}
+
+#[test]
+fn a_new_file_has_its_owner_and_permission_bits() {
+    let mut lab = Lab::new();
+    let mut c = lab.posix();
+    let mut descriptor = Vec::new();
+    SecurityDescriptor {
+        owner: Some(Sid::unix_user(1000)),
+        group: Some(Sid::unix_group(100)),
+        ..SecurityDescriptor::default()
+    }
+    .encode(&mut descriptor);
+    let opened =
+        posix(file("f"), 0o4640).context(RequestContext::SdBuffer(&descriptor)).send(&mut c).unwrap();
+    let mut sids = Vec::new();
+    encode_owner(1000, 100, &mut sids);
+    assert_eq!(opened.posix, Some((1, 0, 0o4640, sids)));
+    let info = information(&mut c, opened.id);
+    assert_eq!((info.uid, info.gid, info.fixed.mode), (1000, 100, 0o4640));
+    assert_eq!((info.fixed.hard_links, info.fixed.inode > 0), (1, true));
+    // An open of what exists changes nothing.
+    let again = posix(file("f"), 0o777).context(RequestContext::SdBuffer(b"garbage")).send(&mut c).unwrap();
+    assert_eq!(again.posix.unwrap().2, 0o4640);
+    // Bits of DOS say nothing here: those of the mode do.
+    let read_only = posix(file("r"), 0o444).attributes(FileAttributes::READONLY).send(&mut c).unwrap();
+    assert!(!read_only.attributes.contains(FileAttributes::READONLY));
+    let d = posix(directory("d"), 0o750).send(&mut c).unwrap();
+    assert_eq!(d.posix.unwrap().2, PosixFileType::DIRECTORY.mode(0o750));
+    assert_eq!(posix(file("n"), NO_MODE).send(&mut c).unwrap().posix.unwrap().2, 0o644);
+}
+
+#[test]
+fn what_is_made_belongs_to_the_owner_of_its_directory_where_no_owner_is_named() {
+    let mut lab = Lab::new();
+    let mut c = lab.posix();
+    let mut descriptor = Vec::new();
+    let owner = Some(Sid::unix_user(7));
+    SecurityDescriptor { owner, ..SecurityDescriptor::default() }.encode(&mut descriptor);
+    posix(directory("d"), 0o755).context(RequestContext::SdBuffer(&descriptor)).touch(&mut c);
+    let below = posix(directory("d/e"), 0o755).id(&mut c);
+    assert_eq!(information(&mut c, below).uid, 7);
+}
+
+#[test]
+fn names_may_have_characters_that_no_other_client_can_use() {
+    let mut lab = Lab::new();
+    let (mut c, mut plain) = (lab.posix(), lab.client());
+    posix(directory("d:*"), 0o755).touch(&mut c);
+    for name in ["d:*/a?b", r"d:*/back\slash", "d:*/CON"] {
+        posix(file(name), 0o644).touch(&mut c);
+    }
+    let d = posix(directory("d:*"), NO_MODE).disposition(CreateDisposition::OPEN).id(&mut c);
+    let names = list(&mut c, d, "*", Flags::empty(), 4096).unwrap();
+    assert_eq!(names, [".", "..", "CON", "a?b", r"back\slash"]);
+    close(&mut c, d).unwrap();
+    let f = posix(file("d:*/CON"), NO_MODE).disposition(CreateDisposition::OPEN).id(&mut c);
+    rename(&mut c, f, "d:*/x|y", false).unwrap();
+    posix(file("d:*/x|y"), NO_MODE).disposition(CreateDisposition::OPEN).touch(&mut c);
+    posix(file(r"top\level"), 0o644).touch(&mut c);
+    posix(file("top"), 0o644).touch(&mut c);
+    let root = directory("").disposition(CreateDisposition::OPEN).id(&mut plain);
+    let names = list(&mut plain, root, "*", Flags::empty(), 4096).unwrap();
+    assert_eq!(names, [".", "..", "d:*", "top"], "a name with a separator in it cannot be opened");
+    for bad in ["/abs", "a//b", "../f"] {
+        let refused = posix(file(bad), NO_MODE).send(&mut c);
+        assert_eq!(refused, Err(NtStatus::OBJECT_PATH_SYNTAX_BAD), "{bad}");
+    }
+}
+
+#[test]
+fn listings_have_type_owner_and_permission_bits() {
+    let mut lab = Lab::new();
+    let mut c = lab.posix();
+    posix(directory("d"), 0o700).touch(&mut c);
+    posix(file("f"), 0o640).touch(&mut c);
+    let root = posix(directory(""), NO_MODE).disposition(CreateDisposition::OPEN).id(&mut c);
+    let entries = list_class(&mut c, root, C::FILE_POSIX_INFORMATION, "*", Flags::empty(), 4096).unwrap();
+    let seen: Vec<_> = entries.iter().map(|e| (e.name.as_ref(), e.posix.mode, e.posix.hard_links)).collect();
+    let directory = |mode| PosixFileType::DIRECTORY.mode(mode);
+    assert_eq!(
+        seen,
+        [
+            (".", directory(0o755), 1),
+            ("..", directory(0o755), 1),
+            ("d", directory(0o700), 1),
+            ("f", 0o640, 1)
+        ]
+    );
+    let short = list_class(&mut c, root, C::FILE_POSIX_INFORMATION, "*", Flags::RESTART_SCANS, 131);
+    assert_eq!(short.err(), Some(NtStatus::INFO_LENGTH_MISMATCH));
+}
+
+#[test]
+fn the_file_system_reports_blocks_and_file_nodes() {
+    let mut lab = Lab::new();
+    let mut c = lab.posix();
+    let root = posix(directory(""), NO_MODE).disposition(CreateDisposition::OPEN).id(&mut c);
+    let bytes = query_fs(&mut c, root, F::FILE_FS_POSIX_INFORMATION, 56).unwrap();
+    let info = FileFsPosixInformation::parse(&bytes).unwrap();
+    assert_eq!(info.total_blocks * u64::from(info.block_size), 1 << 30);
+    assert_eq!(info.user_blocks_available * u64::from(info.block_size), 1 << 29);
+    assert_eq!((info.total_file_nodes, info.free_file_nodes), (1000, 900));
+}
