@@ -149,10 +149,10 @@ struct Counted {
 }
 
 /// What perf sees beside system calls.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Beside {
-    /// Calls of futex(2) that wait: for a lock, or for work.
-    futex_waits: u64,
+    /// Calls of futex(2) that wait, for a lock or for work, by the names of the threads that make them.
+    futex_waits: BTreeMap<String, u64>,
     /// Requests that io_uring was given: each would be a system call without it.
     io_uring_requests: u64,
     /// Locks of the kernel that were taken by another at the moment.
@@ -249,8 +249,11 @@ impl Counted {
                 line(&format!("  {name}"), count);
             }
         }
-        if let Some(beside) = self.beside {
-            line("futex calls that wait", beside.futex_waits);
+        if let Some(beside) = &self.beside {
+            line("futex calls that wait", beside.futex_waits.values().sum());
+            for (threads, &count) in &beside.futex_waits {
+                line(&format!("  in threads {threads}"), count);
+            }
             line("requests through io_uring", beside.io_uring_requests);
             line("locks of the kernel that were taken", beside.kernel_contentions);
         }

@@ -1,7 +1,7 @@
 //! Counting with `perf stat`: the kernel counts by itself, and the server runs on as before.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -10,55 +10,131 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 
 use super::{Beside, COUNTER_DEADLINE, Count, Counts, interrupt, kill};
+
+/// Where the kernel lists what it can count.
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
 const CALL: &str = "syscalls:sys_enter_";
 const FUTEX: &str = "syscalls:sys_enter_futex";
 const SUBMISSION: &str = "io_uring:io_uring_submit_req";
 const CONTENTION: &str = "lock:contention_begin";
-/// The operations of futex(2) that wait, with and without FUTEX_PRIVATE_FLAG (128) and FUTEX_CLOCK_REALTIME (256): FUTEX_WAIT (0),
-/// FUTEX_LOCK_PI (6), FUTEX_WAIT_BITSET (9).
-const WAITS: [u32; 9] = [0, 128, 6, 134, 9, 137, 256 + 9, 256 + 137, 256 + 128];
 
-/// A `perf stat`.
+/// The operations of futex(2) that wait: FUTEX_WAIT (0), FUTEX_LOCK_PI (6) and FUTEX_WAIT_BITSET (9), also with FUTEX_PRIVATE_FLAG
+/// (128) and FUTEX_CLOCK_REALTIME (256).
+const WAITS: [u32; 3] = [0, 6, 9];
+const WAIT_FLAGS: [u32; 4] = [0, 128, 256, 384];
+
+/// Several `perf stat`: one process may not open as many events as there are system calls and threads.
 pub(super) struct Perf {
-    child: Child,
-    control: File,
-    acknowledged: File,
-    out: PathBuf,
-    said: PathBuf,
+    /// Each counts a part of the system calls.
+    calls: Vec<Stat>,
+    /// Counts what is not a system call, and the futex calls once more, as far as they wait.
+    beside: Stat,
 }
 
 impl Perf {
     /// Counts what the threads of a process do from now on.
     pub(super) fn start(pid: u32, scratch: &Path) -> Result<Self> {
-        let (control, acknowledged) = (fifo(&scratch.join("control"))?, fifo(&scratch.join("acknowledged"))?);
-        let (out, said) = (scratch.join("counts"), scratch.join("perf.log"));
-        raise_descriptors();
-        let filter: Vec<String> = WAITS.iter().map(|wait| format!("op == {wait}")).collect();
+        let tracefs = TRACEFS.iter().map(Path::new).find(|folder| folder.join("syscalls").is_dir());
+        let tracefs = tracefs.context(
+            "the kernel does not show its tracepoints of system calls (CONFIG_FTRACE_SYSCALLS); as root, try: \
+             mount -t tracefs nodev /sys/kernel/tracing, or --with strace",
+        )?;
+        let mut events = Vec::new();
+        for entry in fs::read_dir(tracefs.join("syscalls"))? {
+            let event = format!("syscalls:{}", entry?.file_name().to_string_lossy());
+            if event.starts_with(CALL) {
+                events.push(event);
+            }
+        }
+        events.sort();
+        // One descriptor for each event and thread, and some to spare.
+        let threads = fs::read_dir(format!("/proc/{pid}/task"))?.count();
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(1 << 20) as usize;
+        let at_once = (descriptors / threads.max(1) * 8 / 10).max(1);
+        let mut calls = Vec::new();
+        for (number, events) in events.chunks(at_once).enumerate() {
+            calls.push(Stat::start(pid, scratch.join(format!("calls-{number}")), events, None)?);
+        }
+        let has = |event: &&str| tracefs.join(event.replace(':', "/")).is_dir();
+        let mut events: Vec<String> =
+            [SUBMISSION, CONTENTION].iter().filter(|it| has(it)).map(|it| (*it).to_owned()).collect();
+        events.push(FUTEX.to_owned());
+        let waits = WAITS.iter().flat_map(|wait| WAIT_FLAGS.map(|flags| format!("op == {}", wait + flags)));
+        let filter = waits.collect::<Vec<_>>().join(" || ");
+        let beside = Stat::start(pid, scratch.join("beside"), &events, Some(&filter))?;
+        let mut perf = Self { calls, beside };
+        perf.all(|stat| stat.command("enable"))?;
+        Ok(perf)
+    }
+
+    fn all(&mut self, each: impl FnMut(&mut Stat) -> Result<()>) -> Result<()> {
+        self.calls.iter_mut().chain([&mut self.beside]).try_for_each(each)
+    }
+}
+
+impl Count for Perf {
+    fn finish(mut self: Box<Self>) -> Result<Counts> {
+        self.all(|stat| stat.command("disable"))?;
+        let mut calls = BTreeMap::new();
+        for stat in &mut self.calls {
+            for count in parse(&stat.finish()?) {
+                let Some(name) = count.event.strip_prefix(CALL) else { continue };
+                *calls.entry(name.to_owned()).or_default() += count.count;
+            }
+        }
+        calls.retain(|_, count| *count > 0);
+        if calls.is_empty() {
+            bail!("perf counted no system call");
+        }
+        let mut beside = Beside::default();
+        for count in parse(&self.beside.finish()?) {
+            match &count.event[..] {
+                SUBMISSION => beside.io_uring_requests += count.count,
+                CONTENTION => beside.kernel_contentions += count.count,
+                _ if count.count > 0 => *beside.futex_waits.entry(count.threads).or_default() += count.count,
+                _ => {}
+            }
+        }
+        Ok((calls, Some(beside)))
+    }
+}
+
+/// One `perf stat`.
+struct Stat {
+    child: Child,
+    control: File,
+    acknowledged: File,
+    folder: PathBuf,
+}
+
+impl Stat {
+    /// Attaches to the threads of a process without counting. `filter` is for the last event.
+    fn start(pid: u32, folder: PathBuf, events: &[String], filter: Option<&str>) -> Result<Self> {
+        fs::create_dir(&folder)?;
+        let (control, acknowledged) = (fifo(&folder.join("control"))?, fifo(&folder.join("acknowledged"))?);
         let mut command = Command::new("perf");
-        command
-            .args(["stat", "--field-separator", ",", "--no-big-num", "--delay", "-1", "--output"])
-            .arg(&out);
-        let fifos = format!("fifo:{0}/control,{0}/acknowledged", scratch.display());
+        command.args(["stat", "--field-separator", ",", "--per-thread", "--delay", "-1"]);
+        command.arg("--output").arg(folder.join("counts"));
+        let fifos = format!("fifo:{0}/control,{0}/acknowledged", folder.display());
         command.args(["--control", &fifos, "--pid", &pid.to_string()]);
-        for event in [&format!("{CALL}*"), SUBMISSION, CONTENTION, FUTEX] {
+        for event in events {
             command.args(["--event", event]);
         }
-        // Of the last event: the futex calls once more, as far as they wait.
-        command.args(["--filter", &filter.join(" || ")]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&said)?);
+        if let Some(filter) = filter {
+            command.args(["--filter", filter]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(folder.join("log"))?);
         let child = match command.spawn() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 bail!("perf is missing; run: sudo apt-get install -y --no-install-recommends linux-perf")
             }
             child => child.context("start perf")?,
         };
-        let mut perf = Self { child, control, acknowledged, out, said };
-        perf.command("enable")?;
-        Ok(perf)
+        Ok(Self { child, control, acknowledged, folder })
     }
 
     /// Has it do something, and waits until it is done.
@@ -73,41 +149,28 @@ impl Perf {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error.into()),
             }
-            let has_ended = self.child.try_wait()?.is_some();
-            if has_ended || Instant::now() > deadline {
-                let said = std::fs::read_to_string(&self.said).unwrap_or_default();
+            if self.child.try_wait()?.is_some() || Instant::now() > deadline {
+                let said = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
                 bail!(
-                    "perf cannot count system calls here (it needs root, tracefs in /sys/kernel/tracing, and a kernel with \
-                     CONFIG_FTRACE_SYSCALLS); try --with strace. It said:\n{}",
+                    "perf cannot count system calls here; run this as root, or try --with strace. It said:\n{}",
                     said.trim_end()
                 );
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-}
 
-impl Count for Perf {
-    fn finish(mut self: Box<Self>) -> Result<Counts> {
-        self.command("disable")?;
+    /// Ends it; what it has counted.
+    fn finish(&mut self) -> Result<String> {
         interrupt(&mut self.child).context("end perf")?;
-        let text = std::fs::read_to_string(&self.out).context("read what perf counted")?;
-        parse(&text)
+        fs::read_to_string(self.folder.join("counts")).context("read what perf counted")
     }
 }
 
-impl Drop for Perf {
+impl Drop for Stat {
     fn drop(&mut self) {
         kill(&mut self.child);
     }
-}
-
-/// Allows what is started as many descriptors as the kernel allows: perf needs one for each event, thread and processor. Without
-/// the right to do so, perf says what is missing.
-fn raise_descriptors() {
-    let limit =
-        std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit });
 }
 
 /// A FIFO with both ends open, so that no call waits for the other side.
@@ -117,31 +180,28 @@ fn fifo(path: &Path) -> Result<File> {
     Ok(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?)
 }
 
-/// Reads lines of `count,unit,event,…`.
-fn parse(text: &str) -> Result<Counts> {
-    let mut calls = BTreeMap::new();
-    let mut beside = Beside::default();
+/// What some threads did.
+#[derive(Debug, PartialEq, Eq)]
+struct ByThread {
+    /// Their name, without a number.
+    threads: String,
+    event: String,
+    count: u64,
+}
+
+/// Reads lines of `name-thread,count,unit,event,…`.
+fn parse(text: &str) -> Vec<ByThread> {
+    let mut counts = Vec::new();
     for line in text.lines() {
         let fields: Vec<&str> = line.split(',').collect();
-        let &[count, _, event, ..] = &fields[..] else { continue };
-        // `<not counted>` where no thread has made the call.
-        let count = count.parse::<u64>().unwrap_or(0);
-        match event {
-            SUBMISSION => beside.io_uring_requests = count,
-            CONTENTION => beside.kernel_contentions = count,
-            FUTEX if calls.contains_key("futex") => beside.futex_waits = count,
-            _ => {
-                if let Some(name) = event.strip_prefix(CALL) {
-                    calls.insert(name.to_owned(), count);
-                }
-            }
-        }
+        let &[thread, count, _, event, ..] = &fields[..] else { continue };
+        // `<not counted>` where the thread has not run.
+        let count = count.parse().unwrap_or(0);
+        let name = thread.trim().rsplit_once('-').map_or(thread, |(name, _)| name);
+        let threads = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').to_owned();
+        counts.push(ByThread { threads, event: event.to_owned(), count });
     }
-    if calls.values().all(|count| *count == 0) {
-        bail!("perf counted no system call:\n{}", text.trim_end());
-    }
-    calls.retain(|_, count| *count > 0);
-    Ok((calls, Some(beside)))
+    counts
 }
 
 #[cfg(test)]
@@ -149,15 +209,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_by_their_events_and_waits_from_the_second_line_of_futex() {
-        let text = "# started on Wed Nov 25\n\n0,,syscalls:sys_enter_read,9,100.00,,\n\
-            12,,syscalls:sys_enter_io_uring_enter,9,100.00,,\n<not counted>,,syscalls:sys_enter_openat,0,100.00,,\n\
-            5,,syscalls:sys_enter_futex,9,100.00,,\n40,,io_uring:io_uring_submit_req,9,100.00,,\n\
-            3,,lock:contention_begin,9,100.00,,\n2,,syscalls:sys_enter_futex,9,100.00,,\n";
-        let (calls, beside) = parse(text).expect("counts");
-        assert_eq!(calls, [("io_uring_enter".to_owned(), 12), ("futex".to_owned(), 5)].into());
-        let wanted = Beside { futex_waits: 2, io_uring_requests: 40, kernel_contentions: 3 };
-        assert_eq!(beside, Some(wanted));
-        assert!(parse("# started on Wed Nov 25\n").is_err());
+    fn counts_are_read_by_their_threads_and_events() {
+        let text = "# started on Wed Nov 25\n\nlook-up-10-24974,9,,syscalls:sys_enter_futex,9,100.00,,\n\
+            loop-0-2500,<not counted>,,syscalls:sys_enter_read,0,100.00,,\n\
+            forebay-server-2400,40,,io_uring:io_uring_submit_req,9,100.00,,\n";
+        let by = |threads: &str, event: &str, count| ByThread {
+            threads: threads.to_owned(),
+            event: event.to_owned(),
+            count,
+        };
+        let wanted = [
+            by("look-up", FUTEX, 9),
+            by("loop", "syscalls:sys_enter_read", 0),
+            by("forebay-server", SUBMISSION, 40),
+        ];
+        assert_eq!(parse(text), wanted);
     }
 }
