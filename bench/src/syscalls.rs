@@ -27,6 +27,10 @@ const COUNTER_DEADLINE: Duration = Duration::from_secs(60);
 const SECONDS_MAX: f64 = 600.0;
 /// Calls of less than one in a thousand operations are not listed.
 const LISTED_MIN: f64 = 0.001;
+/// Calls of futex(2) for each READ or WRITE from which on it counts as one that takes a contended lock. A lock that each takes, and
+/// that is taken by another once in ten times, is beyond it. strace itself interrupts the waits of idle threads, which then wait
+/// again: once for each thread.
+const FUTEX_CALLS_MAX: f64 = 0.05;
 
 #[derive(Args)]
 pub(crate) struct SyscallsArguments {
@@ -54,6 +58,9 @@ pub(crate) struct SyscallsArguments {
     /// Count only in these workloads.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     only: Vec<Name>,
+    /// End with status 1 if READs or WRITEs make calls of futex(2): a lock was taken by another, or a thread was woken.
+    #[arg(long)]
+    require_no_futex: bool,
     /// Also write all counts here, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -138,6 +145,9 @@ impl SyscallsArguments {
 #[derive(Debug, Clone, Serialize)]
 struct Counted {
     workload: String,
+    /// Whether an operation is one READ or WRITE.
+    #[serde(skip)]
+    is_plain_io: bool,
     connections: usize,
     depth: usize,
     operations: u64,
@@ -189,6 +199,16 @@ pub(crate) fn run(arguments: &SyscallsArguments) -> Result<ExitCode> {
         let text = serde_json::to_string_pretty(&all)? + "\n";
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     }
+    let blocked: Vec<&str> = all.iter().filter(|it| it.takes_locks()).map(|it| &it.workload[..]).collect();
+    if arguments.require_no_futex && !blocked.is_empty() {
+        eprintln!(
+            "{}: more than {FUTEX_CALLS_MAX} calls of futex(2) for each operation. A READ or WRITE of cached data takes no lock that \
+             another thread may hold, and wakes no thread. To see who waits: forebay-bench syscalls --only {}",
+            blocked.join(", "),
+            blocked.join(",")
+        );
+        return Ok(ExitCode::FAILURE);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -207,6 +227,7 @@ fn count(arguments: &SyscallsArguments, setup: &Setup<'_>, name: Name) -> Result
     let (calls, beside) = counts.context("nothing was counted")?;
     Ok(Counted {
         workload: name.text(),
+        is_plain_io: plan.workload.is_plain_io(),
         connections: plan.connections,
         depth: plan.depth,
         operations,
@@ -231,6 +252,12 @@ fn start(with: Counter, pid: u32, scratch: &Path) -> Result<Box<dyn Count>> {
 impl Counted {
     fn per_operation(&self, count: u64) -> f64 {
         count as f64 / self.operations as f64
+    }
+
+    /// Whether READs or WRITEs wait for locks.
+    fn takes_locks(&self) -> bool {
+        let calls = self.calls.get("futex").copied().unwrap_or(0);
+        self.is_plain_io && self.per_operation(calls) > FUTEX_CALLS_MAX
     }
 
     fn table(&self) -> String {
@@ -281,4 +308,41 @@ fn interrupt(child: &mut Child) -> Result<ExitStatus> {
 fn kill(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(is_plain_io: bool, futex: u64) -> Counted {
+        let calls =
+            [("pread64".to_owned(), 1000), ("futex".to_owned(), futex), ("mmap".to_owned(), 1)].into();
+        let beside = Beside { futex_waits: [("loop".to_owned(), futex / 2)].into(), ..Beside::default() };
+        let workload = "a".to_owned();
+        Counted {
+            workload,
+            is_plain_io,
+            connections: 8,
+            depth: 1,
+            operations: 1000,
+            calls,
+            beside: Some(beside),
+        }
+    }
+
+    #[test]
+    fn reads_and_writes_with_a_contended_lock_are_found() {
+        assert!(counted(true, 100).takes_locks());
+        assert!(!counted(true, 20).takes_locks(), "idle threads that strace has interrupted");
+        assert!(!counted(false, 1000).takes_locks(), "other operations may hand work to other threads");
+    }
+
+    #[test]
+    fn the_table_has_the_most_frequent_call_first_and_who_waits() {
+        let text = counted(true, 200).table();
+        let wanted = ["1.201  system calls", "1.000    pread64", "0.200    futex", "0.001    mmap"];
+        let places: Vec<_> = wanted.iter().map(|line| text.find(line)).collect();
+        assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
+        assert!(text.contains("0.100    in threads loop"), "{text}");
+    }
 }
