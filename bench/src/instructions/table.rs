@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(super) const COMPILER: &str = env!("FOREBAY_BENCH_COMPILER");
 
 /// By how much a count of instructions may differ from the recorded one, in percent.
-pub(super) const TOLERANCE_PERCENT: f64 = 2.0;
+pub(super) const TOLERANCE_PERCENT: f64 = 1.0;
 /// The same for a rise if another compiler made the program; a fall is then no failure.
 pub(super) const TOLERANCE_OTHER_COMPILER_PERCENT: f64 = 10.0;
 /// By how much the calls may differ: one more or less of each operation is a change.
@@ -106,11 +106,11 @@ mod tests {
     fn a_rise_and_a_fall_beyond_the_tolerance_fail_and_so_does_one_call_more_or_less() {
         let table = table(COMPILER);
         let judge = |instructions, calls| table.judge("a", Cost { instructions, calls });
-        assert_eq!(judge(1015.0, 20.2), Verdict::Same);
-        assert_eq!(judge(985.0, 19.8), Verdict::Same);
-        assert_eq!(judge(1025.0, 20.0), Verdict::Worse);
+        assert_eq!(judge(1008.0, 20.2), Verdict::Same);
+        assert_eq!(judge(992.0, 19.8), Verdict::Same);
+        assert_eq!(judge(1012.0, 20.0), Verdict::Worse);
         assert_eq!(judge(1000.0, 21.0), Verdict::Worse);
-        assert_eq!(judge(975.0, 20.0), Verdict::Better);
+        assert_eq!(judge(988.0, 20.0), Verdict::Better);
         assert_eq!(judge(1000.0, 19.0), Verdict::Better);
         // What is worse in one way is not excused by the other.
         assert_eq!(judge(500.0, 21.0), Verdict::Worse);
