@@ -3,6 +3,7 @@
 mod bare;
 mod cpu;
 mod forebay;
+mod instructions;
 mod load;
 mod machine;
 mod memory;
@@ -12,6 +13,7 @@ mod read;
 mod report;
 mod samba;
 mod suite;
+mod syscalls;
 mod torture;
 
 use std::path::PathBuf;
@@ -41,6 +43,22 @@ enum Command {
     Suite(suite::SuiteArguments),
     /// Draw results of `load --json` or `suite` as SVG.
     Plot(plot::PlotArguments),
+    /// Instructions of codec and protocol core for each operation, counted by callgrind and held against recorded counts.
+    ///
+    /// Needs valgrind, and a release build of the whole workspace as ./test makes it.
+    Instructions(instructions::InstructionsArguments),
+    /// System calls of the server for each operation, by their names, and how often it waits for a lock.
+    ///
+    /// Needs root, and perf (package linux-perf) or strace.
+    Syscalls(syscalls::SyscallsArguments),
+    /// What `instructions` counts.
+    #[command(hide = true)]
+    CountedWork {
+        /// The operation.
+        operation: instructions::Operation,
+        /// How often.
+        count: u64,
+    },
     /// A floor of the load, in a process of its own so that its CPU time is counted separately.
     #[command(hide = true)]
     FloorServer {
@@ -179,6 +197,11 @@ fn main() -> ExitCode {
         Command::Load(arguments) => load::run(&arguments),
         Command::Suite(arguments) => suite::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Instructions(arguments) => instructions::run(&arguments),
+        Command::Syscalls(arguments) => syscalls::run(&arguments),
+        Command::CountedWork { operation, count } => {
+            instructions::work(operation, count).map(|()| ExitCode::SUCCESS)
+        }
         Command::FloorServer { means, io_bytes, files, folder } => {
             load::serve_floor(means, io_bytes, &folder, files).map(|()| ExitCode::SUCCESS)
         }

@@ -191,6 +191,7 @@ impl LoadArguments {
             channels: self.channels,
             depth: self.depth as usize,
             seconds: self.time,
+            operations: None,
             files,
             file_bytes,
             security: self.security(),

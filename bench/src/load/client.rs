@@ -126,7 +126,7 @@ fn work(
         return Ok(());
     }
     let Ok(until) = started.recv() else { return Ok(()) };
-    let tally = part.run(connection, place.plan.depth, until)?;
+    let tally = part.run(connection, place.plan, until)?;
     if report.send(Ok(tally)).is_ok() {
         let _ = started.recv();
     }

@@ -15,7 +15,7 @@ mod intake;
 mod plan;
 mod pump;
 mod report;
-mod request;
+pub(crate) mod request;
 mod target;
 mod work;
 
@@ -151,6 +151,23 @@ pub(crate) fn compare_connections(
         Report::new(machine.clone(), plan, vec![Series::new(entrant.name.clone(), runs)])
     });
     Ok(reports.collect())
+}
+
+/// Runs a plan once on the first of the servers. `look` sees the server's process right before the first request and right after
+/// the last answer; what it saw, and the number of operations.
+pub(crate) fn observe<T>(
+    setup: &Setup<'_>,
+    plan: &Plan,
+    mut look: impl FnMut(u32) -> Result<T>,
+) -> Result<(T, u64, T)> {
+    let place = Place::create(setup.dir)?;
+    let who = *setup.servers.first().context("a server is measured")?;
+    let entrant = enter(who, setup, plan, &place)?;
+    let pid = entrant.server.as_ref().context("the server is one of ours")?.pid();
+    files::make(&entrant.target, plan).map_err(|error| blame(&entrant, &error))?;
+    let outcome = client::run(&entrant.target, plan, 1, || look(pid));
+    let (before, measured, after) = outcome.map_err(|error| blame(&entrant, &error))?;
+    Ok((before, measured.tally.operations, after))
 }
 
 fn measure_all(

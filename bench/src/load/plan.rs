@@ -113,6 +113,9 @@ pub(crate) struct Plan {
     pub(crate) channels: u8,
     pub(crate) depth: usize,
     pub(crate) seconds: f64,
+    /// Operations of each connection after which it ends before the time is over; not of checkpoints, mixed loads and sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) operations: Option<u64>,
     pub(crate) files: usize,
     pub(crate) file_bytes: u64,
     pub(crate) security: Security,
@@ -252,6 +255,7 @@ pub(crate) mod tests {
             channels: 1,
             depth: 4,
             seconds: 1.0,
+            operations: None,
             files: 3,
             file_bytes: 2500,
             security: Security::Plain,

@@ -152,6 +152,7 @@ impl Maker {
             channels: 1,
             depth,
             seconds: self.effort.seconds,
+            operations: None,
             files: workload.default_files(connections),
             file_bytes: workload.default_file_bytes(),
             security: Security::Plain,

@@ -16,9 +16,10 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::client::Place;
-use super::connection::Connection;
-use super::plan::Workload;
-use super::pump::{Tally, Work, pump};
+use super::connection::{Answer, Connection};
+use super::plan::{Plan, Workload};
+use super::pump::{Step, Tally, Work, pump};
+use super::request::Request;
 
 /// One connection's part, ready to begin.
 pub(crate) struct Part {
@@ -60,15 +61,45 @@ impl Part {
         Ok(Self { what })
     }
 
-    /// Works until the time has come.
-    pub(crate) fn run(&mut self, connection: &mut Connection, depth: usize, until: Instant) -> Result<Tally> {
+    /// Works until the time has come, or all operations of the plan are done.
+    pub(crate) fn run(&mut self, connection: &mut Connection, plan: &Plan, until: Instant) -> Result<Tally> {
+        let depth = plan.depth;
         match &mut self.what {
-            What::Pumped(work) => pump(connection, &mut **work, depth, Some(until)),
+            What::Pumped(work) => {
+                let mut limited = Limited { work: &mut **work, left: plan.operations.unwrap_or(u64::MAX) };
+                pump(connection, &mut limited, depth, Some(until))
+            }
             What::Checkpoint(rank) => rank.run(connection, depth, until),
             What::Training(training) => training.run(connection, depth, until),
             What::Burst(burst) => burst.run(connection, depth, until),
             What::Sessions(sessions) => sessions.run(until),
         }
+    }
+}
+
+/// Work that ends after a number of operations.
+struct Limited<'a> {
+    work: &'a mut dyn Work,
+    left: u64,
+}
+
+impl Work for Limited<'_> {
+    fn begin(&mut self, slot: usize, request: &mut Request) -> Result<bool> {
+        let Some(left) = self.left.checked_sub(1) else { return Ok(false) };
+        self.left = left;
+        self.work.begin(slot, request)
+    }
+
+    fn answered(&mut self, slot: usize, answer: &Answer<'_>, request: &mut Request) -> Result<Step> {
+        self.work.answered(slot, answer, request)
+    }
+
+    fn keeps_payload(&self) -> bool {
+        self.work.keeps_payload()
+    }
+
+    fn is_during_burst(&self) -> bool {
+        self.work.is_during_burst()
     }
 }
 

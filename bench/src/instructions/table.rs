@@ -1,0 +1,128 @@
+//! The recorded counts, and how new ones compare.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// Compiler and platform of this program.
+pub(super) const COMPILER: &str = env!("FOREBAY_BENCH_COMPILER");
+
+/// By how much a count of instructions may differ from the recorded one, in percent.
+pub(super) const TOLERANCE_PERCENT: f64 = 1.0;
+/// The same for a rise if another compiler made the program; a fall is then no failure.
+pub(super) const TOLERANCE_OTHER_COMPILER_PERCENT: f64 = 10.0;
+/// By how much the calls may differ: one more or less of each operation is a change.
+const TOLERANCE_CALLS: f64 = 0.5;
+
+/// What one operation takes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Cost {
+    /// Instructions of the program.
+    pub(super) instructions: f64,
+    /// Calls into libraries.
+    pub(super) calls: f64,
+}
+
+/// bench/instructions.json.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Table {
+    /// What made the program that was counted.
+    pub(super) compiler: String,
+    /// By the operation's name.
+    pub(super) operations: BTreeMap<String, Cost>,
+}
+
+/// How a count compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// As recorded.
+    Same,
+    /// The operation has become more expensive.
+    Worse,
+    /// It has become cheaper: the table must say so.
+    Better,
+    /// The table does not have it.
+    New,
+}
+
+impl Table {
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("read the recorded counts in {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))
+    }
+
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Whether the compiler of this program made the counted one.
+    pub(super) fn is_of_this_compiler(&self) -> bool {
+        self.compiler == COMPILER
+    }
+
+    /// Compares what one operation takes now.
+    pub(super) fn judge(&self, name: &str, now: Cost) -> Verdict {
+        let Some(then) = self.operations.get(name) else { return Verdict::New };
+        let change = change_percent(*then, now);
+        let (rise, fall) = if self.is_of_this_compiler() {
+            (TOLERANCE_PERCENT, TOLERANCE_PERCENT)
+        } else {
+            (TOLERANCE_OTHER_COMPILER_PERCENT, f64::INFINITY)
+        };
+        // A compiler may also inline a copy, or call for one.
+        let calls_tolerance = if self.is_of_this_compiler() { TOLERANCE_CALLS } else { f64::INFINITY };
+        let calls = now.calls - then.calls;
+        if change > rise || calls > calls_tolerance {
+            Verdict::Worse
+        } else if change < -fall || calls < -calls_tolerance {
+            Verdict::Better
+        } else {
+            Verdict::Same
+        }
+    }
+}
+
+/// By how much the instructions differ.
+pub(super) fn change_percent(then: Cost, now: Cost) -> f64 {
+    (now.instructions / then.instructions - 1.0) * 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(compiler: &str) -> Table {
+        let cost = Cost { instructions: 1000.0, calls: 20.0 };
+        Table { compiler: compiler.to_owned(), operations: [("a".to_owned(), cost)].into() }
+    }
+
+    #[test]
+    fn a_rise_and_a_fall_beyond_the_tolerance_fail_and_so_does_one_call_more_or_less() {
+        let table = table(COMPILER);
+        let judge = |instructions, calls| table.judge("a", Cost { instructions, calls });
+        assert_eq!(judge(1008.0, 20.2), Verdict::Same);
+        assert_eq!(judge(992.0, 19.8), Verdict::Same);
+        assert_eq!(judge(1012.0, 20.0), Verdict::Worse);
+        assert_eq!(judge(1000.0, 21.0), Verdict::Worse);
+        assert_eq!(judge(988.0, 20.0), Verdict::Better);
+        assert_eq!(judge(1000.0, 19.0), Verdict::Better);
+        // What is worse in one way is not excused by the other.
+        assert_eq!(judge(500.0, 21.0), Verdict::Worse);
+        assert_eq!(table.judge("b", Cost { instructions: 1.0, calls: 0.0 }), Verdict::New);
+    }
+
+    #[test]
+    fn with_another_compiler_only_a_large_rise_fails() {
+        let table = table("another");
+        let judge = |instructions, calls| table.judge("a", Cost { instructions, calls });
+        assert_eq!(judge(1050.0, 22.0), Verdict::Same);
+        assert_eq!(judge(700.0, 10.0), Verdict::Same);
+        assert_eq!(judge(1150.0, 20.0), Verdict::Worse);
+    }
+}
