@@ -53,10 +53,12 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         | Op::Lookup { .. }
         | Op::CheckEmpty { .. }
         | Op::StatPath { .. }
+        | Op::GetEas { .. }
+        | Op::EaSize { .. }
         | Op::AllocatedRanges { .. } => (Change::None, None),
         Op::Write { .. } | Op::WriteRemote { .. } => (Change::Write, None),
         Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => (Change::Settled, None),
-        Op::SetBasic { handle, .. } => (Change::Attributes, Some(handle)),
+        Op::SetBasic { handle, .. } | Op::SetEas { handle, .. } => (Change::Attributes, Some(handle)),
         Op::SetEndOfFile { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::ZeroRange { handle, .. }
