@@ -383,11 +383,22 @@ def checks(client_class, variant):
         assert client.list(folder) == {}, f"left over: {client.list(folder)}"
         client.rmdir(folder)
 
+    def extended_attributes(client):
+        path = f"attributes {prefix}"
+        client.put(path, b"content")
+        client.run(f'setea "{path}" epoch 12; setea "{path}" origin another; setea "{path}" epoch thirteen')
+        found = client.run(f'geteas "{path}"')
+        names = re.findall(r"^(\S+) \(\d+\) =", found, re.M)
+        assert sorted(names) == ["epoch", "origin"] and "thirteen" in found and "another" in found, found
+        client.delete(path)
+
     check(f"{prefix}.put-get", with_client(put_get))
     check(f"{prefix}.list", with_client(listing))
     check(f"{prefix}.overwrite", with_client(overwrite))
     check(f"{prefix}.rename", with_client(rename))
     check(f"{prefix}.delete", with_client(delete))
+    if client_class is Smbclient:
+        check(f"{prefix}.extended-attributes", with_client(extended_attributes))
     check(f"{prefix}.refuses-wrong-password", lambda: refused(lambda: connect(password="not the password")))
     check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="unknown-user")))
     check(f"{prefix}.refuses-guest", lambda: refused(lambda: connect(user="guest", password="")))

@@ -234,6 +234,7 @@ impl Catalog {
             accounts: record.accounts.iter().map(Account::from).collect(),
             protection: record.protection.into(),
             read_only: false,
+            extended_attributes: volume.keeps_extended_attributes(),
             serial: record.serial,
             created: record.created,
         };

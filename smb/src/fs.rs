@@ -325,6 +325,24 @@ pub struct BasicInfo {
     pub attributes: Option<u32>,
 }
 
+/// An extended attribute ([MS-FSCC] 2.4.15).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ea {
+    /// 1..=255 printable ASCII bytes, in the case they were given in.
+    pub name: Vec<u8>,
+    /// To set: an empty one removes the attribute.
+    pub value: Vec<u8>,
+}
+
+impl Ea {
+    /// What an attribute with a name and a value of these lengths takes of [`crate::limits::EA_BYTES_MAX`].
+    #[must_use]
+    pub const fn size(name: usize, value: usize) -> usize {
+        // Flags, both lengths, and the zero byte after the name.
+        5 + name + value
+    }
+}
+
 /// A name that is being removed: whoever carries [`FsOpKind::Close`] out drops this when the name is gone, or could not be
 /// removed. Until then CREATE answers STATUS_DELETE_PENDING for it, and so does a CREATE that was under way by then; other
 /// names of the file stay in use.
@@ -464,6 +482,29 @@ pub enum FsOpKind {
         /// The handle.
         handle: FsHandle,
     },
+    /// All extended attributes of a file or directory, in an order that stays as long as none is added or removed. Those with
+    /// an empty value are left out, and so is what a backend keeps for itself. Answered by [`FsReply::Eas`];
+    /// `STATUS_EA_TOO_LARGE` beyond [`crate::limits::EA_BYTES_MAX`] or [`crate::limits::EAS_PER_FILE_MAX`].
+    GetEas {
+        /// The handle.
+        handle: FsHandle,
+    },
+    /// The sum of [`Ea::size`] of what [`FsOpKind::GetEas`] finds, at most [`crate::limits::EA_BYTES_MAX`]. Answered by
+    /// [`FsReply::EaSize`].
+    EaSize {
+        /// The handle.
+        handle: FsHandle,
+    },
+    /// Sets, replaces or removes extended attributes, in this order. Nothing changes if one of the names cannot be used
+    /// (`STATUS_INVALID_EA_NAME`), one is the backend's own (`STATUS_ACCESS_DENIED`), or the file would have more than
+    /// [`FsOpKind::GetEas`] can answer (`STATUS_EA_TOO_LARGE`). If the file system fails in the middle, the attributes
+    /// before that one stay changed. Answered by [`FsReply::Done`].
+    SetEas {
+        /// The handle.
+        handle: FsHandle,
+        /// What to set.
+        eas: Vec<Ea>,
+    },
     /// Sets the size (truncates or extends with zeros). Answered by [`FsReply::Done`].
     SetEndOfFile {
         /// The handle.
@@ -598,6 +639,10 @@ pub enum FsReply {
     Copied(u64),
     /// REPARSE_DATA_BUFFER of a reparse point.
     ReparseData(Vec<u8>),
+    /// Extended attributes.
+    Eas(Vec<Ea>),
+    /// Bytes of extended attributes.
+    EaSize(u32),
 }
 
 /// Success or the status to give to the client.

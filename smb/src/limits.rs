@@ -71,6 +71,10 @@ pub const PARKED_BYTES_PER_VOLUME_MAX: u64 = 256 * 1024 * 1024;
 pub const PINNED_BYTES_PER_CONNECTION_MAX: u64 = 64 * 1024 * 1024;
 /// Longest answer to IOCTL and QUERY_INFO, in bytes, whatever the client has place for.
 pub const INFO_ANSWER_BYTES_MAX: u32 = 64 * 1024;
+/// Extended attributes of one file, in bytes as [`crate::fs::Ea::size`] counts them ([MS-FSA] 2.1.5.15.5). A query allocates no more.
+pub const EA_BYTES_MAX: usize = 64 * 1024 - 5;
+/// Extended attributes of one file.
+pub const EAS_PER_FILE_MAX: usize = 1024;
 /// Directories of one volume that are watched at once.
 pub const WATCHES_PER_VOLUME_MAX: usize = 16_384;
 /// Changes that are kept for one watched directory until its client asks for them, in bytes as they are sent.
@@ -131,6 +135,9 @@ const _: () = assert!(
     "what waits does not stop the connection over which the end of the wait may come"
 );
 const _: () = assert!(IO_BYTES_MAX as u64 <= DIR_ANSWER_BYTES_PER_VOLUME_MAX, "the longest answer fits");
+const _: () =
+    assert!(EA_BYTES_MAX + 4 <= INFO_ANSWER_BYTES_MAX as usize, "the largest attribute fits an answer");
+const _: () = assert!(EAS_PER_FILE_MAX <= crate::wire::limits::EXTENDED_ATTRIBUTES_MAX);
 const _: () = assert!(ALLOCATED_RANGES_MAX * 16 <= INFO_ANSWER_BYTES_MAX as usize);
 const _: () =
     assert!(LOCKS_PER_REQUEST_MAX <= LOCKS_PER_OPEN_MAX && LOCKS_PER_OPEN_MAX <= LOCKS_PER_FILE_MAX);

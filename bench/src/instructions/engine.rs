@@ -144,6 +144,7 @@ impl Client {
             read_only: false,
             serial: 0x1234_5678,
             created: NOW,
+            extended_attributes: false,
         };
         server.add_volume(volume).map_err(|error| anyhow::anyhow!("add a volume: {error:?}"))?;
         // No randomness: the same bytes in each run.
@@ -306,6 +307,10 @@ fn carry_out(kind: FsOpKind, data: &Data) -> FsResult {
         links: 1,
         times: FileTimes { creation: NOW, last_access: NOW, last_write: NOW, change: NOW },
         attributes: FileAttributes::NORMAL.0,
+        reparse: None,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
     };
     Ok(match kind {
         FsOpKind::Open { .. } => {

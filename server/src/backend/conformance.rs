@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_smb::fs::{
-    BasicInfo, DirEntry, FileKind, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode,
+    BasicInfo, DirEntry, Ea, FileKind, Frame, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode,
     OpenRequest, Opened, Ownership, RelPath, ReparsePoint, Stat, Unlink,
 };
 use forebay_smb::status::NtStatus;
@@ -186,6 +186,28 @@ impl Fixture {
         let mut names: Vec<_> = self.list(&handle, true, usize::MAX).into_iter().map(|e| e.name).collect();
         names.sort();
         names
+    }
+
+    fn eas(&self, handle: &FsHandle) -> Result<Vec<(String, Vec<u8>)>, NtStatus> {
+        match self.run(FsOpKind::GetEas { handle: handle.clone() })? {
+            FsReply::Eas(eas) => {
+                let text = |name| String::from_utf8(name).expect("ASCII");
+                Ok(eas.into_iter().map(|ea| (text(ea.name), ea.value)).collect())
+            }
+            _ => panic!("a query answers Eas"),
+        }
+    }
+
+    fn ea_size(&self, handle: &FsHandle) -> u32 {
+        match self.run(FsOpKind::EaSize { handle: handle.clone() }) {
+            Ok(FsReply::EaSize(size)) => size,
+            _ => panic!("a query answers EaSize"),
+        }
+    }
+
+    fn set_eas(&self, handle: &FsHandle, eas: &[(&str, &[u8])]) -> Result<(), NtStatus> {
+        let ea = |(name, value): &(&str, &[u8])| Ea { name: name.as_bytes().to_vec(), value: value.to_vec() };
+        self.done(FsOpKind::SetEas { handle: handle.clone(), eas: eas.iter().map(ea).collect() })
     }
 
     fn stat_path(&self, path: &str) -> Result<Stat, NtStatus> {
@@ -831,6 +853,66 @@ fn a_full_file_system_says_so_and_keeps_what_it_has() {
     match f.run(FsOpKind::Space { handle: f.volume.clone() }) {
         Ok(FsReply::Space(space)) => assert!(space.total == 1 << 20 && space.free > 0),
         _ => panic!("space"),
+    }
+}
+
+#[test]
+fn extended_attributes_are_those_of_the_file_system() {
+    let f = Fixture::new();
+    f.file("file");
+    let there =
+        |list: &[(&str, &[u8])]| Ok(list.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect());
+    // A handle that reads suffices, as one that Linux's client sets attributes by.
+    let reader = f.open(OpenRequest { write: false, ..request("file") }).expect("opened").handle;
+    for (name, handle) in [("file", reader), ("d", f.directory("d"))] {
+        let path = f.root.join(name);
+        assert_eq!(f.eas(&handle), Ok(Vec::new()));
+        assert_eq!(f.ea_size(&handle), 0);
+        f.set_eas(&handle, &[("b", b"2"), ("a", b"1"), ("A", &[0, 255])]).expect("set");
+        let all: &[(&str, &[u8])] = &[("A", &[0, 255]), ("a", b"1"), ("b", b"2")];
+        assert_eq!(f.eas(&handle), there(all));
+        assert_eq!(f.ea_size(&handle), (5 + 3) + 2 * (5 + 2));
+        let mut value = [0; 8];
+        assert_eq!(rustix::fs::getxattr(&path, "user.b", &mut value), Ok(1), "others in the pool see them");
+        // What the server keeps for itself, what is empty, and names that are not ASCII.
+        let info = BasicInfo { attributes: Some(0x2), ..BasicInfo::default() };
+        f.done(FsOpKind::SetBasic { handle: handle.clone(), info }).expect("hidden");
+        let none = rustix::fs::XattrFlags::empty();
+        for (key, value) in [("user.forebay.other", &b"x"[..]), ("user.empty", b""), ("user.gr\u{fc}n", b"x")]
+        {
+            rustix::fs::setxattr(&path, key, value, none).expect("set");
+        }
+        rustix::fs::setxattr(&path, "user.copied", b"here", none).expect("set");
+        f.set_eas(&handle, &[("b", b"22"), ("none", b""), ("A", b""), ("a", b"")]).expect("replaced");
+        assert_eq!(f.eas(&handle), there(&[("b", b"22"), ("copied", b"here")]));
+        assert_eq!(f.ea_size(&handle), (5 + 3) + (5 + 10));
+        assert_eq!(f.stat(&handle).attributes & 0x2, 0x2);
+    }
+}
+
+#[test]
+fn extended_attributes_that_cannot_be_set_change_nothing() {
+    let f = Fixture::new();
+    let file = f.file("file");
+    let long = "n".repeat(250);
+    f.set_eas(&file, &[("kept", b"1"), (&long, b"1")]).expect("set");
+    let before = f.eas(&file);
+    let refused = |name: &str, value: &[u8]| f.set_eas(&file, &[("kept", b"2"), (name, value)]);
+    assert_eq!(refused("forebay.dos", b"x"), Err(NtStatus::ACCESS_DENIED));
+    assert_eq!(refused("forebay.dos", b""), Err(NtStatus::ACCESS_DENIED));
+    assert_eq!(refused(&"n".repeat(251), b"x"), Err(NtStatus::INVALID_EA_NAME));
+    assert_eq!(refused("large", &vec![7; 65_520]), Err(NtStatus::EA_TOO_LARGE));
+    let many: Vec<String> = (0..1023).map(|i| format!("{i}")).collect();
+    let many: Vec<(&str, &[u8])> = many.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
+    assert_eq!(f.set_eas(&file, &many), Err(NtStatus::EA_TOO_LARGE));
+    assert_eq!(f.eas(&file), before);
+    // Where the file system has less room, it says so; the others are as they were.
+    match f.set_eas(&file, &[("large", &vec![7; 60_000])]) {
+        Ok(()) => assert_eq!(f.eas(&file).expect("read").len(), 3),
+        Err(status) => {
+            assert!(matches!(status, NtStatus::DISK_FULL | NtStatus::EA_TOO_LARGE), "{status:?}");
+            assert_eq!(f.eas(&file), before);
+        }
     }
 }
 

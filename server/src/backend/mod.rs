@@ -39,11 +39,14 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         | Op::ReadDir { .. }
         | Op::Lookup { .. }
         | Op::GetReparsePoint { .. }
+        | Op::GetEas { .. }
+        | Op::EaSize { .. }
         | Op::CheckEmpty { .. } => Lane::LookUp,
         Op::Close { unlink: None, .. } => Lane::Close,
         Op::Close { unlink: Some(_), handle, .. }
         | Op::SetBasic { handle, .. }
         | Op::SetOwnership { handle, .. }
+        | Op::SetEas { handle, .. }
         | Op::SetReparsePoint { handle, .. } => unless_written_through(handle, Lane::Change),
         Op::Read { .. } | Op::AllocatedRanges { .. } => Lane::Data,
         Op::Write { write_through: true, .. } | Op::WriteRemote { write_through: true, .. } => Lane::Sync,
@@ -66,9 +69,12 @@ pub fn lane(operation: &FsOpKind) -> Lane {
 pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
     use FsOpKind as Op;
     let (handle, bytes) = match operation {
-        Op::Close { .. } | Op::Flush { .. } | Op::Stat { .. } | Op::Space { .. } | Op::CheckEmpty { .. } => {
-            return None;
-        }
+        Op::Close { .. }
+        | Op::Flush { .. }
+        | Op::Stat { .. }
+        | Op::EaSize { .. }
+        | Op::Space { .. }
+        | Op::CheckEmpty { .. } => return None,
         Op::Read { handle, length, .. } | Op::WriteRemote { handle, length, .. } => {
             (handle, u64::from(*length))
         }
@@ -82,6 +88,8 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
         | Op::SetOwnership { handle, .. }
         | Op::SetReparsePoint { handle, .. }
         | Op::GetReparsePoint { handle }
+        | Op::GetEas { handle }
+        | Op::SetEas { handle, .. }
         | Op::SetEndOfFile { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::Rename { handle, .. }
@@ -149,6 +157,8 @@ mod tests {
             assert_eq!(lane(&close(None)), Lane::Close);
             assert_eq!(lane(&close(Some(Unlink::unregistered()))), change);
             assert_eq!(lane(&FsOpKind::Stat { handle: handle.clone() }), Lane::LookUp);
+            assert_eq!(lane(&FsOpKind::GetEas { handle: handle.clone() }), Lane::LookUp);
+            assert_eq!(lane(&FsOpKind::SetEas { handle: handle.clone(), eas: Vec::new() }), change);
             assert_eq!(lane(&FsOpKind::SetEndOfFile { handle: handle.clone(), size: 0 }), data);
             assert_eq!(lane(&FsOpKind::Flush { handle: handle.clone() }), Lane::Sync);
             let to = RelPath::new("other").expect("a path");

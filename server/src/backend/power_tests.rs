@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use forebay_smb::fs::{
-    BasicInfo, Frame, FsHandle, FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest, RelPath, Unlink,
+    BasicInfo, Ea, Frame, FsHandle, FsOpKind, FsReply, ObjectKind, OpenMode, OpenRequest, RelPath, Unlink,
 };
 use forebay_smb::status::NtStatus;
 
@@ -130,6 +130,23 @@ fn attributes_and_times_that_were_set_are_there_where_answers_are_durable() {
         panic!("stat answers Stat")
     };
     assert_eq!((stat.times.last_write, stat.times.creation, stat.attributes), (time, time + 10, 0x1));
+}
+
+#[test]
+fn extended_attributes_that_were_set_are_there_where_answers_are_durable() {
+    let test = "extended_attributes_that_were_set_are_there_where_answers_are_durable";
+    let Some(disk) = furnished(test) else { return };
+    let served = Served::new(&disk, Promise::AtReply);
+    let file = served.open("file", ObjectKind::File);
+    let eas = vec![Ea { name: b"epoch".to_vec(), value: b"12".to_vec() }];
+    served.done(FsOpKind::SetEas { handle: file, eas: eas.clone() });
+    drop(served);
+    disk.lose_power();
+    let served = Served::new(&disk, Promise::AtReply);
+    match served.run(FsOpKind::GetEas { handle: served.open("file", ObjectKind::File) }) {
+        Ok(FsReply::Eas(found)) => assert_eq!(found, eas),
+        _ => panic!("a query answers Eas"),
+    }
 }
 
 #[test]

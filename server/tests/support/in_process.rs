@@ -110,12 +110,14 @@ impl Setup<'_> {
             std::fs::create_dir(&path).unwrap();
             let account =
                 Account { username: format!("{id}-user"), hashes: vec![NtHash::from_password(PASSWORD)] };
+            let backend = Volume::open(&path).unwrap();
             let volume = VolumeConfig {
                 id: id.clone(),
-                backend: Volume::open(&path).unwrap().handle(),
+                backend: backend.handle(),
                 accounts: vec![account],
                 protection: Protection::default(),
                 read_only: false,
+                extended_attributes: backend.keeps_extended_attributes(),
                 serial: 1,
                 created: 0,
             };

@@ -75,6 +75,8 @@ pub(crate) struct OpenState {
     pub(crate) mode: u32,
     /// The last QUERY_DIRECTORY's pattern and what was fetched but not yet sent.
     pub(crate) directory: DirectoryCursor,
+    /// Open.NextEaEntry ([MS-FSA] 2.1.5.12.12), by its place among the file's extended attributes.
+    pub(crate) next_ea: usize,
     /// Open.LockSequenceArray ([MS-SMB2] 3.3.5.14), `0xff` = invalid.
     pub(crate) lock_sequence: [u8; 65],
 }
@@ -126,7 +128,7 @@ impl DirectoryCursor {
 
 impl OpenState {
     pub(crate) fn new(path: RelPath) -> Self {
-        Self { path, mode: 0, directory: DirectoryCursor::default(), lock_sequence: [0xff; 65] }
+        Self { path, mode: 0, directory: DirectoryCursor::default(), next_ea: 0, lock_sequence: [0xff; 65] }
     }
 }
 

@@ -56,6 +56,8 @@ pub struct VolumeConfig {
     pub protection: Protection,
     /// Refuse every change.
     pub read_only: bool,
+    /// The backend keeps extended attributes.
+    pub extended_attributes: bool,
     /// VolumeSerialNumber of FileFsVolumeInformation.
     pub serial: u32,
     /// VolumeCreationTime, FILETIME.
@@ -75,6 +77,7 @@ pub(crate) struct Volume {
     pub(crate) backend: FsHandle,
     pub(crate) protection: Protection,
     pub(crate) read_only: bool,
+    pub(crate) extended_attributes: bool,
     pub(crate) serial: u32,
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
@@ -136,6 +139,7 @@ impl Volume {
             backend: config.backend,
             protection: config.protection,
             read_only: config.read_only,
+            extended_attributes: config.extended_attributes,
             serial: config.serial,
             created: config.created,
             files: Arc::new(Files::new(mailbox)),

@@ -482,6 +482,30 @@ pub fn query_file(
     query(client, file_id, InfoType::FILE, class.0, 0, room)
 }
 
+/// A query of extended attributes: those named in `input`, or as `flags` and `index` say.
+pub fn query_eas(
+    client: &mut Client,
+    file_id: FileId,
+    flags: query_info::Flags,
+    index: u32,
+    input: &[u8],
+    room: u32,
+) -> Result<(NtStatus, Vec<u8>), NtStatus> {
+    let answer = simple(client, Command::QUERY_INFO, |b| {
+        query_info::Request {
+            info_type: InfoType::FILE,
+            file_info_class: FileInformationClass::FILE_FULL_EA_INFORMATION.0,
+            output_buffer_length: room,
+            additional_information: index,
+            flags,
+            file_id,
+            input_buffer: input,
+        }
+        .encode(b);
+    })?;
+    Ok((answer.status(), query_info::Response::parse(&answer.message).unwrap().output_buffer.to_vec()))
+}
+
 pub fn query_fs(
     client: &mut Client,
     file_id: FileId,

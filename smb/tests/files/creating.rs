@@ -195,7 +195,6 @@ fn contexts_are_answered_honoured_or_ignored() {
         refused(&mut c, RequestContext::TimewarpToken(FileTime(10000))),
         Some(NtStatus::OBJECT_NAME_NOT_FOUND)
     );
-    assert_eq!(refused(&mut c, RequestContext::EaBuffer(&[0; 16])), Some(NtStatus::EAS_NOT_SUPPORTED));
     let short = RequestContext::Unknown { name: b"x", data: b"" };
     assert_eq!(refused(&mut c, short), Some(NtStatus::INVALID_PARAMETER));
 }

@@ -20,6 +20,7 @@ mod deleting;
 mod directories;
 mod durable;
 mod durable_leases;
+mod eas;
 mod failover;
 mod hostile;
 mod information;

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 
 use forebay_smb::fs::{
-    DirEntry, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode, OpenRequest,
-    Opened, Ownership, Payload, RelPath, ReparsePoint, Space, Stat,
+    DirEntry, Ea, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode,
+    OpenRequest, Opened, Ownership, Payload, RelPath, ReparsePoint, Space, Stat,
 };
+use forebay_smb::limits::EA_BYTES_MAX;
 use forebay_smb::status::NtStatus;
 
 use crate::support::{Backend, NOW};
@@ -33,6 +34,7 @@ struct Node {
     mode: u32,
     uid: u32,
     gid: u32,
+    eas: Vec<Ea>,
 }
 
 struct Handle {
@@ -80,6 +82,10 @@ fn part(data: &[u8], offset: u64, length: u64) -> &[u8] {
     if offset >= end { &[] } else { &data[offset as usize..end as usize] }
 }
 
+fn ea_bytes(eas: &[Ea]) -> usize {
+    eas.iter().map(|ea| Ea::size(ea.name.len(), ea.value.len())).sum()
+}
+
 fn limit(offset: u64, length: u64) -> Result<(), NtStatus> {
     if offset.saturating_add(length) > FILE_BYTES_MAX { Err(NtStatus::DISK_FULL) } else { Ok(()) }
 }
@@ -100,6 +106,7 @@ impl Node {
             mode: if directory { 0o755 } else { 0o644 },
             uid: 0,
             gid: 0,
+            eas: Vec::new(),
         }
     }
 }
@@ -361,6 +368,26 @@ impl Inner {
                 let reparse = &self.nodes[&ino(&h)].reparse;
                 let (_, data) = reparse.as_ref().ok_or(NtStatus::NOT_A_REPARSE_POINT)?;
                 FsReply::ReparseData(data.clone())
+            }
+            FsOpKind::GetEas { handle: h } => FsReply::Eas(self.nodes[&ino(&h)].eas.clone()),
+            FsOpKind::EaSize { handle: h } => FsReply::EaSize(ea_bytes(&self.nodes[&ino(&h)].eas) as u32),
+            FsOpKind::SetEas { handle: h, eas } => {
+                self.log.push("set eas");
+                let node = self.nodes.get_mut(&ino(&h)).unwrap();
+                let mut after = node.eas.clone();
+                for ea in eas {
+                    if ea.name.starts_with(b"own.") {
+                        return Err(NtStatus::ACCESS_DENIED);
+                    }
+                    after.retain(|old| old.name != ea.name);
+                    after.extend((!ea.value.is_empty()).then_some(ea));
+                }
+                if ea_bytes(&after) > EA_BYTES_MAX {
+                    return Err(NtStatus::EA_TOO_LARGE);
+                }
+                node.eas = after;
+                node.times.change += 1;
+                FsReply::Done
             }
             FsOpKind::SetEndOfFile { handle: h, size } => {
                 self.log.push("truncate");

@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, XattrFlags, fallocate, getxattr, listxattr, removexattr, setxattr};
+use rustix::io::Errno;
 
 /// Name of a case and its complaint, where it has one.
 pub type Outcome = (String, Option<String>);
@@ -29,6 +30,7 @@ const CASES: &[Case] = &[
     ("names too long", names_too_long),
     ("directories", directories),
     ("times", times),
+    ("extended attributes", extended_attributes),
     ("many entries", many_entries),
 ];
 
@@ -202,7 +204,7 @@ fn other_alphabets(at: &Path) -> Result<()> {
 
 fn names_too_long(at: &Path) -> Result<()> {
     let error = fs::write(at.join("a".repeat(256)), "").err().and_then(|error| error.raw_os_error());
-    ensure!(error == Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()), "error {error:?}");
+    ensure!(error == Some(Errno::NAMETOOLONG.raw_os_error()), "error {error:?}");
     Ok(())
 }
 
@@ -235,6 +237,47 @@ fn times(at: &Path) -> Result<()> {
     // SMB counts in units of 100 ns; that much must survive.
     let found = fs::metadata(&path)?.modified()?;
     ensure!(found == when, "{found:?} instead of {when:?}");
+    Ok(())
+}
+
+fn extended_attributes(at: &Path) -> Result<()> {
+    let get = |path: &Path, name: &str| {
+        let mut value = vec![0; 4096];
+        getxattr(path, name, &mut value[..]).map(|length| value[..length].to_vec())
+    };
+    let list = |path: &Path| -> Result<BTreeSet<String>> {
+        let mut names = vec![0; 4096];
+        let length = listxattr(path, &mut names[..]).context("list")?;
+        let names = names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+        // What a node's own file system adds is not of interest.
+        let users = names.map(String::from_utf8_lossy).filter(|name| name.starts_with("user."));
+        Ok(users.map(|name| name.into_owned()).collect())
+    };
+    let (file, folder) = (at.join("file"), at.join("folder"));
+    fs::write(&file, "content")?;
+    fs::create_dir(&folder)?;
+    for path in [&file, &folder] {
+        let set = |name, value| setxattr(path, name, value, XattrFlags::empty());
+        ensure!(list(path)?.is_empty(), "a new one has {:?}", list(path)?);
+        ensure!(get(path, "user.epoch") == Err(Errno::NODATA), "read {:?}", get(path, "user.epoch"));
+        set("user.epoch", b"12").context("set")?;
+        set("user.Epoch", &[0, 255]).context("set a name in another case")?;
+        set("user.com.example:key=a/b", &[7; 3000]).context("set 3000 bytes")?;
+        set("user.epoch", b"thirteen").context("replace")?;
+        ensure!(get(path, "user.epoch") == Ok(b"thirteen".to_vec()), "the new value is not there");
+        ensure!(get(path, "user.Epoch") == Ok(vec![0, 255]), "the case of names does not count");
+        ensure!(get(path, "user.com.example:key=a/b") == Ok(vec![7; 3000]), "the long value is another");
+        let names = ["user.epoch", "user.Epoch", "user.com.example:key=a/b"];
+        ensure!(list(path)? == names.map(str::to_owned).into(), "listed {:?}", list(path)?);
+        removexattr(path, "user.com.example:key=a/b").context("remove")?;
+        let again = removexattr(path, "user.com.example:key=a/b");
+        ensure!(again == Err(Errno::NODATA), "removed twice: {again:?}");
+        ensure!(list(path)?.len() == 2, "listed {:?} after a removal", list(path)?);
+    }
+    fs::write(&file, "other content")?;
+    let moved = at.join("moved");
+    fs::rename(&file, &moved)?;
+    ensure!(get(&moved, "user.epoch") == Ok(b"thirteen".to_vec()), "lost by O_TRUNC or by a rename");
     Ok(())
 }
 

@@ -54,11 +54,14 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         | Op::CheckEmpty { .. }
         | Op::StatPath { .. }
         | Op::GetReparsePoint { .. }
+        | Op::GetEas { .. }
+        | Op::EaSize { .. }
         | Op::AllocatedRanges { .. } => (Change::None, None),
         Op::Write { .. } | Op::WriteRemote { .. } => (Change::Write, None),
         Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => (Change::Settled, None),
         Op::SetBasic { handle, .. }
         | Op::SetOwnership { handle, .. }
+        | Op::SetEas { handle, .. }
         | Op::SetReparsePoint { handle, .. } => (Change::Attributes, Some(handle)),
         Op::SetEndOfFile { handle, .. }
         | Op::SetAllocation { handle, .. }

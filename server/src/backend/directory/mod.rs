@@ -14,6 +14,7 @@ pub mod data;
 mod direct;
 mod dirs;
 mod durability;
+mod eas;
 mod ioctl;
 mod mapped;
 mod name_locks;
@@ -83,6 +84,12 @@ impl Volume {
         let in_memory = rustix::fs::fstatfs(&root)?.f_type == TMPFS_MAGIC;
         let (names, limiter) = (NameLocks::default(), Arc::default());
         Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names, limiter }))
+    }
+
+    /// Whether files can have extended attributes.
+    #[must_use]
+    pub fn keeps_extended_attributes(&self) -> bool {
+        self.xattrs
     }
 
     /// What holds it to its limits. It has none until they are set.
@@ -225,6 +232,10 @@ pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> 
             .and_then(|volume| open::stat_path_cached(&volume, path))
             .map(|r| r.map(FsReply::Stat)),
         Op::Stat { handle } => Some(file(handle).and_then(|file| attrs::stat(&file)).map(FsReply::Stat)),
+        Op::EaSize { handle } => match file(handle) {
+            Ok(file) => eas::size_cached(&file).map(|size| size.map(FsReply::EaSize)),
+            Err(status) => Some(Err(status)),
+        },
         Op::Space { handle } => {
             Some(volume(handle).and_then(|v| v.space().map_err(status)).map(FsReply::Space))
         }
@@ -283,6 +294,9 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             attrs::set_reparse_point(&*file(&handle)?, point).map(|()| FsReply::Done)
         }
         Op::GetReparsePoint { handle } => attrs::reparse_data(&*file(&handle)?).map(FsReply::ReparseData),
+        Op::GetEas { handle } => eas::get(&*file(&handle)?).map(FsReply::Eas),
+        Op::EaSize { handle } => eas::size(&*file(&handle)?).map(FsReply::EaSize),
+        Op::SetEas { handle, eas } => eas::set(&*file(&handle)?, &eas).map(|()| FsReply::Done),
         Op::SetEndOfFile { handle, size } => data::set_end(&*file(&handle)?, size).map(|()| FsReply::Done),
         Op::SetAllocation { handle, size } => {
             data::set_allocation(&*file(&handle)?, size).map(|()| FsReply::Done)

@@ -3,6 +3,7 @@
 mod change_notify;
 pub(crate) mod close;
 pub(crate) mod create;
+mod eas;
 mod echo;
 mod flush;
 mod handles;

@@ -1,5 +1,7 @@
 //! QUERY_INFO ([MS-SMB2] 3.3.5.20, [MS-FSA] 2.1.5.12, 2.1.5.13, 2.1.5.14).
 
+mod eas;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -103,13 +105,9 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
             FileAlignmentInformation::default().encode(out);
         }),
         Class::FILE_EA_INFORMATION => {
-            exact(limit, FileEaInformation::LEN, |out| FileEaInformation::default().encode(out))
+            eas::size(open, move |_, size| exact(limit, FileEaInformation::LEN, |out| size.encode(out)))
         }
-        Class::FILE_FULL_EA_INFORMATION => Step::Fail(if access.contains(AccessMask::FILE_READ_EA) {
-            NtStatus::NO_EAS_ON_FILE
-        } else {
-            NtStatus::ACCESS_DENIED
-        }),
+        Class::FILE_FULL_EA_INFORMATION => eas::query(ctx, open, limit),
         // There are no short names.
         Class::FILE_ALTERNATE_NAME_INFORMATION => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
         // [MS-FSCC] 2.4.36: a matter of 3.1.1.
@@ -121,22 +119,13 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         | Class::FILE_STANDARD_LINK_INFORMATION
         | Class::FILE_INTERNAL_INFORMATION
         | Class::FILE_BASIC_INFORMATION
-        | Class::FILE_ALL_INFORMATION
         | Class::FILE_NETWORK_OPEN_INFORMATION
         | Class::FILE_ATTRIBUTE_TAG_INFORMATION
         | Class::FILE_COMPRESSION_INFORMATION
         | Class::FILE_STREAM_INFORMATION
         | Class::FILE_ID_INFORMATION
-        | Class::FILE_POSIX_INFORMATION => Step::Fs(
-            FsOpKind::Stat { handle: open.handle.clone() },
-            Box::new(move |_, result| match result {
-                Ok(FsReply::Stat(stat)) => {
-                    of_stat(&open, class, &open.file.with_client_change_time(stat), limit)
-                }
-                Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-                Err(status) => Step::Fail(status),
-            }),
-        ),
+        | Class::FILE_POSIX_INFORMATION => with_stat(open, class, FileEaInformation::default(), limit),
+        Class::FILE_ALL_INFORMATION => eas::size(open, move |open, size| with_stat(open, class, size, limit)),
         // [MS-SMB2] 3.3.5.20.1
         Class::FILE_NAME_INFORMATION
         | Class::FILE_NORMALIZED_NAME_INFORMATION
@@ -148,6 +137,20 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         | Class::FILE_PIPE_REMOTE_INFORMATION => Step::Fail(NtStatus::NOT_SUPPORTED),
         _ => Step::Fail(NtStatus::INVALID_INFO_CLASS),
     }
+}
+
+/// A class that answers from what the backend knows of the file.
+fn with_stat(open: Arc<Open>, class: Class, ea: FileEaInformation, limit: u32) -> Step {
+    Step::Fs(
+        FsOpKind::Stat { handle: open.handle.clone() },
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Stat(stat)) => {
+                of_stat(&open, class, &open.file.with_client_change_time(stat), ea, limit)
+            }
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
+        }),
+    )
 }
 
 fn exact(limit: u32, fixed: usize, encode: impl FnOnce(&mut Vec<u8>)) -> Step {
@@ -166,7 +169,7 @@ fn mode(open: &Open) -> FileModeInformation {
     FileModeInformation { mode: CreateOptions(open.state().mode) }
 }
 
-fn of_stat(open: &Open, class: Class, stat: &Stat, limit: u32) -> Step {
+fn of_stat(open: &Open, class: Class, stat: &Stat, ea: FileEaInformation, limit: u32) -> Step {
     match class {
         Class::FILE_BASIC_INFORMATION => {
             exact(limit, FileBasicInformation::LEN, |out| basic(stat).encode(out))
@@ -192,7 +195,7 @@ fn of_stat(open: &Open, class: Class, stat: &Stat, limit: u32) -> Step {
                 basic: basic(stat),
                 standard: standard(open, stat),
                 internal: internal(stat),
-                ea: FileEaInformation::default(),
+                ea,
                 access: open_access(open),
                 position: position(open),
                 mode: mode(open),
@@ -396,6 +399,9 @@ fn attributes(volume: &Volume) -> FileSystemAttributes {
         | FileSystemAttributes::SUPPORTS_HARD_LINKS;
     if volume.read_only {
         attributes.insert(FileSystemAttributes::READ_ONLY_VOLUME);
+    }
+    if volume.extended_attributes {
+        attributes.insert(FileSystemAttributes::SUPPORTS_EXTENDED_ATTRIBUTES);
     }
     attributes
 }

@@ -1,5 +1,6 @@
 //! SET_INFO ([MS-SMB2] 3.3.5.21, [MS-FSA] 2.1.5.15).
 
+mod eas;
 mod rename;
 
 use std::sync::Arc;
@@ -145,10 +146,7 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
             open.state().mode = mode.0;
             Ok(done())
         }
-        Class::FILE_FULL_EA_INFORMATION => {
-            needs(open, AccessMask::FILE_WRITE_EA)?;
-            Err(NtStatus::EAS_NOT_SUPPORTED)
-        }
+        Class::FILE_FULL_EA_INFORMATION => eas::set(open, buffer),
         // [MS-FSA] 2.1.5.15.15: a privilege that no user of a volume has. Short names do not exist.
         Class::FILE_VALID_DATA_LENGTH_INFORMATION | Class::FILE_SHORT_NAME_INFORMATION => {
             Err(NtStatus::PRIVILEGE_NOT_HELD)

@@ -6,7 +6,7 @@
 //!                     │   └────────────┘
 //!                     ├──► ReadingLink ──► the answer that it is a symbolic link
 //!                     ├──► answer
-//!                     └──► Preparing: Truncate ──► SetAttributes ──► Reserve ──► Stat ──► answer
+//!                     └──► Preparing: Truncate ──► SetAttributes ──► Reserve ──► SetEas ──► Stat ──► answer
 //! ```
 
 use std::fmt;
@@ -74,6 +74,7 @@ enum Preparation {
     Truncate,
     SetAttributes,
     Reserve,
+    SetEas,
     Stat,
 }
 
@@ -305,6 +306,9 @@ impl Create {
 
     /// FILE_OVERWRITE and FILE_SUPERSEDE replace contents and attributes ([MS-FSA] 2.1.5.1.2.3).
     fn prepare(self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
+        if registered.created && !self.plan.eas.is_empty() {
+            return self.set_eas(registered);
+        }
         if registered.created || !overwrites(self.plan.disposition) {
             return self.finish(ctx, registered);
         }
@@ -331,7 +335,8 @@ impl Create {
         match (preparation, reply) {
             (Preparation::Truncate, _) => self.set_attributes(registered),
             (Preparation::SetAttributes, _) => self.reserve(registered),
-            (Preparation::Reserve, _) => self.stat(registered),
+            (Preparation::Reserve, _) => self.set_eas(registered),
+            (Preparation::SetEas, _) => self.stat(registered),
             (Preparation::Stat, FsReply::Stat(stat)) => {
                 registered.stat = stat;
                 self.finish(ctx, registered)
@@ -354,10 +359,21 @@ impl Create {
     fn reserve(self: Box<Self>, registered: Registered) -> Step {
         let size = self.plan.allocation_size;
         if size == 0 {
-            return self.stat(registered);
+            return self.set_eas(registered);
         }
         let reserve = FsOpKind::SetAllocation { handle: registered.open.handle.clone(), size };
         self.submit(State::Preparing(registered, Preparation::Reserve), reserve)
+    }
+
+    /// SMB2_CREATE_EA_BUFFER ([MS-SMB2] 2.2.13.2.1). What a file that is overwritten has besides stays: to Linux, O_TRUNC
+    /// is about contents.
+    fn set_eas(mut self: Box<Self>, registered: Registered) -> Step {
+        let eas = std::mem::take(&mut self.plan.eas);
+        if eas.is_empty() {
+            return self.stat(registered);
+        }
+        let set = FsOpKind::SetEas { handle: registered.open.handle.clone(), eas };
+        self.submit(State::Preparing(registered, Preparation::SetEas), set)
     }
 
     fn stat(self: Box<Self>, registered: Registered) -> Step {

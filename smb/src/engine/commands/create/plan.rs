@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::engine::access::{self, DATA_CHANGING};
-use crate::engine::commands::security;
+use crate::engine::commands::{eas, security};
 use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
 use crate::engine::file::opener::RequestedCaching;
@@ -12,7 +12,7 @@ use crate::engine::names;
 use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
 use crate::engine::volume::Volume;
-use crate::fs::{ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath};
+use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
 use crate::wire::create_context::{Lease, RequestContext};
@@ -49,6 +49,8 @@ pub(super) struct Plan {
     pub(super) options: CreateOptions,
     pub(super) attributes: FileAttributes,
     pub(super) allocation_size: u64,
+    /// Extended attributes of a file that is made or overwritten.
+    pub(super) eas: Vec<Ea>,
     pub(super) query_maximal_access: bool,
     pub(super) query_on_disk_id: bool,
     /// It has the context of the POSIX extensions.
@@ -121,6 +123,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
             None => request.file_attributes & ATTRIBUTES_SETTABLE,
         },
         allocation_size: 0,
+        eas: Vec::new(),
         query_maximal_access: false,
         query_on_disk_id: false,
         posix: posix.is_some(),
@@ -202,9 +205,14 @@ pub(super) fn overwrites(disposition: CreateDisposition) -> bool {
 impl Plan {
     fn context(&mut self, ctx: &Ctx<'_>, context: &RequestContext<'_>) -> Result<(), NtStatus> {
         match context {
-            // There are no extended attributes; an empty list asks for none.
-            RequestContext::EaBuffer(list) if !list.is_empty() => Err(NtStatus::EAS_NOT_SUPPORTED),
-            // Nor snapshots.
+            RequestContext::EaBuffer(list) if !list.is_empty() && !self.volume.extended_attributes => {
+                Err(NtStatus::EAS_NOT_SUPPORTED)
+            }
+            RequestContext::EaBuffer(list) => {
+                self.eas = eas::to_set(list)?;
+                Ok(())
+            }
+            // There are no snapshots.
             RequestContext::TimewarpToken(_) => Err(NtStatus::OBJECT_NAME_NOT_FOUND),
             RequestContext::AllocationSize(size) => {
                 self.allocation_size = *size;

@@ -83,6 +83,7 @@ impl World {
             accounts: Vec::new(),
             protection: Protection::Optional,
             read_only: false,
+            extended_attributes: true,
             serial: 0,
             created: 0,
         };

@@ -10,7 +10,7 @@ use crate::engine::mail::ConnectionId;
 use crate::engine::request::core::Core;
 use crate::engine::request::step;
 use crate::engine::session::{Share, models};
-use crate::fs::{FileKey, FileTimes, Frame, FsHandle, RelPath};
+use crate::fs::{Ea, FileKey, FileTimes, Frame, FsHandle, RelPath};
 use crate::time::Now;
 use crate::wire::create::{ImpersonationLevel, OplockLevel};
 use crate::wire::{Command, FileTime, Header, ShareAccess};
@@ -48,6 +48,7 @@ fn name(op: &FsOpKind) -> &'static str {
         FsOpKind::SetEndOfFile { size: 0, .. } => "SetEndOfFile",
         FsOpKind::SetBasic { .. } => "SetBasic",
         FsOpKind::SetAllocation { .. } => "SetAllocation",
+        FsOpKind::SetEas { .. } => "SetEas",
         FsOpKind::Stat { .. } => "Stat",
         _ => "another",
     }
@@ -212,6 +213,34 @@ fn an_overwrite_prepares_the_file_in_order() {
     let stat = stat(FileAttributes::ARCHIVE);
     assert_eq!(create.complete(Ok(FsReply::Stat(stat))), Seen::Answers(NtStatus::SUCCESS));
     assert_eq!((create.opens(), create.background()), (1, vec![]));
+}
+
+#[test]
+fn extended_attributes_are_set_on_what_is_made_or_overwritten() {
+    let with_eas = |disposition, found| {
+        let mut create = Driver::new();
+        create.run(|ctx, _| {
+            let mut plan = plan(ctx, &request(disposition)).expect("nothing to refuse");
+            plan.eas = vec![Ea { name: b"a".to_vec(), value: b"1".to_vec() }];
+            Box::new(Create { plan, state: State::Running }).open(ctx)
+        });
+        (create.complete(found), create)
+    };
+    let setting = submits("SetEas", "Preparing: SetEas");
+    let (made, mut create) = with_eas(CreateDisposition::OPEN_IF, opened(true));
+    assert_eq!(made, setting);
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("Stat", "Preparing: Stat"));
+    let stat = stat(FileAttributes::ARCHIVE);
+    assert_eq!(create.complete(Ok(FsReply::Stat(stat))), Seen::Answers(NtStatus::SUCCESS));
+    let (found, _) = with_eas(CreateDisposition::OPEN_IF, opened(false));
+    assert_eq!(found, Seen::Answers(NtStatus::SUCCESS), "it keeps those that it has");
+    let (truncates, mut create) = with_eas(CreateDisposition::OVERWRITE, opened(false));
+    assert_eq!(truncates, submits("SetEndOfFile", "Preparing: Truncate"));
+    assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetBasic", "Preparing: SetAttributes"));
+    assert_eq!(create.complete(Ok(FsReply::Done)), setting);
+    let (_, mut create) = with_eas(CreateDisposition::CREATE, opened(true));
+    assert_eq!(create.complete(FULL), Seen::Answers(NtStatus::DISK_FULL));
+    assert_eq!(create.background(), ["Close and unlink"], "it is not made without them");
 }
 
 #[test]
