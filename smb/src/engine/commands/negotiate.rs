@@ -90,6 +90,12 @@ fn agree(
     {
         capabilities.insert(Capabilities::MULTI_CHANNEL);
     }
+    if config.caching
+        && !matches!(dialect, Dialect::SMB2_0_2 | Dialect::SMB2_1)
+        && request.capabilities.contains(Capabilities::DIRECTORY_LEASING)
+    {
+        capabilities.insert(Capabilities::DIRECTORY_LEASING);
+    }
     let offered = config.encryption != Encryption::Off;
     let mut cipher = None;
     let mut signing = match dialect {

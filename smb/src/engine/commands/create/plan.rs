@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::engine::access::{self, DATA_CHANGING};
 use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
+use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::opener::RequestedCaching;
 use crate::engine::names;
 use crate::engine::request::step::Ctx;
@@ -14,8 +15,8 @@ use crate::engine::volume::Volume;
 use crate::fs::{ObjectKind, OpenMode, OpenRequest, Opened, RelPath};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
-use crate::wire::create_context::{Lease, RequestContext};
-use crate::wire::{AccessMask, Dialect, FileAttributes, ShareAccess};
+use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
+use crate::wire::{AccessMask, Capabilities, Dialect, FileAttributes, ShareAccess};
 
 /// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
 const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
@@ -53,6 +54,10 @@ pub(super) struct Plan {
     pub(super) oplock_level: OplockLevel,
     /// The lease that was asked for, if that is what the level says.
     pub(super) ask: RequestedCaching,
+    /// As `ask`, of a directory.
+    pub(super) ask_of_directory: RequestedCaching,
+    /// Open.ParentOplockKey
+    pub(super) parent_lease_key: Option<LeaseKey>,
     /// It has not waited for a break yet.
     pub(super) first: bool,
     pub(super) durable: Option<DurableRequest>,
@@ -111,6 +116,8 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         query_on_disk_id: false,
         oplock_level: OplockLevel::NONE,
         ask: RequestedCaching::Nothing,
+        ask_of_directory: RequestedCaching::Nothing,
+        parent_lease_key: None,
         first: true,
         durable: None,
         creation: None,
@@ -200,11 +207,26 @@ impl Plan {
             // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
             RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
                 self.ask = asked_lease(ctx, lease);
+                if let (RequestedCaching::Lease { .. }, Some(v2)) = (&self.ask, lease.v2) {
+                    self.lease_v2(ctx, lease, v2);
+                }
                 Ok(())
             }
             // Durable handles are looked at elsewhere.
             // Security descriptors are not kept (docs/reference/spec-exceptions.md); the rest is to be ignored.
             _ => Ok(()),
+        }
+    }
+
+    /// [MS-SMB2] 3.3.5.9.11
+    fn lease_v2(&mut self, ctx: &Ctx<'_>, lease: &Lease, v2: LeaseV2) {
+        if lease.lease_flags.contains(LeaseFlags::PARENT_LEASE_KEY_SET) {
+            self.parent_lease_key = Some(v2.parent_lease_key);
+        }
+        // Connection.SupportsDirectoryLeasing
+        let negotiated = ctx.core.negotiated.as_ref();
+        if negotiated.is_some_and(|n| n.capabilities.contains(Capabilities::DIRECTORY_LEASING)) {
+            self.ask_of_directory = self.ask;
         }
     }
 
