@@ -166,6 +166,8 @@ fn oplocks_and_leases_of_version_1_are_not_granted_nor_is_anything_without_the_c
     let mut body = cached("d").context(RequestContext::Lease(lease)).body();
     body[3] = OplockLevel::LEASE.0;
     nothing(&mut a, &body);
+    send(&mut a, &with_lease(file("g"), D, RH, None)).unwrap();
+    assert_eq!(send(&mut a, &body).unwrap_err(), NtStatus::INVALID_PARAMETER, "the key is of another file");
     nothing(&mut without, &with_lease(cached("d"), D, RH, None));
     let file = send(&mut without, &with_lease(file("f"), 1, RH, None)).unwrap();
     assert_eq!(file.lease.unwrap().lease_state, RH, "files are leased all the same");

@@ -58,6 +58,8 @@ pub(crate) struct Entrant<'a> {
     /// The name that it was opened by: no rename has changed it since a backend has found the file.
     pub(crate) pin: &'a PinnedPath,
     pub(crate) directory: bool,
+    /// It may be granted what it asks for: a directory only by leases of version 2, to clients that know them.
+    pub(crate) caches: bool,
     pub(crate) access: AccessMask,
     pub(crate) share: ShareAccess,
     pub(crate) opener: Opener,
@@ -186,13 +188,15 @@ impl FileState {
         if violation {
             return Err(NtStatus::SHARING_VIOLATION);
         }
-        if lease.is_some_and(|id| !leases.claim(id, self.key)) {
+        if entrant.caches && lease.is_some_and(|id| !leases.claim(id, self.key)) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         let open = Arc::new(make());
-        let locked = !inner.locks.is_empty();
-        let granted = inner.caching.grantable(opener, entrant.directory, &inner.opens, locked);
-        inner.caching.grant(open.id(), &opener.ask, granted);
+        if entrant.caches {
+            let locked = !inner.locks.is_empty();
+            let granted = inner.caching.grantable(opener, entrant.directory, &inner.opens, locked);
+            inner.caching.grant(open.id(), &opener.ask, granted);
+        }
         let link = inner.links.enter(entrant.pin.path());
         let (access, share) = (*access, *share);
         let weak: Weak<T> = Arc::downgrade(&open);

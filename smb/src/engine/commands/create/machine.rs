@@ -395,12 +395,13 @@ fn register(
         deletes: plan.options.contains(CreateOptions::DELETE_ON_CLOSE),
         existed: !opened.created,
         first: plan.first,
-        ask: if opened.stat.directory { plan.ask_of_directory } else { plan.ask },
+        ask: plan.ask,
     };
     let entrant = Entrant {
         key: opened.stat.key,
         pin: pin.pinned(),
         directory: opened.stat.directory,
+        caches: !opened.stat.directory || plan.leases_directories,
         access,
         share: plan.share,
         opener,

@@ -54,8 +54,8 @@ pub(super) struct Plan {
     pub(super) oplock_level: OplockLevel,
     /// The lease that was asked for, if that is what the level says.
     pub(super) ask: RequestedCaching,
-    /// As `ask`, of a directory.
-    pub(super) ask_of_directory: RequestedCaching,
+    /// A directory may be leased as `ask` says.
+    pub(super) leases_directories: bool,
     /// Open.ParentOplockKey
     pub(super) parent_lease_key: Option<LeaseKey>,
     /// It has not waited for a break yet.
@@ -116,7 +116,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         query_on_disk_id: false,
         oplock_level: OplockLevel::NONE,
         ask: RequestedCaching::Nothing,
-        ask_of_directory: RequestedCaching::Nothing,
+        leases_directories: false,
         parent_lease_key: None,
         first: true,
         durable: None,
@@ -225,9 +225,8 @@ impl Plan {
         }
         // Connection.SupportsDirectoryLeasing
         let negotiated = ctx.core.negotiated.as_ref();
-        if negotiated.is_some_and(|n| n.capabilities.contains(Capabilities::DIRECTORY_LEASING)) {
-            self.ask_of_directory = self.ask;
-        }
+        self.leases_directories =
+            negotiated.is_some_and(|n| n.capabilities.contains(Capabilities::DIRECTORY_LEASING));
     }
 
     pub(super) fn open_request(&self) -> OpenRequest {

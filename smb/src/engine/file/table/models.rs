@@ -130,6 +130,7 @@ impl World {
             key: how.key,
             pin: pin.pinned(),
             directory: how.directory,
+            caches: true,
             access: how.access,
             share: how.share,
             opener,
