@@ -229,6 +229,7 @@ fn serve(
         predecessors: predecessors(&pools, instance)?,
         io_bytes_max: config.server.max_io.0 as u32,
         caching: config.server.caching,
+        directory_leases: config.server.directory_leases,
     });
     let inboxes = (0..loop_count(config))
         .map(|_| Waker::new().map(Inbox::new))

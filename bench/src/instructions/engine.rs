@@ -134,6 +134,7 @@ impl Client {
             predecessors: Vec::new(),
             io_bytes_max: 8 << 20,
             caching: false,
+            directory_leases: false,
         });
         let account = Account { username: USER.to_owned(), hashes: vec![NtHash::from_password(PASSWORD)] };
         let volume = VolumeConfig {

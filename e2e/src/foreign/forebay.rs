@@ -30,7 +30,7 @@ pub(super) fn start(work: &Path, volume: Share, other: Share) -> Result<(Target,
     fs::write(
         &config,
         format!(
-            "[server]\nlisten = [\"{}:{}\"]\nmin_dialect = \"2.0.2\"\n[admin]\nsocket = {socket:?}\n[http]\nlisten = \"\"\n\
+            "[server]\nlisten = [\"{}:{}\"]\nmin_dialect = \"2.0.2\"\ndirectory_leases = true\n[admin]\nsocket = {socket:?}\n[http]\nlisten = \"\"\n\
              [[pool]]\nname = \"foreign\"\npath = {pool:?}\nquota = \"none\"\n",
             target.host, target.port
         ),

@@ -26,6 +26,7 @@ const SUITES: &[&str] = &[
     "smb2.rename.",
     "smb2.oplock.",
     "smb2.lease.",
+    "smb2.dirlease.",
     "smb2.multichannel.",
     "smb2.replay.",
     "smb2.durable-open.",

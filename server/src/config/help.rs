@@ -114,6 +114,13 @@ pub const OPTIONS: &[OptionHelp] = &[
     },
     OptionHelp {
         section: "server",
+        key: "directory_leases",
+        value: "false",
+        set: false,
+        help: "Directories are leased, too, where caching is on: clients cache names and attributes. Not yet tried with Linux's client.",
+    },
+    OptionHelp {
+        section: "server",
         key: "event_loops",
         value: "0",
         set: false,

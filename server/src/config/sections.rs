@@ -36,6 +36,8 @@ pub struct ServerSection {
     pub max_io: Bytes,
     /// Whether clients may cache.
     pub caching: bool,
+    /// Directories are leased, too, so that clients cache names and attributes.
+    pub directory_leases: bool,
     /// Event loops; 0 for one per core.
     pub event_loops: usize,
     /// Worker threads.
@@ -70,6 +72,7 @@ impl Default for ServerSection {
             encryption: Encryption::default(),
             max_io: Bytes(8 << 20),
             caching: true,
+            directory_leases: false,
             event_loops: 0,
             workers: WORKERS_DEFAULT,
             io_engine: IoEngine::default(),

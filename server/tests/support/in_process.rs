@@ -104,6 +104,7 @@ impl Setup<'_> {
             predecessors: Vec::new(),
             io_bytes_max: 8 << 20,
             caching: true,
+            directory_leases: true,
         });
         for id in self.volumes {
             let path = self.root.join(id);

@@ -20,9 +20,9 @@ pub(crate) trait Clients {
     fn watch(&self, file: Arc<dyn Breakable>);
 }
 
-/// A file with breaks that wait for their acknowledgment.
+/// A file with breaks that wait for their acknowledgment, or directories with breaks that wait for a backend.
 pub(crate) trait Breakable: Send + Sync {
-    /// True while a break waits for its acknowledgment.
+    /// True while a break waits.
     fn tick(&self, now: Instant, clients: &dyn Clients) -> bool;
 
     /// A connection over which a break may have gone out is gone.

@@ -42,6 +42,8 @@ pub struct ServerConfig {
     pub io_bytes_max: u32,
     /// Oplocks, leases and durable handles are granted: clients cache.
     pub caching: bool,
+    /// Directories are leased, too, where `caching` is on.
+    pub directory_leases: bool,
 }
 
 /// A start of the server before this one.

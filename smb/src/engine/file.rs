@@ -2,6 +2,7 @@
 
 pub(super) mod holder;
 mod intervals;
+pub(super) mod leased_directories;
 pub(super) mod leases;
 pub(super) mod links;
 pub(super) mod local_open;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::engine::channel_sequence::ChannelSequence;
 use crate::engine::clients::Clients;
 use crate::engine::durable::Durable;
+use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::opener::Cached;
 use crate::engine::file::state::FileState;
@@ -46,6 +47,13 @@ pub(crate) struct Open {
     pub(crate) durable: OnceLock<Durable>,
     /// By what its CREATE is found where it is sent again.
     pub(crate) replayable: Option<Replayable>,
+    parent_lease_key: Option<LeaseKey>,
+    /// It has written what those who cache the directory have yet to hear of.
+    unreported: AtomicBool,
+    /// [`LeasedDirectories::grants`] when its writes were last reported.
+    ///
+    /// [`LeasedDirectories::grants`]: crate::engine::file::leased_directories::LeasedDirectories::grants
+    reported: AtomicU64,
     pub(crate) state: Mutex<OpenState>,
     /// Its part of the volume's opens.
     pub(super) counted: OnceLock<Taken>,
@@ -64,6 +72,8 @@ pub(crate) struct NewOpen {
     pub(crate) posix: bool,
     pub(crate) channel_sequence: u16,
     pub(crate) replayable: Option<Replayable>,
+    /// ParentLeaseKey, where the client set it.
+    pub(crate) parent_lease_key: Option<LeaseKey>,
     pub(crate) path: RelPath,
 }
 
@@ -150,6 +160,9 @@ impl Open {
             channel_sequence: ChannelSequence::new(new.channel_sequence),
             durable: OnceLock::new(),
             replayable: new.replayable,
+            parent_lease_key: new.parent_lease_key,
+            unreported: AtomicBool::new(false),
+            reported: AtomicU64::new(0),
             state: Mutex::new(OpenState::new(new.path)),
             counted: OnceLock::new(),
         }
@@ -207,7 +220,32 @@ impl Open {
     /// have read is not to be used any more, and CHANGE_NOTIFY reports it.
     pub(crate) fn contents_changed(&self, clients: &dyn Clients) {
         self.file.data_changed(self.id, clients);
-        self.volume.watches.modified(CONTENTS, self, clients);
+        self.volume.watches.notify_modified(CONTENTS, self, clients);
+        if !self.volume.watches.leased.any() {
+            return;
+        }
+        if !self.file.is_write_cached() {
+            self.report_writes(clients);
+        } else if !self.unreported.load(Ordering::Acquire) {
+            // What its client has not sent yet is not to be seen either.
+            self.unreported.store(true, Ordering::Release);
+        }
+    }
+
+    /// Its client has sent all that it has written, for the time being: those who cache the directory see its size and times.
+    pub(crate) fn flushed(&self, clients: &dyn Clients) {
+        if self.unreported.swap(false, Ordering::AcqRel) {
+            self.report_writes(clients);
+        }
+    }
+
+    /// Breaks leases on the directory, if there may be one that was not broken for this open before.
+    fn report_writes(&self, clients: &dyn Clients) {
+        let leased = &self.volume.watches.leased;
+        let grants = leased.grants();
+        if self.reported.swap(grants, Ordering::AcqRel) != grants {
+            leased.changed(&self.path().parent(), self.parent_lease_key, clients);
+        }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, OpenState> {
@@ -246,6 +284,12 @@ impl LocalOpen for Open {
 
     fn set_path(&self, path: &RelPath) {
         self.state().path.clone_from(path);
+        // Its directory may be another one.
+        self.reported.store(0, Ordering::Release);
+    }
+
+    fn parent_lease_key(&self) -> Option<LeaseKey> {
+        self.parent_lease_key
     }
 
     fn is_closing(&self) -> bool {

@@ -2,6 +2,8 @@
 
 use crate::engine::clients::Clients;
 use crate::engine::creations::Creations;
+use crate::engine::file::leases::LeaseKey;
+use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::state::Leaver;
 use crate::engine::file::table::LinkFate;
 use crate::engine::open::Open;
@@ -13,9 +15,11 @@ use crate::wire::fscc::notify::NotifyAction;
 /// Takes an open from its file and ends its watch. The caller has won [`Open::begin_close`] and removed it from its session.
 pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -> LinkFate {
     creations.used(open);
+    open.flushed(clients);
     let leaver = Leaver {
         id: open.id,
         deletes: CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE),
+        parent_lease_key: open.parent_lease_key(),
         leases: &open.volume.leases,
     };
     let ended = open.volume.files().leave(&open.volume.files, &open.file, &leaver, &open.handle, clients);
@@ -26,15 +30,18 @@ pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -
 /// As [`begin`], for an open that its owner lost; what a backend has to do then.
 pub(crate) fn end(open: &Open, creations: &Creations, clients: &dyn Clients) -> FsOpKind {
     let ended = begin(open, creations, clients);
-    if matches!(ended, LinkFate::Unlinked(..)) {
-        removed(open, clients);
+    if let LinkFate::Unlinked { parent, .. } = ended {
+        removed(open, parent, clients);
+        // It is not removed yet.
+        let path = open.state().path.clone();
+        open.volume.watches.leased.leaves(&open.file, &path, clients);
     }
     close(open, ended, false)
 }
 
 pub(crate) fn close(open: &Open, ended: LinkFate, stat: bool) -> FsOpKind {
     match ended {
-        LinkFate::Unlinked(handle, unlink) => FsOpKind::Close { handle, unlink: Some(unlink), stat },
+        LinkFate::Unlinked { handle, unlink, .. } => FsOpKind::Close { handle, unlink: Some(unlink), stat },
         LinkFate::Stays | LinkFate::DeletePending => {
             FsOpKind::Close { handle: open.handle.clone(), unlink: None, stat }
         }
@@ -53,6 +60,8 @@ fn end_watches(open: &Open, ended: &LinkFate, clients: &dyn Clients) {
     }
 }
 
-pub(crate) fn removed(open: &Open, clients: &dyn Clients) {
-    open.volume.watches.changed(NotifyAction::REMOVED, name_of(open.directory), open, clients);
+/// A name has been removed by who named `parent` as the lease on its directory.
+pub(crate) fn removed(open: &Open, parent: Option<LeaseKey>, clients: &dyn Clients) {
+    let filter = name_of(open.directory);
+    open.volume.watches.changed_by(parent, NotifyAction::REMOVED, filter, open, clients);
 }

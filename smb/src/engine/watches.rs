@@ -1,10 +1,14 @@
 //! Directories that clients watch for changes ([MS-FSA] 2.1.1.8, 2.1.4.1, 2.1.5.11). Every change of a volume comes
-//! through this server, so what has changed is known from the operations themselves.
+//! through this server, so what has changed is known from the operations themselves. The same changes break leases on
+//! directories.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::engine::clients::Clients;
+use crate::engine::file::leased_directories::LeasedDirectories;
+use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::mail::{ConnectionId, Mail};
 use crate::fs::RelPath;
@@ -87,6 +91,8 @@ struct Watch {
 pub(crate) struct Watches {
     /// All filters together, so that a change that no client asked for costs no further look.
     interests: AtomicU32,
+    /// Directories that clients cache instead.
+    pub(crate) leased: Arc<LeasedDirectories>,
     inner: Mutex<Inner>,
 }
 
@@ -244,8 +250,19 @@ impl Watches {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Something has changed: changes of one moment, which are reported together. One relaxed load if no client asked for them.
-    pub(crate) fn report(&self, changes: &[Change<'_>], clients: &dyn Clients) {
+    /// Something has changed: changes of one moment, which are reported together, by an open that names `parent` as its client's
+    /// lease on the directory. Two loads if no client watches or caches.
+    pub(crate) fn report(&self, changes: &[Change<'_>], parent: Option<LeaseKey>, clients: &dyn Clients) {
+        if self.leased.any() {
+            for change in changes {
+                self.leased.changed(&change.path.parent(), parent, clients);
+            }
+        }
+        self.notify(changes, clients);
+    }
+
+    /// As [`Self::report`], to those who watch.
+    fn notify(&self, changes: &[Change<'_>], clients: &dyn Clients) {
         let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
         if !changes.iter().any(|change| interests.intersects(change.filter)) {
             return;
@@ -282,11 +299,37 @@ impl Watches {
         open: &dyn LocalOpen,
         clients: &dyn Clients,
     ) {
+        self.changed_by(open.parent_lease_key(), action, filter, open, clients);
+    }
+
+    /// As [`Self::changed`], with another lease on the directory than the open names.
+    pub(crate) fn changed_by(
+        &self,
+        parent: Option<LeaseKey>,
+        action: NotifyAction,
+        filter: CompletionFilter,
+        open: &dyn LocalOpen,
+        clients: &dyn Clients,
+    ) {
+        if self.interests.load(Ordering::Relaxed) & filter.0 == 0 && !self.leased.any() {
+            return;
+        }
+        let path = open.path();
+        self.report(&[Change { action, filter, path: &path }], parent, clients);
+    }
+
+    /// As [`Self::modified`], to those who watch.
+    pub(crate) fn notify_modified(
+        &self,
+        filter: CompletionFilter,
+        open: &dyn LocalOpen,
+        clients: &dyn Clients,
+    ) {
         if self.interests.load(Ordering::Relaxed) & filter.0 == 0 {
             return;
         }
         let path = open.path();
-        self.report(&[Change { action, filter, path: &path }], clients);
+        self.notify(&[Change { action: NotifyAction::MODIFIED, filter, path: &path }], clients);
     }
 
     /// As [`Self::changed`], of a file that stays.
@@ -361,6 +404,7 @@ impl Watches {
 
     /// An open has ended ([MS-FSA] 2.1.5.5).
     pub(crate) fn closed(&self, owner: FileId, clients: &dyn Clients) {
+        self.leased.remove(owner);
         let mut inner = self.inner();
         inner.end(owner, NtStatus::NOTIFY_CLEANUP, clients);
         self.interests.store(inner.interests(), Ordering::Relaxed);
@@ -379,6 +423,7 @@ impl Watches {
 
     /// A directory has another name; nothing below it is open.
     pub(crate) fn moved(&self, from: &RelPath, to: &RelPath) {
+        self.leased.moved(from, to);
         let mut inner = self.inner();
         let Some(watches) = inner.by_directory.remove(from) else { return };
         for watch in &watches {

@@ -41,11 +41,11 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// What a CREATE was answered with.
 #[derive(Debug)]
-struct Granted {
-    id: FileId,
-    level: OplockLevel,
-    lease: Option<Lease>,
-    end_of_file: u64,
+pub struct Granted {
+    pub id: FileId,
+    pub level: OplockLevel,
+    pub lease: Option<Lease>,
+    pub end_of_file: u64,
 }
 
 fn body(open: &Open<'_>, level: OplockLevel) -> Vec<u8> {
@@ -59,7 +59,7 @@ fn lease(open: Open<'_>, key: u8, lease_state: LeaseState) -> Vec<u8> {
     body(&open.context(RequestContext::Lease(lease)), OplockLevel::LEASE)
 }
 
-fn granted(answer: &Answer) -> Result<Granted, NtStatus> {
+pub fn granted(answer: &Answer) -> Result<Granted, NtStatus> {
     if answer.status() != NtStatus::SUCCESS {
         return Err(answer.status());
     }
@@ -76,7 +76,7 @@ fn granted(answer: &Answer) -> Result<Granted, NtStatus> {
     })
 }
 
-fn send(client: &mut Client, body: &[u8]) -> Result<Granted, NtStatus> {
+pub fn send(client: &mut Client, body: &[u8]) -> Result<Granted, NtStatus> {
     granted(&client.call(Command::CREATE, body).unwrap())
 }
 
@@ -92,21 +92,21 @@ fn leased(client: &mut Client, name: &str, key: u8, state: LeaseState) -> (FileI
 }
 
 /// A request that has to wait; its AsyncId.
-fn waits(client: &mut Client, command: Command, body: &[u8]) -> u64 {
+pub fn waits(client: &mut Client, command: Command, body: &[u8]) -> u64 {
     let answer = client.call(command, body).unwrap();
     assert_eq!(answer.status(), NtStatus::PENDING);
     answer.header.async_id().expect("an interim response")
 }
 
 /// The answer to a request that has waited.
-fn waited(client: &mut Client) -> Answer {
+pub fn waited(client: &mut Client) -> Answer {
     let answer = client.answers.pop_front().expect("an answer");
     assert!(answer.header.flags.contains(HeaderFlags::ASYNC_COMMAND));
     answer
 }
 
 /// A notification of a break.
-fn broken(client: &mut Client) -> Notification {
+pub fn broken(client: &mut Client) -> Notification {
     let answer = client.answers.pop_front().expect("a notification");
     let header = answer.header;
     assert_eq!((header.command, header.message_id), (Command::OPLOCK_BREAK, u64::MAX));
@@ -133,7 +133,7 @@ fn acknowledge(client: &mut Client, request: &Request) -> NtStatus {
     client.call(Command::OPLOCK_BREAK, &body).unwrap().status()
 }
 
-fn acknowledge_lease(client: &mut Client, key: u8, lease_state: LeaseState) -> NtStatus {
+pub fn acknowledge_lease(client: &mut Client, key: u8, lease_state: LeaseState) -> NtStatus {
     acknowledge(client, &Request::Lease(LeaseBreakAcknowledgment { lease_key: [key; 16], lease_state }))
 }
 

@@ -17,8 +17,8 @@ use forebay_smb::wire::fscc::{FileInformationClass, FsInformationClass};
 use forebay_smb::wire::lock::{LockElement, LockFlags};
 use forebay_smb::wire::query_info::InfoType;
 use forebay_smb::wire::{
-    AccessMask, Command, Dialect, FileAttributes, FileTime, Header, HeaderFlags, ShareAccess, close, create,
-    flush, ioctl, lock, query_directory, query_info, read, set_info, write,
+    AccessMask, Capabilities, Command, Dialect, FileAttributes, FileTime, Header, HeaderFlags, ShareAccess,
+    close, create, flush, ioctl, lock, query_directory, query_info, read, set_info, write,
 };
 
 use crate::memory::Memory;
@@ -70,10 +70,16 @@ impl Lab {
 
     /// A client with a ClientGuid of its own.
     pub fn client_of(&mut self, guid: u8) -> Client {
+        self.client_with(guid, Capabilities::empty())
+    }
+
+    /// As [`Self::client_of`], with more capabilities.
+    pub fn client_with(&mut self, guid: u8, more: Capabilities) -> Client {
         self.clients += 1;
         let mut client = Client::new(&self.server, self.clients, NEWEST);
         client.backend = self.memory.backend();
         client.client_guid = [guid; 16];
+        client.capabilities.insert(more);
         assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS);
         assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
         client.seal = self.encryption == Encryption::Required;

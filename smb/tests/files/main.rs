@@ -17,6 +17,7 @@ mod cancelling;
 mod copying;
 mod creating;
 mod deleting;
+mod dir_leases;
 mod directories;
 mod durable;
 mod durable_leases;

@@ -64,6 +64,7 @@ pub fn config() -> ServerConfig {
         predecessors: Vec::new(),
         io_bytes_max: 8 * 1024 * 1024,
         caching: false,
+        directory_leases: true,
     }
 }
 

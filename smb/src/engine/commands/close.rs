@@ -22,15 +22,18 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     ctx.session().remove_open(open.id);
     let ended = open_end::begin(&open, &ctx.server.creations, ctx.server);
-    let removes = matches!(ended, LinkFate::Unlinked(..));
+    let removes = match ended {
+        LinkFate::Unlinked { parent, .. } => Some(parent),
+        _ => None,
+    };
     let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
     Step::Fs(
         open_end::close(&open, ended, query),
         Box::new(move |ctx, result| {
-            match &result {
-                Ok(_) if removes => open_end::removed(&open, ctx.server),
+            match (&result, removes) {
+                (Ok(_), Some(parent)) => open_end::removed(&open, parent, ctx.server),
                 // [MS-FSA] 2.1.5.5: a directory that is not empty when its last open ends stays, and CLOSE succeeds.
-                Err(status) if removes && *status != NtStatus::DIRECTORY_NOT_EMPTY => {
+                (Err(status), Some(_)) if *status != NtStatus::DIRECTORY_NOT_EMPTY => {
                     // The open has ended all the same.
                     return Step::Fail(*status);
                 }

@@ -35,8 +35,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     Step::Fs(
         FsOpKind::Flush { handle: open.handle.clone() },
-        Box::new(|_, result| match result {
-            Ok(_) => done(),
+        Box::new(move |ctx, result| match result {
+            Ok(_) => {
+                open.flushed(ctx.server);
+                done()
+            }
             Err(status) => Step::Fail(status),
         }),
     )

@@ -90,6 +90,13 @@ fn agree(
     {
         capabilities.insert(Capabilities::MULTI_CHANNEL);
     }
+    if config.caching
+        && config.directory_leases
+        && !matches!(dialect, Dialect::SMB2_0_2 | Dialect::SMB2_1)
+        && request.capabilities.contains(Capabilities::DIRECTORY_LEASING)
+    {
+        capabilities.insert(Capabilities::DIRECTORY_LEASING);
+    }
     let offered = config.encryption != Encryption::Off;
     let mut cipher = None;
     let mut signing = match dialect {
@@ -277,6 +284,7 @@ mod tests {
             predecessors: Vec::new(),
             io_bytes_max: limits::IO_BYTES_MAX,
             caching: false,
+            directory_leases: false,
         }
     }
 

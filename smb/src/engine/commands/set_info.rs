@@ -226,6 +226,10 @@ fn set_basic(open: Arc<Open>, info: BasicInfo) -> Step {
             if let Err(status) = result {
                 return Step::Fail(status);
             }
+            if open.directory {
+                // Who caches the directory caches its attributes, too.
+                open.file.data_changed(open.id, ctx.server);
+            }
             open.volume.watches.modified(watched(&info), &open, ctx.server);
             match info.change {
                 Some(change_time) => keep_change_time(open, change_time),
@@ -264,7 +268,7 @@ fn disposition(
 ) -> Result<Step, NtStatus> {
     needs(open, AccessMask::DELETE)?;
     if !delete {
-        open.file.set_delete_pending(open.id, false)?;
+        open.file.set_delete_pending(open, false)?;
         return Ok(done());
     }
     if open.state().path.is_root() {
@@ -291,7 +295,7 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
             }
             Ok(_) => {
                 // It may have been closed meanwhile.
-                if let Err(status) = open.file.set_delete_pending(open.id, true) {
+                if let Err(status) = open.file.set_delete_pending(&open, true) {
                     return Step::Fail(status);
                 }
                 if open.directory {

@@ -6,11 +6,14 @@ use std::collections::HashMap;
 use crate::fs::FileKey;
 use crate::sync::{Mutex, MutexGuard};
 
+/// LeaseKey, as a client chose it.
+pub(crate) type LeaseKey = [u8; 16];
+
 /// A lease: a client's key means another one than the same key of another client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseId {
     pub(crate) client: [u8; 16],
-    pub(crate) key: [u8; 16],
+    pub(crate) key: LeaseKey,
 }
 
 /// The files that leases are of. As many as there are leases, of which each has an open.

@@ -1,6 +1,7 @@
 //! The names by which a file is open, and what is to become of each ([MS-FSA] 2.1.1.5). A file with several hard links loses
 //! the name that was deleted and no other.
 
+use crate::engine::file::leases::LeaseKey;
 use crate::fs::{FsHandle, RelPath};
 
 /// One name of one file, for as long as it is open or being removed.
@@ -21,6 +22,8 @@ struct Link {
     id: LinkId,
     path: RelPath,
     fate: Fate,
+    /// The lease on its directory that was named by who deleted it.
+    deleted_by: Option<LeaseKey>,
     /// The handle that gave it this name, where one did: no other is certain to denote this name and not one of before.
     named_by: Option<FsHandle>,
 }
@@ -36,7 +39,7 @@ impl Links {
     fn add(&mut self, path: &RelPath, fate: Fate) -> LinkId {
         self.last_id += 1;
         let id = LinkId(self.last_id);
-        self.links.push(Link { id, path: path.clone(), fate, named_by: None });
+        self.links.push(Link { id, path: path.clone(), fate, deleted_by: None, named_by: None });
         id
     }
 
@@ -78,11 +81,23 @@ impl Links {
         self.get(id).is_some_and(|link| link.fate != Fate::Stays)
     }
 
-    /// FileDispositionInformation of an open of this name. One that is being removed does not come back.
-    pub(in crate::engine) fn set_delete_pending(&mut self, id: LinkId, delete_pending: bool) {
+    /// FileDispositionInformation of an open of this name, which names `parent` as its client's lease on the directory. A name
+    /// that is being removed does not come back.
+    pub(in crate::engine) fn set_delete_pending(
+        &mut self,
+        id: LinkId,
+        delete_pending: bool,
+        parent: Option<LeaseKey>,
+    ) {
         if let Some(link) = self.get_mut(id).filter(|link| link.fate != Fate::Unlinking) {
             link.fate = if delete_pending { Fate::GoesWithLastOpen } else { Fate::Stays };
+            link.deleted_by = parent;
         }
+    }
+
+    /// The lease on its directory that was named by who deleted this name.
+    pub(in crate::engine) fn deleted_by(&self, id: LinkId) -> Option<LeaseKey> {
+        self.get(id)?.deleted_by
     }
 
     /// The last open of this name has ended. Where the name goes with it, the handle to remove it by, if not that open's own.
@@ -142,12 +157,12 @@ mod tests {
         let mut links = Links::default();
         let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
         assert_eq!(links.enter(&path("a")), a, "one more open of it");
-        links.set_delete_pending(a, true);
+        links.set_delete_pending(a, true, None);
         assert!(links.is_delete_pending_at(&path("a")) && links.is_delete_pending(a));
         assert!(!links.is_delete_pending_at(&path("b")) && !links.is_delete_pending(b));
         assert!(links.last_closed(b).is_none());
         assert!(links.last_closed(a).is_some());
-        links.set_delete_pending(a, false);
+        links.set_delete_pending(a, false, None);
         assert!(links.is_delete_pending_at(&path("a")), "it is being removed");
         links.forget(a);
         assert!(links.is_empty());
@@ -157,8 +172,8 @@ mod tests {
     fn a_mind_can_be_changed_until_the_last_close() {
         let mut links = Links::default();
         let a = links.enter(&path("a"));
-        links.set_delete_pending(a, true);
-        links.set_delete_pending(a, false);
+        links.set_delete_pending(a, true, None);
+        links.set_delete_pending(a, false, None);
         assert!(links.last_closed(a).is_none());
         assert!(links.is_empty());
     }
@@ -171,7 +186,7 @@ mod tests {
         assert!(links.renamed(&path("no such name"), &path("c"), &handle).is_none());
         assert_eq!(links.renamed(&path("b"), &path("a"), &handle), Some((b, Some(a))));
         assert_eq!(links.enter(&path("a")), b);
-        links.set_delete_pending(b, true);
+        links.set_delete_pending(b, true, None);
         let by = links.last_closed(b).flatten().expect("that handle");
         assert!(Arc::ptr_eq(&by.0, &handle.0));
     }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::links::LinkId;
 use crate::fs::RelPath;
 use crate::ids::FileId;
@@ -21,6 +22,9 @@ pub(crate) trait LocalOpen: Send + Sync {
 
     /// Its name was changed.
     fn set_path(&self, path: &RelPath);
+
+    /// Open.ParentOplockKey ([MS-FSA] 2.1.1.6): the lease that its client has on the directory that it is in.
+    fn parent_lease_key(&self) -> Option<LeaseKey>;
 
     /// Whether CLOSE, or another end of it, has begun.
     fn is_closing(&self) -> bool;
@@ -45,6 +49,10 @@ impl<T: LocalOpen + ?Sized> LocalOpen for Arc<T> {
 
     fn set_path(&self, path: &RelPath) {
         (**self).set_path(path);
+    }
+
+    fn parent_lease_key(&self) -> Option<LeaseKey> {
+        (**self).parent_lease_key()
     }
 
     fn is_closing(&self) -> bool {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::clients::Clients;
 use crate::engine::file::holder::{Holder, Kind, Leased, send};
-use crate::engine::file::leases::{LeaseId, LeaseTable};
+use crate::engine::file::leases::{LeaseId, LeaseKey, LeaseTable};
 use crate::engine::file::local_open::Registered;
 use crate::engine::file::opener::{Cached, H, NONE, Opener, R, RH, RWH, RequestedCaching, W, is_stat_only};
 use crate::engine::mail::{ConnectionId, Mail, Waiter};
@@ -37,6 +37,11 @@ impl Caching {
     /// Whether a write would have a client drop what it has read.
     pub(in crate::engine) fn is_breakable(&self) -> bool {
         self.holders.iter().any(|h| h.state.intersects(R) && !h.state.contains(W))
+    }
+
+    /// Whether a client may write later.
+    pub(in crate::engine) fn is_write_cached(&self) -> bool {
+        self.holders.iter().any(|h| h.state.contains(W))
     }
 
     /// Whether a break waits for its acknowledgment.
@@ -74,11 +79,13 @@ impl Caching {
         opens.iter().filter(|o| ids.contains(&o.id) && o.open().is_some()).map(|o| o.id).collect()
     }
 
-    /// Breaks what stands in an opener's way ([MS-FSA] 2.1.4.12). True where it has to wait for that.
+    /// Breaks what stands in an opener's way ([MS-FSA] 2.1.4.12). True where it has to wait for that: of a `directory` no client
+    /// has anything to write back first.
     pub(in crate::engine) fn contend(
         &mut self,
         opener: &Opener,
         violation: bool,
+        directory: bool,
         opens: &[Registered],
         clients: &dyn Clients,
     ) -> bool {
@@ -87,7 +94,8 @@ impl Caching {
         for holder in &mut self.holders {
             let was_breaking = holder.breaking.is_some();
             let Some(rest) = holder.left_by(opener, violation) else {
-                waits |= was_breaking && !holder.kind.is_oplock() && !holder.is_spared_by(opener);
+                waits |=
+                    was_breaking && !directory && !holder.kind.is_oplock() && !holder.is_spared_by(opener);
                 continue;
             };
             holder.break_to(rest, opens, clients);
@@ -102,11 +110,13 @@ impl Caching {
     pub(in crate::engine) fn grantable(
         &self,
         opener: &Opener,
+        directory: bool,
         opens: &[Registered],
         locked: bool,
     ) -> LeaseState {
         let is_lease = matches!(opener.ask, RequestedCaching::Lease { .. });
-        let mut granted = opener.ask.state() & RWH;
+        // Nothing is written to a directory.
+        let mut granted = opener.ask.state() & if directory { RH } else { RWH };
         // Who looks at the attributes of a file that is there gets no oplock.
         if !is_lease && opener.existed && is_stat_only(opener.access) {
             return NONE;
@@ -202,6 +212,22 @@ impl Caching {
             }
         }
         self.forget_empty_oplocks();
+    }
+
+    /// The entries of the directory change, by an open that names `parent` as its client's lease on it ([MS-FSA] 2.1.4.12,
+    /// 2.1.4.12.2): other leases lose READ caching, and HANDLE caching, which there is not without. No request waits for that.
+    pub(in crate::engine) fn entries_change(
+        &mut self,
+        parent: Option<LeaseKey>,
+        opens: &[Registered],
+        clients: &dyn Clients,
+    ) {
+        for holder in &mut self.holders {
+            let key = holder.kind.lease_id().map(|id| id.key);
+            if parent.is_none() || key != parent {
+                holder.break_to(NONE, opens, clients);
+            }
+        }
     }
 
     /// The name changes or goes: handles that others keep for the cache alone are to be closed. True where a client has to.

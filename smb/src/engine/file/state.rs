@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use crate::engine::clients::{Breakable, Clients};
-use crate::engine::file::leases::{LeaseId, LeaseTable};
+use crate::engine::file::leases::{LeaseId, LeaseKey, LeaseTable};
 use crate::engine::file::links::{LinkId, Links};
 use crate::engine::file::local_open::{LocalOpen, Registered};
 use crate::engine::file::locks::{LockList, LockRange};
@@ -34,6 +34,8 @@ pub(crate) struct FileState {
     locks_present: AtomicBool,
     /// Whether a client in `inner.caching` may keep what it has read while another writes, so that WRITE need not look.
     breakable: AtomicBool,
+    /// Whether a client in `inner.caching` may write later.
+    write_cached: AtomicBool,
     /// Whether `inner.change_time` is there.
     change_time_set: AtomicBool,
     inner: Mutex<Inner>,
@@ -56,6 +58,8 @@ pub(crate) struct Entrant<'a> {
     /// The name that it was opened by: no rename has changed it since a backend has found the file.
     pub(crate) pin: &'a PinnedPath,
     pub(crate) directory: bool,
+    /// It may be granted what it asks for: a directory only by leases of version 2, to clients that know them.
+    pub(crate) caches: bool,
     pub(crate) access: AccessMask,
     pub(crate) share: ShareAccess,
     pub(crate) opener: Opener,
@@ -79,6 +83,7 @@ pub(crate) struct Leaver<'a> {
     pub(crate) id: FileId,
     /// FILE_DELETE_ON_CLOSE.
     pub(crate) deletes: bool,
+    pub(crate) parent_lease_key: Option<LeaseKey>,
     pub(crate) leases: &'a LeaseTable,
 }
 
@@ -102,6 +107,8 @@ pub(in crate::engine) enum LeavingOutcome {
         path: RelPath,
         /// The handle that gave it the name, where it was not made by that.
         named_by: Option<FsHandle>,
+        /// The lease on the directory that both who deleted it and who closed it last have named.
+        parent: Option<LeaseKey>,
     },
 }
 
@@ -140,6 +147,7 @@ impl FileState {
             key,
             locks_present: AtomicBool::new(false),
             breakable: AtomicBool::new(false),
+            write_cached: AtomicBool::new(false),
             change_time_set: AtomicBool::new(false),
             inner: Mutex::default(),
         }
@@ -171,7 +179,7 @@ impl FileState {
         if !displaced.is_empty() {
             return Ok(Entry::Displaces(displaced));
         }
-        let waits = inner.caching.contend(opener, violation, &inner.opens, clients);
+        let waits = inner.caching.contend(opener, violation, entrant.directory, &inner.opens, clients);
         self.caching_changed(inner, clients);
         if waits {
             inner.caching.wait(entrant.waiter);
@@ -180,13 +188,13 @@ impl FileState {
         if violation {
             return Err(NtStatus::SHARING_VIOLATION);
         }
-        // Directories are not cached.
-        if !entrant.directory && lease.is_some_and(|id| !leases.claim(id, self.key)) {
+        if entrant.caches && lease.is_some_and(|id| !leases.claim(id, self.key)) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         let open = Arc::new(make());
-        if !entrant.directory {
-            let granted = inner.caching.grantable(opener, &inner.opens, !inner.locks.is_empty());
+        if entrant.caches {
+            let locked = !inner.locks.is_empty();
+            let granted = inner.caching.grantable(opener, entrant.directory, &inner.opens, locked);
             inner.caching.grant(open.id(), &opener.ask, granted);
         }
         let link = inner.links.enter(entrant.pin.path());
@@ -208,7 +216,7 @@ impl FileState {
         let Some(link) = inner.link_of(leaver.id) else { return LeavingOutcome::Stays };
         // [MS-FSA] 2.1.5.5: delete-on-close becomes the name's business when that open ends.
         if leaver.deletes {
-            inner.links.set_delete_pending(link, true);
+            inner.links.set_delete_pending(link, true, leaver.parent_lease_key);
             inner.caching.break_handles(Some(leaver.id), &inner.opens, clients);
         }
         inner.caching.closed(leaver.id, leaver.leases, clients);
@@ -225,8 +233,9 @@ impl FileState {
             };
         }
         let path = inner.links.path(link).cloned();
+        let parent = inner.links.deleted_by(link).filter(|key| leaver.parent_lease_key == Some(*key));
         match (inner.links.last_closed(link), path) {
-            (Some(named_by), Some(path)) => LeavingOutcome::Unlinked { link, path, named_by },
+            (Some(named_by), Some(path)) => LeavingOutcome::Unlinked { link, path, named_by, parent },
             _ => LeavingOutcome::Stays,
         }
     }
@@ -237,7 +246,7 @@ impl FileState {
         if let Some(link) = inner.link_of(open)
             && inner.opens.iter().all(|o| o.id == open)
         {
-            inner.links.set_delete_pending(link, true);
+            inner.links.set_delete_pending(link, true, None);
         }
     }
 
@@ -289,6 +298,23 @@ impl FileState {
         let inner = &mut *guard;
         inner.caching.data_changes(open, fresh, &inner.opens, clients);
         self.caching_changed(inner, clients);
+    }
+
+    /// The entries of this directory have changed, by an open that names `parent` as its client's lease on it.
+    pub(in crate::engine) fn entries_changed(
+        self: &Arc<Self>,
+        parent: Option<LeaseKey>,
+        clients: &dyn Clients,
+    ) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        inner.caching.entries_change(parent, &inner.opens, clients);
+        self.caching_changed(inner, clients);
+    }
+
+    /// Whether a client may write later: those who look at the file do not see all that it has written.
+    pub(crate) fn is_write_cached(&self) -> bool {
+        self.write_cached.load(Ordering::Acquire)
     }
 
     /// Has handles closed that others than `except` keep for the cache alone. True where a client has to; `waiter` is woken
@@ -370,8 +396,13 @@ impl FileState {
         answer
     }
 
-    fn caching_changed(self: &Arc<Self>, inner: &Inner, clients: &dyn Clients) {
+    fn note_caching(&self, inner: &Inner) {
         self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        self.write_cached.store(inner.caching.is_write_cached(), Ordering::Release);
+    }
+
+    fn caching_changed(self: &Arc<Self>, inner: &Inner, clients: &dyn Clients) {
+        self.note_caching(inner);
         if inner.caching.is_breaking() {
             let file: Arc<Self> = Arc::clone(self);
             clients.watch(file);
@@ -419,10 +450,10 @@ impl FileState {
     ///
     /// # Errors
     /// `STATUS_FILE_CLOSED` where that has ended.
-    pub(crate) fn set_delete_pending(&self, open: FileId, delete: bool) -> Result<(), NtStatus> {
+    pub(crate) fn set_delete_pending(&self, open: &dyn LocalOpen, delete: bool) -> Result<(), NtStatus> {
         let mut inner = self.inner();
-        let link = inner.link_of(open).ok_or(NtStatus::FILE_CLOSED)?;
-        inner.links.set_delete_pending(link, delete);
+        let link = inner.link_of(open.id()).ok_or(NtStatus::FILE_CLOSED)?;
+        inner.links.set_delete_pending(link, delete, open.parent_lease_key());
         Ok(())
     }
 
@@ -556,7 +587,7 @@ impl Breakable for FileState {
         let mut guard = self.inner();
         let inner = &mut *guard;
         let breaking = inner.caching.tick(now, &inner.opens, clients);
-        self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        self.note_caching(inner);
         breaking
     }
 

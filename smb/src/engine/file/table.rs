@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::clients::Clients;
+use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::links::LinkId;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::paths::PathsInUse;
@@ -46,8 +47,14 @@ pub(crate) enum LinkFate {
     Stays,
     /// It goes when others have closed it, too.
     DeletePending,
-    /// It goes now: the handle to remove it by.
-    Unlinked(FsHandle, Unlink),
+    /// It goes now.
+    Unlinked {
+        /// To remove it by.
+        handle: FsHandle,
+        unlink: Unlink,
+        /// The lease on the directory that is not to be broken by that.
+        parent: Option<LeaseKey>,
+    },
 }
 
 /// A name that a backend removes.
@@ -150,9 +157,10 @@ impl FileTable {
         let ended = match file.leave(leaver, clients) {
             LeavingOutcome::Stays => LinkFate::Stays,
             LeavingOutcome::DeletePending => LinkFate::DeletePending,
-            LeavingOutcome::Unlinked { link, path, named_by } => {
+            LeavingOutcome::Unlinked { link, path, named_by, parent } => {
                 self.paths.begin_unlink(file.key(), link, path);
-                LinkFate::Unlinked(named_by.unwrap_or_else(|| handle.clone()), files.unlink(file, link))
+                let handle = named_by.unwrap_or_else(|| handle.clone());
+                LinkFate::Unlinked { handle, unlink: files.unlink(file, link), parent }
             }
         };
         self.forget_if_idle(file);

@@ -431,6 +431,10 @@ fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
         .created
         .then(|| plan.volume.files().undo(&plan.volume.files, opened.stat.key, &plan.path))
         .flatten();
+    let file = unlink.as_ref().and_then(|_| plan.volume.files().find(opened.stat.key));
+    if let Some(file) = file {
+        plan.volume.watches.leased.leaves(&file, &plan.path, ctx.server);
+    }
     ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
 }
 
@@ -456,6 +460,7 @@ fn register(
         key: opened.stat.key,
         pin: pin.pinned(),
         directory: opened.stat.directory,
+        caches: !opened.stat.directory || plan.leases_directories,
         access,
         share: plan.share,
         opener,
@@ -467,6 +472,10 @@ fn register(
         let entry = plan.volume.files().enter(&entrant, ctx.server, make)?;
         match entry {
             Entry::Open(open) => {
+                if open.directory && open.cached().lease.is_some() {
+                    // The pin keeps its path.
+                    plan.volume.watches.leased.add(open.id, &plan.path, &open.file);
+                }
                 let registered = Registered { open, stat: opened.stat, created: opened.created };
                 return Ok(Registration::Done(registered));
             }
@@ -507,6 +516,7 @@ fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, ent
         posix: plan.posix,
         channel_sequence: ctx.request.header.channel_sequence(),
         replayable: plan.creation.as_ref().map(Creation::replayable),
+        parent_lease_key: plan.parent_lease_key,
         path: plan.path.clone(),
     };
     let open = Open::new(new, entered);

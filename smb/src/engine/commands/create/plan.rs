@@ -7,6 +7,7 @@ use crate::engine::access::{self, DATA_CHANGING};
 use crate::engine::commands::{eas, security};
 use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
+use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::opener::RequestedCaching;
 use crate::engine::names;
 use crate::engine::request::step::Ctx;
@@ -15,9 +16,9 @@ use crate::engine::volume::Volume;
 use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
-use crate::wire::create_context::{Lease, RequestContext};
+use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
 use crate::wire::fscc::posix::PERMISSIONS;
-use crate::wire::{AccessMask, Dialect, FileAttributes, ShareAccess};
+use crate::wire::{AccessMask, Capabilities, Dialect, FileAttributes, ShareAccess};
 
 /// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
 const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
@@ -61,6 +62,10 @@ pub(super) struct Plan {
     pub(super) oplock_level: OplockLevel,
     /// The lease that was asked for, if that is what the level says.
     pub(super) ask: RequestedCaching,
+    /// A directory may be leased as `ask` says.
+    pub(super) leases_directories: bool,
+    /// Open.ParentOplockKey
+    pub(super) parent_lease_key: Option<LeaseKey>,
     /// It has not waited for a break yet.
     pub(super) first: bool,
     pub(super) durable: Option<DurableRequest>,
@@ -130,6 +135,8 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         ownership: posix.map(|mode| Ownership { mode, ..Ownership::default() }),
         oplock_level: OplockLevel::NONE,
         ask: RequestedCaching::Nothing,
+        leases_directories: false,
+        parent_lease_key: None,
         first: true,
         durable: None,
         creation: None,
@@ -235,6 +242,9 @@ impl Plan {
             // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11
             RequestContext::Lease(lease) if self.oplock_level == OplockLevel::LEASE => {
                 self.ask = asked_lease(ctx, lease);
+                if let (RequestedCaching::Lease { .. }, Some(v2)) = (&self.ask, lease.v2) {
+                    self.lease_v2(ctx, lease, v2);
+                }
                 Ok(())
             }
             // Of a security descriptor, what says owner and permission bits of a new file is kept.
@@ -251,6 +261,17 @@ impl Plan {
             // Durable handles are looked at elsewhere; the rest is to be ignored.
             _ => Ok(()),
         }
+    }
+
+    /// [MS-SMB2] 3.3.5.9.11
+    fn lease_v2(&mut self, ctx: &Ctx<'_>, lease: &Lease, v2: LeaseV2) {
+        if lease.lease_flags.contains(LeaseFlags::PARENT_LEASE_KEY_SET) {
+            self.parent_lease_key = Some(v2.parent_lease_key);
+        }
+        // Connection.SupportsDirectoryLeasing
+        let negotiated = ctx.core.negotiated.as_ref();
+        self.leases_directories =
+            negotiated.is_some_and(|n| n.capabilities.contains(Capabilities::DIRECTORY_LEASING));
     }
 
     pub(super) fn open_request(&self) -> OpenRequest {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::engine::commands::handles::{self, CachedHandles};
 use crate::engine::commands::info::done;
+use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::pins::Move;
+use crate::engine::file::state::FileState;
 use crate::engine::mail::Waiter;
 use crate::engine::names;
 use crate::engine::open::Open;
@@ -51,11 +53,16 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
         return Ok(done());
     }
     // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
-    let handles =
-        if open.directory { CachedHandles::Below(from.clone(), true) } else { CachedHandles::OtherOpens };
     let moved = Arc::clone(open);
-    let next = Box::new(move |ctx: &mut Ctx<'_>| begin(ctx, moved, Kind::Rename, target));
-    Ok(handles::once_closed(ctx, Arc::clone(open), handles, next))
+    let next = Box::new(move |ctx: &mut Ctx<'_>| {
+        if !moved.directory {
+            return begin(ctx, moved, Kind::Rename, target);
+        }
+        let open = Arc::clone(&moved);
+        let next = Box::new(move |ctx: &mut Ctx<'_>| begin(ctx, moved, Kind::Rename, target));
+        handles::once_closed(ctx, open, CachedHandles::Below(from, true), next)
+    });
+    Ok(handles::once_closed(ctx, Arc::clone(open), CachedHandles::OtherOpens, next))
 }
 
 /// What a file gets a name by.
@@ -122,11 +129,11 @@ fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: moving.to().parent() };
-    Step::Fs(parent, Box::new(move |_, result| with_parent(open, moving, target, result)))
+    Step::Fs(parent, Box::new(move |ctx, result| with_parent(ctx, open, moving, target, result)))
 }
 
 /// The target's directory is known: those who have it open must share it with someone who adds a file.
-fn with_parent(open: Arc<Open>, moving: Move, target: Target, result: FsResult) -> Step {
+fn with_parent(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, target: Target, result: FsResult) -> Step {
     let parent = match result {
         Ok(FsReply::Stat(stat)) if !stat.directory => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
         Ok(FsReply::Stat(stat)) => open.volume.files().find(stat.key),
@@ -134,10 +141,27 @@ fn with_parent(open: Arc<Open>, moving: Move, target: Target, result: FsResult) 
         Err(NtStatus::OBJECT_NAME_NOT_FOUND) => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
         Err(status) => return Step::Fail(status),
     };
-    let adds = (AccessMask::FILE_WRITE_DATA, ShareAccess::READ | ShareAccess::WRITE);
-    if parent.is_some_and(|directory| !directory.tolerates(adds.0, adds.1)) {
-        return Step::Fail(NtStatus::SHARING_VIOLATION);
-    }
+    let tolerates = |directory: &FileState| {
+        directory.tolerates(AccessMask::FILE_WRITE_DATA, ShareAccess::READ | ShareAccess::WRITE)
+    };
+    let Some(directory) = parent.filter(|directory| !tolerates(directory)) else {
+        return with_room(open, moving, target);
+    };
+    // They may have it open for the cache alone.
+    let handles = CachedHandles::OfFile(Arc::clone(&directory));
+    let moved = Arc::clone(&open);
+    let next = Box::new(move |_: &mut Ctx<'_>| {
+        if tolerates(&directory) {
+            with_room(moved, moving, target)
+        } else {
+            Step::Fail(NtStatus::SHARING_VIOLATION)
+        }
+    });
+    handles::once_closed(ctx, open, handles, next)
+}
+
+/// Nothing keeps a file from being added to the target's directory.
+fn with_room(open: Arc<Open>, moving: Move, target: Target) -> Step {
     if !target.replace {
         return carry_out(open, moving, target);
     }
@@ -203,6 +227,7 @@ fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
 /// [MS-FSA] 2.1.5.15.11: who watches hears of both names at once.
 fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
     let watches = &open.volume.watches;
+    let parent = open.parent_lease_key();
     if open.directory {
         watches.moved(from, to);
     }
@@ -214,12 +239,13 @@ fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
     let filter = name_of(open.directory);
     let names = [Change { action: left, filter, path: from }, Change { action: came, filter, path: to }];
     if open.directory {
-        return watches.report(&names, ctx.server);
+        return watches.report(&names, parent, ctx.server);
     }
     // Not in the specification: Windows says so of files, too.
     let filter = CompletionFilter::ATTRIBUTES | CompletionFilter::CREATION;
     let [left, came] = names;
-    watches.report(&[left, came, Change { action: NotifyAction::MODIFIED, filter, path: to }], ctx.server);
+    let modified = Change { action: NotifyAction::MODIFIED, filter, path: to };
+    watches.report(&[left, came, modified], parent, ctx.server);
 }
 
 /// Gives a file one more name.
@@ -253,7 +279,8 @@ fn add_link(open: Arc<Open>, moving: Move, target: Target) -> Step {
                     Ok(_) => {
                         drop(moving);
                         let (action, filter) = (NotifyAction::ADDED, CompletionFilter::FILE_NAME);
-                        open.volume.watches.report(&[Change { action, filter, path: &to }], ctx.server);
+                        let added = Change { action, filter, path: &to };
+                        open.volume.watches.report(&[added], open.parent_lease_key(), ctx.server);
                         done()
                     }
                     Err(status) => Step::Fail(status),

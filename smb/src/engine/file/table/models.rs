@@ -47,10 +47,18 @@ pub(in crate::engine) struct How {
     pub(in crate::engine) share: ShareAccess,
     pub(in crate::engine) ask: RequestedCaching,
     pub(in crate::engine) client: u64,
+    pub(in crate::engine) directory: bool,
 }
 
-pub(in crate::engine) const PLAIN: How =
-    How { key: KEY, name: "f", access: READ, share: ALL, ask: RequestedCaching::Nothing, client: 1 };
+pub(in crate::engine) const PLAIN: How = How {
+    key: KEY,
+    name: "f",
+    access: READ,
+    share: ALL,
+    ask: RequestedCaching::Nothing,
+    client: 1,
+    directory: false,
+};
 
 fn lease(client: u64, lease_state: LeaseState) -> RequestedCaching {
     let lease =
@@ -76,6 +84,7 @@ impl World {
             predecessors: Vec::new(),
             io_bytes_max: 65_536,
             caching: true,
+            directory_leases: true,
         });
         let config = VolumeConfig {
             id: "vol".to_owned(),
@@ -99,12 +108,13 @@ impl World {
             tree_id: 1,
             volume: Arc::clone(&self.volume),
             handle: FsHandle(Arc::new(())),
-            directory: false,
+            directory: how.directory,
             access: how.access.0,
             options: 0,
             posix: false,
             channel_sequence: 0,
             replayable: None,
+            parent_lease_key: None,
             path: path(how.name),
         };
         Open::new(new, entered)
@@ -122,7 +132,8 @@ impl World {
         Entrant {
             key: how.key,
             pin: pin.pinned(),
-            directory: false,
+            directory: how.directory,
+            caches: true,
             access: how.access,
             share: how.share,
             opener,
@@ -281,11 +292,11 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
     check(|| {
         let world = World::new();
         let doomed = world.open(&PLAIN).expect("opened");
-        doomed.file.set_delete_pending(doomed.id, true).expect("it is open");
+        doomed.file.set_delete_pending(&*doomed, true).expect("it is open");
         let closer = spawn({
             let world = world.clone();
             move || match world.close(&doomed) {
-                LinkFate::Unlinked(_, unlink) => drop(unlink),
+                LinkFate::Unlinked { unlink, .. } => drop(unlink),
                 _ => panic!("it was the last open"),
             }
         });
@@ -361,4 +372,41 @@ fn a_volume_that_goes_has_no_opens_and_one_with_opens_stays() {
         assert!(removed.is_ok() != opened.is_ok(), "one of the two");
         assert!(opened.is_ok() || opened.err() == Some(NtStatus::NETWORK_NAME_DELETED));
     });
+}
+
+/// A client leases a directory and reads it, while another one makes a name in it and reports that.
+#[test]
+fn who_reads_a_leased_directory_sees_a_new_name_or_is_asked_to_forget_it() {
+    for reads_before_it_is_listed in [false, true] {
+        let model = move || {
+            check(move || {
+                let world = World::new();
+                // The directory, as a file system has it.
+                let made = Arc::new(Mutex::new(false));
+                let reader = spawn({
+                    let (world, made) = (world.clone(), Arc::clone(&made));
+                    move || {
+                        let caching = LeaseState::READ_CACHING | LeaseState::HANDLE_CACHING;
+                        let how = How { name: "d", directory: true, ask: lease(1, caching), ..PLAIN };
+                        let open = world.open(&how).expect("opened");
+                        let seen = reads_before_it_is_listed && *made.lock().expect("no panic");
+                        world.volume.watches.leased.add(open.id, &path("d"), &open.file);
+                        (seen || !reads_before_it_is_listed && *made.lock().expect("no panic"), open)
+                    }
+                });
+                *made.lock().expect("no panic") = true;
+                world.volume.watches.leased.changed(&path("d"), None, &world.server);
+                let (seen, open) = reader.join().expect("read");
+                assert!(seen || open.file.is_breaking(), "an old listing is cached");
+            });
+        };
+        if reads_before_it_is_listed {
+            let found = std::panic::catch_unwind(model).expect_err("a checker that finds nothing");
+            let why = found.downcast_ref::<&str>().map(|why| (*why).to_owned());
+            let why = why.or_else(|| found.downcast_ref::<String>().cloned()).expect("the message");
+            assert!(why.contains("an old listing is cached"), "{why}");
+        } else {
+            model();
+        }
+    }
 }
