@@ -283,8 +283,8 @@ pub struct OpenRequest {
     pub attributes: u32,
     /// Bytes to reserve for a new file (AlSi); 0 for none.
     pub allocation_size: u64,
-    /// Owner and permission bits of a new file, as POSIX has them: a group or owner that is not named is that of the directory,
-    /// whose set-gid bit is inherited. `None` leaves all of it to the backend.
+    /// Owner and permission bits of a new file, as POSIX has them: a group or owner that is not named is that of the directory, and
+    /// the set-gid bit of the directory is inherited. `None` leaves all of it to the backend.
     pub ownership: Option<Ownership>,
 }
 

@@ -663,8 +663,8 @@ fn owner_and_permission_bits_are_those_of_the_file_system() {
     let set = |ownership| f.done(FsOpKind::SetOwnership { handle: file.handle.clone(), ownership });
     set(Ownership { mode: Some(0o4711), ..Ownership::default() }).expect("set");
     assert_eq!(f.stat(&file.handle).mode, 0o4711);
-    let nobody = Ownership { uid: Some(u32::MAX), ..Ownership::default() };
-    assert_eq!(set(nobody), Err(NtStatus::INVALID_PARAMETER), "all ones are no owner");
+    let all_ones = Ownership { uid: Some(u32::MAX), ..Ownership::default() };
+    assert_eq!(set(all_ones), Err(NtStatus::INVALID_PARAMETER), "all ones are no owner");
     if !rustix::process::geteuid().is_root() {
         assert_eq!(
             set(Ownership { uid: Some(me + 1), ..Ownership::default() }),

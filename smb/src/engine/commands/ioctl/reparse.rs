@@ -15,7 +15,7 @@ use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::fsctl::FsctlCode;
 use crate::wire::fscc::reparse::{NfsSpecialFile, ReparseDataBuffer, ReparseTag, SymbolicLink};
 
-/// Bit of the tags whose data begin behind a header without a GUID ([MS-FSCC] 2.1.2.1).
+/// Bit of the tags with data that begin behind a header without a GUID ([MS-FSCC] 2.1.2.1).
 const MICROSOFT: u32 = 0x8000_0000;
 
 /// Reads and checks a REPARSE_DATA_BUFFER.
