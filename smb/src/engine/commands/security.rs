@@ -12,7 +12,9 @@ use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::posix::PERMISSIONS;
-use crate::wire::fscc::security::{Ace, AceBody, Acl, Control, SecurityDescriptor, SecurityInformation, Sid};
+use crate::wire::fscc::security::{
+    Ace, AceBody, AceType, Acl, Control, SecurityDescriptor, SecurityInformation, Sid,
+};
 
 /// The list that every file has. The first entry grants nothing: its SID carries the permission bits.
 fn dacl(mode: u32) -> Acl {
@@ -46,6 +48,19 @@ fn mode_of(dacl: &Acl) -> Option<u32> {
         AceBody::Basic { sid, .. } => sid.as_unix_mode().filter(|mode| *mode <= PERMISSIONS),
         AceBody::Other(_) => None,
     })
+}
+
+/// Whether an entry restricts no one: it carries permission bits, or grants everything to everyone, to all who have logged on
+/// (S-1-5-11) or to a Unix user, as Linux's client adds them.
+fn restricts_none(ace: &Ace) -> bool {
+    let AceBody::Basic { mask, sid } = &ace.body else { return false };
+    if sid.as_unix_mode().is_some() {
+        return true;
+    }
+    let authenticated = Sid { identifier_authority: 5, sub_authorities: vec![11] };
+    ace.ace_type == AceType::ACCESS_ALLOWED
+        && (mask.contains(AccessMask::FILE_ALL_ACCESS) || mask.contains(AccessMask::GENERIC_ALL))
+        && (*sid == Sid::everyone() || *sid == authenticated || sid.as_unix_user().is_some())
 }
 
 /// Owner and permission bits that the descriptor in a CREATE asks for; the rest of it is ignored.
@@ -82,6 +97,7 @@ fn change(
         let everyone = Ace::allow(Sid::everyone(), AccessMask::FILE_ALL_ACCESS);
         match &given.dacl {
             Some(dacl) if dacl.aces == [everyone] => {}
+            Some(dacl) if !dacl.aces.iter().all(restricts_none) => return Err(NtStatus::NOT_SUPPORTED),
             Some(dacl) => {
                 let mode = mode_of(dacl).ok_or(NtStatus::NOT_SUPPORTED)?;
                 change.mode = Some(mode).filter(|mode| *mode != stat.mode);
@@ -198,6 +214,24 @@ mod tests {
         assert_eq!(change(&given, ALL, &stat()), Ok(all));
         let owner = Ownership { uid: Some(7), ..Ownership::default() };
         assert_eq!(change(&given, SecurityInformation::OWNER, &stat()), Ok(owner));
+    }
+
+    #[test]
+    fn a_list_that_restricts_anyone_is_refused_also_beside_permission_bits() {
+        let mut list = dacl(0o600);
+        let with = |dacl: &Acl| {
+            let given = SecurityDescriptor { dacl: Some(dacl.clone()), ..SecurityDescriptor::default() };
+            change(&given, SecurityInformation::DACL, &stat()).map(|change| change.mode)
+        };
+        assert_eq!(with(&list), Ok(Some(0o600)));
+        list.aces.push(Ace::allow(Sid::everyone(), AccessMask::FILE_READ_DATA));
+        assert_eq!(with(&list), Err(NtStatus::NOT_SUPPORTED));
+        list.aces.pop();
+        list.aces.push(Ace {
+            ace_type: AceType::ACCESS_DENIED,
+            ..Ace::allow(Sid::unix_user(1), AccessMask::FILE_ALL_ACCESS)
+        });
+        assert_eq!(with(&list), Err(NtStatus::NOT_SUPPORTED));
     }
 
     #[test]
