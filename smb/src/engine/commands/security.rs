@@ -54,7 +54,7 @@ fn mode_of(dacl: &Acl) -> Option<u32> {
 /// (S-1-5-11) or to a Unix user, as Linux's client adds them.
 fn restricts_none(ace: &Ace) -> bool {
     let AceBody::Basic { mask, sid } = &ace.body else { return false };
-    if sid.as_unix_mode().is_some() {
+    if sid.as_unix_mode().is_some_and(|mode| mode <= PERMISSIONS) {
         return true;
     }
     let authenticated = Sid { identifier_authority: 5, sub_authorities: vec![11] };
@@ -94,13 +94,14 @@ fn change(
         change.gid = Some(gid).filter(|gid| *gid != stat.gid);
     }
     if asked.contains(SecurityInformation::DACL) {
-        let everyone = Ace::allow(Sid::everyone(), AccessMask::FILE_ALL_ACCESS);
         match &given.dacl {
-            Some(dacl) if dacl.aces == [everyone] => {}
             Some(dacl) if !dacl.aces.iter().all(restricts_none) => return Err(NtStatus::NOT_SUPPORTED),
             Some(dacl) => {
-                let mode = mode_of(dacl).ok_or(NtStatus::NOT_SUPPORTED)?;
-                change.mode = Some(mode).filter(|mode| *mode != stat.mode);
+                // Without permission bits they stay as they are; an empty list would deny everything.
+                if dacl.aces.is_empty() {
+                    return Err(NtStatus::NOT_SUPPORTED);
+                }
+                change.mode = mode_of(dacl).filter(|mode| *mode != stat.mode);
             }
             None => return Err(NtStatus::NOT_SUPPORTED),
         }
