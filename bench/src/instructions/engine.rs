@@ -214,17 +214,7 @@ impl Client {
         let mut key = None;
         loop {
             let mut request = Request::default();
-            request.set(Command::SESSION_SETUP, |body| {
-                session_setup::Request {
-                    flags: session_setup::Flags::empty(),
-                    security_mode: SecurityMode::SIGNING_ENABLED,
-                    capabilities: Capabilities::empty(),
-                    channel: 0,
-                    previous_session_id: 0,
-                    security_buffer: &token,
-                }
-                .encode(body);
-            });
+            request.set_session_setup(session_setup::Flags::empty(), &token);
             let header = self.exchange(&mut request, |_| {})?;
             preauth.update(request.message());
             self.identity.session_id = header.session_id;

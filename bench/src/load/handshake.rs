@@ -213,17 +213,7 @@ fn log_on(
     let mut key = None;
     loop {
         let mut request = Request::default();
-        request.set(Command::SESSION_SETUP, |body| {
-            session_setup::Request {
-                flags,
-                security_mode: SecurityMode::SIGNING_ENABLED,
-                capabilities: Capabilities::empty(),
-                channel: 0,
-                previous_session_id: 0,
-                security_buffer: &token,
-            }
-            .encode(body);
-        });
+        request.set_session_setup(flags, &token);
         let answer = connection.call(&mut request)?;
         preauth.update(request.message());
         let session_id = answer.header.session_id;

@@ -8,8 +8,8 @@ use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::name_info::FileRenameInformation;
 use forebay_smb::wire::header::MESSAGE_ID_OFFSET;
 use forebay_smb::wire::{
-    AccessMask, Command, FileAttributes, HEADER_LEN, Header, Ids, ShareAccess, close, create, flush,
-    query_directory, query_info, read, set_info, write,
+    AccessMask, Capabilities, Command, FileAttributes, HEADER_LEN, Header, Ids, SecurityMode, ShareAccess,
+    close, create, flush, query_directory, query_info, read, session_setup, set_info, write,
 };
 
 use super::credits;
@@ -55,6 +55,21 @@ impl Request {
     /// The payload of a WRITE.
     pub(crate) fn payload(&self) -> Option<&Arc<[u8]>> {
         self.payload.as_ref()
+    }
+
+    /// SESSION_SETUP with a token of the log-on.
+    pub(crate) fn set_session_setup(&mut self, flags: session_setup::Flags, token: &[u8]) {
+        self.set(Command::SESSION_SETUP, |body| {
+            session_setup::Request {
+                flags,
+                security_mode: SecurityMode::SIGNING_ENABLED,
+                capabilities: Capabilities::empty(),
+                channel: 0,
+                previous_session_id: 0,
+                security_buffer: token,
+            }
+            .encode(body);
+        });
     }
 
     /// Credits that it costs.

@@ -719,6 +719,25 @@ fn a_reparse_point_keeps_its_data_and_is_no_link_of_the_file_system() {
 }
 
 #[test]
+fn attributes_that_are_set_meanwhile_leave_a_reparse_point_one() {
+    let f = Fixture::new();
+    let handle = f.file("link");
+    let point = ReparsePoint { tag: 0xa000_000c, kind: FileKind::SymbolicLink };
+    for round in 0..2000 {
+        let set = |point| f.done(FsOpKind::SetReparsePoint { handle: handle.clone(), point }).expect("set");
+        set(None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let info = BasicInfo { attributes: Some(0x2 + round % 2), ..BasicInfo::default() };
+                f.done(FsOpKind::SetBasic { handle: handle.clone(), info }).expect("set");
+            });
+            set(Some((point, vec![7; 100])));
+        });
+        assert_eq!(f.stat(&handle).reparse, Some(point), "round {round}");
+    }
+}
+
+#[test]
 fn reserving_for_a_new_file_does_not_change_its_size() {
     let f = Fixture::new();
     let made =

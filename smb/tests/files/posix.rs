@@ -4,9 +4,7 @@ use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::create_context::RequestContext;
-use forebay_smb::wire::fscc::posix::{
-    FileFsPosixInformation, FilePosixInformation, PosixFileType, encode_owner,
-};
+use forebay_smb::wire::fscc::posix::{FileFsPosixInformation, FilePosixInformation, PosixFileType};
 use forebay_smb::wire::fscc::security::{SecurityDescriptor, Sid};
 use forebay_smb::wire::fscc::{FileInformationClass as C, FsInformationClass as F};
 use forebay_smb::wire::query_directory::Flags;
@@ -62,7 +60,8 @@ fn a_new_file_has_its_owner_and_permission_bits() {
     let opened =
         posix(file("f"), 0o4640).context(RequestContext::SdBuffer(&descriptor)).send(&mut c).unwrap();
     let mut sids = Vec::new();
-    encode_owner(1000, 100, &mut sids);
+    Sid::unix_user(1000).encode(&mut sids);
+    Sid::unix_group(100).encode(&mut sids);
     assert_eq!(opened.posix, Some((1, 0, 0o4640, sids)));
     let info = information(&mut c, opened.id);
     assert_eq!((info.uid, info.gid, info.fixed.mode), (1000, 100, 0o4640));

@@ -234,6 +234,8 @@ pub(super) fn set_new(file: &OpenFile, asked: u32) -> Result<(), NtStatus> {
 /// Sets times and attributes.
 pub(super) fn set(file: &OpenFile, info: &BasicInfo) -> Result<(), NtStatus> {
     if info.attributes.is_some() || info.creation.is_some() {
+        // What is read stays true until it is written back.
+        let _held = file.volume.names.of(file.key);
         let before = dos_of_fd(&file.volume, file.fd.as_fd()).unwrap_or(Dos::default_of(file.directory));
         let after = Dos {
             attributes: info.attributes.map_or(before.attributes, |a| a & KEPT),
@@ -291,8 +293,11 @@ pub(super) fn own_new(file: &OpenFile, directory: BorrowedFd<'_>, asked: Ownersh
         Err(status) => return Err(status),
     }
     let inherited = if passes_group_on && file.directory { SET_GID } else { 0 };
-    let mode = asked.mode.unwrap_or(u32::from(made.stx_mode) & PERMISSIONS) | inherited;
-    own(file, Ownership { mode: Some(mode), ..Ownership::default() })
+    let before = u32::from(made.stx_mode) & PERMISSIONS;
+    let mode = asked.mode.unwrap_or(before) | inherited;
+    // A change of the owner has cleared bits of it.
+    let mode = Some(mode).filter(|mode| *mode != before || owner.uid.is_some() || owner.gid.is_some());
+    own(file, Ownership { mode, ..Ownership::default() })
 }
 
 /// Makes a file a reparse point, or none.
@@ -303,6 +308,7 @@ pub(super) fn set_reparse_point(
     if !file.volume.xattrs {
         return Err(NtStatus::NOT_SUPPORTED);
     }
+    let _held = file.volume.names.of(file.key);
     let before = dos_of_fd(&file.volume, file.fd.as_fd()).unwrap_or(Dos::default_of(file.directory));
     let reparse = point.as_ref().map(|(point, _)| *point);
     // Whoever finds the mark finds the data.

@@ -1,4 +1,4 @@
-//! Locks under which a name is looked up and then changed, so that no other client changes it in between.
+//! Locks under which a name, or an attribute of a file, is looked up and then changed, so that no other client changes it in between.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

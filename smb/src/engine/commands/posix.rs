@@ -4,10 +4,9 @@ use crate::engine::open::Open;
 use crate::fs::{FileKind, Space, Stat};
 use crate::wire::create_context::ResponseContext;
 use crate::wire::fscc::directory::PosixFields;
-use crate::wire::fscc::posix::{
-    self, FileFsPosixInformation, FilePosixFixed, FilePosixInformation, PosixFileType,
-};
+use crate::wire::fscc::posix::{FileFsPosixInformation, FilePosixFixed, FilePosixInformation, PosixFileType};
 use crate::wire::fscc::reparse::ReparseTag;
+use crate::wire::fscc::security::Sid;
 use crate::wire::{FileAttributes, FileTime};
 
 /// File type and permission bits. Those of a symbolic link mean nothing; Linux shows all of them.
@@ -30,7 +29,7 @@ pub(super) fn reparse_tag(stat: &Stat) -> ReparseTag {
 
 /// The context of a CREATE response. `sids` holds what it refers to.
 pub(super) fn create_context<'s>(stat: &Stat, sids: &'s mut Vec<u8>) -> ResponseContext<'s> {
-    posix::encode_owner(stat.uid, stat.gid, sids);
+    Sid::encode_owner(stat.uid, stat.gid, sids);
     ResponseContext::Posix { nlink: stat.links, reparse_tag: reparse_tag(stat).0, mode: mode(stat), sids }
 }
 

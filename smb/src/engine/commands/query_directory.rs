@@ -64,9 +64,8 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
         return Err(NtStatus::ACCESS_DENIED);
     }
     let class = request.file_information_class;
-    let posix = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
     let fixed = DirEncoder::fixed_len(class)
-        .filter(|_| posix || class != FileInformationClass::FILE_POSIX_INFORMATION)
+        .filter(|_| ctx.core.has_posix() || class != FileInformationClass::FILE_POSIX_INFORMATION)
         .ok_or(NtStatus::INVALID_INFO_CLASS)?;
     if request.output_buffer_length > ctx.core.io_bytes_max() {
         return Err(NtStatus::INVALID_PARAMETER);

@@ -91,9 +91,8 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
     if needs_attributes && !access.contains(AccessMask::FILE_READ_ATTRIBUTES) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
-    let posix = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
     match class {
-        Class::FILE_POSIX_INFORMATION if !posix => Step::Fail(NtStatus::INVALID_INFO_CLASS),
+        Class::FILE_POSIX_INFORMATION if !ctx.core.has_posix() => Step::Fail(NtStatus::INVALID_INFO_CLASS),
         Class::FILE_ACCESS_INFORMATION => {
             exact(limit, FileAccessInformation::LEN, |out| open_access(&open).encode(out))
         }
@@ -290,9 +289,10 @@ fn internal(stat: &Stat) -> FileInternalInformation {
 
 fn file_system(ctx: &Ctx<'_>, open: &Arc<Open>, class: FsClass, limit: u32) -> Step {
     let volume = &open.volume;
-    let posix = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
     match class {
-        FsClass::FILE_FS_POSIX_INFORMATION if !posix => Step::Fail(NtStatus::INVALID_INFO_CLASS),
+        FsClass::FILE_FS_POSIX_INFORMATION if !ctx.core.has_posix() => {
+            Step::Fail(NtStatus::INVALID_INFO_CLASS)
+        }
         FsClass::FILE_FS_VOLUME_INFORMATION => {
             let info = FileFsVolumeInformation {
                 volume_creation_time: FileTime(volume.created),

@@ -143,6 +143,11 @@ impl Core {
         self.negotiated.as_ref().map_or(Dialect::SMB2_0_2, |n| n.dialect)
     }
 
+    /// Whether both ends have the POSIX extensions.
+    pub(crate) fn has_posix(&self) -> bool {
+        self.negotiated.as_ref().is_some_and(|n| n.posix)
+    }
+
     /// Connection.ClientGuid.
     pub(crate) fn client_guid(&self) -> [u8; 16] {
         self.negotiated.as_ref().map_or([0; 16], |n| n.client_guid)

@@ -68,18 +68,12 @@ impl FilePosixInformation {
     /// Appends the structure.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.put(self.fixed);
-        encode_owner(self.uid, self.gid, out);
+        Sid::encode_owner(self.uid, self.gid, out);
     }
 }
 
 /// Bytes of S-1-5-88-1-uid.
 const SID_LEN: usize = 20;
-
-/// Appends the SIDs of owner and group.
-pub fn encode_owner(uid: u32, gid: u32, out: &mut Vec<u8>) {
-    Sid::unix_user(uid).encode(out);
-    Sid::unix_group(gid).encode(out);
-}
 
 /// Reads the SIDs of owner and group.
 fn read_owner(r: &mut Reader<'_>) -> Result<(u32, u32), Malformed> {

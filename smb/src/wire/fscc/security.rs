@@ -77,6 +77,14 @@ impl Sid {
         Self { identifier_authority: 5, sub_authorities: vec![UNIX, 3, mode] }
     }
 
+    /// Appends [`Self::unix_user`] and [`Self::unix_group`] without making them: listings have them in each entry.
+    pub fn encode_owner(uid: u32, gid: u32, out: &mut Vec<u8>) {
+        for (kind, id) in [(1, uid), (2, gid)] {
+            out.extend_from_slice(&[SID_REVISION, 3, 0, 0, 0, 0, 0, 5]);
+            [UNIX, kind, id].into_iter().for_each(|sub| out.put(sub));
+        }
+    }
+
     /// The uid of a Unix user: S-1-5-88-1-uid, or S-1-22-1-uid as Samba writes it.
     #[must_use]
     pub fn as_unix_user(&self) -> Option<u32> {

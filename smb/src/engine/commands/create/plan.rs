@@ -154,12 +154,11 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
 /// Whether a CREATE has the context of the POSIX extensions, and the permission bits in it. Linux's client sends all ones where it
 /// has none.
 fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
-    let agreed = ctx.core.negotiated.as_ref().is_some_and(|negotiated| negotiated.posix);
     let mode = request.contexts.iter().find_map(|context| match context {
         RequestContext::Posix { mode } => Some(*mode),
         _ => None,
     });
-    mode.filter(|_| agreed).map(|mode| (mode <= PERMISSIONS).then_some(mode))
+    mode.filter(|_| ctx.core.has_posix()).map(|mode| (mode <= PERMISSIONS).then_some(mode))
 }
 
 /// What a lease context asks for, where the client may have leases of that version.
