@@ -18,11 +18,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         }),
         scenario("fio --verify, random, 8 jobs", |site| on_mount(site, 256, |at| fio(at, "randwrite", "8k"))),
         scenario("dd with O_DIRECT", |site| on_mount(site, 256, direct)),
-        scenario("POSIX ways", |site| on_mount(site, 512, |at| posix(at, "posix"))),
-        Scenario {
-            on_trial: true,
-            ..scenario("extended attributes", |site| on_mount(site, 64, |at| posix(at, "posix-on-trial")))
-        },
+        scenario("POSIX ways", |site| on_mount(site, 512, posix)),
     ]
 }
 
@@ -130,8 +126,8 @@ fn direct(at: &Mounted<'_>) -> Result<String> {
     Ok("16 MiB".into())
 }
 
-fn posix(at: &Mounted<'_>, cases: &str) -> Result<String> {
-    let outcomes: Vec<Outcome> = at.node().call_within(cases, &at.path(), Duration::from_secs(120))?;
+fn posix(at: &Mounted<'_>) -> Result<String> {
+    let outcomes: Vec<Outcome> = at.node().call_within("posix", &at.path(), Duration::from_secs(120))?;
     let failed: Vec<String> =
         outcomes.iter().filter_map(|(name, why)| why.as_ref().map(|why| format!("{name}: {why}"))).collect();
     ensure!(failed.is_empty(), "{}", failed.join("\n"));

@@ -42,7 +42,6 @@ pub fn dispatch(function: &str, arguments: &[u8]) -> Result<Vec<u8>> {
         "nvmeof-write" => call(arguments, nvmeof::write),
         "nvmeof-writers" => call(arguments, nvmeof::writers),
         "posix" => call(arguments, posix::all),
-        "posix-on-trial" => call(arguments, posix::on_trial),
         "fill" => call(arguments, space::fill),
         "inventory" => call(arguments, inventory::inventory),
         "space" => call(arguments, space::space),

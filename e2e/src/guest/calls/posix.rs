@@ -30,25 +30,14 @@ const CASES: &[Case] = &[
     ("names too long", names_too_long),
     ("directories", directories),
     ("times", times),
+    ("extended attributes", extended_attributes),
     ("many entries", many_entries),
 ];
 
-/// Cases that have not passed on the kernel's client yet.
-const ON_TRIAL: &[Case] = &[("extended attributes", extended_attributes)];
-
 /// Runs all cases, each in a folder of its own.
 pub fn all(folder: PathBuf) -> Result<Vec<Outcome>> {
-    run(CASES, &folder)
-}
-
-/// Runs the cases on trial.
-pub fn on_trial(folder: PathBuf) -> Result<Vec<Outcome>> {
-    run(ON_TRIAL, &folder)
-}
-
-fn run(cases: &[Case], folder: &Path) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
-    for (index, (name, case)) in cases.iter().enumerate() {
+    for (index, (name, case)) in CASES.iter().enumerate() {
         let own = folder.join(format!("case-{index}"));
         fs::create_dir(&own).with_context(|| own.display().to_string())?;
         let result = case(&own).and_then(|()| fs::remove_dir_all(&own).context("remove the case's folder"));
@@ -310,9 +299,7 @@ mod tests {
     fn a_local_file_system_passes() {
         // Not on a tmpfs: it has no 255-byte limit of its own to test against, but /var/tmp is a real one.
         let folder = tempfile::tempdir_in("/var/tmp").expect("a folder");
-        let mut outcomes = super::all(folder.path().to_owned()).expect("the cases run");
-        outcomes.extend(super::on_trial(folder.path().to_owned()).expect("the cases run"));
-        for (name, complaint) in outcomes {
+        for (name, complaint) in super::all(folder.path().to_owned()).expect("the cases run") {
             assert_eq!(complaint, None, "{name}");
         }
     }
