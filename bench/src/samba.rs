@@ -34,7 +34,9 @@ pub(crate) fn start(cache: &Cache, place: &Place, name: &'static str, extra: &st
 }
 
 /// Asynchronous reads in a thread pool and TCP_NODELAY are Samba's defaults; signing is offered and not required, so
-/// that no request is signed here. What is set beyond places and names is what its manual advises for large transfers.
+/// that no request is signed here. What is set beyond places and names is what its manual advises for large transfers and
+/// large directories: names are case-sensitive, as Forebay's are, since smbd otherwise reads the whole directory for each
+/// name that is not there.
 fn configuration(name: &str, port: u16, share: &str, extra: &str) -> Result<String> {
     let mut text = String::from("[global]\n");
     for folder in ["private", "lock", "state", "cache", "pid"] {
@@ -60,7 +62,10 @@ smb2 max credits = 8192
 {extra}
 [{SHARE}]
 path = {share}
-read only = no"
+read only = no
+case sensitive = yes
+preserve case = yes
+short preserve case = yes"
     )?;
     Ok(text)
 }

@@ -317,15 +317,30 @@ impl Site {
         at: &str,
         options: &[(&str, &str)],
     ) -> Result<Mounted<'a>> {
+        let mut all = vec![("file_mode", "0777"), ("dir_mode", "0777"), ("noperm", ""), ("mfsymlinks", "")];
+        all.extend(options);
+        self.mount_with(node, volume, at, &all)
+    }
+
+    /// Mounts a volume on a node with the owners and modes of each file, which the node enforces.
+    pub fn mount_posix<'a>(&self, node: &'a Node, volume: &Volume) -> Result<Mounted<'a>> {
+        // Linux 7.2 takes owner and mode of a file that an open with O_CREAT has found or made from its security descriptor.
+        let options = [("posix", ""), ("idsfromsid", ""), ("modefromsid", ""), ("symlink", "native")];
+        self.mount_with(node, volume, &format!("/mnt/{}-posix", volume.id), &options)
+    }
+
+    fn mount_with<'a>(
+        &self,
+        node: &'a Node,
+        volume: &Volume,
+        at: &str,
+        options: &[(&str, &str)],
+    ) -> Result<Mounted<'a>> {
         let mut all = vec![
             ("username", volume.username.as_str()),
             // A session and a connection of its own: what one scenario negotiates must not serve another.
             ("nosharesock", ""),
             ("actimeo", "1"),
-            ("file_mode", "0777"),
-            ("dir_mode", "0777"),
-            ("noperm", ""),
-            ("mfsymlinks", ""),
             ("hard", ""),
         ];
         if !volume.password.is_empty() {

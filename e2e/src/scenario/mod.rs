@@ -15,6 +15,7 @@ mod mounts;
 mod multichannel;
 mod nvmeof;
 mod nvmeof_pool;
+mod owners;
 mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
@@ -97,6 +98,7 @@ pub fn all() -> Vec<Scenario> {
         refusal::scenarios(),
         coherence::scenarios(),
         everyday::scenarios(),
+        owners::scenarios(),
         locks::scenarios(),
         watching::scenarios(),
         space::scenarios(),

@@ -27,17 +27,22 @@ pub(super) fn reparse_tag(stat: &Stat) -> ReparseTag {
     stat.reparse.map_or(ReparseTag::RESERVED_ZERO, |point| ReparseTag(point.tag))
 }
 
+/// Names that the file has. A link that is stored as a directory has no entries that would count.
+fn links(stat: &Stat) -> u32 {
+    if stat.kind() == FileKind::SymbolicLink && stat.directory { 1 } else { stat.links }
+}
+
 /// The context of a CREATE response. `sids` holds what it refers to.
 pub(super) fn create_context<'s>(stat: &Stat, sids: &'s mut Vec<u8>) -> ResponseContext<'s> {
     Sid::encode_owner(stat.uid, stat.gid, sids);
-    ResponseContext::Posix { nlink: stat.links, reparse_tag: reparse_tag(stat).0, mode: mode(stat), sids }
+    ResponseContext::Posix { nlink: links(stat), reparse_tag: reparse_tag(stat).0, mode: mode(stat), sids }
 }
 
 /// What an entry of a directory says in addition to other classes.
 pub(super) fn fields(stat: &Stat) -> PosixFields {
     PosixFields {
         device_id: stat.key.dev as u32,
-        hard_links: stat.links,
+        hard_links: links(stat),
         mode: mode(stat),
         uid: stat.uid,
         gid: stat.gid,

@@ -63,13 +63,14 @@ fn restricts_none(ace: &Ace) -> bool {
         && (*sid == Sid::everyone() || *sid == authenticated || sid.as_unix_user().is_some())
 }
 
-/// Owner and permission bits that the descriptor in a CREATE asks for; the rest of it is ignored.
+/// Owner and permission bits that the descriptor in a CREATE asks for; the rest of it is ignored. A list with all bits set says
+/// nothing of them: mounted with `idsfromsid` alone, Linux's client sends it where it has only an owner to tell.
 pub(super) fn of_new_file(descriptor: &[u8]) -> Ownership {
     let Ok(given) = SecurityDescriptor::parse(descriptor) else { return Ownership::default() };
     Ownership {
         uid: given.owner.and_then(|sid| sid.as_unix_user()),
         gid: given.group.and_then(|sid| sid.as_unix_group()),
-        mode: given.dacl.as_ref().and_then(mode_of),
+        mode: given.dacl.as_ref().and_then(mode_of).filter(|mode| *mode != PERMISSIONS),
     }
 }
 

@@ -25,6 +25,16 @@ impl PosixFileType {
         self.0 << FILE_TYPE_SHIFT | permissions & PERMISSIONS
     }
 
+    /// The permission bits that the context of a CREATE asks for: Linux's client sends a mode of its own, in which the type is
+    /// 8 for a file and 4 for a directory. None where the type is another one.
+    #[must_use]
+    pub const fn permissions_of_new(mode: u32) -> Option<u32> {
+        match mode >> FILE_TYPE_SHIFT {
+            0 | 4 | 8 => Some(mode & PERMISSIONS),
+            _ => None,
+        }
+    }
+
     /// The file type of such a mode.
     #[must_use]
     pub const fn of_mode(mode: u32) -> Self {

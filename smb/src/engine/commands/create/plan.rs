@@ -17,7 +17,7 @@ use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPat
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
-use crate::wire::fscc::posix::PERMISSIONS;
+use crate::wire::fscc::posix::PosixFileType;
 use crate::wire::{AccessMask, Capabilities, Dialect, FileAttributes, ShareAccess};
 
 /// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
@@ -151,14 +151,14 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     Ok(plan)
 }
 
-/// Whether a CREATE has the context of the POSIX extensions, and the permission bits in it. Linux's client sends all ones where it
-/// has none.
+/// Whether a CREATE has the context of the POSIX extensions, and the permission bits in it. Linux's client adds the type of the
+/// file to them, and sends all ones where it has none.
 fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
     let mode = request.contexts.iter().find_map(|context| match context {
         RequestContext::Posix { mode } => Some(*mode),
         _ => None,
     });
-    mode.filter(|_| ctx.core.has_posix()).map(|mode| (mode <= PERMISSIONS).then_some(mode))
+    mode.filter(|_| ctx.core.has_posix()).map(PosixFileType::permissions_of_new)
 }
 
 /// What a lease context asks for, where the client may have leases of that version.
@@ -253,7 +253,9 @@ impl Plan {
                     let ownership = self.ownership.get_or_insert_default();
                     ownership.uid = given.uid;
                     ownership.gid = given.gid;
-                    ownership.mode = given.mode.or(ownership.mode);
+                    // The POSIX context has the bits that the program asked for; beside it, Linux's client sends a list with all
+                    // of them set.
+                    ownership.mode = ownership.mode.or(given.mode);
                 }
                 Ok(())
             }

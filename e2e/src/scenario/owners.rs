@@ -1,0 +1,177 @@
+//! Mounts by the POSIX extensions of SMB 3.1.1: owners and modes of each file, links, special files, any name.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::{MIB, ONE, Scenario, TWO, ours};
+use crate::guest::calls::posix::Outcome;
+use crate::lab::Node;
+use crate::site::{Mounted, Site};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        ours("posix mount: owners, modes, links and names on two nodes", kept),
+        ours("posix mount: users on two nodes keep their files to themselves", users),
+        ours("posix mount: POSIX ways", ways),
+    ]
+}
+
+/// Makes one of everything.
+const MAKE: &str = r#"
+umask 022
+printf 'one' > file; chmod 640 file; chown 1000:1001 file
+mkdir -m 750 directory; chown 1000:1000 directory
+printf 'sticky' > tool; chmod 4755 tool
+mkdir -m 1777 scratch
+ln file hard
+ln -s file relative; ln -s /no/such/place absolute; ln -s directory to-directory; ln -s ../up/and/away dangling
+mkfifo pipe
+printf 'A' > Case; printf 'b' > case
+for name in 'colon:' 'back\slash' 'star*' 'question?' 'quote"' 'less<more>' 'bar|' 'dot.' 'space '; do
+    printf '%s' "$name" > "$name"
+done
+umask 077; printf 'private' > masked; mkdir masked-directory
+chmod 600 case
+"#;
+
+/// Name, kind, mode, owner, names and, of a link, its target; of a file what it holds.
+const SHOW: &str = r#"
+export LC_ALL=C
+for name in *; do
+    printf '%s|' "$name"
+    stat -c '%F|%a|%u:%g|%h' "$name" | tr '\n' '|'
+    if [ -L "$name" ]; then readlink "$name"; elif [ -f "$name" ]; then cat "$name"; echo; else echo; fi
+done
+"#;
+
+const EXPECTED: &str = r#"Case|regular file|644|0:0|1|A
+absolute|symbolic link|777|0:0|1|/no/such/place
+back\slash|regular file|644|0:0|1|back\slash
+bar||regular file|644|0:0|1|bar|
+case|regular file|600|0:0|1|b
+colon:|regular file|644|0:0|1|colon:
+dangling|symbolic link|777|0:0|1|../up/and/away
+directory|directory|750|1000:1000|2|
+dot.|regular file|644|0:0|1|dot.
+file|regular file|640|1000:1001|2|one
+hard|regular file|640|1000:1001|2|one
+less<more>|regular file|644|0:0|1|less<more>
+masked|regular file|600|0:0|1|private
+masked-directory|directory|700|0:0|2|
+pipe|fifo|644|0:0|1|
+question?|regular file|644|0:0|1|question?
+quote"|regular file|644|0:0|1|quote"
+relative|symbolic link|777|0:0|1|file
+scratch|directory|1777|0:0|2|
+space |regular file|644|0:0|1|space 
+star*|regular file|644|0:0|1|star*
+to-directory|symbolic link|777|0:0|1|directory
+tool|regular file|4755|0:0|1|sticky
+"#;
+
+fn both<'a>(site: &'a Site) -> Result<(crate::site::Volume, Mounted<'a>, Mounted<'a>)> {
+    let volume = site.volume(64 * MIB)?;
+    let here = site.mount_posix(site.node(ONE), &volume)?;
+    let there = site.mount_posix(site.node(TWO), &volume)?;
+    Ok((volume, here, there))
+}
+
+fn within(node: &Node, folder: &str, script: &str) -> Result<String> {
+    node.run_within(&format!("cd {folder}\n{script}"), Duration::from_secs(60))
+}
+
+fn kept(site: &Site) -> Result<String> {
+    let (volume, here, there) = both(site)?;
+    within(here.node(), here.path(), MAKE)?;
+    let shown = |at: &Mounted<'_>| within(at.node(), at.path(), SHOW);
+    compare("where it was made", &shown(&here)?)?;
+    compare("on the other node", &shown(&there)?)?;
+    // Changes are seen within actimeo, and what was made by one node is changed by the other.
+    within(there.node(), there.path(), "chmod 604 file; chown 5:6 masked; rm 'star*'; mv 'dot.' 'dot..'")?;
+    let after = EXPECTED
+        .replace("640|1000:1001", "604|1000:1001")
+        .replace("600|0:0|1|private", "600|5:6|1|private")
+        .replace("star*|regular file|644|0:0|1|star*\n", "")
+        .replace("dot.|regular", "dot..|regular");
+    here.node().run("sleep 2")?;
+    let found = shown(&here)?;
+    ensure!(found.trim() == after.trim(), "after changes on the other node:\n{found}\nexpected:\n{after}");
+    here.unmount()?;
+    there.unmount()?;
+    // From the server, after nothing is cached.
+    let again = site.mount_posix(site.node(ONE), &volume)?;
+    let found = shown(&again)?;
+    ensure!(found.trim() == after.trim(), "mounted again:\n{found}\nexpected:\n{after}");
+    again.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("{} entries", EXPECTED.lines().count()))
+}
+
+fn compare(place: &str, found: &str) -> Result<()> {
+    let differing: Vec<String> = found
+        .lines()
+        .zip(EXPECTED.lines())
+        .filter(|(found, expected)| found != expected)
+        .map(|(found, expected)| format!("{found} (expected {expected})"))
+        .collect();
+    ensure!(found.trim() == EXPECTED.trim(), "{place}:\n{}\nall of it:\n{found}", differing.join("\n"));
+    Ok(())
+}
+
+/// Runs a script as a user without rights.
+fn as_user(uid: u32, script: &str) -> String {
+    format!("setpriv --reuid={uid} --regid={uid} --clear-groups --bounding-set=-all sh -euc '{script}'\n")
+}
+
+fn users(site: &Site) -> Result<String> {
+    let (volume, here, there) = both(site)?;
+    within(here.node(), here.path(), "mkdir -m 1777 shared; mkdir -m 755 home; chown 1000:1000 home")?;
+    let write =
+        as_user(1000, "umask 077; echo alice > shared/alice; echo home > home/file; chmod 644 home/file");
+    within(here.node(), here.path(), &write)?;
+    there.node().run("sleep 2")?;
+    within(there.node(), there.path(), &as_user(2000, "umask 077; echo bob > shared/bob"))?;
+    here.node().run("sleep 2")?;
+    for at in [&here, &there] {
+        let node = at.node();
+        let owners = within(node, at.path(), "stat -c '%n %u:%g %a' shared/alice shared/bob home/file")?;
+        ensure!(
+            owners.trim() == "shared/alice 1000:1000 600\nshared/bob 2000:2000 600\nhome/file 1000:1000 644",
+            "owners: {owners}"
+        );
+        for (uid, own, others) in [(1000, "alice", "bob"), (2000, "bob", "alice")] {
+            let read = within(node, at.path(), &as_user(uid, &format!("cat shared/{own} home/file")))?;
+            ensure!(read.trim() == format!("{own}\nhome"), "{uid} reads {read:?}");
+            for refused in [
+                format!("cat shared/{others}"),
+                format!("echo x >> shared/{others}"),
+                format!("chmod 666 shared/{others}"),
+                format!("rm -f shared/{others}"),
+            ] {
+                let script = format!("if {refused} 2> /dev/null; then exit 7; fi");
+                within(node, at.path(), &as_user(uid, &script))
+                    .map_err(|error| error.context(format!("{uid} may not: {refused}")))?;
+            }
+        }
+    }
+    let left = within(there.node(), there.path(), "cat shared/alice shared/bob")?;
+    ensure!(left.trim() == "alice\nbob", "the files hold {left:?}");
+    here.unmount()?;
+    there.unmount()?;
+    site.delete(&volume)?;
+    Ok("two users, two nodes".into())
+}
+
+fn ways(site: &Site) -> Result<String> {
+    let volume = site.volume(512 * MIB)?;
+    let mounted = site.mount_posix(site.node(ONE), &volume)?;
+    let outcomes: Vec<Outcome> =
+        mounted.node().call_within("posix", &mounted.path(), Duration::from_secs(120))?;
+    let failed: Vec<String> =
+        outcomes.iter().filter_map(|(name, why)| why.as_ref().map(|why| format!("{name}: {why}"))).collect();
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    mounted.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("{} cases", outcomes.len()))
+}
