@@ -115,13 +115,21 @@ impl MountOptions {
             attributes: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
         };
         built.set("vers", Some(dialect));
-        // Pods run as any uid: the volume's credentials are the access control, modes are for show.
-        built.set("noperm", None);
-        built.set("uid", Some("0"));
-        built.set("gid", Some("0"));
-        built.set("file_mode", Some("0777"));
-        built.set("dir_mode", Some("0777"));
-        built.set("mfsymlinks", None);
+        if wants_posix(mount_flags) {
+            // Owners and modes are those of each file, and the node enforces them. The client takes them from security descriptors
+            // where it has no answer of the POSIX extensions at hand.
+            built.set("idsfromsid", None);
+            built.set("modefromsid", None);
+            built.set("symlink", Some("native"));
+        } else {
+            // Pods run as any uid: the volume's credentials are the access control, modes are for show.
+            built.set("noperm", None);
+            built.set("uid", Some("0"));
+            built.set("gid", Some("0"));
+            built.set("file_mode", Some("0777"));
+            built.set("dir_mode", Some("0777"));
+            built.set("mfsymlinks", None);
+        }
         // Other nodes' writes are seen: leases decide what may be cached, attributes live a second at most.
         built.set("cache", Some("strict"));
         built.set("actimeo", Some("1"));
@@ -149,6 +157,9 @@ impl MountOptions {
             Protection::Unspecified | Protection::Optional => {}
             Protection::Sign => built.set("sign", None),
             Protection::Seal => built.set("seal", None),
+        }
+        if wants_posix(mount_flags) && !matches!(built.value("vers"), Some("3.1.1" | "3.11")) {
+            return Err(refused("posix needs SMB 3.1.1".into()));
         }
         if built.options.contains_key("seal") && built.value("vers") == Some("2.1") {
             return Err(refused("seal needs SMB 3.0 or later, vers says 2.1".into()));
@@ -248,6 +259,13 @@ impl MountOptions {
     }
 }
 
+/// Whether the flags ask for the POSIX extensions of SMB 3.1.1; the last word counts.
+fn wants_posix(mount_flags: &[String]) -> bool {
+    let words = mount_flags.iter().flat_map(|flag| words_of(flag));
+    let last = words.filter(|word| *word == "posix" || SAME.contains(&(word, "posix"))).last();
+    last.is_some_and(|word| !word.starts_with("no"))
+}
+
 /// What the words of mount(8) do that belong to the mount and not to the file system.
 enum Attribute {
     Set(MountAttrFlags),
@@ -330,6 +348,28 @@ mod tests {
                 Setting::Value(word, value) | Setting::Secret(word, value) => format!("{word}={value}"),
             })
             .collect()
+    }
+
+    #[test]
+    fn a_posix_mount_has_the_owners_and_modes_of_files() {
+        let posix = words(&build(&["posix"]).expect("possible"));
+        for word in ["posix", "idsfromsid", "modefromsid", "symlink=native", "vers=3.1.1", "hard"] {
+            assert!(posix.iter().any(|found| found == word), "{word}: {posix:?}");
+        }
+        for word in ["noperm", "mfsymlinks", "uid=0", "gid=0", "file_mode=0777", "dir_mode=0777"] {
+            assert!(!posix.iter().any(|found| found == word), "{word}: {posix:?}");
+        }
+        let undone = words(&build(&["posix,noposix"]).expect("possible"));
+        assert!(
+            undone.contains(&"noperm".to_owned()) && undone.contains(&"noposix".to_owned()),
+            "{undone:?}"
+        );
+        assert!(build(&["linux"]).expect("possible").has("idsfromsid"), "another word for it");
+        let error = build(&["posix", "vers=3.0"]).expect_err("refused").to_string();
+        assert!(error.contains("SMB 3.1.1"), "{error}");
+        let grouped =
+            MountOptions::build(DIALECT_DEFAULT, Protection::Optional, Some(2000), &["posix".to_owned()]);
+        assert_eq!(grouped.expect("possible").gid(), 2000);
     }
 
     #[test]

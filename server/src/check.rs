@@ -166,6 +166,8 @@ fn privileges(report: &mut Report, config: &Config) {
     let wanted = [
         (low_port, CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE, for ports below 1024"),
         (quotas, CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN, for project quotas"),
+        (true, CapabilitySet::CHOWN, "CAP_CHOWN, for the owners of files on POSIX mounts"),
+        (true, CapabilitySet::FSETID, "CAP_FSETID, for set-gid bits on POSIX mounts"),
         (true, CapabilitySet::DAC_OVERRIDE, "CAP_DAC_OVERRIDE, for files that other users brought along"),
         (true, CapabilitySet::FOWNER, "CAP_FOWNER, for times and modes of files of other users"),
     ];

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::csi::{create, publish, stage};
 use super::{MIB, ONE, Scenario, TWO, ours};
+use crate::guest::calls::grpc::CsiRequest;
 use crate::guest::calls::posix::Outcome;
 use crate::lab::Node;
 use crate::site::{Mounted, Site};
@@ -12,7 +14,7 @@ use crate::site::{Mounted, Site};
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("posix mount: owners, modes, links and names on two nodes", kept),
-        ours("posix mount: users on two nodes keep their files to themselves", users),
+        ours("csi: posix mount: users on two nodes keep their files to themselves", users),
         ours("posix mount: POSIX ways", ways),
     ]
 }
@@ -119,47 +121,70 @@ fn compare(place: &str, found: &str) -> Result<()> {
     Ok(())
 }
 
+const STAGING: &str = "/var/lib/kubelet/posix/staging";
+const POD: &str = "/var/lib/kubelet/posix/pod";
+
 /// Runs a script as a user without rights.
 fn as_user(uid: u32, script: &str) -> String {
     format!("setpriv --reuid={uid} --regid={uid} --clear-groups --bounding-set=-all sh -euc '{script}'\n")
 }
 
+/// Mounted by the driver, as a StorageClass with `posix` among its mount options has it.
 fn users(site: &Site) -> Result<String> {
-    let (volume, here, there) = both(site)?;
-    within(here.node(), here.path(), "mkdir -m 1777 shared; mkdir -m 755 home; chown 1000:1000 home")?;
+    let volume = site.csi(site.storage(), create("posix-users", 64 * MIB))?.ok()?;
+    let nodes = [site.node(ONE), site.node(TWO)];
+    for node in nodes {
+        node.run(&format!("mkdir -p {STAGING} {POD} && rmdir {POD}"))?;
+        let mut staged = stage(&volume, STAGING);
+        if let CsiRequest::NodeStageVolume { mount_flags, .. } = &mut staged {
+            mount_flags.push("posix".into());
+        }
+        site.csi(node, staged)?.ok()?;
+        site.csi(node, publish(&volume, STAGING, POD, false))?.ok()?;
+    }
+    let [here, there] = nodes;
+    within(here, POD, "mkdir -m 1777 shared; mkdir -m 755 home; chown 1000:1000 home")?;
     let write =
         as_user(1000, "umask 077; echo alice > shared/alice; echo home > home/file; chmod 644 home/file");
-    within(here.node(), here.path(), &write)?;
-    there.node().run("sleep 2")?;
-    within(there.node(), there.path(), &as_user(2000, "umask 077; echo bob > shared/bob"))?;
-    here.node().run("sleep 2")?;
-    for at in [&here, &there] {
-        let node = at.node();
-        let owners = within(node, at.path(), "stat -c '%n %u:%g %a' shared/alice shared/bob home/file")?;
+    within(here, POD, &write)?;
+    there.run("sleep 2")?;
+    within(there, POD, &as_user(2000, "umask 077; echo bob > shared/bob"))?;
+    here.run("sleep 2")?;
+    for node in nodes {
+        let owners = within(node, POD, "stat -c '%n %u:%g %a' shared/alice shared/bob home/file")?;
         ensure!(
             owners.trim() == "shared/alice 1000:1000 600\nshared/bob 2000:2000 600\nhome/file 1000:1000 644",
             "owners: {owners}"
         );
         for (uid, own, others) in [(1000, "alice", "bob"), (2000, "bob", "alice")] {
-            let read = within(node, at.path(), &as_user(uid, &format!("cat shared/{own} home/file")))?;
+            // What is opened with O_CREAT, and what the client has no name for yet.
+            node.run("echo 2 > /proc/sys/vm/drop_caches")?;
+            within(node, POD, &as_user(uid, &format!(": >> shared/{own}")))?;
+            let read = within(node, POD, &as_user(uid, &format!("cat shared/{own} home/file")))?;
             ensure!(read.trim() == format!("{own}\nhome"), "{uid} reads {read:?}");
             for refused in [
-                format!("cat shared/{others}"),
                 format!("echo x >> shared/{others}"),
+                format!("cat shared/{others}"),
+                format!("echo x > shared/{others}"),
                 format!("chmod 666 shared/{others}"),
                 format!("rm -f shared/{others}"),
             ] {
+                node.run("echo 2 > /proc/sys/vm/drop_caches")?;
                 let script = format!("if {refused} 2> /dev/null; then exit 7; fi");
-                within(node, at.path(), &as_user(uid, &script))
+                within(node, POD, &as_user(uid, &script))
                     .map_err(|error| error.context(format!("{uid} may not: {refused}")))?;
             }
         }
     }
-    let left = within(there.node(), there.path(), "cat shared/alice shared/bob")?;
+    let left = within(there, POD, "cat shared/alice shared/bob")?;
     ensure!(left.trim() == "alice\nbob", "the files hold {left:?}");
-    here.unmount()?;
-    there.unmount()?;
-    site.delete(&volume)?;
+    for node in nodes {
+        site.csi(node, CsiRequest::NodeUnpublishVolume { id: volume.id.clone(), target: POD.into() })?
+            .ok()?;
+        site.csi(node, CsiRequest::NodeUnstageVolume { id: volume.id.clone(), staging: STAGING.into() })?
+            .ok()?;
+    }
+    site.csi(site.storage(), CsiRequest::DeleteVolume { id: volume.id.clone() })?.ok()?;
     Ok("two users, two nodes".into())
 }
 

@@ -28,7 +28,8 @@ pub const SERVER_ACCOUNT: &str = "forebay-server";
 /// Keys of the ConfigMap of an instance.
 pub const CONFIGURATION_KEY: &str = "server.toml";
 /// Capabilities of a server (docs/reference/server.md says what each is for).
-pub const CAPABILITIES: [&str; 4] = ["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"];
+pub const CAPABILITIES: [&str; 6] =
+    ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_ADMIN"];
 /// What a server needs beside them to have an address of its own.
 pub const CAPABILITIES_ADDRESS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 /// What a server needs beside them to have memory registered with RDMA devices beyond the limit for locked memory.

@@ -800,12 +800,18 @@ fn an_instance_is_let_at_the_rdma_devices_that_its_node_offers() {
     let found = desired(&cluster(resources), &settings(), &observed);
     let (resources, capabilities, file) = container_of(&found, "a-0");
     assert_eq!(resources, json!({ "limits": { "memory": "1Gi", RDMA: "1" }, "requests": { RDMA: "1" } }));
-    assert_eq!(capabilities, json!(["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN", "IPC_LOCK"]));
+    assert_eq!(
+        capabilities,
+        json!(["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_ADMIN", "IPC_LOCK"])
+    );
     assert!(file.contains("iwarp_port = 5445") && !file.contains("rdma = "), "{file}");
     // The other's node has none.
     let (resources, capabilities, _) = container_of(&found, "a-1");
     assert_eq!(resources, json!({ "limits": { "memory": "1Gi" } }));
-    assert_eq!(capabilities, json!(["DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SYS_ADMIN"]));
+    assert_eq!(
+        capabilities,
+        json!(["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_ADMIN"])
+    );
 }
 
 #[test]
