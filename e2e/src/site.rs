@@ -9,6 +9,7 @@ use crate::guest::calls::grpc::{AdminCall, AdminRequest, Answer, CsiCall, CsiReq
 use crate::guest::calls::mounting::Mount;
 use crate::guest::calls::space::Space;
 use crate::lab::{Lab, Node};
+use crate::progress::say;
 
 /// Which server is on the storage node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -322,6 +323,15 @@ impl Site {
         self.mount_with(node, volume, at, &all)
     }
 
+    /// Starts the server again with this key of its section `[server]` true; without it again when that is dropped.
+    pub fn switched_on(&self, key: &'static str) -> Result<Switched<'_>> {
+        self.storage().run(&format!("sed -i 's/^\\[server\\]$/&\\n{key} = true/' {SERVER_CONFIG}"))?;
+        let switched = Switched { site: self, key };
+        self.end_server()?;
+        self.start_server()?;
+        Ok(switched)
+    }
+
     /// Mounts a volume on a node with the owners and modes of each file, which the node enforces.
     pub fn mount_posix<'a>(&self, node: &'a Node, volume: &Volume) -> Result<Mounted<'a>> {
         // Linux 7.2 takes owner and mode of a file that an open with O_CREAT has found or made from its security descriptor.
@@ -424,6 +434,29 @@ fn forebay_config(address: &str) -> String {
          [[pool]]\nname = \"default\"\npath = \"{POOL}\"\nquota = \"project\"\novercommit = 4.0\n\
          [[pool]]\nname = \"ext4\"\npath = \"{POOL_EXT4}\"\nquota = \"project\"\novercommit = 4.0\n"
     )
+}
+
+/// Our server with a setting that it otherwise does not have.
+#[derive(Debug)]
+pub struct Switched<'a> {
+    site: &'a Site,
+    key: &'static str,
+}
+
+impl Switched<'_> {
+    fn off(&self) -> Result<()> {
+        self.site.storage().run(&format!("sed -i '/^{}/d' {SERVER_CONFIG}", self.key))?;
+        self.site.end_server()?;
+        self.site.start_server()
+    }
+}
+
+impl Drop for Switched<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.off() {
+            say(format!("the server does not start again as it was: {error:#}"));
+        }
+    }
 }
 
 /// An error unless the products of this kind are built.

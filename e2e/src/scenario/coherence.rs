@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 
-use super::{MIB, ONE, Scenario, TWO, scenario};
-use crate::site::{Mounted, Site};
+use super::{MIB, ONE, Scenario, TWO, ours, scenario};
+use crate::site::{Mounted, POOL, Site};
 
 /// The attribute cache is kept for a second; the rest is patience.
 const SEEN_WITHIN: Duration = Duration::from_secs(4);
@@ -14,6 +14,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         scenario("two nodes see each other's changes", changes),
         scenario("two nodes append by turns", turns),
+        ours("directory leases: 10,000 names are listed again from the cache", listed_again),
     ]
 }
 
@@ -77,4 +78,56 @@ fn turns(site: &Site) -> Result<String> {
     two.unmount()?;
     site.delete(&volume)?;
     Ok(String::new())
+}
+
+/// Requests that a second listing may make: to find the directory, and to ask for its own attributes, twice.
+const LOOK_UPS_MAX: u64 = 6;
+
+/// The node holds a lease on the directory until the other one changes something in it.
+fn listed_again(site: &Site) -> Result<String> {
+    let _switched = site.switched_on("directory_leases")?;
+    let volume = site.volume(64 * MIB)?;
+    let made = format!("{POOL}/volumes/{}/d", volume.id);
+    site.storage()
+        .run_within(&format!("mkdir {made}; cd {made}; seq -f f%05g 10000 | xargs touch"), LIST_WITHIN)?;
+    let one = site.mount(site.node(ONE), &volume, &[])?;
+    let two = site.mount(site.node(TWO), &volume, &[])?;
+    let list = || -> Result<(String, u64)> {
+        let before = requests(&one)?;
+        // Names and attributes; not ls -l, which also asks for the extended attributes of each file, which the client does not cache.
+        let show = format!("find {} -type f -printf '%s %m %T@ %f\\n' | sort -k 4", one.join("d"));
+        let listing = one.node().run_within(&show, LIST_WITHIN)?;
+        Ok((listing, requests(&one)? - before))
+    };
+    let (first, first_requests) = list()?;
+    ensure!(first.lines().count() == 10_000, "{} entries", first.lines().count());
+    let (second, second_requests) = list()?;
+    ensure!(first == second, "the listings differ");
+    ensure!(
+        second_requests <= LOOK_UPS_MAX,
+        "listing again made {second_requests} requests, the first time {first_requests}"
+    );
+    two.node().run(&format!("printf x > {}; rm {}", two.join("d/g"), two.join("d/f00001")))?;
+    let (third, third_requests) = list()?;
+    ensure!(
+        third.lines().count() == 10_000 && third.ends_with(" g") && !third.contains(" f00001"),
+        "the other node's changes are missing: {}",
+        third.lines().last().unwrap_or_default()
+    );
+    ensure!(third_requests > LOOK_UPS_MAX, "after the other node's changes: {third_requests} requests");
+    one.unmount()?;
+    two.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("{first_requests} requests, then {second_requests}; after a change {third_requests}"))
+}
+
+const LIST_WITHIN: Duration = Duration::from_secs(60);
+
+/// Requests that a mount has made: the client's own count for its share.
+fn requests(at: &Mounted<'_>) -> Result<u64> {
+    let account = at.node().run("cat /proc/fs/cifs/Stats")?;
+    let share = at.node().run(&format!("findmnt -n -o SOURCE {}", at.path()))?.replace('/', "\\");
+    let (_, own) = account.split_once(&share).with_context(|| format!("no {share} in:\n{account}"))?;
+    let count = own.split_once("SMBs: ").and_then(|(_, rest)| rest.split_whitespace().next());
+    count.and_then(|count| count.parse().ok()).with_context(|| format!("no count in:\n{own}"))
 }

@@ -13,7 +13,7 @@ use crate::guest::calls::mounting::Mount;
 use crate::images;
 use crate::lab::Node;
 use crate::progress::say;
-use crate::site::{SERVER_CONFIG, Site};
+use crate::site::Site;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     let on_fabric = |scenario: Scenario| Scenario { smb_direct: true, ..scenario };
@@ -362,37 +362,10 @@ fn mixed(site: &Site) -> Result<String> {
     Ok(String::new())
 }
 
-/// Our server with `direct_reads`; without again when dropped.
-struct DirectReads<'a>(&'a Site);
-
-impl<'a> DirectReads<'a> {
-    fn switch_on(site: &'a Site) -> Result<Self> {
-        site.storage().run(&format!("sed -i 's/^\\[server\\]$/&\\ndirect_reads = true/' {SERVER_CONFIG}"))?;
-        let switched = Self(site);
-        site.end_server()?;
-        site.start_server()?;
-        Ok(switched)
-    }
-
-    fn switch_off(&self) -> Result<()> {
-        self.0.storage().run(&format!("sed -i '/^direct_reads/d' {SERVER_CONFIG}"))?;
-        self.0.end_server()?;
-        self.0.start_server()
-    }
-}
-
-impl Drop for DirectReads<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.switch_off() {
-            say(format!("the server does not start again as it was: {error:#}"));
-        }
-    }
-}
-
 /// What the server has not cached it reads past its page cache, on both file systems; what it has cached, from there.
 fn past_the_page_cache(site: &Site) -> Result<String> {
     let (server, client) = (site.storage(), site.node(ONE));
-    let _switched = DirectReads::switch_on(site)?;
+    let _switched = site.switched_on("direct_reads")?;
     let _fabric = Fabric::add(site, &ROCE, &[client])?;
     let by = |path: &str| metric(site, &format!("forebay_file_read_bytes_total{{path=\"{path}\"}}"));
     let forget = |node: &Node| node.run("sync; echo 3 > /proc/sys/vm/drop_caches");

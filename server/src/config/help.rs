@@ -117,7 +117,7 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "directory_leases",
         value: "false",
         set: false,
-        help: "Directories are leased, too, where caching is on: clients cache names and attributes. Not yet tried with Linux's client.",
+        help: "Directories are leased, too, where caching is on: clients cache names and attributes. Sizes and times of a file that another client is writing can then be up to 30 s old.",
     },
     OptionHelp {
         section: "server",

@@ -5,10 +5,10 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::create_context::RequestContext;
 use forebay_smb::wire::fscc::posix::{FileFsPosixInformation, FilePosixInformation, PosixFileType};
-use forebay_smb::wire::fscc::security::{SecurityDescriptor, Sid};
+use forebay_smb::wire::fscc::security::{Ace, Acl, SecurityDescriptor, Sid};
 use forebay_smb::wire::fscc::{FileInformationClass as C, FsInformationClass as F};
 use forebay_smb::wire::query_directory::Flags;
-use forebay_smb::wire::{Dialect, FileAttributes};
+use forebay_smb::wire::{AccessMask, Dialect, FileAttributes};
 
 use crate::calls::{Lab, Open, close, directory, file, list, list_class, query_file, query_fs, rename};
 use crate::support::Client;
@@ -75,6 +75,33 @@ fn a_new_file_has_its_owner_and_permission_bits() {
     let d = posix(directory("d"), 0o750).send(&mut c).unwrap();
     assert_eq!(d.posix.unwrap().2, PosixFileType::DIRECTORY.mode(0o750));
     assert_eq!(posix(file("n"), NO_MODE).send(&mut c).unwrap().posix.unwrap().2, 0o644);
+}
+
+/// As Linux 7.2's client with `idsfromsid` sends it: the mode in the context has the file's type, and the descriptor has an owner
+/// and, for want of a mode, all bits.
+#[test]
+fn the_mode_in_the_context_of_a_new_file_is_the_one_that_its_maker_asked_for() {
+    let mut lab = Lab::new();
+    let mut c = lab.posix();
+    let mut descriptor = Vec::new();
+    SecurityDescriptor {
+        owner: Some(Sid::unix_user(1000)),
+        dacl: Some(Acl {
+            acl_revision: 2,
+            aces: vec![Ace::allow(Sid::unix_mode(0o7777), AccessMask::empty())],
+        }),
+        ..SecurityDescriptor::default()
+    }
+    .encode(&mut descriptor);
+    for (name, mode) in [("f", 0o100_600), ("g", 0o600)] {
+        let made =
+            posix(file(name), mode).context(RequestContext::SdBuffer(&descriptor)).send(&mut c).unwrap();
+        assert_eq!(made.posix.unwrap().2, 0o600, "{name}");
+    }
+    // A FIFO is made without a context.
+    let made = file("h").context(RequestContext::SdBuffer(&descriptor)).id(&mut c);
+    let info = information(&mut c, made);
+    assert_eq!((info.uid, info.fixed.mode), (1000, 0o644));
 }
 
 #[test]
