@@ -8,7 +8,8 @@ use std::time::Duration;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{
     CreateVolumeRequest, DeleteVolumeRequest, ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest,
-    ListVolumesRequest, ListVolumesResponse, Pool, SetCredentialsRequest, StatVolumeRequest, Volume,
+    ListVolumesRequest, ListVolumesResponse, Pool, Qos, SetCredentialsRequest, SetQosRequest,
+    StatVolumeRequest, Volume,
 };
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, TimeoutExpired};
@@ -152,6 +153,13 @@ impl Admin {
                 .into_inner()
                 .volume,
         )
+    }
+
+    /// Replaces the volume's limits and priority.
+    pub(crate) async fn set_qos(&self, volume_id: &VolumeId, qos: Qos) -> Result<(), Error> {
+        let request = SetQosRequest { volume_id: volume_id.to_string(), qos: Some(qos) };
+        let request = Self::request(request, ADMIN_DEADLINE);
+        self.client.clone().set_qos(request).await.map(drop).map_err(|status| self.error(status))
     }
 
     /// Replaces the volume's credentials; those before stay good, too.

@@ -127,6 +127,11 @@ pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 /// Entries in each list of a StorageNode's status, which must stay far below etcd's 1.5 MiB.
 pub(crate) const STATUS_ENTRIES_MAX: usize = 64;
 
+/// The least limit of a volume in bytes per second that the server takes (admin.proto, Qos).
+pub(crate) const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+/// The same in operations per second.
+pub(crate) const OPERATIONS_PER_SECOND_MIN: u64 = 10;
+
 const _: () = assert!(VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
 const _: () = assert!(INSTANCE_BYTES_MAX + 1 + VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);
 const _: () = assert!(PASSWORD_RANDOM_BYTES * 2 <= PASSWORD_BYTES_MAX);

@@ -4,6 +4,7 @@
 mod address;
 mod admin;
 mod agent;
+mod attributes;
 mod capability;
 mod capacity;
 mod cluster;

@@ -9,7 +9,10 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
+use forebay_proto::admin::admin_client::AdminClient;
+use forebay_proto::admin::{Priority, StatVolumeRequest};
 use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_proto::csi::{ControllerModifyVolumeRequest, DeleteVolumeRequest};
 use forebay_testing::Xfs;
 use process::{Process, connect, eventually, server_binary, start_driver};
 use tonic::transport::Endpoint;
@@ -39,6 +42,33 @@ async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u1
     (server, port)
 }
 
+/// What a VolumeAttributesClass says is what the server then has.
+async fn limits_reach_the_server(world: &World, admin: &Path) {
+    let mut world = world.clone();
+    let endpoint = Endpoint::from_shared(format!("unix://{}", admin.display())).unwrap();
+    let mut admin = AdminClient::new(endpoint.connect().await.unwrap());
+    let mut made = volumes::create("pvc-limits", volumes::MIB);
+    made.mutable_parameters = volumes::map(&[("bytesPerSecond", "500Mi"), ("priority", "low")]);
+    let volume = world.create(made).await.unwrap();
+    let request = ControllerModifyVolumeRequest {
+        volume_id: volume.volume_id.clone(),
+        mutable_parameters: volumes::map(&[("operationsPerSecond", "20k")]),
+        ..Default::default()
+    };
+    let stat = StatVolumeRequest { volume_id: volume.volume_id.clone() };
+    let mut found = Vec::new();
+    for modify in [false, true] {
+        if modify {
+            world.controller.controller_modify_volume(request.clone()).await.unwrap();
+        }
+        let qos = admin.stat_volume(stat.clone()).await.unwrap().into_inner().volume.unwrap().qos.unwrap();
+        found.push((qos.bytes_per_second, qos.operations_per_second, qos.priority()));
+    }
+    assert_eq!(found, [(500 << 20, 0, Priority::Low), (500 << 20, 20_000, Priority::Low)]);
+    let request = DeleteVolumeRequest { volume_id: volume.volume_id, ..Default::default() };
+    world.controller.delete_volume(request).await.unwrap();
+}
+
 async fn promises_hold(pool_path: &Path, quota: &str) {
     let dir = tempfile::tempdir().unwrap();
     let (mut server, port) = start_server(dir.path(), pool_path, quota).await;
@@ -49,6 +79,7 @@ async fn promises_hold(pool_path: &Path, quota: &str) {
         has_quota: quota == "project",
         address: format!("127.0.0.1:{port}"),
     };
+    limits_reach_the_server(&world, &dir.path().join("admin.sock")).await;
     world.holds().await;
     for process in [&mut driver, &mut server] {
         process.assert_running();

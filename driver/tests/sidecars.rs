@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use forebay_api::names;
 use forebay_e2e::cache::Cache;
 use forebay_e2e::kubernetes::tools::{SANITY, SIDECARS, Tools};
+use forebay_proto::admin::{ListVolumesRequest, Priority};
 use process::{Process, connect};
 use serde_json::{Value, json};
 use town::{CLUSTER, Town, kubeconfig_of, kubectl, start_in_kubernetes};
@@ -92,20 +93,34 @@ async fn a_claim_becomes_a_volume_grows_and_goes() {
         },
     });
     kubectl().apply(&class.to_string()).unwrap();
-    let claim = |size: &str| {
+    for (name, parameters) in [
+        ("slow", json!({ "bytesPerSecond": "500Mi", "priority": "low" })),
+        ("fast", json!({ "bytesPerSecond": "0" })),
+    ] {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "VolumeAttributesClass",
+            "metadata": { "name": name },
+            "driverName": forebay_api::DRIVER,
+            "parameters": parameters,
+        });
+        kubectl().apply(&class.to_string()).unwrap();
+    }
+    let claim = |size: &str, attributes: &str| {
         json!({
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": { "name": "data", "namespace": "default" },
             "spec": {
                 "storageClassName": "forebay",
+                "volumeAttributesClassName": attributes,
                 "accessModes": ["ReadWriteMany"],
                 "resources": { "requests": { "storage": size } },
             },
         })
         .to_string()
     };
-    kubectl().apply(&claim("64Mi")).unwrap();
+    kubectl().apply(&claim("64Mi", "slow")).unwrap();
     let get_claim = ["persistentvolumeclaim", "data", "--namespace=default"];
     let bound =
         until(&mut sidecars, &get_claim, |c| c.is_some_and(|c| c["status"]["phase"] == "Bound")).await;
@@ -121,15 +136,31 @@ async fn a_claim_becomes_a_volume_grows_and_goes() {
     assert_eq!(town.record(&name).await.unwrap().metadata.name.as_deref(), Some(secret));
     assert_eq!(town.volumes().await, [1]);
 
-    kubectl().apply(&claim("128Mi")).unwrap();
+    assert_eq!(limits(&mut town).await, (500 << 20, Priority::Low), "from the beginning");
+
+    kubectl().apply(&claim("128Mi", "slow")).unwrap();
     let grown = |c: Option<&Value>| c.is_some_and(|c| c["status"]["capacity"]["storage"] == "128Mi");
     until(&mut sidecars, &get_claim, grown).await;
+
+    kubectl().apply(&claim("128Mi", "fast")).unwrap();
+    let changed =
+        |c: Option<&Value>| c.is_some_and(|c| c["status"]["currentVolumeAttributesClassName"] == "fast");
+    until(&mut sidecars, &get_claim, changed).await;
+    assert_eq!(limits(&mut town).await, (0, Priority::Low), "what the class does not name stays");
 
     kubectl()
         .run(&["delete", "persistentvolumeclaim", "data", "--namespace=default", "--wait=false"])
         .unwrap();
     until(&mut sidecars, &["persistentvolume", &name], |volume| volume.is_none()).await;
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+}
+
+/// Bytes per second and priority of the only volume.
+async fn limits(town: &mut Town) -> (u64, Priority) {
+    let mut admin = town.instances[0].admin().await;
+    let volumes = admin.list_volumes(ListVolumesRequest::default()).await.unwrap().into_inner().volumes;
+    let qos = volumes[0].qos.unwrap();
+    (qos.bytes_per_second, qos.priority())
 }
 
 /// The specs of the controller and of identity; those of the node need the kernel's SMB client and are the lab's.
@@ -139,6 +170,8 @@ async fn csi_sanity_finds_nothing_in_the_controller() {
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SANITY]).unwrap();
     let parameters = town.dir.path().join("parameters.yaml");
     fs::write(&parameters, format!("{}: {CLUSTER}\n", names::PARAMETER_CLUSTER)).unwrap();
+    let attributes = town.dir.path().join("attributes.yaml");
+    fs::write(&attributes, "bytesPerSecond: 500Mi\npriority: low\n").unwrap();
     let mut command = Command::new(tools.path("csi-sanity"));
     // Its clean-up after each spec asks a node.
     let folder = |name: &str| {
@@ -153,9 +186,12 @@ async fn csi_sanity_finds_nothing_in_the_controller() {
     command.arg(format!("--csi.endpoint={}", town.dir.path().join("node.sock").display()));
     command.arg(format!("--csi.controllerendpoint={}", town.dir.path().join("csi.sock").display()));
     command.arg(format!("--csi.testvolumeparameters={}", parameters.display()));
+    command.arg(format!("--csi.testvolumemutableparameters={}", attributes.display()));
     // Its own 10 GiB are more than some machines have room for.
     command.args(["--csi.testvolumesize=104857600", "--csi.testvolumeexpandsize=209715200"]);
-    command.arg("--ginkgo.focus=Controller Service|ListSnapshots|Identity Service").arg("--ginkgo.no-color");
+    command
+        .arg("--ginkgo.focus=Controller Service|ModifyVolume|ListSnapshots|Identity Service")
+        .arg("--ginkgo.no-color");
     // Probe of a node without the SMB client is FAILED_PRECONDITION, which csi-sanity does not expect. The lab's nodes have one.
     command.arg("--ginkgo.skip=Identity Service Probe");
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
@@ -163,6 +199,6 @@ async fn csi_sanity_finds_nothing_in_the_controller() {
     assert!(output.status.success(), "{text}\n{}", town.drivers[0].log());
     // A focus that meets nothing is a success, too.
     let passed = text.split(" Passed").next().and_then(|text| text.rsplit(' ').next()?.parse::<u32>().ok());
-    assert!(passed.is_some_and(|passed| passed >= 20), "{text}");
+    assert!(passed.is_some_and(|passed| passed >= 28), "{text}");
     assert_eq!((town.volumes().await, town.records().await), (vec![0, 0], 0));
 }

@@ -99,7 +99,9 @@ async fn bad_requests_are_refused_with_a_reason() {
         }),
         (Code::InvalidArgument, "neither hard nor none", |r| r.parameters = map(&[("quota", "soft")])),
         (Code::InvalidArgument, "parameter server", |r| r.parameters = map(&[("server", "a/b")])),
-        (Code::InvalidArgument, "mutable_parameters", |r| r.mutable_parameters = map(&[("a", "b")])),
+        (Code::InvalidArgument, "\"a\"; known are bytesPerSecond", |r| {
+            r.mutable_parameters = map(&[("a", "b")]);
+        }),
         (Code::InvalidArgument, "provisioner-secret-name", |r| r.secrets.clear()),
         (Code::InvalidArgument, "secrets.password", |r| {
             r.secrets.insert("password".into(), "short".into());

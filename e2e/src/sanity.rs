@@ -14,6 +14,7 @@ use crate::site::{ADMIN_SOCKET, Kind, STORAGE, Site, check_built};
 
 const SOCKET: &str = "/run/forebay/sanity.sock";
 const SECRETS: &str = "/run/forebay/sanity-secrets.yaml";
+const ATTRIBUTES: &str = "/run/forebay/sanity-attributes.yaml";
 const REPORT: &str = "/tmp/sanity.json";
 /// On hardware.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -55,14 +56,6 @@ const EXPLAINED: &[(&str, &[&str])] = &[
         &["GroupControllerService not supported", "VolumeGroupSnapshots not supported"],
     ),
     (
-        "mutable parameters: the driver has none",
-        &[
-            "Modify volume not supported",
-            "Modify Volume not supported",
-            "ControllerModifyVolume not supported",
-        ],
-    ),
-    (
         "expanding on the node: a file server's volume grows on the server",
         &["NodeExpandVolume not supported"],
     ),
@@ -82,6 +75,7 @@ pub fn run() -> Result<bool> {
     step("copying csi-sanity to the guest", || node.put("/usr/local/bin/csi-sanity", &program, 0o755))?;
     let secrets = "CreateVolumeSecret: {password: sanity-password-1}\nNodeStageVolumeSecret: {password: sanity-password-1}\n";
     node.put(SECRETS, secrets.as_bytes(), 0o600)?;
+    node.put(ATTRIBUTES, b"bytesPerSecond: 500Mi\npriority: low\n", 0o600)?;
     let admin = format!("unix://{ADMIN_SOCKET}");
     let endpoint = format!("unix://{SOCKET}");
     let driver = [
@@ -105,6 +99,8 @@ pub fn run() -> Result<bool> {
         SOCKET,
         "--csi.secrets",
         SECRETS,
+        "--csi.testvolumemutableparameters",
+        ATTRIBUTES,
         "--csi.testvolumesize=104857600",
         "--csi.testvolumeexpandsize=209715200",
         "--ginkgo.no-color",

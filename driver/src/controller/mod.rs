@@ -5,8 +5,6 @@ mod listing;
 mod provision;
 mod volume;
 
-use std::collections::HashMap;
-
 use forebay_api::names;
 use forebay_proto::admin::Volume;
 use forebay_proto::csi::controller_server::Controller;
@@ -28,6 +26,7 @@ use tonic::{Request, Response, Status};
 use self::home::Home;
 pub(crate) use self::home::Servers;
 use self::volume::{check_context, check_mount_flags, check_parameters, size_bytes, transport};
+use crate::attributes::Attributes;
 use crate::capability::Capability;
 use crate::capacity::{Capacity, to_csi};
 use crate::cluster::record::Record;
@@ -139,6 +138,22 @@ impl ControllerService {
         })
     }
 
+    /// CSI ControllerModifyVolume: limits and priority, which the server applies at once.
+    async fn modify(
+        &self,
+        request: ControllerModifyVolumeRequest,
+    ) -> Result<ControllerModifyVolumeResponse, Error> {
+        if request.volume_id.is_empty() {
+            return Err(Error::Missing("volume_id"));
+        }
+        let attributes = Attributes::parse(&request.mutable_parameters)?;
+        let handle = self.servers.handle(&request.volume_id)?;
+        let _claim = self.in_flight.claim(handle.share().as_str())?;
+        let home = self.servers.home_of(&handle).await?;
+        set_attributes(&home, &existing(&home, handle.share()).await?, attributes).await?;
+        Ok(ControllerModifyVolumeResponse {})
+    }
+
     /// CSI ValidateVolumeCapabilities.
     async fn validate(
         &self,
@@ -163,14 +178,15 @@ impl ControllerService {
                 home.check_parameters(&existing, &parameters)?;
                 check_parameters(&existing, &parameters)
             })
-            .and_then(|()| check_context(&home, &existing, &request.volume_context));
+            .and_then(|()| check_context(&home, &existing, &request.volume_context))
+            .and_then(|()| Attributes::parse(&request.mutable_parameters).map(drop));
         Ok(match verdict {
             Ok(()) => ValidateVolumeCapabilitiesResponse {
                 confirmed: Some(validate_volume_capabilities_response::Confirmed {
                     volume_context: request.volume_context,
                     volume_capabilities: request.volume_capabilities,
                     parameters: request.parameters,
-                    mutable_parameters: HashMap::new(),
+                    mutable_parameters: request.mutable_parameters,
                 }),
                 message: String::new(),
             },
@@ -254,6 +270,14 @@ async fn existing(home: &Home, share: &VolumeId) -> Result<Volume, Error> {
     home.admin.stat(share).await?.ok_or_else(|| Error::NoVolume(home.volume_id(share.as_str())))
 }
 
+/// Gives the volume what it does not have of these.
+async fn set_attributes(home: &Home, volume: &Volume, attributes: Attributes) -> Result<(), Error> {
+    let Some(qos) = attributes.over(volume.qos.as_ref()) else { return Ok(()) };
+    let share = VolumeId::parse(&volume.volume_id)
+        .ok_or_else(|| Error::NoVolume(home.volume_id(&volume.volume_id)))?;
+    home.admin.set_qos(&share, qos).await
+}
+
 #[tonic::async_trait]
 impl Controller for ControllerService {
     async fn create_volume(
@@ -326,6 +350,7 @@ impl Controller for ControllerService {
             rpc::Type::GetVolume,
             rpc::Type::GetCapacity,
             rpc::Type::SingleNodeMultiWriter,
+            rpc::Type::ModifyVolume,
         ];
         let capabilities = types.into_iter().map(|t| ControllerServiceCapability {
             r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: t.into() })),
@@ -377,8 +402,10 @@ impl Controller for ControllerService {
 
     async fn controller_modify_volume(
         &self,
-        _: Request<ControllerModifyVolumeRequest>,
+        request: Request<ControllerModifyVolumeRequest>,
     ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
-        Err(Error::NotOffered("ControllerModifyVolume").into())
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("ControllerModifyVolume", &volume_id, self.modify(request)).await
     }
 }

@@ -14,8 +14,9 @@ use super::volume::{
     LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, LABEL_TRANSPORT, check_compatible, check_mount_flags,
     size_bytes,
 };
-use super::{ControllerService, Record};
+use super::{ControllerService, Record, set_attributes};
 use crate::address;
+use crate::attributes::Attributes;
 use crate::capability::Capability;
 use crate::capacity::Capacity;
 use crate::cluster::{Clusters, is_leaving, is_removed, takes_volumes};
@@ -51,9 +52,7 @@ impl ControllerService {
         let share = VolumeId::from_name(&request.name)?;
         Capability::parse_all(&request.volume_capabilities)?;
         let parameters = Parameters::parse(&request.parameters, self.servers.setting())?;
-        if !request.mutable_parameters.is_empty() {
-            return Err(Error::invalid("mutable_parameters", "there are none"));
-        }
+        let attributes = Attributes::parse(&request.mutable_parameters)?;
         let capacity = Capacity::parse(request.capacity_range.as_ref())?;
         if request.volume_content_source.is_some() {
             return Err(Error::invalid("volume_content_source", "snapshots and clones are not offered"));
@@ -75,6 +74,7 @@ impl ControllerService {
                 };
                 let pool = order.parameters.pool.clone().unwrap_or_default();
                 let volume = order.make(&home, existing, pool, &credentials).await?;
+                set_attributes(&home, &volume, attributes).await?;
                 Ok(CreateVolumeResponse { volume: Some(home.to_csi(&volume, &advertised)) })
             }
             Servers::Kubernetes(clusters) => {
@@ -87,6 +87,7 @@ impl ControllerService {
                 order.check_name()?;
                 let _claim = self.in_flight.claim(order.share.as_str())?;
                 let (home, volume) = Box::pin(self.create_in_cluster(clusters, &order)).await?;
+                set_attributes(&home, &volume, attributes).await?;
                 Ok(CreateVolumeResponse { volume: Some(home.to_csi(&volume, &[])) })
             }
         }

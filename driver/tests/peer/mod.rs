@@ -191,8 +191,12 @@ impl Admin for Peer {
         Err(Status::unimplemented("the driver does not call it"))
     }
 
-    async fn set_qos(&self, _: Request<SetQosRequest>) -> Result<Response<SetQosResponse>, Status> {
-        Err(Status::unimplemented("the driver does not call it"))
+    async fn set_qos(&self, request: Request<SetQosRequest>) -> Result<Response<SetQosResponse>, Status> {
+        let request = request.into_inner();
+        let mut volumes = self.0.volumes.lock().unwrap();
+        let (volume, _) = volumes.get_mut(&request.volume_id).ok_or_else(|| Status::not_found("none"))?;
+        volume.qos = request.qos;
+        Ok(Response::new(SetQosResponse { volume: Some(volume.clone()) }))
     }
 
     async fn list_pools(&self, _: Request<ListPoolsRequest>) -> Result<Response<ListPoolsResponse>, Status> {

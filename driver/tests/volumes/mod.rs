@@ -7,8 +7,8 @@ use forebay_proto::csi::controller_client::ControllerClient;
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use forebay_proto::csi::{
-    CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, CreateVolumeRequest,
-    DeleteVolumeRequest, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
+    CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, ControllerModifyVolumeRequest,
+    CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
     ValidateVolumeCapabilitiesRequest, Volume, VolumeCapability,
 };
 use tonic::transport::Channel;
@@ -101,6 +101,7 @@ impl World {
         self.names_of_any_kind().await;
         self.validation_and_get().await;
         self.expansion().await;
+        self.modification().await;
         self.capacity_is_reported().await;
         self.listing_in_pages().await;
         self.deletion_is_idempotent().await;
@@ -231,6 +232,36 @@ impl World {
         assert_eq!(self.get("pvc-1").await.map(|v| v.capacity_bytes), Ok(100 * MIB), "it is kept");
         // The request that made it comes again, late.
         self.create(create("pvc-1", 64 * MIB)).await.unwrap();
+    }
+
+    async fn modify(&mut self, volume_id: &str, attributes: &[(&str, &str)]) -> Code {
+        let request = ControllerModifyVolumeRequest {
+            volume_id: volume_id.into(),
+            mutable_parameters: map(attributes),
+            ..Default::default()
+        };
+        code(self.controller.controller_modify_volume(request).await)
+    }
+
+    async fn modification(&mut self) {
+        let limit = [("bytesPerSecond", "500Mi"), ("priority", "low")];
+        for _ in 0..2 {
+            assert_eq!(self.modify("pvc-1", &limit).await, Code::Ok);
+        }
+        assert_eq!(self.modify("pvc-9", &limit).await, Code::NotFound);
+        assert_eq!(self.modify("", &limit).await, Code::InvalidArgument);
+        assert_eq!(self.modify("pvc-1", &[]).await, Code::Ok, "no key, no change");
+        assert_eq!(self.modify("pvc-1", &[("operationsPerSecond", "1")]).await, Code::InvalidArgument);
+        assert_eq!(self.modify("pvc-1", &[("operationsPerSecond", "20k")]).await, Code::Ok);
+        let mut limited = create("pvc-limited", MIB);
+        limited.mutable_parameters = map(&limit);
+        for _ in 0..2 {
+            self.create(limited.clone()).await.unwrap();
+        }
+        limited.name = "pvc-other".into();
+        limited.mutable_parameters = map(&[("bytesPerSecond", "1")]);
+        assert_eq!(self.create(limited).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(self.delete("pvc-limited").await, Code::Ok);
     }
 
     async fn capacity_is_reported(&mut self) {
