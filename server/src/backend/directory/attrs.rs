@@ -147,6 +147,12 @@ pub(super) fn stat_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Result<Option<Stat
     Ok(served(&x).then(|| build(&x, dos_of_fd(volume, fd))))
 }
 
+/// The same of a file that has just been made, and so has no attributes of DOS yet.
+pub(super) fn stat_new(fd: BorrowedFd<'_>) -> Result<Option<Stat>, Errno> {
+    let x = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, WANTED)?;
+    Ok(served(&x).then(|| build(&x, None)))
+}
+
 /// Attributes of the entry `name` of a directory; `None` where it is neither a file nor a directory.
 pub(super) fn stat_entry(
     volume: &Volume,
@@ -225,10 +231,22 @@ fn build(x: &Statx, dos: Option<Dos>) -> Stat {
 
 /// Gives a new file the attributes that its maker asked for.
 pub(super) fn set_new(file: &OpenFile, asked: u32) -> Result<(), NtStatus> {
+    if !keeps_new(file, asked) {
+        return Ok(());
+    }
     let default = Dos::default_of(file.directory);
-    // A new file is always to be archived ([MS-FSA] 2.1.5.1.1).
-    let attributes = (asked & KEPT) | default.attributes;
-    if attributes == default.attributes { Ok(()) } else { store(file, Dos { attributes, ..default }) }
+    store(file, Dos { attributes: attributes_of_new(default, asked), ..default })
+}
+
+/// Whether attributes of a new file are kept: they are not those that every file has.
+pub(super) fn keeps_new(file: &OpenFile, asked: u32) -> bool {
+    let default = Dos::default_of(file.directory);
+    attributes_of_new(default, asked) != default.attributes
+}
+
+/// A new file is always to be archived ([MS-FSA] 2.1.5.1.1).
+fn attributes_of_new(default: Dos, asked: u32) -> u32 {
+    (asked & KEPT) | default.attributes
 }
 
 /// Sets times and attributes.

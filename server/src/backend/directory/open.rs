@@ -50,7 +50,8 @@ fn finish(
     created: bool,
 ) -> Result<Opened, NtStatus> {
     let mut fd = Descriptor::new(fd);
-    let stat = attrs::stat_fd(volume, fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)?;
+    let stat = if created { attrs::stat_new(fd.as_fd()) } else { attrs::stat_fd(volume, fd.as_fd()) };
+    let stat = stat.map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)?;
     match request.kind {
         ObjectKind::File if stat.directory => return Err(NtStatus::FILE_IS_A_DIRECTORY),
         ObjectKind::Directory if !stat.directory => return Err(NtStatus::NOT_A_DIRECTORY),
@@ -73,19 +74,23 @@ fn finish(
         direct: OnceLock::new(),
         mapped: Mutex::default(),
     });
-    let stat = if created { furnish(&file, request)? } else { stat };
+    let stat = if created { furnish(&file, request, stat)? } else { stat };
     Ok(Opened { handle: FsHandle(file), created, stat })
 }
 
-/// Gives a new file what its maker asked for. Where that fails, nothing stays of it.
-fn furnish(file: &Arc<OpenFile>, request: &OpenRequest) -> Result<Stat, NtStatus> {
+/// Gives a new file what its maker asked for, and tells its attributes, `stat` before that. Where it fails, nothing stays of the file.
+fn furnish(file: &Arc<OpenFile>, request: &OpenRequest, stat: Stat) -> Result<Stat, NtStatus> {
+    let allocates = request.allocation_size > 0 && !file.directory;
+    if request.ownership.is_none() && !allocates && !attrs::keeps_new(file, request.attributes) {
+        return Ok(stat);
+    }
     let owned = match request.ownership {
         Some(asked) => path::directory(&file.volume, &request.path.parent())
             .and_then(|directory| attrs::own_new(file, directory.as_fd(), asked)),
         None => Ok(()),
     };
     let furnished = owned.and_then(|()| attrs::set_new(file, request.attributes)).and_then(|()| {
-        if request.allocation_size > 0 && !file.directory {
+        if allocates {
             match rustix::fs::fallocate(&file.fd, FallocateFlags::KEEP_SIZE, 0, request.allocation_size) {
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(errno) => return Err(status(errno)),
