@@ -1,9 +1,10 @@
 //! `forebay-bench syscalls`: the system calls that the server makes for each operation, and how often it waits for a lock.
 
+mod allowed;
 mod perf;
 mod strace;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, ExitStatus};
@@ -61,6 +62,9 @@ pub(crate) struct SyscallsArguments {
     /// End with status 1 if READs or WRITEs make calls of futex(2): a lock was taken by another, or a thread was woken.
     #[arg(long)]
     require_no_futex: bool,
+    /// End with status 1 if the server makes a system call that this seccomp profile does not allow.
+    #[arg(long, value_name = "FILE")]
+    allowed: Option<PathBuf>,
     /// Also write all counts here, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -208,6 +212,20 @@ pub(crate) fn run(arguments: &SyscallsArguments) -> Result<ExitCode> {
             blocked.join(",")
         );
         return Ok(ExitCode::FAILURE);
+    }
+    if let Some(path) = &arguments.allowed {
+        let allowed = allowed::read(path)?;
+        let made: BTreeSet<&String> = all.iter().flat_map(|it| it.calls.keys()).collect();
+        let missing: Vec<&str> =
+            made.into_iter().filter(|name| !allowed.contains(*name)).map(|name| &name[..]).collect();
+        if !missing.is_empty() {
+            eprintln!(
+                "the server makes calls that {} does not allow: {}",
+                path.display(),
+                missing.join(", ")
+            );
+            return Ok(ExitCode::FAILURE);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
