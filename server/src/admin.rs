@@ -12,7 +12,7 @@ use forebay_smb::engine::Server;
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 
-use crate::catalog::{Catalog, CatalogError, Found, Wish, credential};
+use crate::catalog::{Catalog, CatalogError, Found, FoundSnapshot, Wish, credential};
 use crate::clock;
 use crate::config::{InstanceSection, PoolQuota};
 use crate::eventloop::Loops;
@@ -21,7 +21,7 @@ use crate::life::Life;
 use crate::limits::{LIST_PAGE_MAX, NAMESPACE_UNCONFIRMED_TOLD};
 use crate::qos::{Priority, Qos};
 use crate::tls::AdminClientName;
-use crate::volume::{Credential, Protection, Quota};
+use crate::volume::{Credential, Protection, Quota, Source};
 
 /// The daemon, as the admin API sees it.
 #[derive(Clone)]
@@ -70,7 +70,8 @@ impl From<CatalogError> for Status {
         let message = error.to_string();
         match error {
             CatalogError::Invalid(_) => Self::invalid_argument(message),
-            CatalogError::NotFound(_) => Self::not_found(message),
+            CatalogError::Busy(_) => Self::aborted(message),
+            CatalogError::NotFound(_) | CatalogError::NoSnapshot(_) => Self::not_found(message),
             CatalogError::Exists(_) => Self::already_exists(message),
             CatalogError::Exhausted(_) => Self::resource_exhausted(message),
             CatalogError::Precondition(_) => Self::failed_precondition(message),
@@ -141,6 +142,34 @@ fn credential_of(credentials: Option<&api::Credentials>) -> Result<Credential, S
     Ok(credential(&credentials.username, &credentials.password)?)
 }
 
+fn shown_snapshot(found: FoundSnapshot) -> api::Snapshot {
+    let FoundSnapshot { snapshot, pool } = found;
+    api::Snapshot {
+        snapshot_id: snapshot.snapshot_id,
+        volume_id: snapshot.volume_id,
+        pool,
+        capacity_bytes: snapshot.capacity_bytes,
+        used_bytes: snapshot.used_bytes,
+        created: Some(timestamp(snapshot.created)),
+        labels: snapshot.labels.into_iter().collect(),
+    }
+}
+
+fn page_limit(page_size: u32) -> usize {
+    match page_size as usize {
+        0 => LIST_PAGE_MAX,
+        size => size.min(LIST_PAGE_MAX),
+    }
+}
+
+/// A token is the last id of the page before, so that it stays good whatever comes and goes.
+fn check_token(token: &str) -> Result<(), Status> {
+    if token.is_empty() || crate::config::is_label(token) {
+        return Ok(());
+    }
+    Err(Status::aborted("page_token is none that this server gave out: start again without one"))
+}
+
 impl AdminService {
     /// A pool's namespace, where it lies on one.
     fn fabric(&self, pool: &str) -> Option<api::PoolFabric> {
@@ -188,6 +217,11 @@ impl AdminService {
             Protection::Sign => api::Protection::Sign,
             Protection::Seal => api::Protection::Seal,
         };
+        let (source_snapshot_id, source_volume_id) = match record.source {
+            Some(Source::Snapshot(id)) => (id, String::new()),
+            Some(Source::Volume(id)) => (String::new(), id),
+            None => Default::default(),
+        };
         api::Volume {
             volume_id: record.volume_id,
             pool,
@@ -203,6 +237,8 @@ impl AdminService {
             open_files: open_files as u32,
             requested_bytes: record.capacity_bytes,
             qos: Some(shown_qos(record.qos)),
+            source_snapshot_id,
+            source_volume_id,
         }
     }
 }
@@ -216,6 +252,7 @@ impl Admin for AdminService {
         self.blocking(|this| {
             let spaces = this.catalog.pools().unwrap_or_default();
             let volumes = spaces.iter().map(|pool| pool.space.volumes).sum::<usize>();
+            let snapshots = spaces.iter().map(|pool| pool.space.snapshots).sum::<usize>();
             Ok(api::GetServerInfoResponse {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 server_guid: this.about.guid.to_string(),
@@ -230,6 +267,7 @@ impl Admin for AdminService {
                 connections: this.loops.connections() as u32,
                 sessions: this.server.session_infos().len() as u32,
                 volumes: volumes as u32,
+                snapshots: snapshots as u32,
                 volumes_unserved: this.catalog.unserved().len() as u32,
                 problems: this.health.problems(),
                 drained: this.life.is_drained(),
@@ -255,7 +293,18 @@ impl Admin for AdminService {
         }
         tracing::debug!(%by, volume = request.volume_id, "asked to make a volume");
         self.blocking(move |this| {
+            let source = match (request.source_snapshot_id, request.source_volume_id) {
+                (snapshot, volume) if snapshot.is_empty() && volume.is_empty() => None,
+                (snapshot, volume) if volume.is_empty() => Some(Source::Snapshot(snapshot)),
+                (snapshot, volume) if snapshot.is_empty() => Some(Source::Volume(volume)),
+                _ => {
+                    return Err(Status::invalid_argument(
+                        "a volume is made of a snapshot or of a volume, not of both",
+                    ));
+                }
+            };
             let wish = Wish {
+                source,
                 credential: credential_of(request.credentials.as_ref())?,
                 volume_id: request.volume_id,
                 pool: request.pool,
@@ -302,16 +351,8 @@ impl Admin for AdminService {
     ) -> Result<Response<api::ListVolumesResponse>, Status> {
         let request = request.into_inner();
         self.blocking(move |this| {
-            let limit = match request.page_size as usize {
-                0 => LIST_PAGE_MAX,
-                size => size.min(LIST_PAGE_MAX),
-            };
-            // The token is the last id of the page before, so that it stays good whatever comes and goes.
-            if !request.page_token.is_empty() && !crate::config::is_label(&request.page_token) {
-                return Err(Status::aborted(
-                    "page_token is none that this server gave out: start again without one",
-                ));
-            }
+            let limit = page_limit(request.page_size);
+            check_token(&request.page_token)?;
             let (found, more) = this.catalog.list(&request.page_token, limit);
             let next_page_token =
                 found.last().filter(|_| more).map(|last| last.record.volume_id.clone()).unwrap_or_default();
@@ -358,6 +399,56 @@ impl Admin for AdminService {
         self.blocking(move |this| {
             let found = this.catalog.set_qos(&request.volume_id, qos_of(request.qos.as_ref())?)?;
             Ok(api::SetQosResponse { volume: Some(this.volume(found)) })
+        })
+        .await
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<api::CreateSnapshotRequest>,
+    ) -> Result<Response<api::CreateSnapshotResponse>, Status> {
+        let by = caller(&request);
+        let request = request.into_inner();
+        if self.life.is_draining() {
+            return Err(Status::unavailable("the server is draining: try again"));
+        }
+        tracing::debug!(%by, snapshot = request.snapshot_id, volume = request.volume_id, "asked to make a snapshot");
+        self.blocking(move |this| {
+            let labels = request.labels.into_iter().collect::<BTreeMap<_, _>>();
+            let found = this.catalog.create_snapshot(&request.snapshot_id, &request.volume_id, labels)?;
+            Ok(api::CreateSnapshotResponse { snapshot: Some(shown_snapshot(found)) })
+        })
+        .await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<api::DeleteSnapshotRequest>,
+    ) -> Result<Response<api::DeleteSnapshotResponse>, Status> {
+        let by = caller(&request);
+        let request = request.into_inner();
+        tracing::debug!(%by, snapshot = request.snapshot_id, "asked to delete a snapshot");
+        self.blocking(move |this| {
+            this.catalog.delete_snapshot(&request.snapshot_id)?;
+            Ok(api::DeleteSnapshotResponse {})
+        })
+        .await
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<api::ListSnapshotsRequest>,
+    ) -> Result<Response<api::ListSnapshotsResponse>, Status> {
+        let request = request.into_inner();
+        self.blocking(move |this| {
+            let limit = page_limit(request.page_size);
+            check_token(&request.page_token)?;
+            let (id, volume_id) = (&request.snapshot_id, &request.volume_id);
+            let (found, more) = this.catalog.list_snapshots(&request.page_token, limit, id, volume_id);
+            let next_page_token =
+                found.last().filter(|_| more).map(|f| f.snapshot.snapshot_id.clone()).unwrap_or_default();
+            let snapshots = found.into_iter().map(shown_snapshot).collect();
+            Ok(api::ListSnapshotsResponse { snapshots, next_page_token })
         })
         .await
     }

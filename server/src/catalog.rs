@@ -1,5 +1,7 @@
 //! The volumes of all pools: what an administrator does to them, and what the protocol learns of it.
 
+mod copies;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,6 +9,8 @@ use forebay_smb::auth::NtHash;
 use forebay_smb::engine::{Account, Server, VolumeConfig};
 use tracing::{error, info, warn};
 
+pub use self::copies::FoundSnapshot;
+use crate::backend::directory::Volume;
 use crate::clock;
 use crate::config::{PoolQuota, is_label};
 use crate::eventloop::Loops;
@@ -16,8 +20,8 @@ use crate::limits::{
 };
 use crate::metrics::PoolSpace;
 use crate::pool::{Pool, PoolError, Unserved, empty, keep_reserve};
-use crate::qos::{Limiter, Qos};
-use crate::volume::{Credential, Protection, Quota, Record};
+use crate::qos::Qos;
+use crate::volume::{Credential, Phase, Protection, Quota, Record, Source};
 
 /// Why an administrator's wish is not granted.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +32,9 @@ pub enum CatalogError {
     /// There is no such volume.
     #[error("there is no volume {0}")]
     NotFound(String),
+    /// There is no such snapshot.
+    #[error("there is no snapshot {0}")]
+    NoSnapshot(String),
     /// There is one, and it is different.
     #[error("{0}")]
     Exists(String),
@@ -37,6 +44,9 @@ pub enum CatalogError {
     /// Not as things are.
     #[error("{0}")]
     Precondition(String),
+    /// Not now: something is under way.
+    #[error("{0}: try again")]
+    Busy(String),
     /// Of the pool.
     #[error(transparent)]
     Pool(PoolError),
@@ -68,6 +78,8 @@ pub struct Wish {
     pub credential: Credential,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,
+    /// What it begins with; nothing without it.
+    pub source: Option<Source>,
 }
 
 /// A volume as it is.
@@ -106,8 +118,10 @@ pub struct Catalog {
 struct State {
     pools: Vec<Pool>,
     unserved: Vec<(String, Unserved)>,
-    /// Of the volumes that are served, by id.
-    limiters: HashMap<String, Arc<Limiter>>,
+    /// Those that are served, by id.
+    served: HashMap<String, Arc<Volume>>,
+    /// What volumes are being made of, each as often as that.
+    sources: Vec<Source>,
 }
 
 /// Checks a user name and makes the credential of its password.
@@ -129,33 +143,58 @@ pub fn credential(username: &str, password: &str) -> Result<Credential, CatalogE
     Ok(Credential { username: username.to_owned(), hashes: vec![NtHash::from_password(password)] })
 }
 
+fn check_id(field: &str, id: &str) -> Result<(), CatalogError> {
+    if is_label(id) {
+        return Ok(());
+    }
+    let shown: String = id.chars().take(80).collect();
+    Err(CatalogError::Invalid(format!(
+        "{field} {shown:?} must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit"
+    )))
+}
+
+fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), CatalogError> {
+    if labels.len() > LABELS_MAX {
+        return Err(CatalogError::Invalid(format!("at most {LABELS_MAX} labels")));
+    }
+    if labels.iter().any(|(k, v)| k.is_empty() || k.len() > LABEL_BYTES_MAX || v.len() > LABEL_BYTES_MAX) {
+        return Err(CatalogError::Invalid(format!(
+            "labels must have a key, and at most {LABEL_BYTES_MAX} bytes in key and value"
+        )));
+    }
+    Ok(())
+}
+
 impl Wish {
     fn check(&self) -> Result<(), CatalogError> {
         let invalid = |message: String| Err(CatalogError::Invalid(message));
-        if !is_label(&self.volume_id) {
-            let shown: String = self.volume_id.chars().take(80).collect();
-            return invalid(format!(
-                "volume_id {shown:?} must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit"
-            ));
-        }
+        check_id("volume_id", &self.volume_id)?;
         if self.quota != Some(Quota::None)
             && !(VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX).contains(&self.capacity_bytes)
         {
             return invalid(format!("capacity_bytes must be from {VOLUME_BYTES_MIN} to {VOLUME_BYTES_MAX}"));
         }
-        if self.labels.len() > LABELS_MAX {
-            return invalid(format!("at most {LABELS_MAX} labels"));
+        check_labels(&self.labels)
+    }
+
+    /// Of a volume that is made as this asks for.
+    fn record(&self, quota: Quota) -> Record {
+        let mut serial = [0; 4];
+        getrandom::fill(&mut serial).expect("the kernel has randomness once it has booted");
+        Record {
+            volume_id: self.volume_id.clone(),
+            capacity_bytes: self.capacity_bytes,
+            quota,
+            project: None,
+            protection: self.protection,
+            accounts: vec![self.credential.clone()],
+            labels: self.labels.clone(),
+            created: clock::wall().0,
+            serial: u32::from_le_bytes(serial),
+            qos: Qos::default(),
+            source: self.source.clone(),
+            phase: Phase::Ready,
         }
-        if self
-            .labels
-            .iter()
-            .any(|(k, v)| k.is_empty() || k.len() > LABEL_BYTES_MAX || v.len() > LABEL_BYTES_MAX)
-        {
-            return invalid(format!(
-                "labels must have a key, and at most {LABEL_BYTES_MAX} bytes in key and value"
-            ));
-        }
-        Ok(())
     }
 
     /// Whether `found` is what this asks for.
@@ -171,6 +210,7 @@ impl Wish {
             () if self.protection != found.protection => Err("protection"),
             () if !credential => Err("credentials"),
             () if self.labels != found.labels => Err("labels"),
+            () if self.source != found.source => Err("source"),
             () => Ok(()),
         }
     }
@@ -180,7 +220,7 @@ impl Catalog {
     /// Serves the volumes of `pools`. What cannot be served is logged and left as it is.
     #[must_use]
     pub fn new(pools: Vec<(Pool, Vec<Unserved>)>, server: Arc<Server>, loops: Loops) -> Self {
-        let mut state = State { pools: Vec::new(), unserved: Vec::new(), limiters: HashMap::new() };
+        let mut state = State { pools: Vec::new(), unserved: Vec::new(), served: HashMap::new(), sources: Vec::new() };
         for (pool, unserved) in pools {
             if pool.quota == PoolQuota::Project && !pool.enforces_quota() {
                 let path = pool.path.display();
@@ -208,9 +248,9 @@ impl Catalog {
         for pool in &state.pools {
             for record in pool.records.values() {
                 match self.serve(pool, record) {
-                    Ok(limiter) => {
+                    Ok(volume) => {
                         info!(pool = pool.name, volume = record.volume_id, "serving");
-                        state.limiters.insert(record.volume_id.clone(), limiter);
+                        state.served.insert(record.volume_id.clone(), volume);
                     }
                     Err(error) => {
                         let unserved = Unserved { name: record.volume_id.clone(), reason: error.to_string() };
@@ -225,7 +265,7 @@ impl Catalog {
         }
     }
 
-    fn serve(&self, pool: &Pool, record: &Record) -> Result<Arc<Limiter>, CatalogError> {
+    fn serve(&self, pool: &Pool, record: &Record) -> Result<Arc<Volume>, CatalogError> {
         let volume = pool.serve(record)?;
         volume.limiter().set(&record.qos);
         let config = VolumeConfig {
@@ -239,7 +279,7 @@ impl Catalog {
             created: record.created,
         };
         self.server.add_volume(config).map_err(|username| taken(&username))?;
-        Ok(Arc::clone(volume.limiter()))
+        Ok(volume)
     }
 
     /// Makes a volume and serves it; one that is there already and is the same is found.
@@ -251,11 +291,15 @@ impl Catalog {
         let mut state = self.lock();
         if let Some(pool) = state.pools.iter().find(|pool| pool.records.contains_key(&wish.volume_id)) {
             let record = &pool.records[&wish.volume_id];
-            if record.deleting {
-                return Err(CatalogError::Precondition(format!(
-                    "volume {} is being deleted: try again",
-                    wish.volume_id
-                )));
+            match record.phase {
+                Phase::Ready => {}
+                Phase::Making => return Err(CatalogError::Busy(format!("volume {} is being made", wish.volume_id))),
+                Phase::Deleting => {
+                    return Err(CatalogError::Precondition(format!(
+                        "volume {} is being deleted: try again",
+                        wish.volume_id
+                    )));
+                }
             }
             return match wish.is(record, &pool.name) {
                 Ok(()) => Ok(found(pool, record)),
@@ -275,42 +319,34 @@ impl Catalog {
         if state.pools.iter().map(|pool| pool.records.len()).sum::<usize>() >= VOLUMES_MAX {
             return Err(CatalogError::Exhausted(format!("the server has its {VOLUMES_MAX} volumes")));
         }
+        if let Some(source) = &wish.source {
+            return self.create_from(state, wish, source);
+        }
         let (index, quota) = state.choose(wish)?;
-        let State { pools, limiters, .. } = &mut *state;
+        state.pools[index].create(wish.record(quota))?;
+        self.begin_serving(&mut state, index, &wish.volume_id)
+    }
+
+    /// Serves a volume that was made, or removes it again.
+    fn begin_serving(&self, state: &mut State, index: usize, id: &str) -> Result<Found, CatalogError> {
+        let State { pools, served, .. } = state;
         let pool = &mut pools[index];
-        let mut serial = [0; 4];
-        getrandom::fill(&mut serial).expect("the kernel has randomness once it has booted");
-        pool.create(Record {
-            volume_id: wish.volume_id.clone(),
-            capacity_bytes: wish.capacity_bytes,
-            quota,
-            project: None,
-            protection: wish.protection,
-            accounts: vec![wish.credential.clone()],
-            labels: wish.labels.clone(),
-            created: clock::wall().0,
-            serial: u32::from_le_bytes(serial),
-            qos: Qos::default(),
-            deleting: false,
-        })?;
-        let record = &pool.records[&wish.volume_id];
-        match self.serve(pool, record) {
-            Ok(limiter) => drop(limiters.insert(wish.volume_id.clone(), limiter)),
+        match self.serve(pool, &pool.records[id]) {
+            Ok(volume) => drop(served.insert(id.to_owned(), volume)),
             Err(error) => {
-                if let Err(left) = pool.delete(&wish.volume_id) {
-                    error!(volume = wish.volume_id, error = %left, "a volume that cannot be served could not be removed");
-                }
-                empty_trash(pool);
+                remove_failed(pool, id);
                 return Err(error);
             }
         }
+        let record = &pool.records[id];
         info!(
-            volume = wish.volume_id,
+            volume = id,
             pool = pool.name,
-            capacity_bytes = wish.capacity_bytes,
+            capacity_bytes = record.capacity_bytes,
+            source = ?record.source,
             "volume created"
         );
-        Ok(found(pool, &pool.records[&wish.volume_id]))
+        Ok(found(pool, record))
     }
 
     /// Removes a volume with its data; one that is not there is no error.
@@ -318,7 +354,9 @@ impl Catalog {
     /// # Errors
     /// Why not.
     pub fn delete(&self, id: &str, force: bool) -> Result<(), CatalogError> {
-        let mut state = self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let sources = &state.sources;
         let Some(pool) = state.pools.iter_mut().find(|pool| pool.records.contains_key(id)) else {
             return match state.unserved.iter().find(|(_, unserved)| unserved.name == id) {
                 Some((pool, _)) => Err(CatalogError::Precondition(format!(
@@ -327,6 +365,12 @@ impl Catalog {
                 None => Ok(()),
             };
         };
+        if pool.records[id].phase == Phase::Making {
+            return Err(CatalogError::Busy(format!("volume {id} is being made")));
+        }
+        if sources.contains(&Source::Volume(id.to_owned())) {
+            return Err(CatalogError::Busy(format!("volume {id} is being copied")));
+        }
         let removed = self.server.remove_volume(id, force);
         self.loops.route(&self.server);
         removed.map_err(|in_use| {
@@ -338,7 +382,7 @@ impl Catalog {
         pool.delete(id)?;
         empty_trash(pool);
         state.unserved.retain(|(_, unserved)| unserved.name != id);
-        state.limiters.remove(id);
+        state.served.remove(id);
         info!(volume = id, "volume deleted");
         Ok(())
     }
@@ -428,8 +472,8 @@ impl Catalog {
         }
         let found = found(pool, &pool.records[id]);
         // One that is not served has none; what the record says applies when it is.
-        if let Some(limiter) = state.limiters.get(id) {
-            limiter.set(&qos);
+        if let Some(volume) = state.served.get(id) {
+            volume.limiter().set(&qos);
         }
         Ok(found)
     }
@@ -452,7 +496,7 @@ impl Catalog {
             .pools
             .iter()
             .flat_map(|pool| pool.records.values().map(move |record| (pool, record)))
-            .filter(|(_, record)| !record.deleting && record.volume_id.as_str() > after)
+            .filter(|(_, record)| record.phase == Phase::Ready && record.volume_id.as_str() > after)
             .collect();
         all.sort_by(|a, b| a.1.volume_id.cmp(&b.1.volume_id));
         let more = all.len() > limit;
@@ -489,7 +533,8 @@ impl Catalog {
 
 impl State {
     fn pool_of(&mut self, id: &str) -> Result<&mut Pool, CatalogError> {
-        let holds = |pool: &&mut Pool| pool.records.get(id).is_some_and(|record| !record.deleting);
+        let holds =
+            |pool: &&mut Pool| pool.records.get(id).is_some_and(|record| record.phase == Phase::Ready);
         self.pools.iter_mut().find(holds).ok_or_else(|| CatalogError::NotFound(id.chars().take(80).collect()))
     }
 
@@ -538,6 +583,7 @@ impl State {
             free_bytes,
             provisioned_bytes: pool.provisioned(),
             volumes: (pool.records.len() + damaged).saturating_sub(unserved),
+            snapshots: pool.snapshots.len(),
             unserved,
         })
     }
@@ -590,6 +636,14 @@ fn found(pool: &Pool, record: &Record) -> Found {
         used_bytes: usage.bytes,
         used_inodes: usage.inodes,
     }
+}
+
+/// Removes a volume that was made and cannot be served.
+fn remove_failed(pool: &mut Pool, id: &str) {
+    if let Err(left) = pool.delete(id) {
+        error!(volume = id, error = %left, "a volume that cannot be served could not be removed");
+    }
+    empty_trash(pool);
 }
 
 /// Removes what is in a pool's trash, on a thread of its own: large volumes take their time.

@@ -54,6 +54,9 @@ enum Command {
     /// Make, remove and look at volumes of a running server.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Make, remove and look at snapshots of a running server's volumes.
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Pools of a running server.
     Pools(AdminArgs),
     /// Sessions of a running server.
@@ -172,6 +175,12 @@ enum VolumeCommand {
         /// What its traffic must be.
         #[arg(long, value_enum, default_value = "optional")]
         protection: ProtectionArg,
+        /// It begins with what this snapshot has; empty without it.
+        #[arg(long, value_name = "ID", conflicts_with = "from_volume")]
+        from_snapshot: Option<String>,
+        /// It begins with what this volume has now; empty without it.
+        #[arg(long, value_name = "ID")]
+        from_volume: Option<String>,
         #[command(flatten)]
         credentials: CredentialArgs,
         #[command(flatten)]
@@ -231,6 +240,35 @@ enum VolumeCommand {
         keep_previous: bool,
         #[command(flatten)]
         credentials: CredentialArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum SnapshotCommand {
+    /// Keep a volume as it is now. Its clients' changes wait until that is done, at most 30 s.
+    Create {
+        /// The snapshot's id.
+        id: String,
+        /// Of which volume.
+        #[arg(long)]
+        volume: String,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Remove a snapshot. Volumes that were made of it stay.
+    Delete {
+        /// Its id.
+        id: String,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// List snapshots.
+    List {
+        /// Only those of this volume.
+        #[arg(long, default_value = "")]
+        volume: String,
         #[command(flatten)]
         admin: AdminArgs,
     },
@@ -344,6 +382,7 @@ fn ask(command: Command) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         match command {
             Command::Volume(command) => volume(command).await,
+            Command::Snapshot(command) => snapshot(command).await,
             Command::Pools(admin) => {
                 let response = connect(&admin).await?.list_pools(api::ListPoolsRequest {}).await.map_err(plain)?;
                 let rows = response.into_inner().pools.into_iter().map(|p| {
@@ -407,7 +446,17 @@ fn ask(command: Command) -> anyhow::Result<()> {
 
 async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
     let shown = match command {
-        VolumeCommand::Create { id, size, pool, quota, protection, credentials: who, admin } => {
+        VolumeCommand::Create {
+            id,
+            size,
+            pool,
+            quota,
+            protection,
+            from_snapshot,
+            from_volume,
+            credentials: who,
+            admin,
+        } => {
             let request = api::CreateVolumeRequest {
                 volume_id: id,
                 pool,
@@ -424,6 +473,8 @@ async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
                 },
                 credentials: credentials(&who)?,
                 labels: Default::default(),
+                source_snapshot_id: from_snapshot.unwrap_or_default(),
+                source_volume_id: from_volume.unwrap_or_default(),
             };
             connect(&admin).await?.create_volume(request).await.map_err(plain)?.into_inner().volume
         }
@@ -462,6 +513,51 @@ async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
         VolumeCommand::List(admin) => return list(&admin).await,
     };
     show(shown)
+}
+
+async fn snapshot(command: SnapshotCommand) -> anyhow::Result<()> {
+    match command {
+        SnapshotCommand::Create { id, volume, admin } => {
+            let request = api::CreateSnapshotRequest {
+                snapshot_id: id,
+                volume_id: volume,
+                labels: Default::default(),
+            };
+            let made = connect(&admin).await?.create_snapshot(request).await.map_err(plain)?.into_inner();
+            show_snapshots(made.snapshot)
+        }
+        SnapshotCommand::Delete { id, admin } => {
+            let request = api::DeleteSnapshotRequest { snapshot_id: id };
+            connect(&admin).await?.delete_snapshot(request).await.map_err(plain)?;
+            Ok(())
+        }
+        SnapshotCommand::List { volume, admin } => {
+            let mut client = connect(&admin).await?;
+            let (mut page_token, mut snapshots) = (String::new(), Vec::new());
+            loop {
+                let request = api::ListSnapshotsRequest {
+                    page_size: 0,
+                    page_token,
+                    snapshot_id: String::new(),
+                    volume_id: volume.clone(),
+                };
+                let page = client.list_snapshots(request).await.map_err(plain)?.into_inner();
+                snapshots.extend(page.snapshots);
+                page_token = page.next_page_token;
+                if page_token.is_empty() {
+                    return show_snapshots(snapshots);
+                }
+            }
+        }
+    }
+}
+
+fn show_snapshots(snapshots: impl IntoIterator<Item = api::Snapshot>) -> anyhow::Result<()> {
+    let rows = snapshots.into_iter().map(|s| {
+        let created = s.created.map(|created| created.to_string()).unwrap_or_default();
+        vec![s.snapshot_id, s.volume_id, s.pool, size(s.capacity_bytes), size(s.used_bytes), created]
+    });
+    table(&["SNAPSHOT", "VOLUME", "POOL", "CAPACITY", "USED", "CREATED"], rows)
 }
 
 async fn list(admin: &AdminArgs) -> anyhow::Result<()> {

@@ -30,6 +30,7 @@ pub use self::inbox::{Arrival, Inbox, Loops, Note};
 use crate::backend;
 use crate::buffers::{BufferPool, FrameBuffer};
 use crate::clock;
+use crate::gate::Passage;
 use crate::io::{Completion, Engine, Operation, Purpose, Token};
 use crate::lanes::{ClosesElsewhere, Lane, Lanes, Origin};
 use crate::limits::{READ_AHEAD_BYTES_MAX, TRIM_BYTES_MAX};
@@ -160,6 +161,12 @@ impl<E: Engine> EventLoop<E> {
                 client.lanes.ended(lane);
                 client.ops -= 1;
                 this.answer(now, client, op, result)
+            }),
+            Note::Held(id, lane, op) => self.with(now, id.0, |this, client| {
+                client.lanes.ended(lane);
+                client.ops -= 1;
+                this.hold(client, op);
+                Ok(())
             }),
             Note::Prepared(id, op) => self.with(now, id.0, |_, client| {
                 client.lanes.ended(Lane::Data);
@@ -409,6 +416,7 @@ impl<E: Engine> EventLoop<E> {
         for op in self.shared.server.handle_timeout(now.instant) {
             let buffers = self.shared.buffers.clone();
             self.shared.lanes.queues().submit(backend::lane(&op), Origin::Server, move || {
+                let _change = backend::gate(&op).cloned().map(Passage::wait);
                 let execute = AssertUnwindSafe(|| backend::execute(op, &buffers).map(drop));
                 if !matches!(catch_unwind(execute), Ok(Ok(()))) {
                     warn!("a file that was kept for a client could not be closed in order");

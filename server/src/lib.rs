@@ -15,6 +15,7 @@ pub mod clock;
 pub mod config;
 pub mod daemon;
 pub mod eventloop;
+pub mod gate;
 pub mod health;
 pub mod http;
 pub mod interfaces;
@@ -32,6 +33,7 @@ pub mod rdma;
 #[cfg(test)]
 mod scratch_disk;
 mod slots;
+pub mod snapshot;
 mod starts;
 pub mod tls;
 pub mod transport;

@@ -22,6 +22,10 @@ pub const COUNTED_ANSWER_BYTES_MIN: usize = 4 << 10;
 /// Bytes of READs and WRITEs that one turn of an event loop begins for volumes of normal priority (`qos::Priority`): the rest waits for the next, so that what is done by
 /// then is sent before more is copied.
 pub const TURN_BYTES_MAX: u64 = 4 << 20;
+/// How often a change asks again whether the gate of its volume is open.
+pub const GATE_POLL: Duration = Duration::from_millis(10);
+/// Places in which a gate counts changes under way.
+pub const GATE_SHARDS: usize = 16;
 /// How far a volume with limits may be ahead of them: what it may use at once after a pause.
 pub const QOS_BURST: Duration = Duration::from_millis(100);
 /// The lowest limit of a volume's bytes per second: the largest READ is answered within the time that clients wait for.
@@ -129,6 +133,18 @@ pub const EVENT_LOOPS_MAX: usize = 256;
 
 /// Volumes of one server.
 pub const VOLUMES_MAX: usize = 10_000;
+/// Snapshots of one server.
+pub const SNAPSHOTS_MAX: usize = 10_000;
+/// How long changes of a volume wait at most for a snapshot or clone of it.
+pub const COPY_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long a snapshot or clone waits for changes that are under way.
+pub const COPY_PATIENCE: Duration = Duration::from_secs(10);
+/// Directories below one another in a volume that can be copied: each is open while those below it are copied.
+pub const COPY_DEPTH_MAX: usize = 256;
+/// Files with several names that are remembered while a volume is copied.
+pub const COPY_LINKS_MAX: usize = 1_000_000;
+/// The kernel's limit of an extended attribute and of all names (`XATTR_SIZE_MAX` and `XATTR_LIST_MAX` of linux/limits.h).
+pub const XATTR_VALUE_BYTES_MAX: usize = 64 << 10;
 /// Characters of a volume's id.
 pub const VOLUME_ID_CHARS_MAX: usize = 63;
 /// Smallest capacity of a volume with a quota, in bytes.

@@ -129,6 +129,8 @@ pub struct PoolSpace {
     pub provisioned_bytes: u64,
     /// Volumes being served.
     pub volumes: usize,
+    /// Snapshots.
+    pub snapshots: usize,
     /// Volumes that could not be served.
     pub unserved: usize,
 }
@@ -345,13 +347,14 @@ impl Collector for Metrics {
 impl Metrics {
     fn encode_pools(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Get = fn(&PoolSpace) -> f64;
-        let gauges: [(&str, &str, Get); 5] = [
+        let gauges: [(&str, &str, Get); 6] = [
             ("forebay_pool_size_bytes", "Size of the pool's file system", |p| p.total_bytes as f64),
             ("forebay_pool_free_bytes", "Free space of the pool's file system", |p| p.free_bytes as f64),
-            ("forebay_pool_provisioned_bytes", "Sum of the volumes' hard capacities", |p| {
+            ("forebay_pool_provisioned_bytes", "Sum of the volumes' hard capacities and of what snapshots have", |p| {
                 p.provisioned_bytes as f64
             }),
             ("forebay_pool_volumes", "Volumes being served", |p| p.volumes as f64),
+            ("forebay_pool_snapshots", "Snapshots", |p| p.snapshots as f64),
             ("forebay_pool_volumes_unserved", "Volumes that cannot be served; the log says why", |p| {
                 p.unserved as f64
             }),
@@ -473,6 +476,7 @@ mod tests {
                 free_bytes: 60,
                 provisioned_bytes: 40,
                 volumes: 2,
+                snapshots: 3,
                 unserved: 1,
             }]
         };

@@ -7,11 +7,15 @@
 //! <pool>/.forebay/trash/               data of deleted volumes, on their way out
 //! <pool>/.forebay/reserve              space that is kept for deleting a volume when the pool is full
 //! <pool>/.forebay/links/               links on their way to a name that they replace
+//! <pool>/.forebay/snapshots/<id>.json  records of snapshots
 //! <pool>/volumes/<id>/                 data
+//! <pool>/snapshots/<id>/               data of snapshots
 //! ```
 
+mod copy;
 mod error;
 mod reserve;
+mod snapshots;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +28,7 @@ use forebay_smb::engine::Predecessor;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+pub use self::copy::{Copied, CopyError, copy_tree};
 pub use self::error::PoolError;
 use self::reserve::is_full;
 pub(crate) use self::reserve::keep_reserve;
@@ -31,8 +36,9 @@ use crate::backend::directory::quota::{self, Usage};
 use crate::backend::directory::{Promise, Volume};
 use crate::config::{PoolQuota, PoolSection};
 use crate::limits::PROJECT_ID_FIRST;
+use crate::snapshot::Snapshot;
 use crate::starts::Starts;
-use crate::volume::{Quota, Record, RecordError, replace, sync_directory};
+use crate::volume::{Phase, Quota, Record, RecordError, replace, sync_directory};
 
 /// What is found of one volume when a pool is opened.
 #[derive(Debug)]
@@ -41,6 +47,15 @@ pub struct Unserved {
     pub name: String,
     /// Why it is not served.
     pub reason: String,
+}
+
+/// Directories between which a tree is to be copied.
+#[derive(Debug)]
+pub struct Copying {
+    /// From where.
+    pub source: OwnedFd,
+    /// To where.
+    pub target: OwnedFd,
 }
 
 /// A pool in use.
@@ -58,6 +73,8 @@ pub struct Pool {
     promise: Promise,
     /// Records of its volumes, by id.
     pub records: BTreeMap<String, Record>,
+    /// Records of its snapshots, by id.
+    pub snapshots: BTreeMap<String, Snapshot>,
     directory: OwnedFd,
     /// Where links wait that are to replace a name; none where there was no space for it.
     links: Option<PathBuf>,
@@ -144,11 +161,13 @@ impl Pool {
             overcommit: section.overcommit,
             promise: section.promise(),
             records: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
             directory,
             links,
             _lock: lock,
         };
         let unserved = pool.read_records()?;
+        pool.read_snapshots()?;
         keep_reserve(&pool.path);
         if pool.promise == Promise::AtFlush {
             let option =
@@ -195,7 +214,7 @@ impl Pool {
             }
         }
         let deleting: Vec<String> =
-            self.records.values().filter(|r| r.deleting).map(|r| r.volume_id.clone()).collect();
+            self.records.values().filter(|r| r.phase.is_to_go()).map(|r| r.volume_id.clone()).collect();
         for id in deleting {
             // The others can be served all the same; the next start tries again.
             if let Err(error) = self.delete(&id) {
@@ -247,11 +266,13 @@ impl Pool {
         Ok((space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize))
     }
 
-    /// Sum of the hard capacities of its volumes, in bytes.
+    /// Sum of the hard capacities of its volumes and of what its snapshots have, in bytes. What a snapshot shares with a volume
+    /// now may all be replaced in the volume.
     #[must_use]
     pub fn provisioned(&self) -> u64 {
-        let hard = self.records.values().filter(|r| r.quota == Quota::Hard && !r.deleting);
-        hard.fold(0, |sum, record| sum.saturating_add(record.capacity_bytes))
+        let hard = self.records.values().filter(|r| r.quota == Quota::Hard && r.phase != Phase::Deleting);
+        let kept = self.snapshots.values().filter(|s| s.phase != Phase::Deleting).map(|s| s.used_bytes);
+        hard.map(|record| record.capacity_bytes).chain(kept).fold(0, u64::saturating_add)
     }
 
     /// Bytes that further volumes may be given.
@@ -274,7 +295,48 @@ impl Pool {
     ///
     /// # Errors
     /// Why not; nothing of it is left then.
-    pub fn create(&mut self, mut record: Record) -> Result<(), PoolError> {
+    pub fn create(&mut self, record: Record) -> Result<(), PoolError> {
+        let limit_bytes = record.capacity_bytes;
+        self.make(record, limit_bytes)
+    }
+
+    /// Begins a volume that gets its data by [`copy_tree`], from the directory at `source` to its own, and is there after
+    /// [`Pool::complete`]. Until then its record says that the next start has to delete it.
+    ///
+    /// # Errors
+    /// Why not; nothing of it is left then.
+    pub fn begin(&mut self, record: Record, source: &Path) -> Result<Copying, PoolError> {
+        let id = record.volume_id.clone();
+        // The copy may take a few blocks more than the original; the limit is set when it is complete.
+        self.make(Record { phase: Phase::Making, ..record }, 0)?;
+        let copying = self.copying(source, &self.data_path(&id));
+        if copying.is_err()
+            && let Err(error) = self.delete(&id)
+        {
+            tracing::error!(pool = self.name, volume = id, %error, "a volume that failed will be removed at the next start");
+        }
+        copying
+    }
+
+    /// A volume that was begun has its data.
+    ///
+    /// # Errors
+    /// Why that could not be recorded.
+    pub fn complete(&mut self, id: &str) -> Result<(), PoolError> {
+        let Some(record) = self.records.get(id) else { return Ok(()) };
+        self.update(Record { phase: Phase::Ready, ..record.clone() })
+    }
+
+    fn copying(&self, source: &Path, target: &Path) -> Result<Copying, PoolError> {
+        let open = |path: &Path| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty())
+                .map_err(|e| self.io(&format!("opening {}", path.display()), e.into()))
+        };
+        Ok(Copying { source: open(source)?, target: open(target)? })
+    }
+
+    fn make(&mut self, mut record: Record, limit_bytes: u64) -> Result<(), PoolError> {
         let path = self.data_path(&record.volume_id);
         if record.quota == Quota::Hard && !self.enforces_quota() {
             return Err(self.no_quota());
@@ -287,7 +349,7 @@ impl Pool {
         }
         std::fs::create_dir(&path).map_err(|e| self.io("making the volume's directory", e))?;
         let made = self
-            .furnish(&path, &mut record)
+            .furnish(&path, &mut record, limit_bytes)
             .and_then(|()| record.write(&self.records_path()).map_err(|error| self.record_error(error)));
         if let Err(error) = made {
             let _ = std::fs::remove_dir(&path);
@@ -300,7 +362,7 @@ impl Pool {
         Ok(())
     }
 
-    fn furnish(&self, path: &Path, record: &mut Record) -> Result<(), PoolError> {
+    fn furnish(&self, path: &Path, record: &mut Record, limit_bytes: u64) -> Result<(), PoolError> {
         let directory =
             std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
         // Everybody may do everything in it, as in the root of a fresh disk: the credentials are the guard, and above it
@@ -310,7 +372,7 @@ impl Pool {
         if record.quota == Quota::Hard {
             let project = self.free_project()?;
             record.project = Some(project);
-            quota::set_limit(self.directory.as_fd(), project, record.capacity_bytes)
+            quota::set_limit(self.directory.as_fd(), project, limit_bytes)
                 .and_then(|()| quota::assign(directory.as_fd(), project))
                 .map_err(|e| self.io("setting the volume's quota", e.into()))?;
         }
@@ -322,7 +384,9 @@ impl Pool {
 
     /// A project that no volume has and no file carries.
     fn free_project(&self) -> Result<u32, PoolError> {
-        let taken: Vec<u32> = self.records.values().filter_map(|record| record.project).collect();
+        let of_snapshots = self.snapshots.values().filter_map(|snapshot| snapshot.project);
+        let taken: Vec<u32> =
+            self.records.values().filter_map(|record| record.project).chain(of_snapshots).collect();
         let first = taken.iter().copied().max().map_or(PROJECT_ID_FIRST, |max| max.saturating_add(1));
         for project in (first..u32::MAX).chain(PROJECT_ID_FIRST..first) {
             if taken.contains(&project) {
@@ -386,27 +450,38 @@ impl Pool {
     /// Those of the file system; calling it again goes on.
     pub fn delete(&mut self, id: &str) -> Result<(), PoolError> {
         let Some(mut record) = self.records.get(id).cloned() else { return Ok(()) };
-        if !record.deleting {
-            record.deleting = true;
+        if record.phase != Phase::Deleting {
+            record.phase = Phase::Deleting;
             self.with_reserve(|| record.write(&self.records_path()))
                 .map_err(|error| self.record_error(error))?;
             self.records.insert(id.to_owned(), record.clone());
         }
-        let project = record.project.unwrap_or(0);
+        self.throw_away(id, record.project, &self.data_path(id), &self.records_path())?;
+        self.records.remove(id);
+        Ok(())
+    }
+
+    /// Moves the directory `data` to the trash and then removes the record of `id` from `records`.
+    fn throw_away(
+        &self,
+        id: &str,
+        project: Option<u32>,
+        data: &Path,
+        records: &Path,
+    ) -> Result<(), PoolError> {
+        let project = project.unwrap_or(0);
         let trash = self.trash_path().join(format!("{id}.{project}.{}", uuid::Uuid::new_v4().simple()));
-        match std::fs::rename(self.data_path(id), trash) {
+        match std::fs::rename(data, trash) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(self.io("moving the volume to the trash", error));
+                return Err(self.io("moving its data to the trash", error));
             }
             _ => {}
         }
         sync_directory(&self.trash_path())
-            .and_then(|()| sync_directory(&self.path.join("volumes")))
-            .and_then(|()| std::fs::remove_file(self.records_path().join(format!("{id}.json"))))
-            .and_then(|()| sync_directory(&self.records_path()))
-            .map_err(|e| self.io("removing the volume's record", e))?;
-        self.records.remove(id);
-        Ok(())
+            .and_then(|()| sync_directory(data.parent().unwrap_or(&self.path)))
+            .and_then(|()| std::fs::remove_file(records.join(format!("{id}.json"))))
+            .and_then(|()| sync_directory(records))
+            .map_err(|e| self.io("removing its record", e))
     }
 
     /// What is to be removed, for [`empty`] on a thread of its own.

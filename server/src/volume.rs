@@ -53,6 +53,39 @@ impl From<Protection> for WireProtection {
     }
 }
 
+/// Where a volume or snapshot is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Its data are being copied. If the server ends now, the next start deletes it.
+    Making,
+    /// It is there.
+    Ready,
+    /// It is being deleted: the data go first, the record last.
+    Deleting,
+}
+
+impl Phase {
+    /// Whether the next start deletes it. Records say just that.
+    pub(crate) fn is_to_go(self) -> bool {
+        self != Self::Ready
+    }
+
+    /// As a record says it.
+    pub(crate) fn stored(to_go: bool) -> Self {
+        if to_go { Self::Deleting } else { Self::Ready }
+    }
+}
+
+/// What a volume was made of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// A snapshot, by its id.
+    Snapshot(String),
+    /// Another volume, by its id.
+    Volume(String),
+}
+
 /// A user of one volume. The hashes are as good as passwords: never printed, and on disk only in files of mode 0600.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
@@ -97,8 +130,10 @@ pub struct Record {
     pub serial: u32,
     /// Limits and priority.
     pub qos: Qos,
-    /// It is being deleted: the data go first, this record last.
-    pub deleting: bool,
+    /// What it was made of, if not empty.
+    pub source: Option<Source>,
+    /// Where it is in its life.
+    pub phase: Phase,
 }
 
 /// As it is written.
@@ -118,6 +153,8 @@ struct Stored {
     serial: u32,
     #[serde(default, skip_serializing_if = "Qos::is_default")]
     qos: Qos,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<Source>,
     #[serde(default)]
     deleting: bool,
 }
@@ -193,7 +230,8 @@ impl Record {
             created: stored.created,
             serial: stored.serial,
             qos: stored.qos,
-            deleting: stored.deleting,
+            source: stored.source,
+            phase: Phase::stored(stored.deleting),
         })
     }
 
@@ -223,7 +261,8 @@ impl Record {
             created: self.created,
             serial: self.serial,
             qos: self.qos,
-            deleting: self.deleting,
+            source: self.source.clone(),
+            deleting: self.phase.is_to_go(),
         };
         let mut bytes = Zeroizing::new(serde_json::to_vec_pretty(&stored).map_err(|e| io(e.into()))?);
         bytes.push(b'\n');
@@ -283,7 +322,8 @@ mod tests {
             created: 133_000_000_000_000_000,
             serial: 0x1234_5678,
             qos: Qos { operations_per_second: 500, priority: Priority::Low, ..Qos::default() },
-            deleting: false,
+            source: Some(Source::Snapshot("s-1".to_owned())),
+            phase: Phase::Ready,
         }
     }
 

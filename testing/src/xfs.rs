@@ -1,4 +1,4 @@
-//! An XFS with project quota, which few machines have where temporary folders are.
+//! An XFS, which few machines have where temporary folders are.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use tempfile::TempDir;
 
 use crate::{Need, skip};
 
-/// The smallest that `mkfs.xfs` makes.
-const BYTES: u64 = 320 << 20;
+/// A little more than the smallest that `mkfs.xfs` makes.
+const BYTES: u64 = 640 << 20;
 
 /// An XFS in a sparse file; unmounted when dropped.
 #[derive(Debug)]
@@ -18,13 +18,29 @@ pub struct Xfs {
 }
 
 impl Xfs {
-    /// Makes and mounts it. `None` where that is not possible and [`skip`] allows it: it needs root, for a loop device and a mount.
+    /// Makes and mounts it, with project quota. `None` where that is not possible and [`skip`] allows it: it needs root, for a loop
+    /// device and a mount.
     ///
     /// # Panics
     /// Unless [`skip`] allows it.
     #[track_caller]
     pub fn new() -> Option<Self> {
-        match Self::make() {
+        Self::or_skip(Self::make())
+    }
+
+    /// Same without quota, which more kernels have.
+    ///
+    /// # Panics
+    /// As [`Xfs::new`].
+    #[track_caller]
+    pub fn without_quota() -> Option<Self> {
+        let mounted = Self::format().and_then(|this| this.mount("loop").map(|()| this).map_err(absent));
+        Self::or_skip(mounted)
+    }
+
+    #[track_caller]
+    fn or_skip(made: Result<Self, (Need, String)>) -> Option<Self> {
+        match made {
             Ok(xfs) => Some(xfs),
             Err((need, problem)) => {
                 skip(need, problem);
@@ -33,20 +49,31 @@ impl Xfs {
         }
     }
 
-    fn make() -> Result<Self, (Need, String)> {
+    fn format() -> Result<Self, (Need, String)> {
         let said = |error: std::io::Error| (Need::Xfs, error.to_string());
-        let absent = |problem| (Need::Xfs, problem);
         let this = Self { folder: TempDir::new().map_err(said)? };
-        let image = this.folder.path().join("image");
-        File::create(&image).and_then(|file| file.set_len(BYTES)).map_err(said)?;
+        File::create(this.image()).and_then(|file| file.set_len(BYTES)).map_err(said)?;
         fs::create_dir(this.path()).map_err(said)?;
-        run("mkfs.xfs", &["-q"], &[&image]).map_err(absent)?;
-        if let Err(problem) = run("mount", &["-o", "loop,prjquota"], &[&image, &this.path()]) {
+        run("mkfs.xfs", &["-q"], &[&this.image()]).map_err(absent)?;
+        Ok(this)
+    }
+
+    fn make() -> Result<Self, (Need, String)> {
+        let this = Self::format()?;
+        if let Err(problem) = this.mount("loop,prjquota") {
             // Where it can be mounted without quota, that alone is missing.
-            run("mount", &["-o", "loop"], &[&image, &this.path()]).map_err(absent)?;
+            this.mount("loop").map_err(absent)?;
             return Err((Need::XfsQuota, problem));
         }
         Ok(this)
+    }
+
+    fn mount(&self, options: &str) -> Result<(), String> {
+        run("mount", &["-o", options], &[&self.image(), &self.path()])
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
     }
 
     /// Where it is mounted.
@@ -60,6 +87,10 @@ impl Drop for Xfs {
         // Where it was never mounted there is nothing to unmount.
         let _ = run("umount", &[], &[&self.path()]);
     }
+}
+
+fn absent(problem: String) -> (Need, String) {
+    (Need::Xfs, problem)
 }
 
 fn run(program: &str, options: &[&str], paths: &[&Path]) -> Result<(), String> {

@@ -50,6 +50,9 @@ pub struct GetServerInfoResponse {
     /// its container has no node for them: a new container has.
     #[prost(string, repeated, tag = "17")]
     pub later_rdma_devices: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Snapshots in all pools.
+    #[prost(uint32, tag = "18")]
+    pub snapshots: u32,
 }
 /// What a volume's clients must log in with. Never logged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -116,6 +119,11 @@ pub struct Volume {
     /// Absent from servers before this field.
     #[prost(message, optional, tag = "14")]
     pub qos: ::core::option::Option<Qos>,
+    /// What it was made of; empty where it was made empty.
+    #[prost(string, tag = "15")]
+    pub source_snapshot_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "16")]
+    pub source_volume_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVolumeRequest {
@@ -137,6 +145,12 @@ pub struct CreateVolumeRequest {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// At most one of the two: the new volume begins with what that has. It lies in
+    /// the same pool, and its capacity is at least that of the source.
+    #[prost(string, tag = "8")]
+    pub source_snapshot_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "9")]
+    pub source_volume_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVolumeResponse {
@@ -215,6 +229,76 @@ pub struct SetQosRequest {
 pub struct SetQosResponse {
     #[prost(message, optional, tag = "1")]
     pub volume: ::core::option::Option<Volume>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Snapshot {
+    /// As a volume's id.
+    #[prost(string, tag = "1")]
+    pub snapshot_id: ::prost::alloc::string::String,
+    /// The volume that it is of, which may be gone.
+    #[prost(string, tag = "2")]
+    pub volume_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub pool: ::prost::alloc::string::String,
+    /// What a volume that is made of it needs: the volume's capacity at that time.
+    #[prost(uint64, tag = "4")]
+    pub capacity_bytes: u64,
+    /// What its files have, shared or not; the pool keeps so much for it.
+    #[prost(uint64, tag = "5")]
+    pub used_bytes: u64,
+    #[prost(message, optional, tag = "6")]
+    pub created: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(map = "string, string", tag = "7")]
+    pub labels: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub snapshot_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub volume_id: ::prost::alloc::string::String,
+    #[prost(map = "string, string", tag = "3")]
+    pub labels: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateSnapshotResponse {
+    #[prost(message, optional, tag = "1")]
+    pub snapshot: ::core::option::Option<Snapshot>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub snapshot_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteSnapshotResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSnapshotsRequest {
+    /// 0: the server's maximum (1000).
+    #[prost(uint32, tag = "1")]
+    pub page_size: u32,
+    /// As returned; empty for the first page. ABORTED where it is not known.
+    #[prost(string, tag = "2")]
+    pub page_token: ::prost::alloc::string::String,
+    /// Only this one, and only those of this volume; empty: all.
+    #[prost(string, tag = "3")]
+    pub snapshot_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub volume_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSnapshotsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub snapshots: ::prost::alloc::vec::Vec<Snapshot>,
+    /// Empty on the last page.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Pool {
@@ -585,8 +669,8 @@ pub mod admin_client {
         /// Makes a volume: a directory of a pool with a hard capacity and its own
         /// credentials, served as the share \\server\<volume_id>.
         /// Idempotent by volume_id: the same parameters return the existing volume;
-        /// others fail with ALREADY_EXISTS.
-        /// INVALID_ARGUMENT: bad id, size or pool; RESOURCE_EXHAUSTED: the pool cannot
+        /// others fail with ALREADY_EXISTS; ABORTED while it is being made.
+        /// INVALID_ARGUMENT: bad id, size or pool; NOT_FOUND: no such source; RESOURCE_EXHAUSTED: the pool cannot
         /// hold it; FAILED_PRECONDITION: the pool has no quota and quota is not "none".
         pub async fn create_volume(
             &mut self,
@@ -763,6 +847,91 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "SetQos"));
             self.inner.unary(req, path, codec).await
         }
+        /// Keeps a volume as it is now: its files share their extents with the volume's
+        /// (reflink), so it takes no space until either is changed, and it stays when the
+        /// volume is deleted. Changes of the volume wait while it is made, so it holds all
+        /// changes up to one moment and none after it.
+        /// Idempotent by snapshot_id: the same volume returns the existing snapshot,
+        /// another fails with ALREADY_EXISTS; ABORTED while it is being made.
+        /// NOT_FOUND: no such volume; INVALID_ARGUMENT: bad id or labels;
+        /// FAILED_PRECONDITION: the pool's file system shares no extents, or the volume
+        /// has too many files to be copied within the longest pause;
+        /// RESOURCE_EXHAUSTED: the pool cannot keep what the volume uses twice.
+        pub async fn create_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateSnapshotResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/CreateSnapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("forebay.admin.v1.Admin", "CreateSnapshot"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes a snapshot. One that is not there is no error. ABORTED while a volume
+        /// is being made of it.
+        pub async fn delete_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteSnapshotResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/DeleteSnapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("forebay.admin.v1.Admin", "DeleteSnapshot"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Snapshots in order of their id.
+        pub async fn list_snapshots(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSnapshotsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSnapshotsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/ListSnapshots",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ListSnapshots"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Pools with their capacity.
         pub async fn list_pools(
             &mut self,
@@ -914,8 +1083,8 @@ pub mod admin_server {
         /// Makes a volume: a directory of a pool with a hard capacity and its own
         /// credentials, served as the share \\server\<volume_id>.
         /// Idempotent by volume_id: the same parameters return the existing volume;
-        /// others fail with ALREADY_EXISTS.
-        /// INVALID_ARGUMENT: bad id, size or pool; RESOURCE_EXHAUSTED: the pool cannot
+        /// others fail with ALREADY_EXISTS; ABORTED while it is being made.
+        /// INVALID_ARGUMENT: bad id, size or pool; NOT_FOUND: no such source; RESOURCE_EXHAUSTED: the pool cannot
         /// hold it; FAILED_PRECONDITION: the pool has no quota and quota is not "none".
         async fn create_volume(
             &self,
@@ -973,6 +1142,40 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::SetQosRequest>,
         ) -> std::result::Result<tonic::Response<super::SetQosResponse>, tonic::Status>;
+        /// Keeps a volume as it is now: its files share their extents with the volume's
+        /// (reflink), so it takes no space until either is changed, and it stays when the
+        /// volume is deleted. Changes of the volume wait while it is made, so it holds all
+        /// changes up to one moment and none after it.
+        /// Idempotent by snapshot_id: the same volume returns the existing snapshot,
+        /// another fails with ALREADY_EXISTS; ABORTED while it is being made.
+        /// NOT_FOUND: no such volume; INVALID_ARGUMENT: bad id or labels;
+        /// FAILED_PRECONDITION: the pool's file system shares no extents, or the volume
+        /// has too many files to be copied within the longest pause;
+        /// RESOURCE_EXHAUSTED: the pool cannot keep what the volume uses twice.
+        async fn create_snapshot(
+            &self,
+            request: tonic::Request<super::CreateSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateSnapshotResponse>,
+            tonic::Status,
+        >;
+        /// Removes a snapshot. One that is not there is no error. ABORTED while a volume
+        /// is being made of it.
+        async fn delete_snapshot(
+            &self,
+            request: tonic::Request<super::DeleteSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteSnapshotResponse>,
+            tonic::Status,
+        >;
+        /// Snapshots in order of their id.
+        async fn list_snapshots(
+            &self,
+            request: tonic::Request<super::ListSnapshotsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSnapshotsResponse>,
+            tonic::Status,
+        >;
         /// Pools with their capacity.
         async fn list_pools(
             &self,
@@ -1429,6 +1632,141 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetQosSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/CreateSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateSnapshotSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::CreateSnapshotRequest>
+                    for CreateSnapshotSvc<T> {
+                        type Response = super::CreateSnapshotResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::create_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/DeleteSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteSnapshotSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::DeleteSnapshotRequest>
+                    for DeleteSnapshotSvc<T> {
+                        type Response = super::DeleteSnapshotResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::delete_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/ListSnapshots" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSnapshotsSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::ListSnapshotsRequest>
+                    for ListSnapshotsSvc<T> {
+                        type Response = super::ListSnapshotsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSnapshotsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::list_snapshots(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSnapshotsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

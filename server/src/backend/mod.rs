@@ -18,6 +18,7 @@ use std::sync::Arc;
 use forebay_smb::fs::{FsOpKind, FsResult, OpenMode};
 
 use crate::buffers::BufferPool;
+use crate::gate::Gate;
 use crate::lanes::Lane;
 use crate::qos::Limiter;
 
@@ -98,6 +99,55 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
         | Op::AllocatedRanges { handle, .. } => (handle, 0),
     };
     Some((directory::limiter(handle)?, bytes))
+}
+
+/// The gate that `operation` goes through; none where it changes nothing.
+#[must_use]
+pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
+    use FsOpKind as Op;
+    let handle = match operation {
+        Op::Open { volume, request } => match request.mode {
+            OpenMode::Existing => return None,
+            OpenMode::New | OpenMode::Either => volume,
+        },
+        Op::Close { unlink: Some(_), handle, .. }
+        | Op::SetBasic { handle, .. }
+        | Op::SetOwnership { handle, .. }
+        | Op::SetEas { handle, .. }
+        | Op::SetReparsePoint { handle, .. }
+        | Op::Write { handle, .. }
+        | Op::WriteRemote { handle, .. }
+        | Op::SetEndOfFile { handle, .. }
+        | Op::SetAllocation { handle, .. }
+        | Op::ZeroRange { handle, .. }
+        | Op::Rename { handle, .. }
+        | Op::Link { handle, .. }
+        | Op::CopyRange { target: handle, .. }
+        | Op::CloneRange { target: handle, .. } => handle,
+        Op::Close { unlink: None, .. }
+        | Op::Stat { .. }
+        | Op::StatPath { .. }
+        | Op::Space { .. }
+        | Op::ReadDir { .. }
+        | Op::Lookup { .. }
+        | Op::GetReparsePoint { .. }
+        | Op::GetEas { .. }
+        | Op::EaSize { .. }
+        | Op::CheckEmpty { .. }
+        | Op::Read { .. }
+        | Op::AllocatedRanges { .. }
+        | Op::Flush { .. } => return None,
+    };
+    directory::gate(handle)
+}
+
+/// The limiter of the volume that `operation`, of a kind that [`gate`] names, belongs to.
+#[must_use]
+pub fn limiter(operation: &FsOpKind) -> Option<&Arc<Limiter>> {
+    match operation {
+        FsOpKind::Close { handle, .. } => directory::limiter(handle),
+        operation => demand(operation).map(|(limiter, _)| limiter),
+    }
 }
 
 /// Carries `operation` out on the calling thread, which may block.

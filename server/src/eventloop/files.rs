@@ -15,6 +15,7 @@ use super::{EventLoop, Note};
 use crate::backend::directory::OpenFile;
 use crate::backend::{self, directory, errno::status};
 use crate::buffers::{FrameBuffer, ReadBuffer};
+use crate::gate::Passage;
 use crate::io::{Engine, Operation, PastCache, Purpose};
 use crate::lanes::{Lane, Origin};
 use crate::limits::DIRECT_READ_BYTES_MIN;
@@ -92,10 +93,16 @@ impl<E: Engine> EventLoop<E> {
                         return Ok(None);
                     }
                 };
+                let durable = write_through || file.write_through();
+                let Ok(change) = Passage::begin(file) else {
+                    client.write_bytes -= range.len() as u64;
+                    let kind = FsOpKind::Write { handle, offset, frame, range, write_through };
+                    self.hold(client, FsOp { id: op.id, kind });
+                    return Ok(None);
+                };
                 client.ops += 1;
                 self.turn.count(client.priority, range.len());
-                let durable = write_through || file.write_through();
-                let operation = Operation::Write { file, frame, range, offset, written: 0, durable };
+                let operation = Operation::Write { change, frame, range, offset, written: 0, durable };
                 self.engine.submit(client.token(Purpose::File(op.id, Instant::now())), operation);
             }
             FsOpKind::WriteRemote { ref source, length, .. } => {
@@ -184,6 +191,10 @@ impl<E: Engine> EventLoop<E> {
         let buffers = client.memory.buffers().clone();
         let queues = self.shared.lanes.queues().clone();
         self.shared.lanes.queues().submit(lane, origin, move || {
+            let _change = match backend::gate(&op.kind).cloned().map(Passage::begin).transpose() {
+                Ok(change) => change,
+                Err(_) => return inbox.post(Note::Held(id, lane, op)),
+            };
             let begun = Instant::now();
             let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
             // The request is answered whatever happens: a client that waits for ever is worse than an error.

@@ -20,6 +20,8 @@ pub enum Note {
     Accepted(Arrival, SocketAddr),
     /// The answer from a lane.
     Answered(ConnectionId, Lane, OpId, FsResult),
+    /// A lane gives back a change that the gate of its volume did not let through.
+    Held(ConnectionId, Lane, FsOp),
     /// It is known how the file of a READ is read past the page cache, and the READ can go on.
     Prepared(ConnectionId, FsOp),
     /// From another connection or an administrator.

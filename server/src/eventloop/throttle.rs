@@ -1,4 +1,4 @@
-//! Operations that wait because their volume has used up its limits (`qos`).
+//! Operations that wait because their volume has used up its limits (`qos`), or because its gate is closed (`gate`).
 //!
 //! Each volume has one line per event loop. Operations leave it in the order in which they came, whichever connections they are of.
 
@@ -15,7 +15,9 @@ use super::EventLoop;
 use super::client::Client;
 use super::files::written_bytes;
 use crate::backend;
+use crate::gate::Gate;
 use crate::io::Engine;
+use crate::limits::GATE_POLL;
 use crate::qos::Limiter;
 
 /// An operation that waits, and its connection.
@@ -28,6 +30,8 @@ struct Waiting {
 /// The operations of one volume that wait. Never empty.
 struct Line {
     limiter: Arc<Limiter>,
+    /// Where it holds changes that the volume's gate did not let through.
+    gate: Option<Arc<Gate>>,
     /// When the first may begin.
     due: Instant,
     /// By number, in the order in which they came.
@@ -61,13 +65,31 @@ impl Throttle {
             Entry::Vacant(place) => {
                 let Err(due) = limiter.begin(Instant::now(), bytes) else { return Some(op) };
                 self.due = Some(self.due.map_or(due, |first| first.min(due)));
-                place.insert(Line { limiter: Arc::clone(limiter), due, waiting: BTreeMap::new() })
+                place.insert(Line { limiter: Arc::clone(limiter), gate: None, due, waiting: BTreeMap::new() })
             }
         };
         line.waiting.insert(self.next, Waiting { connection, op, bytes });
         self.of_connections.entry(connection).or_default().insert((key, self.next));
         self.next += 1;
         None
+    }
+
+    /// Keeps a change until the gate of its volume is open. Its limits have let it begin already.
+    fn hold(&mut self, limiter: &Arc<Limiter>, gate: &Arc<Gate>, connection: u64, op: FsOp) {
+        let key = Arc::as_ptr(limiter).addr();
+        let due = Instant::now() + GATE_POLL;
+        let line = self.lines.entry(key).or_insert_with(|| Line {
+            limiter: Arc::clone(limiter),
+            gate: None,
+            due,
+            waiting: BTreeMap::new(),
+        });
+        line.gate = Some(Arc::clone(gate));
+        line.due = line.due.min(due);
+        line.waiting.insert(self.next, Waiting { connection, op, bytes: 0 });
+        self.of_connections.entry(connection).or_default().insert((key, self.next));
+        self.next += 1;
+        self.find_due();
     }
 
     /// Takes out the operations that may begin now. With `ask_all` also lines that are not due are asked: their limits may have
@@ -80,6 +102,11 @@ impl Throttle {
         let of_connections = &mut self.of_connections;
         self.lines.retain(|key, line| {
             if !ask_all && !regardless && line.due > now {
+                return true;
+            }
+            // Nothing goes on before that, not even at the server's end: it would come back at once.
+            if line.gate.as_ref().is_some_and(|gate| gate.is_closed()) {
+                line.due = now + GATE_POLL;
                 return true;
             }
             while let Some(first) = line.waiting.first_entry() {
@@ -139,6 +166,18 @@ impl<E: Engine> EventLoop<E> {
             client.write_bytes += written;
         }
         admitted
+    }
+
+    /// Keeps a change that the gate of its volume did not let through; it begins later.
+    pub(super) fn hold(&mut self, client: &mut Client, op: FsOp) {
+        let kind = &op.kind;
+        let (Some(limiter), Some(gate)) = (backend::limiter(kind).cloned(), backend::gate(kind).cloned())
+        else {
+            unreachable!("only what goes through a gate is held by it")
+        };
+        client.ops += 1;
+        client.write_bytes += written_bytes(kind);
+        self.throttle.hold(&limiter, &gate, client.id.0, op);
     }
 
     /// Begins operations that have waited long enough.
@@ -205,6 +244,22 @@ mod tests {
         assert_eq!(ids(&throttle.take_due(start + Duration::from_secs(6), false, false)), [3]);
         assert_eq!(throttle.take_of(2).len(), 0);
         assert_eq!(throttle.take_of(1).len(), 1);
+        assert!(throttle.due.is_none() && throttle.lines.is_empty() && throttle.of_connections.is_empty());
+    }
+
+    #[test]
+    fn changes_that_a_gate_holds_leave_when_it_opens_and_not_at_the_servers_end() {
+        let mut throttle = Throttle::default();
+        let (unlimited, gate) = (Arc::new(Limiter::default()), Arc::new(Gate::default()));
+        let closed = gate.close(Duration::ZERO).expect("nothing is under way");
+        throttle.hold(&unlimited, &gate, 1, op(1));
+        throttle.hold(&unlimited, &gate, 2, op(2));
+        assert!(throttle.time_max(Duration::from_secs(60)) <= GATE_POLL);
+        let now = Instant::now() + GATE_POLL;
+        assert!(throttle.take_due(now, true, true).is_empty());
+        drop(closed);
+        assert!(throttle.take_due(now, false, false).is_empty(), "asked again when it is due");
+        assert_eq!(ids(&throttle.take_due(now + GATE_POLL, false, false)), [1, 2]);
         assert!(throttle.due.is_none() && throttle.lines.is_empty() && throttle.of_connections.is_empty());
     }
 

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 
 use crate::backend::directory::{MappedRead, OpenFile};
 use crate::buffers::{Buffer, Charge};
+use crate::gate::Passage;
 use crate::limits::SEND_PARTS_MAX;
 
 /// What an operation was submitted for.
@@ -91,8 +92,8 @@ pub enum Operation {
     },
     /// Writes `range` of the frame at `offset`.
     Write {
-        /// To where.
-        file: Arc<OpenFile>,
+        /// To where: a change of the file's volume.
+        change: Passage<Arc<OpenFile>>,
         /// The data are in it.
         frame: Arc<dyn Frame>,
         /// Which of it.
@@ -349,7 +350,8 @@ impl Operation {
     /// Whether it reads or writes a file in memory, which waits for nothing.
     fn is_in_memory(&self) -> bool {
         match self {
-            Self::Read { file, .. } | Self::Write { file, .. } => file.is_in_memory(),
+            Self::Read { file, .. } => file.is_in_memory(),
+            Self::Write { change, .. } => change.through().is_in_memory(),
             Self::Receive { .. } | Self::Send { .. } | Self::Readable { .. } => false,
         }
     }

@@ -57,11 +57,12 @@ pub(super) fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Re
                 let slices = &mut [IoSliceMut::new(slice)];
                 rustix::io::preadv2(descriptor, slices, *offset + *filled as u64, flags)
             }
-            Operation::Write { file, frame, range, offset, written, durable } => {
+            Operation::Write { change, frame, range, offset, written, durable } => {
                 let bytes =
                     frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
                 let flags = if *durable { flags | ReadWriteFlags::DSYNC } else { flags };
-                rustix::io::pwritev2(&**file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
+                let file = &**change.through();
+                rustix::io::pwritev2(file, &[IoSlice::new(bytes)], *offset + *written as u64, flags)
             }
             Operation::Receive { .. } | Operation::Send { .. } | Operation::Readable { .. } => {
                 unreachable!("sockets are not for lanes")

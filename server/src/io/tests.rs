@@ -19,6 +19,7 @@ use super::uring::Uring;
 use super::{Completion, Engine, Message, Operation, Part, PastCache, Purpose, Token, Waker};
 use crate::backend::directory::{self, OpenFile, Volume};
 use crate::buffers::BufferPool;
+use crate::gate::Passage;
 use crate::lanes::{Lane, Lanes, Origin};
 use crate::scratch_disk::Disk;
 
@@ -275,7 +276,7 @@ fn written_and_read(scratch: &TempDir) {
         let data: Vec<u8> = (0..2_000_000_u32).map(|i| (i % 253) as u8).collect();
         for (durable, id) in [(false, 1), (true, 2)] {
             let write = Operation::Write {
-                file: Arc::clone(&file),
+                change: Passage::wait(Arc::clone(&file)),
                 frame: Arc::new(Bytes(data.clone())),
                 range: 1000..2_000_000,
                 offset: 500,
@@ -332,7 +333,7 @@ fn read_past_cache(
 
 fn write(engine: &mut dyn Engine, file: &Arc<OpenFile>, offset: u64, data: &[u8]) {
     let operation = Operation::Write {
-        file: Arc::clone(file),
+        change: Passage::wait(Arc::clone(file)),
         frame: Arc::new(Bytes(data.to_vec())),
         range: 0..data.len(),
         offset,
@@ -483,7 +484,7 @@ fn writes_to_stable_storage_that_block_delay_neither_the_loop_nor_reads_writes_a
             let (release, come) = channel();
             let frame = Late { come: Mutex::new(come), bytes: vec![2; 10] };
             let operation = Operation::Write {
-                file: Arc::clone(&file),
+                change: Passage::wait(Arc::clone(&file)),
                 frame: Arc::new(frame),
                 range: 0..10,
                 offset: 10 * id,
@@ -556,7 +557,7 @@ fn a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission() {
         let (mut submitting, mut all) = (Duration::ZERO, Duration::ZERO);
         for id in 0..32 {
             let operation = Operation::Write {
-                file: Arc::clone(&file),
+                change: Passage::wait(Arc::clone(&file)),
                 frame: Arc::new(Bytes(vec![2; 4096])),
                 range: 0..4096,
                 offset: id * 4096,

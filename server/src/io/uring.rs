@@ -193,11 +193,11 @@ impl Uring {
                 let at = *offset + *filled as u64;
                 opcode::Read::new(fd, bytes.as_mut_ptr(), bytes.len() as u32).offset(at).build()
             }
-            Operation::Write { file, frame, range, offset, written, durable } => {
+            Operation::Write { change, frame, range, offset, written, durable } => {
                 debug_assert!(!*durable, "the lanes do that");
                 let bytes =
                     frame.bytes().get(range.clone()).and_then(|b| b.get(*written..)).unwrap_or_default();
-                let fd = Fd(file.as_fd().as_raw_fd());
+                let fd = Fd(change.through().as_fd().as_raw_fd());
                 let at = *offset + *written as u64;
                 opcode::Write::new(fd, bytes.as_ptr(), bytes.len() as u32).offset(at).build()
             }

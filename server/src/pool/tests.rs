@@ -6,7 +6,7 @@ use super::*;
 use crate::buffers::BufferPool;
 use crate::qos::Qos;
 use crate::scratch_disk::Disk;
-use crate::volume::Protection;
+use crate::volume::{Phase, Protection};
 
 fn section(path: &Path) -> PoolSection {
     PoolSection {
@@ -33,7 +33,8 @@ fn record(id: &str, quota: Quota) -> Record {
         created: 0,
         serial: 1,
         qos: Qos::default(),
-        deleting: false,
+        source: None,
+        phase: Phase::Ready,
     }
 }
 
@@ -110,7 +111,7 @@ fn deletion_goes_on_after_a_kill_at_any_point() {
     }
     for id in ["marked", "moved"] {
         let mut record = pool.records[id].clone();
-        record.deleting = true;
+        record.phase = Phase::Deleting;
         record.write(&pool.records_path()).expect("marked");
     }
     std::fs::rename(pool.data_path("moved"), pool.trash_path().join("moved.0.x")).expect("moved");

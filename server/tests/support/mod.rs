@@ -582,6 +582,23 @@ impl Client {
         CREDITS_MAX.into()
     }
 
+    /// Removes the file with its close ([MS-FSCC] 2.4.11).
+    pub fn remove(&mut self, file_id: FileId) -> NtStatus {
+        let mut body = Vec::new();
+        set_info::Request {
+            info_type: query_info::InfoType::FILE,
+            file_info_class: FileInformationClass::FILE_DISPOSITION_INFORMATION.0,
+            additional_information: 0,
+            file_id,
+            buffer: &[1],
+        }
+        .encode(&mut body);
+        match self.call(Smb::SET_INFO, &body).status() {
+            NtStatus::SUCCESS => self.close(file_id),
+            status => status,
+        }
+    }
+
     pub fn close(&mut self, file_id: FileId) -> NtStatus {
         let mut body = Vec::new();
         close::Request { flags: close::Flags(0), file_id }.encode(&mut body);

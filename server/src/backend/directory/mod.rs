@@ -40,6 +40,7 @@ use rustix::io::Errno;
 
 use crate::backend::errno::status;
 use crate::buffers::BufferPool;
+use crate::gate::{Gate, Gated};
 use crate::lanes::Descriptor;
 use crate::qos::Limiter;
 
@@ -60,6 +61,7 @@ pub struct Volume {
     aside: Option<OwnedFd>,
     names: NameLocks,
     limiter: Arc<Limiter>,
+    gate: Arc<Gate>,
 }
 
 impl Volume {
@@ -82,8 +84,8 @@ impl Volume {
         let aside = aside.map(|path| rustix::fs::open(path, flags, Mode::empty())).transpose()?;
         let xattrs = attrs::kept(root.as_fd());
         let in_memory = rustix::fs::fstatfs(&root)?.f_type == TMPFS_MAGIC;
-        let (names, limiter) = (NameLocks::default(), Arc::default());
-        Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names, limiter }))
+        let (names, limiter, gate) = (NameLocks::default(), Arc::default(), Arc::default());
+        Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names, limiter, gate }))
     }
 
     /// Whether files can have extended attributes.
@@ -96,6 +98,12 @@ impl Volume {
     #[must_use]
     pub fn limiter(&self) -> &Arc<Limiter> {
         &self.limiter
+    }
+
+    /// What changes of the volume go through.
+    #[must_use]
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// As the protocol keeps it.
@@ -188,6 +196,12 @@ impl OpenFile {
     }
 }
 
+impl Gated for Arc<OpenFile> {
+    fn gate(&self) -> &Gate {
+        &self.volume.gate
+    }
+}
+
 /// The open file behind a handle.
 ///
 /// # Errors
@@ -206,10 +220,19 @@ pub(super) fn writes_through(handle: &FsHandle) -> bool {
 
 /// The limiter of the volume that a handle, of a volume or of a file, is of.
 pub(super) fn limiter(handle: &FsHandle) -> Option<&Arc<Limiter>> {
+    volume_of(handle).map(Volume::limiter)
+}
+
+/// The gate of the volume that a handle, of a volume or of a file, is of.
+pub(super) fn gate(handle: &FsHandle) -> Option<&Arc<Gate>> {
+    volume_of(handle).map(Volume::gate)
+}
+
+fn volume_of(handle: &FsHandle) -> Option<&Volume> {
     if let Some(file) = handle.0.downcast_ref::<OpenFile>() {
-        return Some(&file.volume.limiter);
+        return Some(&file.volume);
     }
-    handle.0.downcast_ref::<Volume>().map(Volume::limiter)
+    handle.0.downcast_ref()
 }
 
 fn volume(handle: &FsHandle) -> Result<Arc<Volume>, NtStatus> {

@@ -1,0 +1,198 @@
+//! The gate of a volume: changes go through it, and a snapshot closes it.
+//!
+//! A snapshot copies one file after the other. It holds all changes up to one moment, and none after it, if none is made
+//! meanwhile: the gate is closed, what is under way comes to its end, and what comes now waits until it is open again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::limits::{GATE_POLL, GATE_SHARDS};
+
+/// Lets changes of one volume through.
+#[derive(Debug, Default)]
+pub struct Gate {
+    closed: AtomicBool,
+    /// Changes under way. A thread always counts in the same place, so that event loops do not contend.
+    under_way: [Shard; GATE_SHARDS],
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(AtomicUsize);
+
+/// Something that keeps a volume's gate.
+pub trait Gated {
+    /// The gate.
+    fn gate(&self) -> &Gate;
+}
+
+impl Gated for Arc<Gate> {
+    fn gate(&self) -> &Gate {
+        self
+    }
+}
+
+/// A change under way. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Passage<T: Gated> {
+    through: T,
+    shard: usize,
+}
+
+impl<T: Gated> Passage<T> {
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// Gives `through` back: the gate is closed, and nothing may be changed.
+    pub fn begin(through: T) -> Result<Self, T> {
+        let (gate, shard) = (through.gate(), shard());
+        // Counted first: whoever closes the gate sees either this change or lets this one see that it is closed.
+        gate.under_way[shard].0.fetch_add(1, Ordering::SeqCst);
+        if gate.closed.load(Ordering::SeqCst) {
+            gate.under_way[shard].0.fetch_sub(1, Ordering::SeqCst);
+            return Err(through);
+        }
+        Ok(Self { through, shard })
+    }
+
+    /// Same on a thread that may wait.
+    pub fn wait(mut through: T) -> Self {
+        loop {
+            match Self::begin(through) {
+                Ok(passage) => return passage,
+                Err(back) => through = back,
+            }
+            std::thread::sleep(GATE_POLL);
+        }
+    }
+
+    /// What it was begun with.
+    pub fn through(&self) -> &T {
+        &self.through
+    }
+}
+
+impl<T: Gated> Drop for Passage<T> {
+    fn drop(&mut self) {
+        self.through.gate().under_way[self.shard].0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Where this thread counts.
+fn shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHARD: usize = NEXT.fetch_add(1, Ordering::Relaxed) % GATE_SHARDS;
+    }
+    SHARD.with(|shard| *shard)
+}
+
+/// Why a gate was not closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotClosed {
+    /// Somebody else has closed it.
+    #[error("another snapshot or clone of it is being made")]
+    Taken,
+    /// Changes that had begun did not end in time.
+    #[error("changes that are under way did not end")]
+    Busy,
+}
+
+/// A gate that is closed. It opens when this is dropped.
+#[derive(Debug)]
+pub struct Closed(Arc<Gate>);
+
+impl Gate {
+    /// Whether changes have to wait.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Closes the gate, and waits at most `patience` until no change is under way.
+    ///
+    /// # Errors
+    /// Why not; it is open then.
+    pub fn close(self: &Arc<Self>, patience: Duration) -> Result<Closed, NotClosed> {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return Err(NotClosed::Taken);
+        }
+        let closed = Closed(Arc::clone(self));
+        let begun = Instant::now();
+        // One after the other: none is begun any more, so one that was 0 stays 0 but for those that find it closed.
+        for shard in &self.under_way {
+            while shard.0.load(Ordering::SeqCst) > 0 {
+                if begun.elapsed() >= patience {
+                    return Err(NotClosed::Busy);
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        Ok(closed)
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_gate_closes_when_what_is_under_way_has_ended_and_nothing_passes_until_it_opens() {
+        let gate = Arc::new(Gate::default());
+        let passage = Passage::begin(Arc::clone(&gate)).expect("open");
+        assert_eq!(gate.close(Duration::ZERO).expect_err("one is under way"), NotClosed::Busy);
+        assert!(Passage::begin(Arc::clone(&gate)).is_ok(), "it was opened again");
+        drop(passage);
+        let closed = gate.close(PATIENCE).expect("nothing is under way");
+        assert!(gate.is_closed() && Passage::begin(Arc::clone(&gate)).is_err());
+        assert_eq!(gate.close(PATIENCE).expect_err("it is closed"), NotClosed::Taken);
+        drop(closed);
+        assert!(!gate.is_closed() && Passage::begin(gate).is_ok());
+    }
+
+    /// Threads change two numbers that are equal before and after each change; whoever has closed the gate finds them equal.
+    #[test]
+    fn no_change_is_seen_half_done_by_who_has_closed_the_gate() {
+        let gate = Arc::new(Gate::default());
+        let pair = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let ended = Arc::new(AtomicBool::new(false));
+        let changers: Vec<_> = (0..GATE_SHARDS + 3)
+            .map(|_| {
+                let (gate, pair, ended) = (Arc::clone(&gate), Arc::clone(&pair), Arc::clone(&ended));
+                std::thread::spawn(move || {
+                    while !ended.load(Ordering::Relaxed) {
+                        let _passage = Passage::wait(Arc::clone(&gate));
+                        pair[0].fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        pair[1].fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        let mut last = 0;
+        for _ in 0..50 {
+            let closed = gate.close(PATIENCE).expect("changes end");
+            let first = pair[0].load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+            assert_eq!(first, pair[1].load(Ordering::Relaxed));
+            assert_eq!(first, pair[0].load(Ordering::Relaxed));
+            drop(closed);
+            while pair[0].load(Ordering::Relaxed) == first {
+                std::thread::yield_now();
+            }
+            assert!(first >= last);
+            last = first;
+        }
+        ended.store(true, Ordering::Relaxed);
+        changers.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    }
+}

@@ -1,0 +1,144 @@
+//! Snapshots in a pool. They share extents with their volumes, and outlive them.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use super::copy::shares_extents;
+use super::{Copying, Pool, PoolError, make_private_directory};
+use crate::backend::directory::quota::{self, Usage};
+use crate::config::PoolQuota;
+use crate::snapshot::Snapshot;
+use crate::volume::{Phase, sync_directory};
+
+impl Pool {
+    fn snapshot_records_path(&self) -> PathBuf {
+        self.path.join(".forebay/snapshots")
+    }
+
+    /// Where a snapshot's data are.
+    #[must_use]
+    pub fn snapshot_path(&self, id: &str) -> PathBuf {
+        self.path.join("snapshots").join(id)
+    }
+
+    /// Whether files of the pool can share their extents, without which there are no snapshots and clones.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn shares_extents(&self) -> Result<bool, PoolError> {
+        shares_extents(self.directory.as_fd()).map_err(|e| self.io("trying whether files can share extents", e))
+    }
+
+    /// What a snapshot's files have, shared or not.
+    #[must_use]
+    pub fn snapshot_usage(&self, snapshot: &Snapshot) -> Usage {
+        let counted = snapshot.project.map(|project| quota::usage(self.directory.as_fd(), project));
+        counted.and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// Reads the records of snapshots, and deletes what was not finished. A record that is damaged is left as it is.
+    pub(super) fn read_snapshots(&mut self) -> Result<(), PoolError> {
+        let entries = match std::fs::read_dir(self.snapshot_records_path()) {
+            Ok(entries) => entries,
+            // The first snapshot makes it.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(self.io("listing its snapshots", error)),
+        };
+        for entry in entries {
+            let path = entry.map_err(|e| self.io("listing its snapshots", e))?.path();
+            if path.extension() != Some("json".as_ref()) {
+                continue;
+            }
+            match Snapshot::read(&path) {
+                Ok(snapshot) => drop(self.snapshots.insert(snapshot.snapshot_id.clone(), snapshot)),
+                Err(error) => {
+                    tracing::error!(pool = self.name, %error, "a snapshot is kept and cannot be used");
+                }
+            }
+        }
+        let to_go: Vec<String> = self
+            .snapshots
+            .values()
+            .filter(|s| s.phase.is_to_go())
+            .map(|snapshot| snapshot.snapshot_id.clone())
+            .collect();
+        for id in to_go {
+            if let Err(error) = self.delete_snapshot(&id) {
+                tracing::error!(pool = self.name, snapshot = id, %error, "a snapshot is being deleted");
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a snapshot of the directory at `source`, which gets its data by [`super::copy_tree`] and is there after
+    /// [`Pool::complete_snapshot`]. Until then its record says that the next start has to delete it.
+    ///
+    /// # Errors
+    /// Why not; nothing of it is left then.
+    pub fn begin_snapshot(&mut self, mut snapshot: Snapshot, source: &Path) -> Result<Copying, PoolError> {
+        let (data, records) = (self.path.join("snapshots"), self.snapshot_records_path());
+        for path in [&data, &records] {
+            make_private_directory(path)
+                .and_then(|()| sync_directory(path.parent().unwrap_or(&self.path)))
+                .map_err(|e| self.io("making its directories", e))?;
+        }
+        let target = self.snapshot_path(&snapshot.snapshot_id);
+        if target.exists() {
+            return Err(PoolError::Orphan { pool: self.name.clone(), path: target });
+        }
+        snapshot.phase = Phase::Making;
+        if self.quota == PoolQuota::Project {
+            snapshot.project = Some(self.free_project()?);
+        }
+        snapshot.write(&records).map_err(|error| self.record_error(error))?;
+        let id = snapshot.snapshot_id.clone();
+        let project = snapshot.project;
+        self.snapshots.insert(id.clone(), snapshot);
+        let made = std::fs::create_dir(&target)
+            .map_err(|e| self.io("making the snapshot's directory", e))
+            .and_then(|()| self.copying(source, &target));
+        let made = made.and_then(|copying| match project {
+            Some(project) => quota::assign(copying.target.as_fd(), project)
+                .map(|()| copying)
+                .map_err(|e| self.io("counting what the snapshot has", e.into())),
+            None => Ok(copying),
+        });
+        if made.is_err()
+            && let Err(error) = self.delete_snapshot(&id)
+        {
+            tracing::error!(pool = self.name, snapshot = id, %error, "a snapshot that failed will be removed at the next start");
+        }
+        made
+    }
+
+    /// A snapshot that was begun has its data.
+    ///
+    /// # Errors
+    /// Why that could not be recorded.
+    pub fn complete_snapshot(&mut self, id: &str) -> Result<(), PoolError> {
+        let Some(begun) = self.snapshots.get(id) else { return Ok(()) };
+        let used_bytes = self.snapshot_usage(begun).bytes;
+        let snapshot = Snapshot { phase: Phase::Ready, used_bytes, ..begun.clone() };
+        snapshot.write(&self.snapshot_records_path()).map_err(|error| self.record_error(error))?;
+        self.snapshots.insert(id.to_owned(), snapshot);
+        Ok(())
+    }
+
+    /// Deletes a snapshot: from the moment its record says so it is gone, also if the server is killed on the way. The data are
+    /// moved to the trash, for [`Pool::trash`] to remove.
+    ///
+    /// # Errors
+    /// Those of the file system; calling it again goes on.
+    pub fn delete_snapshot(&mut self, id: &str) -> Result<(), PoolError> {
+        let Some(mut snapshot) = self.snapshots.get(id).cloned() else { return Ok(()) };
+        let records = self.snapshot_records_path();
+        if snapshot.phase != Phase::Deleting {
+            snapshot.phase = Phase::Deleting;
+            self.with_reserve(|| snapshot.write(&records)).map_err(|error| self.record_error(error))?;
+            self.snapshots.insert(id.to_owned(), snapshot.clone());
+        }
+        self.throw_away(id, snapshot.project, &self.snapshot_path(id), &records)?;
+        self.snapshots.remove(id);
+        Ok(())
+    }
+}

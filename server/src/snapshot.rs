@@ -1,0 +1,134 @@
+//! A snapshot's record, kept in its pool and replaced atomically.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::is_label;
+use crate::limits::RECORD_BYTES_MAX;
+use crate::volume::{Phase, RecordError, replace};
+
+/// The version of records that this server writes and reads.
+const VERSION: u32 = 1;
+
+/// What is known of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// 1..=63 of `[a-z0-9-]`.
+    pub snapshot_id: String,
+    /// The volume that it is of, which may be gone.
+    pub volume_id: String,
+    /// That volume's capacity at the time, in bytes.
+    pub capacity_bytes: u64,
+    /// What its files have, in bytes; 0 where the pool has no quota and so does not count.
+    pub used_bytes: u64,
+    /// The project on its files, where the pool has quotas.
+    pub project: Option<u32>,
+    /// The caller's labels.
+    pub labels: BTreeMap<String, String>,
+    /// FILETIME.
+    pub created: u64,
+    /// Where it is in its life.
+    pub phase: Phase,
+}
+
+/// As it is written.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    version: u32,
+    snapshot_id: String,
+    volume_id: String,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    project: Option<u32>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    created: u64,
+    #[serde(default)]
+    deleting: bool,
+}
+
+impl Snapshot {
+    /// Reads the record at `path`; its name must be the snapshot's id with `.json`.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn read(path: &Path) -> Result<Self, RecordError> {
+        let io = |error| RecordError::Io { path: path.to_owned(), error };
+        let damaged = |reason: String| RecordError::Damaged { path: path.to_owned(), reason };
+        let mut bytes = Vec::new();
+        std::fs::File::open(path).map_err(io)?.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).map_err(io)?;
+        let stored: Stored = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        if stored.version != VERSION {
+            return Err(damaged(format!("version {} where {VERSION} is known", stored.version)));
+        }
+        if !is_label(&stored.snapshot_id) || path.file_stem() != Some(stored.snapshot_id.as_ref()) {
+            return Err(damaged("its snapshot id is not its file's name".to_owned()));
+        }
+        Ok(Self {
+            snapshot_id: stored.snapshot_id,
+            volume_id: stored.volume_id,
+            capacity_bytes: stored.capacity_bytes,
+            used_bytes: stored.used_bytes,
+            project: stored.project,
+            labels: stored.labels,
+            created: stored.created,
+            phase: Phase::stored(stored.deleting),
+        })
+    }
+
+    /// Replaces the record in `directory`: whoever reads it, even after a power cut, finds the old or the new one whole.
+    ///
+    /// # Errors
+    /// Those of writing it; the old one is then still there.
+    pub fn write(&self, directory: &Path) -> Result<(), RecordError> {
+        let path = directory.join(format!("{}.json", self.snapshot_id));
+        let io = |error: std::io::Error| RecordError::Io { path: path.clone(), error };
+        let stored = Stored {
+            version: VERSION,
+            snapshot_id: self.snapshot_id.clone(),
+            volume_id: self.volume_id.clone(),
+            capacity_bytes: self.capacity_bytes,
+            used_bytes: self.used_bytes,
+            project: self.project,
+            labels: self.labels.clone(),
+            created: self.created,
+            deleting: self.phase.is_to_go(),
+        };
+        let mut bytes = serde_json::to_vec_pretty(&stored).map_err(|e| io(e.into()))?;
+        bytes.push(b'\n');
+        replace(&path, &bytes).map_err(io)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_one_of_something_unfinished_is_to_go() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let snapshot = Snapshot {
+            snapshot_id: "s-1".to_owned(),
+            volume_id: "pvc-1".to_owned(),
+            capacity_bytes: 1 << 30,
+            used_bytes: 4096,
+            project: Some(7),
+            labels: BTreeMap::from([("name".to_owned(), "snapshot-1".to_owned())]),
+            created: 133_000_000_000_000_000,
+            phase: Phase::Ready,
+        };
+        let path = scratch.path().join("s-1.json");
+        snapshot.write(scratch.path()).expect("written");
+        assert_eq!(Snapshot::read(&path).expect("read"), snapshot);
+        Snapshot { phase: Phase::Making, ..snapshot.clone() }.write(scratch.path()).expect("written");
+        assert_eq!(Snapshot::read(&path).expect("read"), Snapshot { phase: Phase::Deleting, ..snapshot });
+        let other = scratch.path().join("s-2.json");
+        std::fs::rename(&path, &other).expect("renamed");
+        let error = Snapshot::read(&other).expect_err("not its name").to_string();
+        assert!(error.contains("s-2.json: damaged record: its snapshot id"), "{error}");
+    }
+}

@@ -1,0 +1,325 @@
+//! Snapshots of volumes and volumes that are made of them: on XFS, with clients that go on writing.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_proto::admin as api;
+use forebay_smb::status::NtStatus;
+use forebay_smb::wire::create::CreateDisposition;
+use forebay_smb::wire::negotiate::Dialect;
+use forebay_testing::Xfs;
+use support::{Client, Daemon, Place, engines, request, until};
+use tonic::Code;
+
+fn place(engine: &'static str, xfs: &Xfs) -> Place {
+    let place = Place::new(engine);
+    place.configure("127.0.0.1:0", &xfs.path());
+    place
+}
+
+fn snapshot(daemon: &mut Daemon, id: &str, volume: &str) -> Result<api::Snapshot, tonic::Status> {
+    let request = api::CreateSnapshotRequest {
+        snapshot_id: id.to_owned(),
+        volume_id: volume.to_owned(),
+        labels: Default::default(),
+    };
+    let made = daemon.admin(async |admin| admin.create_snapshot(request).await)?;
+    Ok(made.into_inner().snapshot.unwrap())
+}
+
+fn delete_snapshot(daemon: &mut Daemon, id: &str) -> Result<(), tonic::Status> {
+    let request = api::DeleteSnapshotRequest { snapshot_id: id.to_owned() };
+    daemon.admin(async |admin| admin.delete_snapshot(request).await).map(drop)
+}
+
+fn delete_volume(daemon: &mut Daemon, id: &str) -> Result<(), tonic::Status> {
+    let request = api::DeleteVolumeRequest { volume_id: id.to_owned(), force: true };
+    daemon.admin(async |admin| admin.delete_volume(request).await).map(drop)
+}
+
+fn listed(daemon: &mut Daemon, id: &str, volume: &str) -> Vec<String> {
+    let request = api::ListSnapshotsRequest {
+        snapshot_id: id.to_owned(),
+        volume_id: volume.to_owned(),
+        page_size: 2,
+        ..Default::default()
+    };
+    let page = daemon.admin(async |admin| admin.list_snapshots(request).await).unwrap().into_inner();
+    page.snapshots.into_iter().map(|snapshot| snapshot.snapshot_id).collect()
+}
+
+fn of_snapshot(id: &str, snapshot: &str) -> api::CreateVolumeRequest {
+    api::CreateVolumeRequest { source_snapshot_id: snapshot.to_owned(), ..request(id) }
+}
+
+fn of_volume(id: &str, volume: &str) -> api::CreateVolumeRequest {
+    api::CreateVolumeRequest { source_volume_id: volume.to_owned(), ..request(id) }
+}
+
+fn put(client: &mut Client, name: &str, bytes: &[u8]) {
+    let file = client.open(name, CreateDisposition::OVERWRITE_IF).unwrap();
+    assert_eq!(client.write(file, 0, bytes), NtStatus::SUCCESS);
+    assert_eq!(client.close(file), NtStatus::SUCCESS);
+}
+
+fn get(client: &mut Client, name: &str) -> Result<Vec<u8>, NtStatus> {
+    let file = client.open(name, CreateDisposition::OPEN)?;
+    let bytes = client.read(file, 0, 1 << 16);
+    assert_eq!(client.close(file), NtStatus::SUCCESS);
+    bytes
+}
+
+#[test]
+fn a_snapshot_keeps_what_was_there_and_volumes_are_made_of_it() {
+    let Some(xfs) = Xfs::without_quota() else { return };
+    for engine in engines() {
+        let place = place(engine, &xfs);
+        let mut daemon = place.start();
+        daemon.create_volume("v").unwrap();
+        put(&mut daemon.mount("v", Dialect::SMB3_1_1), "f", b"before");
+        let made = snapshot(&mut daemon, "s1", "v").unwrap();
+        assert_eq!((made.volume_id.as_str(), made.capacity_bytes), ("v", 1 << 30));
+        put(&mut daemon.mount("v", Dialect::SMB3_1_1), "f", b"after");
+        // The same again is the same, whatever has changed since.
+        assert_eq!(snapshot(&mut daemon, "s1", "v").unwrap(), made);
+        assert_eq!(snapshot(&mut daemon, "s1", "w").unwrap_err().code(), Code::AlreadyExists);
+        assert_eq!(snapshot(&mut daemon, "s2", "w").unwrap_err().code(), Code::NotFound);
+        assert_eq!(snapshot(&mut daemon, "S_2", "v").unwrap_err().code(), Code::InvalidArgument);
+
+        let restored = daemon.create(of_snapshot("r", "s1")).unwrap();
+        assert_eq!(restored.source_snapshot_id, "s1");
+        assert_eq!(get(&mut daemon.mount("r", Dialect::SMB3_1_1), "f").unwrap(), b"before");
+        daemon.create(of_volume("c", "v")).unwrap();
+        assert_eq!(get(&mut daemon.mount("c", Dialect::SMB3_1_1), "f").unwrap(), b"after");
+        // Neither sees what is written to the other.
+        put(&mut daemon.mount("c", Dialect::SMB3_1_1), "f", b"changed");
+        assert_eq!(get(&mut daemon.mount("v", Dialect::SMB3_1_1), "f").unwrap(), b"after");
+
+        assert!(daemon.create(of_snapshot("r", "s1")).is_ok());
+        assert_eq!(daemon.create(of_snapshot("r", "s9")).unwrap_err().code(), Code::AlreadyExists);
+        assert_eq!(daemon.create(of_snapshot("x", "s9")).unwrap_err().code(), Code::NotFound);
+        assert_eq!(daemon.create(of_volume("x", "y")).unwrap_err().code(), Code::NotFound);
+        let small = api::CreateVolumeRequest { capacity_bytes: 1 << 29, ..of_snapshot("x", "s1") };
+        assert_eq!(daemon.create(small).unwrap_err().code(), Code::InvalidArgument);
+        let both = api::CreateVolumeRequest { source_volume_id: "v".to_owned(), ..of_snapshot("x", "s1") };
+        assert_eq!(daemon.create(both).unwrap_err().code(), Code::InvalidArgument);
+
+        // It outlives its volume and the server, and is no volume itself.
+        delete_volume(&mut daemon, "v").unwrap();
+        assert_eq!(snapshot(&mut daemon, "s2", "v").unwrap_err().code(), Code::NotFound);
+        daemon.kill();
+        let mut daemon = place.start();
+        snapshot(&mut daemon, "s2", "c").unwrap();
+        snapshot(&mut daemon, "s3", "c").unwrap();
+        assert_eq!(listed(&mut daemon, "", ""), ["s1", "s2"]);
+        assert_eq!(listed(&mut daemon, "", "c"), ["s2", "s3"]);
+        assert_eq!(listed(&mut daemon, "s1", ""), ["s1"]);
+        assert_eq!(listed(&mut daemon, "s1", "c"), [""; 0]);
+        daemon.create(of_snapshot("late", "s1")).unwrap();
+        assert_eq!(get(&mut daemon.mount("late", Dialect::SMB3_1_1), "f").unwrap(), b"before");
+        for id in ["s1", "s1", "s2", "s3"] {
+            delete_snapshot(&mut daemon, id).unwrap();
+        }
+        assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
+        assert_eq!(get(&mut daemon.mount("late", Dialect::SMB3_1_1), "f").unwrap(), b"before");
+        for id in ["r", "c", "late"] {
+            delete_volume(&mut daemon, id).unwrap();
+        }
+        daemon.terminate();
+        daemon.wait();
+        assert!(is_empty(&xfs.path().join("snapshots")) && is_empty(&xfs.path().join("volumes")));
+    }
+}
+
+fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).unwrap().next().is_none()
+}
+
+/// One chain of changes, each of which begins when the one before it is acknowledged: a number goes to the file `a`, then to
+/// `b`; then the file of the next number is made, and that of the one before removed.
+fn chain(client: &mut Client, prefix: &str, ended: &AtomicBool, turns: &AtomicU64) {
+    let a = client.open(&format!("{prefix}-a"), CreateDisposition::CREATE).unwrap();
+    let b = client.open(&format!("{prefix}-b"), CreateDisposition::CREATE).unwrap();
+    for number in 1_u64.. {
+        for file in [a, b] {
+            assert_eq!(client.write(file, 0, &number.to_le_bytes()), NtStatus::SUCCESS);
+        }
+        let next = client.open(&format!("{prefix}-{number}"), CreateDisposition::CREATE).unwrap();
+        assert_eq!(client.close(next), NtStatus::SUCCESS);
+        if number > 1 {
+            let last = client.open(&format!("{prefix}-{}", number - 1), CreateDisposition::OPEN).unwrap();
+            assert_eq!(client.remove(last), NtStatus::SUCCESS);
+        }
+        turns.fetch_add(1, Ordering::Relaxed);
+        if ended.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}
+
+fn number(client: &mut Client, name: &str) -> u64 {
+    match get(client, name) {
+        Ok(bytes) => u64::from_le_bytes(bytes.try_into().unwrap()),
+        Err(status) => {
+            assert_eq!(status, NtStatus::END_OF_FILE, "{name}");
+            0
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_holds_all_changes_up_to_one_moment_while_clients_go_on() {
+    const CHAINS: usize = 4;
+    const SNAPSHOTS: usize = 12;
+    let Some(xfs) = Xfs::without_quota() else { return };
+    for engine in engines() {
+        let place = place(engine, &xfs);
+        let mut daemon = place.start();
+        daemon.create_volume("v").unwrap();
+        // Files between those of the chains, so that a copy takes a while.
+        let mut client = daemon.mount("v", Dialect::SMB3_1_1);
+        for index in 0..1000 {
+            put(&mut client, &format!("between-{index}"), b"x");
+        }
+        let (ended, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let chains: Vec<_> = (0..CHAINS)
+            .map(|index| {
+                let mut client = daemon.mount("v", Dialect::SMB3_1_1);
+                let (ended, turns) = (Arc::clone(&ended), Arc::clone(&turns));
+                std::thread::spawn(move || chain(&mut client, &format!("c{index}"), &ended, &turns))
+            })
+            .collect();
+        for index in 0..SNAPSHOTS {
+            let before = turns.load(Ordering::Relaxed);
+            until("the chains go on", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
+            snapshot(&mut daemon, &format!("s{index}"), "v").unwrap();
+        }
+        daemon.create(of_volume("clone", "v")).unwrap();
+        let before = turns.load(Ordering::Relaxed);
+        until("the chains go on", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
+        ended.store(true, Ordering::Relaxed);
+        chains.into_iter().for_each(|chain| chain.join().unwrap());
+
+        let mut volumes = vec!["clone".to_owned()];
+        for index in 0..SNAPSHOTS {
+            let id = format!("r{index}");
+            daemon.create(of_snapshot(&id, &format!("s{index}"))).unwrap();
+            volumes.push(id);
+        }
+        for id in &volumes {
+            let names: Vec<String> = std::fs::read_dir(xfs.path().join("volumes").join(id))
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            let mut client = daemon.mount(id, Dialect::SMB3_1_1);
+            for index in 0..CHAINS {
+                let (a, b) = (format!("c{index}-a"), format!("c{index}-b"));
+                let (a, b) = (number(&mut client, &a), number(&mut client, &b));
+                assert!(a == b || a == b + 1, "{id}: {a} and then {b}");
+                let prefix = format!("c{index}-");
+                let mut numbers: Vec<u64> =
+                    names.iter().filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect();
+                numbers.sort_unstable();
+                // The file of `b` may not be made yet, and the one before it not removed.
+                let possible: &[&[u64]] = &[&[b], &[b - 1, b], &[b - 1]];
+                assert!(possible.contains(&&*numbers), "{id}: {numbers:?} where {a} and {b} are written");
+            }
+            drop(client);
+            delete_volume(&mut daemon, id).unwrap();
+        }
+        for index in 0..SNAPSHOTS {
+            delete_snapshot(&mut daemon, &format!("s{index}")).unwrap();
+        }
+        delete_volume(&mut daemon, "v").unwrap();
+        daemon.terminate();
+        daemon.wait();
+    }
+}
+
+#[test]
+fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
+    const FILES: u64 = 20_000;
+    let Some(xfs) = Xfs::without_quota() else { return };
+    let place = place(engines()[0], &xfs);
+    let mut daemon = place.start();
+    daemon.create_volume("v").unwrap();
+    let data = xfs.path().join("volumes/v");
+    for index in 0..FILES {
+        std::fs::write(data.join(index.to_string()), "x").unwrap();
+    }
+    for (what, path) in [("snapshot", "snapshots/s"), ("clone", "volumes/c")] {
+        let copy = xfs.path().join(path);
+        let socket = place.socket();
+        let copier = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let uri = format!("unix://{}", socket.display());
+                let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+                let mut admin = api::admin_client::AdminClient::new(channel);
+                match what {
+                    "snapshot" => {
+                        let request = api::CreateSnapshotRequest {
+                            snapshot_id: "s".to_owned(),
+                            volume_id: "v".to_owned(),
+                            labels: Default::default(),
+                        };
+                        admin.create_snapshot(request).await.map(drop)
+                    }
+                    _ => admin.create_volume(of_volume("c", "v")).await.map(drop),
+                }
+            })
+        });
+        let begun = || std::fs::read_dir(&copy).is_ok_and(|found| found.count() > 100);
+        until("it is being copied", || begun().then_some(()));
+        // Meanwhile it is not there, cannot be removed, and its source stays.
+        assert_eq!(delete_volume(&mut daemon, "v").unwrap_err().code(), Code::Aborted);
+        assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
+        match what {
+            "snapshot" => {
+                assert_eq!(snapshot(&mut daemon, "s", "v").unwrap_err().code(), Code::Aborted);
+                assert_eq!(delete_snapshot(&mut daemon, "s").unwrap_err().code(), Code::Aborted);
+            }
+            _ => {
+                assert_eq!(daemon.create(of_volume("c", "v")).unwrap_err().code(), Code::Aborted);
+                assert_eq!(delete_volume(&mut daemon, "c").unwrap_err().code(), Code::Aborted);
+            }
+        }
+        daemon.kill();
+        copier.join().unwrap().unwrap_err();
+        assert!(copy.exists(), "it was killed in the middle");
+        daemon = place.start();
+        assert!(!copy.exists());
+        assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
+        until("the rest is removed", || is_empty(&xfs.path().join(".forebay/trash")).then_some(()));
+        // Whoever asked asks again.
+        match what {
+            "snapshot" => drop(snapshot(&mut daemon, "s", "v").unwrap()),
+            _ => drop(daemon.create(of_volume("c", "v")).unwrap()),
+        }
+        assert_eq!(std::fs::read_dir(&copy).unwrap().count() as u64, FILES);
+        delete_snapshot(&mut daemon, "s").unwrap();
+    }
+}
+
+#[test]
+fn a_file_system_without_shared_extents_is_named_and_nothing_is_left() {
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let place = Place::new(engines()[0]);
+    place.configure("127.0.0.1:0", memory.path());
+    let mut daemon = place.start();
+    daemon.create_volume("v").unwrap();
+    for status in
+        [snapshot(&mut daemon, "s", "v").map(drop), daemon.create(of_volume("c", "v")).map(drop)]
+    {
+        let status = status.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains("reflink=1"), "{status}");
+    }
+    assert!(!memory.path().join("snapshots").exists() && !memory.path().join("volumes/c").exists());
+    // Its clients have noticed nothing.
+    put(&mut daemon.mount("v", Dialect::SMB3_1_1), "f", b"x");
+}
