@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{
-    CreateVolumeRequest, DeleteVolumeRequest, ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest,
-    ListVolumesRequest, ListVolumesResponse, Pool, Qos, SetCredentialsRequest, SetQosRequest,
+    CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest,
+    ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest, ListSnapshotsRequest, ListSnapshotsResponse,
+    ListVolumesRequest, ListVolumesResponse, Pool, Qos, SetCredentialsRequest, SetQosRequest, Snapshot,
     StatVolumeRequest, Volume,
 };
 use tonic::transport::{Channel, Endpoint};
@@ -17,7 +18,7 @@ use tracing::warn;
 
 use crate::address::ServerAddress;
 use crate::error::{Error, describe_status};
-use crate::limits::{ADMIN_DEADLINE, PROBE_DEADLINE};
+use crate::limits::{ADMIN_DEADLINE, COPY_DEADLINE, PROBE_DEADLINE};
 use crate::names::VolumeId;
 use crate::secrets::Credentials;
 
@@ -120,7 +121,8 @@ impl Admin {
     }
 
     pub(crate) async fn create(&self, request: CreateVolumeRequest) -> Result<Volume, Error> {
-        let request = Self::request(request, ADMIN_DEADLINE);
+        let is_empty = request.source_snapshot_id.is_empty() && request.source_volume_id.is_empty();
+        let request = Self::request(request, if is_empty { ADMIN_DEADLINE } else { COPY_DEADLINE });
         self.present(
             self.client
                 .clone()
@@ -184,6 +186,28 @@ impl Admin {
     ) -> Result<ListVolumesResponse, Error> {
         let request = Self::request(ListVolumesRequest { page_size, page_token }, ADMIN_DEADLINE);
         Ok(self.client.clone().list_volumes(request).await.map_err(|status| self.error(status))?.into_inner())
+    }
+
+    pub(crate) async fn create_snapshot(&self, request: CreateSnapshotRequest) -> Result<Snapshot, Error> {
+        let request = Self::request(request, COPY_DEADLINE);
+        let response =
+            self.client.clone().create_snapshot(request).await.map_err(|status| self.error(status))?;
+        let snapshot = response.into_inner().snapshot;
+        snapshot.ok_or_else(|| self.error(Status::internal("the response holds no snapshot")))
+    }
+
+    pub(crate) async fn delete_snapshot(&self, id: &VolumeId) -> Result<(), Error> {
+        let request = Self::request(DeleteSnapshotRequest { snapshot_id: id.to_string() }, ADMIN_DEADLINE);
+        self.client.clone().delete_snapshot(request).await.map(drop).map_err(|status| self.error(status))
+    }
+
+    pub(crate) async fn snapshots(
+        &self,
+        request: ListSnapshotsRequest,
+    ) -> Result<ListSnapshotsResponse, Error> {
+        let request = Self::request(request, ADMIN_DEADLINE);
+        let page = self.client.clone().list_snapshots(request).await;
+        Ok(page.map_err(|status| self.error(status))?.into_inner())
     }
 
     pub(crate) async fn pools(&self, deadline: Duration) -> Result<Vec<Pool>, Error> {

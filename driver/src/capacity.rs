@@ -30,6 +30,24 @@ impl Capacity {
         Ok(Self { required_bytes, limit_bytes })
     }
 
+    /// The same range for a volume that is made of one of `bytes`, and is no smaller.
+    pub(crate) fn at_least(self, bytes: u64) -> Result<Self, Error> {
+        if bytes > self.limit_bytes {
+            return Err(Error::Capacity(format!(
+                "its source has {bytes} bytes, and limit_bytes is {}",
+                self.limit_bytes
+            )));
+        }
+        match self.required_bytes {
+            // Nothing smaller was asked for, so it is as large as its source.
+            0 => Ok(Self { required_bytes: bytes, ..self }),
+            required if required < bytes => Err(Error::Capacity(format!(
+                "its source has {bytes} bytes, and required_bytes is {required}: ask for as many"
+            ))),
+            _ => Ok(self),
+        }
+    }
+
     /// The size to make, in whole MiB.
     pub(crate) fn size_bytes(self) -> Result<u64, Error> {
         let wanted = match self.required_bytes {

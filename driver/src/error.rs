@@ -31,6 +31,8 @@ pub(crate) enum Error {
     VolumeExists { volume_id: String, what: &'static str },
     #[error("volume {0} does not exist")]
     NoVolume(String),
+    #[error("snapshot {0} does not exist")]
+    NoSnapshot(String),
     #[error("starting_token is none that this driver gave out: start again without one")]
     UnknownToken,
     #[error("a call for volume {0} is still under way")]
@@ -105,7 +107,7 @@ impl Error {
             | Self::Capability(_) => Code::InvalidArgument,
             Self::Capacity(_) => Code::OutOfRange,
             Self::VolumeExists { .. } | Self::PathTaken { .. } => Code::AlreadyExists,
-            Self::NoVolume(_) | Self::NotMounted(_) => Code::NotFound,
+            Self::NoVolume(_) | Self::NoSnapshot(_) | Self::NotMounted(_) => Code::NotFound,
             // CSI "Error Scheme": an operation is pending for the volume; ListVolumes: the token is invalid.
             Self::InFlight(_) | Self::UnknownToken | Self::Overtaken(_) => Code::Aborted,
             // gRPC status codes: transient, the caller tries again later. RESOURCE_EXHAUSTED would say to csi-provisioner

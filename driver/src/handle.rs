@@ -65,6 +65,14 @@ impl Handle {
         }
     }
 
+    /// The instance that it names.
+    pub(crate) fn instance(&self) -> Option<&InstanceName> {
+        match self {
+            Self::Server { .. } => None,
+            Self::Instance { instance, .. } => Some(instance),
+        }
+    }
+
     /// The share that clients mount.
     pub(crate) fn share(&self) -> &VolumeId {
         match self {

@@ -48,6 +48,8 @@ pub(crate) const IN_FLIGHT_MAX: usize = 1024;
 /// Calls in work on one connection; the others wait in the transport.
 pub(crate) const CONCURRENT_CALLS_MAX: usize = 256;
 
+/// A call to the admin API that copies a volume: clients wait for 30 s of it at most, and stable storage takes its time.
+pub(crate) const COPY_DEADLINE: Duration = Duration::from_secs(120);
 /// One call to the admin API.
 pub(crate) const ADMIN_DEADLINE: Duration = Duration::from_secs(30);
 

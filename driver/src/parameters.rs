@@ -11,7 +11,7 @@ use crate::limits::MAP_BYTES_MAX;
 use crate::transport::Transport;
 
 /// What the sidecars add with `--extra-create-metadata`; kept as labels of the volume.
-const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
+pub(crate) const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 const KNOWN: &str = "pool, quota (hard or none), protection (optional, sign or seal), transport (auto, rdma or tcp), \
                      server, csi.storage.k8s.io/*";

@@ -96,6 +96,7 @@ async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
         protection: there.protection,
         credentials: Some(admin::Credentials { username: "pvc-1".into(), password: password.clone() }),
         labels: there.labels.clone(),
+        ..Default::default()
     };
     assert_eq!(code(server.create_volume(same.clone()).await), Code::Ok);
     same.credentials.as_mut().unwrap().password = PASSWORD.into();

@@ -19,8 +19,12 @@ async fn start() -> (TempDir, Peer, Process, World) {
     let peer = Peer::serve(&dir.path().join("admin.sock"));
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
-    let world =
-        World { controller: ControllerClient::new(channel), has_quota: true, address: "10.1.1.1:445".into() };
+    let world = World {
+        controller: ControllerClient::new(channel),
+        has_quota: true,
+        has_snapshots: true,
+        address: "10.1.1.1:445".into(),
+    };
     (dir, peer, driver, world)
 }
 

@@ -69,7 +69,7 @@ async fn limits_reach_the_server(world: &World, admin: &Path) {
     world.controller.delete_volume(request).await.unwrap();
 }
 
-async fn promises_hold(pool_path: &Path, quota: &str) {
+async fn promises_hold(pool_path: &Path, quota: &str, on_xfs: bool) {
     let dir = tempfile::tempdir().unwrap();
     let (mut server, port) = start_server(dir.path(), pool_path, quota).await;
     let mut driver = start_driver(dir.path(), "controller", &[]);
@@ -77,6 +77,7 @@ async fn promises_hold(pool_path: &Path, quota: &str) {
     let world = World {
         controller: ControllerClient::new(channel),
         has_quota: quota == "project",
+        has_snapshots: on_xfs,
         address: format!("127.0.0.1:{port}"),
     };
     limits_reach_the_server(&world, &dir.path().join("admin.sock")).await;
@@ -89,13 +90,20 @@ async fn promises_hold(pool_path: &Path, quota: &str) {
 
 #[tokio::test]
 async fn a_controller_keeps_its_promises_without_quota() {
-    let pool = tempfile::tempdir().unwrap();
-    promises_hold(pool.path(), "none").await;
+    let pool = tempfile::tempdir_in("/dev/shm").unwrap();
+    promises_hold(pool.path(), "none", false).await;
+}
+
+#[tokio::test]
+async fn a_controller_keeps_its_promises_with_snapshots() {
+    if let Some(xfs) = Xfs::without_quota() {
+        promises_hold(&xfs.path(), "none", true).await;
+    }
 }
 
 #[tokio::test]
 async fn a_controller_keeps_its_promises_with_quota() {
     if let Some(xfs) = Xfs::new() {
-        promises_hold(&xfs.path(), "project").await;
+        promises_hold(&xfs.path(), "project", true).await;
     }
 }

@@ -11,14 +11,17 @@ use std::time::{Duration, Instant};
 
 use forebay_api::names;
 use forebay_e2e::cache::Cache;
-use forebay_e2e::kubernetes::tools::{SANITY, SIDECARS, Tools};
-use forebay_proto::admin::{ListVolumesRequest, Priority};
+use forebay_e2e::kubernetes::tools::{SANITY, SIDECARS, SNAPSHOT_DEFINITIONS, SNAPSHOTS, Tools};
+use forebay_proto::admin::{ListSnapshotsRequest, ListVolumesRequest, Priority, Snapshot};
+use forebay_testing::Xfs;
 use process::{Process, connect};
 use serde_json::{Value, json};
-use town::{CLUSTER, Town, kubeconfig_of, kubectl, start_in_kubernetes};
+use town::{CLUSTER, Town, admin_kubeconfig, kubeconfig_of, kubectl, start_in_kubernetes};
 
 /// Who binds claims and marks volumes as released.
 const WITH_CONTROLLERS: bool = true;
+/// The tests share an API server, and each provisioner would see to all claims.
+static PROVISIONER: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 const ACCOUNT: &str = "forebay-csi-controller";
 
 /// Waits for a field of an object.
@@ -67,6 +70,7 @@ fn start(dir: &Path, program: PathBuf, namespace: &str, arguments: &[&str]) -> P
 
 #[tokio::test]
 async fn a_claim_becomes_a_volume_grows_and_goes() {
+    let _alone = PROVISIONER.lock().await;
     let mut town = Town::new(1).await;
     give_rights(&town.namespace);
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS]).unwrap();
@@ -153,6 +157,160 @@ async fn a_claim_becomes_a_volume_grows_and_goes() {
         .unwrap();
     until(&mut sidecars, &["persistentvolume", &name], |volume| volume.is_none()).await;
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
+}
+
+fn claim_of(name: &str, source: Option<(&str, &str)>) -> String {
+    let mut claim = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "storageClassName": "forebay-snapshots",
+            "accessModes": ["ReadWriteMany"],
+            "resources": { "requests": { "storage": "64Mi" } },
+        },
+    });
+    if let Some((kind, name)) = source {
+        let group = if kind == "VolumeSnapshot" { "snapshot.storage.k8s.io" } else { "" };
+        claim["spec"]["dataSource"] = json!({ "apiGroup": group, "kind": kind, "name": name });
+    }
+    claim.to_string()
+}
+
+/// With upstream's snapshot controller and csi-snapshotter: of two instances it is that of the volume which has the snapshot and
+/// the volumes that are made of it.
+#[tokio::test]
+async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
+    let Some(xfs) = Xfs::without_quota() else { return };
+    let _alone = PROVISIONER.lock().await;
+    let mut town = Town::with_pools(Some(&xfs.path()), 2).await;
+    give_rights(&town.namespace);
+    let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS, SNAPSHOTS]).unwrap();
+    let controller = tools.path("snapshot-controller");
+    let definitions = fs::read_to_string(controller.with_file_name(SNAPSHOT_DEFINITIONS)).unwrap();
+    kubectl().apply(&definitions).unwrap();
+    kubectl()
+        .run(&[
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            "customresourcedefinition/volumesnapshots.snapshot.storage.k8s.io",
+            "customresourcedefinition/volumesnapshotcontents.snapshot.storage.k8s.io",
+            "customresourcedefinition/volumesnapshotclasses.snapshot.storage.k8s.io",
+        ])
+        .unwrap();
+    let mut everywhere = Command::new(&controller);
+    everywhere.arg("--kubeconfig").arg(admin_kubeconfig());
+    everywhere.args(["--leader-election=false", "--http-endpoint="]);
+    let (dir, namespace) = (town.dir.path(), &town.namespace);
+    let with_metadata = ["--timeout=60s", "--extra-create-metadata"];
+    let mut sidecars = [
+        Process::start(&mut everywhere, dir.join("snapshot-controller.log")),
+        start(dir, tools.path("csi-provisioner"), namespace, &with_metadata),
+        start(dir, tools.path("csi-snapshotter"), namespace, &with_metadata),
+    ];
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": { "name": "forebay-snapshots" },
+        "provisioner": forebay_api::DRIVER,
+        "parameters": {
+            (names::PARAMETER_CLUSTER): CLUSTER,
+            (names::PARAMETER_CLUSTER_NAMESPACE): town.namespace,
+        },
+    });
+    kubectl().apply(&class.to_string()).unwrap();
+    let class = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshotClass",
+        "metadata": { "name": "forebay" },
+        "driver": forebay_api::DRIVER,
+        "deletionPolicy": "Delete",
+    });
+    kubectl().apply(&class.to_string()).unwrap();
+
+    // One on each instance, so that it is not by chance that the second has what is made of its volume.
+    kubectl().apply(&claim_of("first", None)).unwrap();
+    let first = bound(&mut sidecars, "first").await;
+    kubectl().apply(&claim_of("second", None)).unwrap();
+    let second = bound(&mut sidecars, "second").await;
+    let ((instance, share), other) = (split(&second), split(&first));
+    assert_ne!(instance, other.0, "the second goes where there is more room");
+    let index = town.instances.iter().position(|i| i.name == instance).unwrap();
+    let pool = town.instances[index].pool.clone();
+    fs::write(pool.join("volumes").join(&share).join("model.bin"), "weights").unwrap();
+
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshot",
+        "metadata": { "name": "nightly", "namespace": "default" },
+        "spec": {
+            "volumeSnapshotClassName": "forebay",
+            "source": { "persistentVolumeClaimName": "second" },
+        },
+    });
+    kubectl().apply(&snapshot.to_string()).unwrap();
+    let get = ["volumesnapshot", "nightly", "--namespace=default"];
+    let ready = until(&mut sidecars, &get, |s| s.is_some_and(|s| s["status"]["readyToUse"] == true)).await;
+    assert_eq!(ready["status"]["restoreSize"], "64Mi");
+    let content = ready["status"]["boundVolumeSnapshotContentName"].as_str().unwrap();
+    let content = kubectl().get(&["volumesnapshotcontent", content]).unwrap();
+    let handle = content["status"]["snapshotHandle"].as_str().unwrap().to_owned();
+    assert!(handle.starts_with(&format!("{instance}/snapshot-")), "{handle}");
+    let kept = snapshots(&mut town, index).await;
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].labels["csi.storage.k8s.io/volumesnapshot/name"], "nightly");
+
+    // The claim goes and the snapshot stays; from it comes a claim again, and from that a clone.
+    delete(&["persistentvolumeclaim", "second"]);
+    until(&mut sidecars, &["persistentvolume", &share], |volume| volume.is_none()).await;
+    kubectl().apply(&claim_of("restored", Some(("VolumeSnapshot", "nightly")))).unwrap();
+    let restored = split(&bound(&mut sidecars, "restored").await);
+    kubectl().apply(&claim_of("clone", Some(("PersistentVolumeClaim", "restored")))).unwrap();
+    let clone = split(&bound(&mut sidecars, "clone").await);
+    for (on, share) in [&restored, &clone] {
+        assert_eq!(*on, instance);
+        let file = pool.join("volumes").join(share).join("model.bin");
+        assert_eq!(fs::read_to_string(file).unwrap(), "weights");
+    }
+
+    delete(&["volumesnapshot", "nightly"]);
+    until(&mut sidecars, &get, |snapshot| snapshot.is_none()).await;
+    for name in ["first", "restored", "clone"] {
+        delete(&["persistentvolumeclaim", name]);
+    }
+    for share in [&other.1, &restored.1, &clone.1] {
+        until(&mut sidecars, &["persistentvolume", share], |volume| volume.is_none()).await;
+    }
+    assert_eq!((town.volumes().await, town.records().await), (vec![0, 0], 0));
+    until(&mut sidecars, &["volumesnapshotcontent"], |all| {
+        all.is_none_or(|all| all["items"].as_array().is_none_or(Vec::is_empty))
+    })
+    .await;
+    assert!(snapshots(&mut town, index).await.is_empty());
+}
+
+/// Instance and share of a volume's handle.
+fn split(handle: &str) -> (String, String) {
+    let (instance, share) = handle.split_once('/').unwrap();
+    (instance.to_owned(), share.to_owned())
+}
+
+/// Waits until the claim is bound; the handle of its volume.
+async fn bound(sidecars: &mut [Process], claim: &str) -> String {
+    let get = ["persistentvolumeclaim", claim, "--namespace=default"];
+    let bound = until(sidecars, &get, |c| c.is_some_and(|c| c["status"]["phase"] == "Bound")).await;
+    let volume = kubectl().get(&["persistentvolume", bound["spec"]["volumeName"].as_str().unwrap()]).unwrap();
+    volume["spec"]["csi"]["volumeHandle"].as_str().unwrap().to_owned()
+}
+
+fn delete(what: &[&str]) {
+    kubectl().run(&[&["delete"], what, &["--namespace=default", "--wait=false"]].concat()).unwrap();
+}
+
+async fn snapshots(town: &mut Town, instance: usize) -> Vec<Snapshot> {
+    let mut admin = town.instances[instance].admin().await;
+    admin.list_snapshots(ListSnapshotsRequest::default()).await.unwrap().into_inner().snapshots
 }
 
 /// Bytes per second and priority of the only volume.

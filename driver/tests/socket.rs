@@ -87,7 +87,7 @@ async fn bad_requests_are_refused_with_a_reason() {
     let mut controller = ControllerClient::new(channel);
 
     type Change = fn(&mut CreateVolumeRequest);
-    let changes: [(Code, &str, Change); 14] = [
+    let changes: [(Code, &str, Change); 15] = [
         (Code::InvalidArgument, "name is required", |r| r.name.clear()),
         (Code::InvalidArgument, "200 bytes", |r| r.name = "x".repeat(200)),
         (Code::InvalidArgument, "volume_capabilities is required", |r| r.volume_capabilities.clear()),
@@ -111,8 +111,12 @@ async fn bad_requests_are_refused_with_a_reason() {
             r.volume_capabilities[0].access_type =
                 Some(AccessType::Mount(MountVolume { mount_flags: flags, ..Default::default() }));
         }),
-        (Code::InvalidArgument, "snapshots and clones", |r| {
-            let source = volume_content_source::Type::Volume(VolumeSource { volume_id: "v".into() });
+        (Code::InvalidArgument, "volume_content_source.volume.volume_id", |r| {
+            let source = volume_content_source::Type::Volume(VolumeSource::default());
+            r.volume_content_source = Some(VolumeContentSource { r#type: Some(source) });
+        }),
+        (Code::NotFound, "A/B does not exist", |r| {
+            let source = volume_content_source::Type::Volume(VolumeSource { volume_id: "A/B".into() });
             r.volume_content_source = Some(VolumeContentSource { r#type: Some(source) });
         }),
         (Code::OutOfRange, "below required_bytes", |r| {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use forebay_api::names::tls;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{
-    DeleteVolumeRequest, GetServerInfoRequest, ListPoolsRequest, ListVolumesRequest, Pool,
+    DeleteSnapshotRequest, DeleteVolumeRequest, GetServerInfoRequest, ListPoolsRequest, ListSnapshotsRequest,
+    ListVolumesRequest, Pool,
 };
 use hyper_util::rt::TokioIo;
 use k8s_openapi::ByteString;
@@ -182,6 +183,7 @@ impl Admin {
             // Those that cannot be served now hold data, too.
             volumes: info.volumes.saturating_add(info.volumes_unserved),
             unserved: info.volumes_unserved,
+            snapshots: info.snapshots,
             pools: pools.iter().map(|p| (p.name.clone(), pool_status(p, overcommit(&p.name)))).collect(),
             sessions: info.sessions,
             draining: info.draining,
@@ -206,7 +208,7 @@ impl Admin {
         }
     }
 
-    /// Destroys volumes, a limited number at once; says how many.
+    /// Destroys volumes and snapshots, a limited number at once; says how many.
     ///
     /// # Errors
     ///
@@ -218,7 +220,14 @@ impl Admin {
             let request = DeleteVolumeRequest { volume_id: volume_id.clone(), force: true };
             call("DeleteVolume", self.client.delete_volume(request)).await?;
         }
-        Ok(ids.len())
+        let request =
+            ListSnapshotsRequest { page_size: VOLUMES_DESTROYED_AT_ONCE_MAX as u32, ..Default::default() };
+        let snapshots = call("ListSnapshots", self.client.list_snapshots(request)).await?.snapshots;
+        for snapshot in &snapshots {
+            let request = DeleteSnapshotRequest { snapshot_id: snapshot.snapshot_id.clone() };
+            call("DeleteSnapshot", self.client.delete_snapshot(request)).await?;
+        }
+        Ok(ids.len() + snapshots.len())
     }
 }
 

@@ -252,7 +252,11 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
             };
             match destroyed {
                 Ok(count) => {
-                    tracing::info!(instance, count, "volumes destroyed, as spec.deletionPolicy says")
+                    tracing::info!(
+                        instance,
+                        count,
+                        "volumes and snapshots destroyed, as spec.deletionPolicy says"
+                    )
                 }
                 Err(error) => failed.push(format!("volumes of {instance} cannot be destroyed: {error}")),
             }

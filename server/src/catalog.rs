@@ -220,7 +220,8 @@ impl Catalog {
     /// Serves the volumes of `pools`. What cannot be served is logged and left as it is.
     #[must_use]
     pub fn new(pools: Vec<(Pool, Vec<Unserved>)>, server: Arc<Server>, loops: Loops) -> Self {
-        let mut state = State { pools: Vec::new(), unserved: Vec::new(), served: HashMap::new(), sources: Vec::new() };
+        let mut state =
+            State { pools: Vec::new(), unserved: Vec::new(), served: HashMap::new(), sources: Vec::new() };
         for (pool, unserved) in pools {
             if pool.quota == PoolQuota::Project && !pool.enforces_quota() {
                 let path = pool.path.display();
@@ -293,7 +294,9 @@ impl Catalog {
             let record = &pool.records[&wish.volume_id];
             match record.phase {
                 Phase::Ready => {}
-                Phase::Making => return Err(CatalogError::Busy(format!("volume {} is being made", wish.volume_id))),
+                Phase::Making => {
+                    return Err(CatalogError::Busy(format!("volume {} is being made", wish.volume_id)));
+                }
                 Phase::Deleting => {
                     return Err(CatalogError::Precondition(format!(
                         "volume {} is being deleted: try again",

@@ -518,11 +518,8 @@ async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
 async fn snapshot(command: SnapshotCommand) -> anyhow::Result<()> {
     match command {
         SnapshotCommand::Create { id, volume, admin } => {
-            let request = api::CreateSnapshotRequest {
-                snapshot_id: id,
-                volume_id: volume,
-                labels: Default::default(),
-            };
+            let request =
+                api::CreateSnapshotRequest { snapshot_id: id, volume_id: volume, labels: Default::default() };
             let made = connect(&admin).await?.create_snapshot(request).await.map_err(plain)?.into_inner();
             show_snapshots(made.snapshot)
         }

@@ -350,9 +350,11 @@ impl Metrics {
         let gauges: [(&str, &str, Get); 6] = [
             ("forebay_pool_size_bytes", "Size of the pool's file system", |p| p.total_bytes as f64),
             ("forebay_pool_free_bytes", "Free space of the pool's file system", |p| p.free_bytes as f64),
-            ("forebay_pool_provisioned_bytes", "Sum of the volumes' hard capacities and of what snapshots have", |p| {
-                p.provisioned_bytes as f64
-            }),
+            (
+                "forebay_pool_provisioned_bytes",
+                "Sum of the volumes' hard capacities and of what snapshots have",
+                |p| p.provisioned_bytes as f64,
+            ),
             ("forebay_pool_volumes", "Volumes being served", |p| p.volumes as f64),
             ("forebay_pool_snapshots", "Snapshots", |p| p.snapshots as f64),
             ("forebay_pool_volumes_unserved", "Volumes that cannot be served; the log says why", |p| {

@@ -39,6 +39,7 @@ fn every_metric_is_in_the_reference() {
         free_bytes: 1,
         provisioned_bytes: 1,
         volumes: 1,
+        snapshots: 0,
         unserved: 0,
     };
     let lanes = Lanes::start(1).expect("threads");

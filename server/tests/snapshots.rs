@@ -312,9 +312,7 @@ fn a_file_system_without_shared_extents_is_named_and_nothing_is_left() {
     place.configure("127.0.0.1:0", memory.path());
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();
-    for status in
-        [snapshot(&mut daemon, "s", "v").map(drop), daemon.create(of_volume("c", "v")).map(drop)]
-    {
+    for status in [snapshot(&mut daemon, "s", "v").map(drop), daemon.create(of_volume("c", "v")).map(drop)] {
         let status = status.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains("reflink=1"), "{status}");

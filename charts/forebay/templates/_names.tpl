@@ -75,3 +75,21 @@ seccompProfile:
 {{- end -}}
 {{- join "," $pairs -}}
 {{- end -}}
+
+{{/* "true" where VolumeSnapshots can be made. */}}
+{{- define "forebay.hasSnapshots" -}}
+{{- $enabled := .Values.csi.controller.snapshotter.enabled -}}
+{{- if or (eq $enabled "on") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1/VolumeSnapshotContent")) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Ports of the CSI controller's sidecars with metrics, by name. */}}
+{{- define "forebay.sidecarPorts" -}}
+{{- $controller := .Values.csi.controller -}}
+provisioner: {{ $controller.provisioner.httpPort }}
+resizer: {{ $controller.resizer.httpPort }}
+{{- if include "forebay.hasSnapshots" . }}
+snapshotter: {{ $controller.snapshotter.httpPort }}
+{{- end }}
+{{- end -}}

@@ -6,6 +6,7 @@ use forebay_api::StorageCluster;
 use forebay_proto::admin::Volume;
 use forebay_proto::csi;
 
+use super::snapshots::content_source;
 use super::volume::{LABEL_SERVER, size_bytes, transport};
 use crate::address::{self, ServerAddress};
 use crate::admin::Admin;
@@ -133,10 +134,15 @@ impl Home {
             capacity_bytes: to_csi(size_bytes(volume)),
             volume_id: self.volume_id(&volume.volume_id),
             volume_context,
-            content_source: None,
+            content_source: content_source(self, volume),
             // Every node reaches every server.
             accessible_topology: Vec::new(),
         }
+    }
+
+    /// Whether it is the server that the id names.
+    pub(super) fn is_home_of(&self, handle: &Handle) -> bool {
+        self.seat.as_ref().map(|seat| &seat.instance) == handle.instance()
     }
 
     /// Whether a volume that is here can have been made with these parameters.

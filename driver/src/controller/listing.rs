@@ -1,4 +1,4 @@
-//! ListVolumes: of one server, or of all instances one after the other, in the order of their names.
+//! ListVolumes and the lists of all else: of one server, or of all instances one after the other, in the order of their names.
 
 use forebay_proto::csi::{ListVolumesRequest, ListVolumesResponse, list_volumes_response};
 
@@ -15,28 +15,43 @@ const TOKEN_PREFIX: &str = "after:";
 impl ControllerService {
     /// CSI ListVolumes.
     pub(super) async fn list(&self, request: ListVolumesRequest) -> Result<ListVolumesResponse, Error> {
-        let page_size =
-            u32::try_from(request.max_entries).map_err(|_| Error::invalid("max_entries", "is negative"))?;
-        let token = match request.starting_token.as_str() {
-            "" => "",
-            token => token.strip_prefix(TOKEN_PREFIX).ok_or(Error::UnknownToken)?,
-        };
+        let size = page_size(request.max_entries)?;
+        let token = token_in(&request.starting_token)?;
         let (entries, next) = match &self.servers {
-            Servers::One(admin) => page(&Home::only(admin), page_size, token.to_owned()).await?,
-            Servers::Kubernetes(clusters) => list_in_clusters(clusters, page_size, token).await?,
+            Servers::One(admin) => page(Home::only(admin), size, token.to_owned()).await?,
+            Servers::Kubernetes(clusters) => list_in_clusters(clusters, size, token, page).await?,
         };
-        let next_token = match next.as_str() {
-            "" => String::new(),
-            token => format!("{TOKEN_PREFIX}{token}"),
-        };
-        Ok(ListVolumesResponse { entries, next_token })
+        Ok(ListVolumesResponse { entries, next_token: token_out(&next) })
     }
 }
 
-type Entries = Vec<list_volumes_response::Entry>;
+/// As CSI gives it; 0: as many as there are.
+pub(super) fn page_size(max_entries: i32) -> Result<u32, Error> {
+    u32::try_from(max_entries).map_err(|_| Error::invalid("max_entries", "is negative"))
+}
+
+/// A token as it was before [`token_out`].
+pub(super) fn token_in(token: &str) -> Result<&str, Error> {
+    match token {
+        "" => Ok(""),
+        token => token.strip_prefix(TOKEN_PREFIX).ok_or(Error::UnknownToken),
+    }
+}
+
+/// A token as CSI's callers get it.
+pub(super) fn token_out(token: &str) -> String {
+    match token {
+        "" => String::new(),
+        token => format!("{TOKEN_PREFIX}{token}"),
+    }
+}
 
 /// One page of one server's volumes and the token of the next.
-async fn page(home: &Home, size: u32, token: String) -> Result<(Entries, String), Error> {
+async fn page(
+    home: Home,
+    size: u32,
+    token: String,
+) -> Result<(Vec<list_volumes_response::Entry>, String), Error> {
     let page = home.admin.list(size, token).await?;
     let advertised = home.advertised(&page.volumes).await?;
     let entries = page.volumes.iter().map(|volume| list_volumes_response::Entry {
@@ -47,12 +62,16 @@ async fn page(home: &Home, size: u32, token: String) -> Result<(Entries, String)
 }
 
 /// A page over all instances. A token is `<instance>/<token of that instance>`. One instance that does not answer
-/// makes it fail: a list that lacks volumes would say that they are gone.
-async fn list_in_clusters(
+/// makes it fail: a list that lacks something would say that it is gone. `page` asks one instance.
+pub(super) async fn list_in_clusters<T, F>(
     clusters: &Clusters,
     page_size: u32,
     token: &str,
-) -> Result<(Entries, String), Error> {
+    page: impl Fn(Home, u32, String) -> F,
+) -> Result<(Vec<T>, String), Error>
+where
+    F: Future<Output = Result<(Vec<T>, String), Error>>,
+{
     let start = match token {
         "" => None,
         token => Some(parse_token(token).ok_or(Error::UnknownToken)?),
@@ -71,7 +90,7 @@ async fn list_in_clusters(
         .collect();
     all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
 
-    let mut entries = Entries::new();
+    let mut entries = Vec::new();
     for (name, _, cluster) in all {
         let mut token = match &start {
             Some((first, token)) if *first == name => (*token).to_owned(),
@@ -85,7 +104,7 @@ async fn list_in_clusters(
             }
             let size = u32::try_from(left).unwrap_or(u32::MAX);
             let (more, next) = match &home {
-                Ok(home) => page(home, size, token).await?,
+                Ok(home) => page(home.clone(), size, token).await?,
                 Err(error) => return Err(Error::NotNow(error.to_string())),
             };
             entries.extend(more);

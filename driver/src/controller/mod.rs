@@ -3,6 +3,7 @@
 mod home;
 mod listing;
 mod provision;
+mod snapshots;
 mod volume;
 
 use forebay_api::names;
@@ -351,6 +352,10 @@ impl Controller for ControllerService {
             rpc::Type::GetCapacity,
             rpc::Type::SingleNodeMultiWriter,
             rpc::Type::ModifyVolume,
+            rpc::Type::CreateDeleteSnapshot,
+            rpc::Type::ListSnapshots,
+            rpc::Type::GetSnapshot,
+            rpc::Type::CloneVolume,
         ];
         let capabilities = types.into_iter().map(|t| ControllerServiceCapability {
             r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: t.into() })),
@@ -374,30 +379,36 @@ impl Controller for ControllerService {
 
     async fn create_snapshot(
         &self,
-        _: Request<CreateSnapshotRequest>,
+        request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
-        Err(Error::NotOffered("CreateSnapshot").into())
+        let request = request.into_inner();
+        let name = request.name.clone();
+        observe("CreateSnapshot", &name, self.create_snapshot_of(request)).await
     }
 
     async fn delete_snapshot(
         &self,
-        _: Request<DeleteSnapshotRequest>,
+        request: Request<DeleteSnapshotRequest>,
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
-        Err(Error::NotOffered("DeleteSnapshot").into())
+        let request = request.into_inner();
+        let snapshot_id = request.snapshot_id.clone();
+        observe("DeleteSnapshot", &snapshot_id, self.remove_snapshot(request)).await
     }
 
     async fn list_snapshots(
         &self,
-        _: Request<ListSnapshotsRequest>,
+        request: Request<ListSnapshotsRequest>,
     ) -> Result<Response<ListSnapshotsResponse>, Status> {
-        Err(Error::NotOffered("ListSnapshots").into())
+        observe("ListSnapshots", "", self.list_snapshots_of(request.into_inner())).await
     }
 
     async fn get_snapshot(
         &self,
-        _: Request<GetSnapshotRequest>,
+        request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
-        Err(Error::NotOffered("GetSnapshot").into())
+        let request = request.into_inner();
+        let snapshot_id = request.snapshot_id.clone();
+        observe("GetSnapshot", &snapshot_id, self.get_snapshot_by_id(request)).await
     }
 
     async fn controller_modify_volume(

@@ -10,6 +10,7 @@ use tonic::Code;
 use tracing::{info, warn};
 
 use super::home::{Home, Servers};
+use super::snapshots::Source;
 use super::volume::{
     LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, LABEL_TRANSPORT, check_compatible, check_mount_flags,
     size_bytes,
@@ -38,6 +39,7 @@ struct Order {
     share: VolumeId,
     capacity: Capacity,
     parameters: Parameters,
+    source: Option<Source>,
 }
 
 impl ControllerService {
@@ -54,13 +56,19 @@ impl ControllerService {
         let parameters = Parameters::parse(&request.parameters, self.servers.setting())?;
         let attributes = Attributes::parse(&request.mutable_parameters)?;
         let capacity = Capacity::parse(request.capacity_range.as_ref())?;
-        if request.volume_content_source.is_some() {
-            return Err(Error::invalid("volume_content_source", "snapshots and clones are not offered"));
-        }
         // Refused now and not when the first pod starts.
         let transport = parameters.transport.unwrap_or_default();
         check_mount_flags(&request.volume_capabilities, parameters.protection, transport)?;
-        let order = Order { name: request.name, share, capacity, parameters };
+        let source = self.source(request.volume_content_source.as_ref()).await?;
+        let capacity = match &source {
+            Some(source) => capacity.at_least(source.size_bytes)?,
+            None => capacity,
+        };
+        let parameters = match &source {
+            Some(source) => beside(source, parameters)?,
+            None => parameters,
+        };
+        let order = Order { name: request.name, share, capacity, parameters, source };
         match &self.servers {
             Servers::One(admin) => {
                 let credentials = given?.for_volume(&order.share);
@@ -174,7 +182,8 @@ impl ControllerService {
         if cluster.metadata.deletion_timestamp.is_some() {
             return Err(being_deleted(&cluster.name_any()));
         }
-        let placement = self.place(clusters, cluster, order, None).await?;
+        let source = order.source.as_ref().and_then(|source| source.handle().instance());
+        let placement = self.place(clusters, cluster, order, source).await?;
         let instance = &placement.place.instance;
         let instance = InstanceName::parse(instance).expect("it comes from a name that was parsed");
         match Record::make(kubernetes, &order.share, &instance).await? {
@@ -266,6 +275,11 @@ impl Order {
             Some(existing) => {
                 home.check_parameters(&existing, &self.parameters)?;
                 check_compatible(&existing, &self.name, self.capacity, &self.parameters, credentials)?;
+                let source = (existing.source_snapshot_id.clone(), existing.source_volume_id.clone());
+                let is_beside = self.source.as_ref().is_none_or(|source| home.is_home_of(source.handle()));
+                if source != self.source_ids() || !is_beside {
+                    return Err(self.exists_with_another("source"));
+                }
                 // Once more as it is: only the server can compare the password.
                 admin::CreateVolumeRequest {
                     volume_id: self.share.to_string(),
@@ -275,10 +289,13 @@ impl Order {
                     protection: existing.protection,
                     credentials: Some(credentials.to_admin()),
                     labels: existing.labels,
+                    source_snapshot_id: source.0,
+                    source_volume_id: source.1,
                 }
             }
             None => {
                 let size_bytes = self.capacity.size_bytes()?;
+                let (source_snapshot_id, source_volume_id) = self.source_ids();
                 let mut labels: HashMap<String, String> =
                     self.parameters.labels.clone().into_iter().collect();
                 labels.insert(LABEL_NAME.into(), self.name.clone());
@@ -297,6 +314,8 @@ impl Order {
                     protection: self.parameters.protection.into(),
                     credentials: Some(credentials.to_admin()),
                     labels,
+                    source_snapshot_id,
+                    source_volume_id,
                 }
             }
         };
@@ -307,6 +326,10 @@ impl Order {
             }
             other => other,
         }
+    }
+
+    fn source_ids(&self) -> (String, String) {
+        self.source.as_ref().map(Source::ids).unwrap_or_default()
     }
 
     fn exists_with_another(&self, what: &'static str) -> Error {
@@ -326,6 +349,21 @@ impl Order {
             _ => Ok(()),
         }
     }
+}
+
+/// The parameters of a volume that is made of `source`: it shares extents with it, so it lies in the same pool.
+fn beside(source: &Source, parameters: Parameters) -> Result<Parameters, Error> {
+    if parameters.pool.as_ref().is_some_and(|pool| *pool != source.pool) {
+        let reason = format!("a volume lies where its source is, in {}", source.pool);
+        return Err(Error::invalid("parameters", reason));
+    }
+    if let (Some(instance), Some(cluster)) = (source.handle().instance(), &parameters.cluster)
+        && instance.cluster() != cluster
+    {
+        let reason = format!("a volume lies where its source is, in {}", instance.cluster());
+        return Err(Error::invalid("parameter cluster", reason));
+    }
+    Ok(Parameters { pool: Some(source.pool.clone()), ..parameters })
 }
 
 fn being_deleted(cluster: &str) -> Error {

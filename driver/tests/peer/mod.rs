@@ -21,6 +21,7 @@ pub struct Peer(Arc<State>);
 
 struct State {
     volumes: Mutex<BTreeMap<String, (Volume, String)>>,
+    snapshots: Mutex<BTreeMap<String, Snapshot>>,
     addresses: Mutex<Vec<String>>,
     in_use: Mutex<Option<String>>,
     /// CreateVolume waits while this is true.
@@ -33,6 +34,7 @@ impl Peer {
     pub fn serve(socket: &Path) -> Self {
         let peer = Self(Arc::new(State {
             volumes: Mutex::default(),
+            snapshots: Mutex::default(),
             addresses: Mutex::new(vec!["0.0.0.0:445".into(), "10.1.1.1:445".into()]),
             in_use: Mutex::default(),
             silent: watch::Sender::new(false),
@@ -100,6 +102,8 @@ impl Admin for Peer {
             let same = *password == credentials.password
                 && volume.username == credentials.username
                 && volume.capacity_bytes == request.capacity_bytes
+                && volume.source_snapshot_id == request.source_snapshot_id
+                && volume.source_volume_id == request.source_volume_id
                 && volume.labels == request.labels;
             return match same {
                 true => Ok(Response::new(CreateVolumeResponse { volume: Some(volume.clone()) })),
@@ -120,6 +124,8 @@ impl Admin for Peer {
             protection: request.protection,
             username: credentials.username.clone(),
             labels: request.labels,
+            source_snapshot_id: request.source_snapshot_id,
+            source_volume_id: request.source_volume_id,
             ..Default::default()
         };
         volumes.insert(request.volume_id, (volume.clone(), credentials.password.clone()));
@@ -197,6 +203,61 @@ impl Admin for Peer {
         let (volume, _) = volumes.get_mut(&request.volume_id).ok_or_else(|| Status::not_found("none"))?;
         volume.qos = request.qos;
         Ok(Response::new(SetQosResponse { volume: Some(volume.clone()) }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        let mut snapshots = self.0.snapshots.lock().unwrap();
+        if let Some(found) = snapshots.get(&request.snapshot_id) {
+            return match found.volume_id == request.volume_id {
+                true => Ok(Response::new(CreateSnapshotResponse { snapshot: Some(found.clone()) })),
+                false => Err(Status::already_exists("of another volume")),
+            };
+        }
+        let volumes = self.0.volumes.lock().unwrap();
+        let (volume, _) =
+            volumes.get(&request.volume_id).ok_or_else(|| Status::not_found("no such volume"))?;
+        let snapshot = Snapshot {
+            snapshot_id: request.snapshot_id.clone(),
+            volume_id: request.volume_id,
+            pool: "pool".into(),
+            capacity_bytes: volume.capacity_bytes,
+            created: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
+            labels: request.labels,
+            ..Default::default()
+        };
+        snapshots.insert(request.snapshot_id, snapshot.clone());
+        Ok(Response::new(CreateSnapshotResponse { snapshot: Some(snapshot) }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Result<Response<DeleteSnapshotResponse>, Status> {
+        self.0.snapshots.lock().unwrap().remove(&request.into_inner().snapshot_id);
+        Ok(Response::new(DeleteSnapshotResponse {}))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<ListSnapshotsResponse>, Status> {
+        let request = request.into_inner();
+        let snapshots = self.0.snapshots.lock().unwrap();
+        let size = if request.page_size == 0 { 1000 } else { request.page_size as usize };
+        let fits = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+        let mut rest = snapshots
+            .values()
+            .filter(|s| fits(&request.snapshot_id, &s.snapshot_id))
+            .filter(|s| fits(&request.volume_id, &s.volume_id))
+            .filter(|s| s.snapshot_id > request.page_token);
+        let page: Vec<Snapshot> = rest.by_ref().take(size).cloned().collect();
+        let last = page.last().map(|s| s.snapshot_id.clone()).unwrap_or_default();
+        let next_page_token = rest.next().map(|_| last).unwrap_or_default();
+        Ok(Response::new(ListSnapshotsResponse { snapshots: page, next_page_token }))
     }
 
     async fn list_pools(&self, _: Request<ListPoolsRequest>) -> Result<Response<ListPoolsResponse>, Status> {

@@ -37,6 +37,11 @@ pub fn kubectl() -> Kubectl {
     api_server().lock().unwrap().kubectl()
 }
 
+/// A kubeconfig with all rights.
+pub fn admin_kubeconfig() -> PathBuf {
+    api_server().lock().unwrap().kubeconfig()
+}
+
 /// A kubeconfig with the rights of a service account.
 pub fn kubeconfig_of(namespace: &str, account: &str) -> PathBuf {
     let user = format!("system:serviceaccount:{namespace}:{account}");
@@ -101,13 +106,15 @@ impl Authority {
 pub struct Instance {
     pub name: String,
     folder: PathBuf,
+    pub pool: PathBuf,
     process: Option<Process>,
     admin_port: u16,
     smb_port: u16,
 }
 
 impl Instance {
-    fn new(folder: &Path, name: &str, namespace: &str, authority: &Authority) -> Self {
+    fn new(folder: &Path, pools: &Path, name: &str, namespace: &str, authority: &Authority) -> Self {
+        let pool = pools.join(format!("{name}-pool"));
         let folder = folder.join(name);
         fs::create_dir(&folder).unwrap();
         let (certificate, key) = authority.issue(&names::admin_server_name(name, namespace));
@@ -129,11 +136,11 @@ impl Instance {
                 path("tls.crt"),
                 path("tls.key"),
                 path("ca.crt"),
-                path("pool"),
+                pool.display(),
             ),
         )
         .unwrap();
-        Self { name: name.to_owned(), folder, process: None, admin_port, smb_port }
+        Self { name: name.to_owned(), folder, pool, process: None, admin_port, smb_port }
     }
 
     /// Starts it, and waits until it answers.
@@ -191,6 +198,11 @@ pub struct Town {
 impl Town {
     /// A cluster with so many instances, all ready.
     pub async fn new(instances: u32) -> Self {
+        Self::with_pools(None, instances).await
+    }
+
+    /// Same, with the pools below `pools`.
+    pub async fn with_pools(pools: Option<&Path>, instances: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let namespace = format!("town-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let dir = tempfile::tempdir().unwrap();
@@ -206,7 +218,8 @@ impl Town {
         let mut all = Vec::new();
         for ordinal in 0..instances {
             let name = names::instance(CLUSTER, ordinal);
-            let mut instance = Instance::new(dir.path(), &name, &namespace, &authority);
+            let mut instance =
+                Instance::new(dir.path(), pools.unwrap_or(dir.path()), &name, &namespace, &authority);
             instance.start().await;
             all.push(instance);
         }

@@ -6,10 +6,13 @@ use std::collections::HashMap;
 use forebay_proto::csi::controller_client::ControllerClient;
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use forebay_proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use forebay_proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, ControllerModifyVolumeRequest,
-    CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
-    ValidateVolumeCapabilitiesRequest, Volume, VolumeCapability,
+    CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest,
+    GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, ListSnapshotsRequest, ListVolumesRequest,
+    Snapshot, ValidateVolumeCapabilitiesRequest, Volume, VolumeCapability, VolumeContentSource,
+    list_snapshots_response,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -56,6 +59,8 @@ pub struct World {
     pub controller: ControllerClient<Channel>,
     /// Whether the pool has quotas; without them capacities are remembered and nothing more.
     pub has_quota: bool,
+    /// Whether the pool's files can share extents.
+    pub has_snapshots: bool,
     /// What the server advertises.
     pub address: String,
 }
@@ -104,6 +109,14 @@ impl World {
         self.modification().await;
         self.capacity_is_reported().await;
         self.listing_in_pages().await;
+        match self.has_snapshots {
+            true => self.snapshots_and_clones().await,
+            false => {
+                let refused = self.snapshot("snap-1", "pvc-1").await.unwrap_err();
+                assert_eq!(refused.code(), Code::FailedPrecondition);
+                assert!(refused.message().contains("reflink=1"), "{refused}");
+            }
+        }
         self.deletion_is_idempotent().await;
     }
 
@@ -294,6 +307,141 @@ impl World {
         for token in ["no such token", "pvc-1", "after:No Such"] {
             let status = self.list(0, token).await.expect_err("unknown");
             assert_eq!(status.code(), Code::Aborted, "{token}: {status}");
+        }
+    }
+
+    async fn snapshot(&mut self, name: &str, volume_id: &str) -> Result<Snapshot, Status> {
+        let request = CreateSnapshotRequest {
+            name: name.into(),
+            source_volume_id: volume_id.into(),
+            parameters: map(&[("csi.storage.k8s.io/volumesnapshot/name", "nightly")]),
+            ..Default::default()
+        };
+        let response = self.controller.create_snapshot(request).await?.into_inner();
+        Ok(response.snapshot.expect("REQUIRED"))
+    }
+
+    async fn delete_snapshot(&mut self, snapshot_id: &str) -> Code {
+        let request = DeleteSnapshotRequest { snapshot_id: snapshot_id.into(), ..Default::default() };
+        code(self.controller.delete_snapshot(request).await)
+    }
+
+    async fn snapshots(&mut self, request: ListSnapshotsRequest) -> Result<(Vec<String>, String), Status> {
+        let response = self.controller.list_snapshots(request).await?.into_inner();
+        let id = |e: list_snapshots_response::Entry| e.snapshot.expect("REQUIRED").snapshot_id;
+        Ok((response.entries.into_iter().map(id).collect(), response.next_token))
+    }
+
+    /// Beside the volumes pvc-1, pvc-2 and pvc-3; leaves nothing.
+    async fn snapshots_and_clones(&mut self) {
+        let of = |name: &str, bytes: i64, source| CreateVolumeRequest {
+            volume_content_source: Some(VolumeContentSource { r#type: Some(source) }),
+            ..create(name, bytes)
+        };
+        let of_snapshot = |name: &str, bytes: i64, id: &str| {
+            of(name, bytes, Type::Snapshot(SnapshotSource { snapshot_id: id.into() }))
+        };
+        let of_volume = |name: &str, bytes: i64, id: &str| {
+            of(name, bytes, Type::Volume(VolumeSource { volume_id: id.into() }))
+        };
+        let size = self.get("pvc-1").await.unwrap().capacity_bytes;
+
+        let first = self.snapshot("snap-1", "pvc-1").await.unwrap();
+        assert_eq!((&*first.source_volume_id, first.size_bytes, first.ready_to_use), ("pvc-1", size, true));
+        assert!(first.creation_time.is_some_and(|time| time.seconds > 0));
+        assert_eq!(self.snapshot("snap-1", "pvc-1").await.unwrap(), first, "a second time");
+        for (name, volume_id, code) in [
+            ("snap-1", "pvc-2", Code::AlreadyExists),
+            ("snap-2", "pvc-9", Code::NotFound),
+            ("snap-2", "a/b", Code::NotFound),
+            ("snap-2", "", Code::InvalidArgument),
+            ("", "pvc-1", Code::InvalidArgument),
+        ] {
+            let status = self.snapshot(name, volume_id).await.expect_err(name);
+            assert_eq!(status.code(), code, "{name} of {volume_id}: {status}");
+        }
+        let unknown = CreateSnapshotRequest {
+            name: "snap-2".into(),
+            source_volume_id: "pvc-1".into(),
+            parameters: map(&[("depth", "1")]),
+            ..Default::default()
+        };
+        assert_eq!(code(self.controller.create_snapshot(unknown).await), Code::InvalidArgument);
+
+        let get = GetSnapshotRequest { snapshot_id: "snap-1".into(), ..Default::default() };
+        let found = self.controller.get_snapshot(get.clone()).await.unwrap().into_inner().snapshot;
+        assert_eq!(found, Some(first));
+        let none = GetSnapshotRequest { snapshot_id: "snap-9".into(), ..get };
+        assert_eq!(code(self.controller.get_snapshot(none).await), Code::NotFound);
+
+        for name in ["A snapshot with a long name", "snap-3"] {
+            self.snapshot(name, "pvc-2").await.unwrap();
+        }
+        let (all, end) = self.snapshots(ListSnapshotsRequest::default()).await.unwrap();
+        assert!(all.len() == 3 && all[0].starts_with("fb-") && all[1..] == ["snap-1", "snap-3"], "{all:?}");
+        assert_eq!(end, "");
+        let paged = |token: &str| ListSnapshotsRequest {
+            max_entries: 2,
+            starting_token: token.into(),
+            ..Default::default()
+        };
+        let (page, token) = self.snapshots(paged("")).await.unwrap();
+        assert_eq!(page, all[..2]);
+        assert_eq!(self.snapshots(paged(&token)).await.unwrap(), (all[2..].to_vec(), String::new()));
+        assert_eq!(self.snapshots(paged("snap-1")).await.unwrap_err().code(), Code::Aborted);
+        for (snapshot_id, source_volume_id, expected) in [
+            ("snap-1", "", &["snap-1"][..]),
+            ("", "pvc-1", &["snap-1"]),
+            ("snap-1", "pvc-2", &[]),
+            ("snap-9", "", &[]),
+            ("no/such", "", &[]),
+            ("", "pvc-9", &[]),
+        ] {
+            let request = ListSnapshotsRequest {
+                snapshot_id: snapshot_id.into(),
+                source_volume_id: source_volume_id.into(),
+                ..Default::default()
+            };
+            assert_eq!(
+                self.snapshots(request).await.unwrap().0,
+                expected,
+                "{snapshot_id} {source_volume_id}"
+            );
+        }
+
+        let restored = self.create(of_snapshot("pvc-4", size, "snap-1")).await.unwrap();
+        let source = Type::Snapshot(SnapshotSource { snapshot_id: "snap-1".into() });
+        assert_eq!(restored.content_source, Some(VolumeContentSource { r#type: Some(source) }));
+        assert_eq!(self.create(of_snapshot("pvc-4", size, "snap-1")).await.unwrap(), restored);
+        let unasked = CreateVolumeRequest { capacity_range: None, ..of_volume("pvc-5", 0, "pvc-1") };
+        let clone = self.create(unasked).await.unwrap();
+        assert_eq!(clone.capacity_bytes, size, "as large as its source where no size is asked for");
+        let larger = self.create(of_volume("pvc-6", size + MIB, "pvc-4")).await.unwrap();
+        assert_eq!(larger.capacity_bytes, size + MIB);
+        let limited = CreateVolumeRequest { capacity_range: range(0, MIB), ..of_volume("pvc-7", 0, "pvc-1") };
+        let elsewhere = CreateVolumeRequest {
+            parameters: map(&[("pool", "other")]),
+            ..of_volume("pvc-7", size, "pvc-1")
+        };
+        for (what, request, code) in [
+            ("another snapshot", of_snapshot("pvc-4", size, "snap-3"), Code::AlreadyExists),
+            ("no source", create("pvc-4", size), Code::AlreadyExists),
+            ("one that was made empty", of_volume("pvc-2", size, "pvc-1"), Code::AlreadyExists),
+            ("too small", of_snapshot("pvc-7", size - MIB, "snap-1"), Code::OutOfRange),
+            ("limited", limited, Code::OutOfRange),
+            ("another pool", elsewhere, Code::InvalidArgument),
+            ("no such snapshot", of_snapshot("pvc-7", size, "snap-9"), Code::NotFound),
+            ("no such volume", of_volume("pvc-7", size, "pvc-9"), Code::NotFound),
+        ] {
+            let status = self.create(request).await.expect_err(what);
+            assert_eq!(status.code(), code, "{what}: {status}");
+        }
+        for snapshot_id in all.iter().map(String::as_str).chain(["snap-1", "never-there", "no/such"]) {
+            assert_eq!(self.delete_snapshot(snapshot_id).await, Code::Ok, "{snapshot_id}");
+        }
+        assert_eq!(self.delete_snapshot("").await, Code::InvalidArgument);
+        for volume_id in ["pvc-4", "pvc-5", "pvc-6"] {
+            assert_eq!(self.delete(volume_id).await, Code::Ok, "{volume_id}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Upstream's programs, built with Go from the modules in `e2e/tools`, each once into the cache.
 //!
-//! Three modules, since their dependencies do not agree with each other. Their `go.sum` pins every source file.
+//! Several modules, since their dependencies do not agree with each other. Their `go.sum` pins every source file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,6 +25,9 @@ pub const CONTROL: &[&str] = &["kube-controller-manager", "kube-scheduler"];
 pub const NODE: &[&str] = &["kubelet", "kube-proxy"];
 /// The official sidecars of a CSI driver.
 pub const SIDECARS: &[&str] = &["csi-provisioner", "csi-resizer"];
+/// What makes VolumeSnapshots: the driver's sidecar, and the controller that a cluster has once for all drivers. The controller comes
+/// with its CustomResourceDefinitions ([`SNAPSHOT_DEFINITIONS`]).
+pub const SNAPSHOTS: &[&str] = &["csi-snapshotter", "snapshot-controller"];
 /// The sidecar that our driver does not need: for a look at what it would do.
 pub const ATTACHER: &[&str] = &["csi-attacher"];
 /// On the user's side.
@@ -32,7 +35,7 @@ pub const CLIENT: &[&str] = &["helm"];
 /// The conformance suite for CSI drivers.
 pub const SANITY: &[&str] = &["csi-sanity"];
 /// Everything.
-pub const ALL: &[&[&str]] = &[API, CONTROL, NODE, SIDECARS, ATTACHER, CLIENT, SANITY];
+pub const ALL: &[&[&str]] = &[API, CONTROL, NODE, SIDECARS, SNAPSHOTS, ATTACHER, CLIENT, SANITY];
 
 struct Module {
     name: &'static str,
@@ -49,6 +52,11 @@ const CSI: Module = Module {
     name: "csi",
     go_mod: include_str!("../../tools/csi/go.mod"),
     go_sum: include_str!("../../tools/csi/go.sum"),
+};
+const SNAPSHOT: Module = Module {
+    name: "snapshot",
+    go_mod: include_str!("../../tools/snapshot/go.mod"),
+    go_sum: include_str!("../../tools/snapshot/go.sum"),
 };
 const ETCD: Module = Module {
     name: "etcd",
@@ -67,10 +75,22 @@ const TOOLS: &[(&str, &Module, &str)] = &[
     ("kube-proxy", &KUBERNETES, "k8s.io/kubernetes/cmd/kube-proxy"),
     ("csi-provisioner", &CSI, "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"),
     ("csi-resizer", &CSI, "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"),
+    ("csi-snapshotter", &SNAPSHOT, "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter"),
+    (
+        "snapshot-controller",
+        &SNAPSHOT,
+        "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+    ),
     ("csi-attacher", &CSI, "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"),
     ("csi-sanity", &CSI, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"),
     ("helm", &CSI, "helm.sh/helm/v4/cmd/helm"),
 ];
+
+/// Beside the snapshot controller, in one file.
+pub const SNAPSHOT_DEFINITIONS: &str = "definitions.yaml";
+/// Their module, and the folder in it.
+const SNAPSHOT_CLIENT: &str = "github.com/kubernetes-csi/external-snapshotter/client/v8";
+const SNAPSHOT_DEFINITIONS_AT: &str = "config/crd";
 
 /// Oldest Go that builds them.
 const GO_AT_LEAST: (u32, u32) = (1, 26);
@@ -170,17 +190,51 @@ impl Go {
                 let work = tempfile::tempdir()?;
                 fs::write(work.path().join("go.mod"), module.go_mod)?;
                 fs::write(work.path().join("go.sum"), module.go_sum)?;
-                let mut go = Command::new(&self.program);
-                go.current_dir(work.path()).arg("build").args(&flags).arg("-o").arg(into.join(name));
-                // What builds here must not depend on the user's settings, nor fetch another Go.
-                go.env("CGO_ENABLED", "0")
-                    .env("GOTOOLCHAIN", "local")
-                    .env("GOFLAGS", "")
-                    .env("GOWORK", "off");
-                host::run(go.arg(package)).with_context(|| format!("build {package}"))?;
+                let mut build = self.command(work.path());
+                build.arg("build").args(&flags).arg("-o").arg(into.join(name)).arg(package);
+                host::run(&mut build).with_context(|| format!("build {package}"))?;
+                if name == "snapshot-controller" {
+                    self.write_definitions(work.path(), &into.join(SNAPSHOT_DEFINITIONS))?;
+                }
                 Ok(())
             })
         })
+    }
+}
+
+impl Go {
+    /// What builds here must not depend on the user's settings, nor fetch another Go.
+    fn command(&self, work: &Path) -> Command {
+        let mut go = Command::new(&self.program);
+        go.current_dir(work)
+            .env("CGO_ENABLED", "0")
+            .env("GOTOOLCHAIN", "local")
+            .env("GOFLAGS", "")
+            .env("GOWORK", "off");
+        go
+    }
+
+    /// The CustomResourceDefinitions of VolumeSnapshots, those of groups left out.
+    fn write_definitions(&self, work: &Path, file: &Path) -> Result<()> {
+        let mut list = self.command(work);
+        let folder = host::run(list.args(["list", "-m", "-f", "{{.Dir}}", SNAPSHOT_CLIENT]))?;
+        let folder = Path::new(folder.trim()).join(SNAPSHOT_DEFINITIONS_AT);
+        let mut paths: Vec<PathBuf> = fs::read_dir(&folder)
+            .with_context(|| format!("list {}", folder.display()))?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<_, _>>()?;
+        paths.sort();
+        let is_ours = |path: &&PathBuf| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("snapshot.storage.k8s.io_"))
+        };
+        let texts: Vec<String> =
+            paths.iter().filter(is_ours).map(fs::read_to_string).collect::<Result<_, _>>()?;
+        if texts.len() != 3 {
+            bail!("{} holds {} definitions of snapshots where 3 are known", folder.display(), texts.len());
+        }
+        fs::write(file, texts.join("\n---\n"))?;
+        Ok(())
     }
 }
 

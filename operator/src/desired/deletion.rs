@@ -66,12 +66,18 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     let mut damaged = Vec::new();
     for instance in &view.instances {
         match volumes(view, policy, instance) {
-            Some((0, _)) => {}
+            Some((0, _)) if view.snapshots(instance) == 0 => {}
             Some((count, unserved)) => {
                 if unserved > 0 {
                     damaged.push(format!("{unserved} on {instance}"));
                 }
-                holding.push((instance.clone(), count, count.saturating_sub(unserved)));
+                let snapshots = view.snapshots(instance);
+                let destroyable = count.saturating_sub(unserved).saturating_add(snapshots);
+                let what = match snapshots {
+                    0 => format!("{count} on {instance}"),
+                    snapshots => format!("{count} and {snapshots} snapshots on {instance}"),
+                };
+                holding.push((instance.clone(), what, destroyable));
             }
             None => silent.push(instance.clone()),
         }
@@ -95,10 +101,10 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     if holding.is_empty() {
         return Ok(());
     }
-    let list: Vec<String> = holding.iter().map(|(i, n, _)| format!("{n} on {i}")).collect();
+    let list: Vec<&str> = holding.iter().map(|(_, what, _)| what.as_str()).collect();
     let list = list.join(", ");
     if policy == DeletionPolicy::Destroy {
-        let verdict = if holding.iter().all(|(_, _, served)| *served == 0) {
+        let verdict = if holding.iter().all(|(_, _, destroyable)| *destroyable == 0) {
             (
                 false,
                 "VolumesUnserved",
@@ -121,7 +127,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
         false,
         "VolumesExist",
         format!(
-            "{list}{damaged}: delete their PersistentVolumeClaims, or set spec.deletionPolicy to Retain (data stay on the nodes) or Destroy (data are lost)",
+            "{list}{damaged}: delete their PersistentVolumeClaims and VolumeSnapshots, or set spec.deletionPolicy to Retain (data stay on the nodes) or Destroy (data are lost)",
         ),
     ))
 }

@@ -76,6 +76,8 @@ pub struct ServerReport {
     pub volumes: u32,
     /// Of these, those that cannot be served.
     pub unserved: u32,
+    /// Number of snapshots.
+    pub snapshots: u32,
     /// Its pools by name, as far as the server knows them.
     pub pools: BTreeMap<String, PoolStatus>,
     /// SMB sessions.
@@ -392,6 +394,15 @@ impl<'a> View<'a> {
             _ => None,
         }
     }
+
+    /// Snapshots of an instance; 0 where it does not answer, and its volumes are unknown then.
+    #[must_use]
+    pub fn snapshots(&self, instance: &str) -> u32 {
+        match self.observed.reports.get(instance) {
+            Some(Report::Answered(report)) => report.snapshots,
+            _ => 0,
+        }
+    }
 }
 
 /// The ordinal in an instance's name.
@@ -547,16 +558,20 @@ pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observe
 }
 
 /// The instances that can be removed now: beyond the number wanted, reported so in the status (so that the driver makes no
-/// new volumes there), and without volumes.
+/// new volumes there), and without volumes and snapshots.
 fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
     let mut removing = Vec::new();
     let mut refusals = Vec::new();
     for instance in &view.leaving {
-        match view.volumes(instance) {
-            Some(0) if view.announced(instance) => removing.push(instance.clone()),
-            Some(0) => said.waits = true,
-            Some(count) => refusals.push(format!("{instance} holds {count} volumes")),
-            None => {
+        match (view.volumes(instance), view.snapshots(instance)) {
+            (Some(0), 0) if view.announced(instance) => removing.push(instance.clone()),
+            (Some(0), 0) => said.waits = true,
+            (Some(count), 0) => refusals.push(format!("{instance} holds {count} volumes")),
+            (Some(0), count) => refusals.push(format!("{instance} holds {count} snapshots")),
+            (Some(volumes), snapshots) => {
+                refusals.push(format!("{instance} holds {volumes} volumes and {snapshots} snapshots"));
+            }
+            (None, _) => {
                 refusals.push(format!("{instance} does not answer, so that its volumes cannot be counted"))
             }
         }
@@ -564,7 +579,7 @@ fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
     if !refusals.is_empty() {
         said.waits = true;
         said.scale_down = Some(format!(
-            "{}: delete these volumes, or set spec.instances to {}",
+            "{}: delete these, or set spec.instances to {}",
             refusals.join("; "),
             view.instances.last().and_then(|i| ordinal(&view.name, i)).map_or(0, |o| o + 1)
         ));

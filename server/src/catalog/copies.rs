@@ -259,19 +259,18 @@ fn copy_and_sync(copying: &Copying, gate: Option<&Arc<Gate>>) -> Result<Copied, 
         rustix::fs::syncfs(&copying.target)
             .map_err(|errno| CatalogError::Precondition(format!("the pool cannot be synced: {errno}")))
     };
-    let closed = match gate {
-        Some(gate) => {
-            // What is not written yet is written now and not while clients wait.
-            sync()?;
-            let closed = gate.close(COPY_PATIENCE);
-            Some(
-                closed.map_err(|reason| {
+    let closed =
+        match gate {
+            Some(gate) => {
+                // What is not written yet is written now and not while clients wait.
+                sync()?;
+                let closed = gate.close(COPY_PATIENCE);
+                Some(closed.map_err(|reason| {
                     CatalogError::Busy(format!("the volume cannot be copied now: {reason}"))
-                })?,
-            )
-        }
-        None => None,
-    };
+                })?)
+            }
+            None => None,
+        };
     let begun = Instant::now();
     let until = closed.is_some().then(|| begun + COPY_PAUSE_MAX);
     let copied = copy_tree(&copying.source, &copying.target, until).map_err(failed)?;
@@ -280,7 +279,10 @@ fn copy_and_sync(copying: &Copying, gate: Option<&Arc<Gate>>) -> Result<Copied, 
         info!(inodes = copied.inodes, pause = ?begun.elapsed(), "changes of the volume waited while it was copied");
     }
     if copied.left_out > 0 {
-        warn!(entries = copied.left_out, "links, devices, sockets and pipes are not served, and not in the copy");
+        warn!(
+            entries = copied.left_out,
+            "links, devices, sockets and pipes are not served, and not in the copy"
+        );
     }
     sync()?;
     Ok(copied)

@@ -11,9 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
-};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::limits::{COPY_DEPTH_MAX, COPY_LINKS_MAX, XATTR_VALUE_BYTES_MAX};
@@ -31,10 +29,14 @@ pub struct Copied {
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The file system cannot share extents.
-    #[error("its file system shares no extents between files: format it as XFS with reflink=1 (mkfs.xfs's default)")]
+    #[error(
+        "its file system shares no extents between files: format it as XFS with reflink=1 (mkfs.xfs's default)"
+    )]
     NoReflink,
     /// It took longer than it may.
-    #[error("it has more files than can be copied in {seconds} s, the longest time that its clients wait: {done} were copied")]
+    #[error(
+        "it has more files than can be copied in {seconds} s, the longest time that its clients wait: {done} were copied"
+    )]
     Late {
         /// The longest time.
         seconds: u64,
@@ -76,7 +78,8 @@ pub(super) fn shares_extents(directory: BorrowedFd<'_>) -> io::Result<bool> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(0o600))
     };
-    match nameless().and_then(|first| nameless().and_then(|second| rustix::fs::ioctl_ficlone(second, first))) {
+    match nameless().and_then(|first| nameless().and_then(|second| rustix::fs::ioctl_ficlone(second, first)))
+    {
         Ok(()) => Ok(true),
         Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::ISDIR) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -87,11 +90,7 @@ pub(super) fn shares_extents(directory: BorrowedFd<'_>) -> io::Result<bool> {
 ///
 /// # Errors
 /// Why not; part of it is there then. [`CopyError::Late`] where `until` comes first.
-pub fn copy_tree(
-    source: &OwnedFd,
-    target: &OwnedFd,
-    until: Option<Instant>,
-) -> Result<Copied, CopyError> {
+pub fn copy_tree(source: &OwnedFd, target: &OwnedFd, until: Option<Instant>) -> Result<Copied, CopyError> {
     let started = Instant::now();
     let mut copy = Copy {
         root: target.as_fd(),
@@ -225,8 +224,8 @@ impl Copy<'_> {
         }
         let from: OwnedFd =
             rustix::fs::openat(source, name, SOURCE, Mode::empty()).map_err(io("opening", name))?;
-        let to = rustix::fs::openat(target, name, TARGET, Mode::RUSR | Mode::WUSR)
-            .map_err(io("making", name))?;
+        let to =
+            rustix::fs::openat(target, name, TARGET, Mode::RUSR | Mode::WUSR).map_err(io("making", name))?;
         // As it is now: it may have been swapped for another, which is then what is copied.
         let stat = rustix::fs::fstat(&from).map_err(io("looking at", name))?;
         if stat.st_size > 0 {
@@ -252,11 +251,7 @@ impl Copy<'_> {
         self.extended_attributes(source, target)?;
         let made = rustix::fs::fstat(target)?;
         if (made.st_uid, made.st_gid) != (stat.st_uid, stat.st_gid) {
-            rustix::fs::fchown(
-                target,
-                Some(Uid::from_raw(stat.st_uid)),
-                Some(Gid::from_raw(stat.st_gid)),
-            )?;
+            rustix::fs::fchown(target, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
         }
         // After the owner, whose change takes the set-user-id bit.
         let wanted = Mode::from_raw_mode(stat.st_mode & 0o7777);
@@ -328,7 +323,8 @@ mod tests {
             let mut list = vec![0; 1024];
             let length = rustix::fs::getxattr(&path, c"user.it", list.as_mut_slice()).unwrap_or(0);
             let content = if meta.is_file() { fs::read(&path).expect("read") } else { Vec::new() };
-            let sum = content.iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+            let sum =
+                content.iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
             into.push(format!(
                 "{:?} {:o} {}:{} {} {}.{} {sum:x} {:?} {}",
                 path.strip_prefix(root).expect("below"),
@@ -356,7 +352,9 @@ mod tests {
 
     #[test]
     fn a_copy_has_all_that_clients_see_and_shares_what_the_files_have() {
-        let Some(disk) = Disk::new("a_copy_has_all_that_clients_see_and_shares_what_the_files_have") else { return };
+        let Some(disk) = Disk::new("a_copy_has_all_that_clients_see_and_shares_what_the_files_have") else {
+            return;
+        };
         let (source, target) = (disk.path().join("source"), disk.path().join("target"));
         fs::create_dir_all(source.join("a/b/c")).expect("made");
         fs::create_dir(&target).expect("made");

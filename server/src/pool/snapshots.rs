@@ -26,7 +26,8 @@ impl Pool {
     /// # Errors
     /// Those of the file system.
     pub fn shares_extents(&self) -> Result<bool, PoolError> {
-        shares_extents(self.directory.as_fd()).map_err(|e| self.io("trying whether files can share extents", e))
+        shares_extents(self.directory.as_fd())
+            .map_err(|e| self.io("trying whether files can share extents", e))
     }
 
     /// What a snapshot's files have, shared or not.
