@@ -225,6 +225,15 @@ impl Site {
 
     /// Same, in this pool of our server: `default` (XFS) or `ext4`.
     pub fn volume_in(&self, pool: &str, bytes: u64) -> Result<Volume> {
+        self.make_volume(pool, bytes, "")
+    }
+
+    /// A new volume of our server's that is made of a snapshot.
+    pub fn volume_of(&self, snapshot: &str, bytes: u64) -> Result<Volume> {
+        self.make_volume("", bytes, snapshot)
+    }
+
+    fn make_volume(&self, pool: &str, bytes: u64, snapshot: &str) -> Result<Volume> {
         let number = self.made.get() + 1;
         self.made.set(number);
         let id = format!("volume-{number}");
@@ -242,6 +251,7 @@ impl Site {
                     bytes,
                     username: volume.username.clone(),
                     password: volume.password.clone(),
+                    snapshot: snapshot.to_owned(),
                 };
                 self.admin(request)?.ok().context("create a volume")?;
             }

@@ -19,6 +19,7 @@ mod owners;
 mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
+mod snapshots;
 mod space;
 mod target;
 mod watching;
@@ -102,6 +103,7 @@ pub fn all() -> Vec<Scenario> {
         locks::scenarios(),
         watching::scenarios(),
         space::scenarios(),
+        snapshots::scenarios(),
         csi::scenarios(),
         drain::scenarios(),
         clock::scenarios(),

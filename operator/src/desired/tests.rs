@@ -219,6 +219,13 @@ fn volumes(observed: &mut Observed, instance: &str, count: u32) {
     report.volumes = count;
 }
 
+fn snapshots(observed: &mut Observed, instance: &str, count: u32) {
+    let Some(Report::Answered(report)) = observed.reports.get_mut(instance) else {
+        panic!("{instance} does not answer")
+    };
+    report.snapshots = count;
+}
+
 #[path = "brake_tests.rs"]
 mod brake_tests;
 #[path = "epoch_tests.rs"]
@@ -512,8 +519,16 @@ fn a_cluster_with_volumes_is_not_deleted_by_default() {
     assert_eq!(condition(&found, "Deletable").reason, "VolumesExist");
     assert!(condition(&found, "Deletable").message.contains("3 on a-0"));
     assert!(found.remove.is_empty() && !found.release && found.destroy_volumes.is_empty());
-    // An instance that is away may hold some.
+    // Snapshots are data, too.
+    snapshots(&mut observed, "a-0", 2);
+    let both = desired(&cluster, &settings(), &observed);
+    assert!(condition(&both, "Deletable").message.contains("3 and 2 snapshots on a-0"));
     volumes(&mut observed, "a-0", 0);
+    let kept = desired(&cluster, &settings(), &observed);
+    assert_eq!(condition(&kept, "Deletable").reason, "VolumesExist");
+    assert!(condition(&kept, "Deletable").message.contains("VolumeSnapshots"));
+    snapshots(&mut observed, "a-0", 0);
+    // An instance that is away may hold some.
     observed.reports.remove("a-1");
     assert_eq!(condition(&desired(&cluster, &settings(), &observed), "Deletable").reason, "VolumesUnknown");
 }

@@ -254,10 +254,20 @@ pub enum AdminRequest {
         bytes: u64,
         username: String,
         password: String,
+        /// A snapshot that it is made of; empty for none.
+        snapshot: String,
     },
     DeleteVolume {
         id: String,
         force: bool,
+    },
+    /// `bytes`: what its files have.
+    CreateSnapshot {
+        id: String,
+        volume: String,
+    },
+    DeleteSnapshot {
+        id: String,
     },
     ExpandVolume {
         id: String,
@@ -287,8 +297,9 @@ async fn admin_call(channel: Channel, request: AdminRequest) -> Result<Answer, t
             let info = client.get_server_info(adm::GetServerInfoRequest {}).await?.into_inner();
             return Ok(Answer { names: vec![info.version, info.io_engine], ..Answer::default() });
         }
-        AdminRequest::CreateVolume { id, pool, bytes, username, password } => {
+        AdminRequest::CreateVolume { id, pool, bytes, username, password, snapshot } => {
             let request = adm::CreateVolumeRequest {
+                source_snapshot_id: snapshot,
                 volume_id: id,
                 pool,
                 capacity_bytes: bytes,
@@ -299,6 +310,17 @@ async fn admin_call(channel: Channel, request: AdminRequest) -> Result<Answer, t
         }
         AdminRequest::DeleteVolume { id, force } => {
             client.delete_volume(adm::DeleteVolumeRequest { volume_id: id, force }).await?;
+            None
+        }
+        AdminRequest::CreateSnapshot { id, volume } => {
+            let request =
+                adm::CreateSnapshotRequest { snapshot_id: id, volume_id: volume, ..Default::default() };
+            let made = client.create_snapshot(request).await?.into_inner().snapshot.unwrap_or_default();
+            let bytes = i64::try_from(made.used_bytes).unwrap_or(i64::MAX);
+            return Ok(Answer { id: made.snapshot_id, bytes, ..Answer::default() });
+        }
+        AdminRequest::DeleteSnapshot { id } => {
+            client.delete_snapshot(adm::DeleteSnapshotRequest { snapshot_id: id }).await?;
             None
         }
         AdminRequest::ExpandVolume { id, bytes } => {

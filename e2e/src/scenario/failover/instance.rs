@@ -191,6 +191,7 @@ impl<'a> Instance<'a> {
             bytes: 256 * MIB,
             username: VOLUME.into(),
             password: PASSWORD.into(),
+            snapshot: String::new(),
         };
         let call = AdminCall { socket: ADMIN_SOCKET.into(), request };
         self.node.call::<Answer>("admin", &call)?.ok().context("create a volume").map(drop)

@@ -185,6 +185,7 @@ impl<'a> Server<'a> {
             bytes: VOLUME_BYTES,
             username: id.into(),
             password: password(id),
+            snapshot: String::new(),
         };
         self.admin(request).context("create a volume").map(drop)
     }

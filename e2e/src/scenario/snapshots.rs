@@ -1,0 +1,196 @@
+//! Snapshots of a volume that two nodes write, by the kernel's client, and volumes that are made of them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{MIB, ONE, Scenario, TWO, ours};
+use crate::guest::calls::grpc::AdminRequest;
+use crate::lab::Node;
+use crate::site::{Mounted, Site, Volume};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        ours("snapshots: two nodes write, and each snapshot holds all changes up to one moment", written),
+        ours("snapshots: space is counted, and a file system without shared extents is named", counted),
+    ]
+}
+
+const SNAPSHOTS: usize = 3;
+
+/// Each change begins when the one before it is done: a number goes to one file, then to another, then a file of that number takes
+/// the place of the one before. A file is written back when it is closed.
+const WRITE: &str = r#"
+set -eu
+cd "$1"; name=$2; number=0
+while [ ! -e /run/enough ]; do
+    number=$((number + 1))
+    echo $number > "$name-first"
+    echo $number > "$name-second"
+    : > "$name-next"; mv "$name-next" "$name-at-$number"
+    [ $number -eq 1 ] || rm "$name-at-$((number - 1))"
+done
+echo $number > /run/written
+"#;
+
+/// Files that are not changed: many small ones, so that a snapshot takes a while, and a large one.
+const FILL: &str = r#"
+mkdir many; for n in $(seq 500); do echo $n > many/$n; done
+dd if=/dev/urandom of=large bs=1M count=32 status=none
+sha256sum large | cut -d' ' -f1
+"#;
+
+fn snapshot(site: &Site, id: &str, volume: &Volume) -> Result<(i64, Duration)> {
+    let begun = Instant::now();
+    let request = AdminRequest::CreateSnapshot { id: id.to_owned(), volume: volume.id.clone() };
+    let made = site.admin(request)?.ok().with_context(|| format!("make snapshot {id}"))?;
+    Ok((made.bytes, begun.elapsed()))
+}
+
+fn delete(site: &Site, id: &str) -> Result<()> {
+    site.admin(AdminRequest::DeleteSnapshot { id: id.to_owned() })?.ok()?;
+    Ok(())
+}
+
+fn number(at: &Mounted<'_>, name: &str) -> Result<u64> {
+    // A file that was just made, or emptied to be written again, has none: then the one before it counts, which is not there.
+    let text = at.node().run(&format!("cat {}", at.join(name)))?;
+    match text.trim() {
+        "" => Ok(0),
+        text => text.parse().with_context(|| format!("{name} holds {text:?}")),
+    }
+}
+
+/// Whether what a snapshot has of one node's changes is what there was at one moment.
+fn check(at: &Mounted<'_>, name: &str) -> Result<u64> {
+    let (first, second) = (number(at, &format!("{name}-first"))?, number(at, &format!("{name}-second"))?);
+    let found =
+        at.node().run(&format!("cd {} && ls | grep '^{name}-at-' | grep -o '[0-9]*$' || true", at.path()))?;
+    let mut numbers: Vec<u64> = found.lines().map(str::parse).collect::<Result<_, _>>()?;
+    numbers.sort_unstable();
+    let latest = first.max(second).max(numbers.last().copied().unwrap_or_default());
+    // An emptied file is about to get the next number.
+    let first = if first == 0 { latest } else { first };
+    let second_is_due = second == 0 || second == first || second + 1 == first;
+    let done = if second == 0 { first } else { second };
+    let in_order = match numbers.as_slice() {
+        [] => done <= 1,
+        [only] => *only == done || *only + 1 == done || *only + 1 == first,
+        [before, last] => before + 1 == *last && (*last == done || *last == first),
+        _ => false,
+    };
+    ensure!(
+        second_is_due && in_order,
+        "{name}: the first file has {first}, the second {second}, and there are {numbers:?}"
+    );
+    Ok(latest)
+}
+
+fn wait_for(node: &Node, at: &Mounted<'_>, name: &str, more_than: u64) -> Result<u64> {
+    let mut latest = 0;
+    node.wait_until("changes go on", Duration::from_secs(30), || {
+        let found =
+            node.run(&format!("cd {} && ls | grep '^{name}-at-' | grep -o '[0-9]*$' || true", at.path()))?;
+        latest = found.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
+        Ok(latest > more_than)
+    })?;
+    Ok(latest)
+}
+
+fn written(site: &Site) -> Result<String> {
+    let volume = site.volume(128 * MIB)?;
+    let nodes = [(ONE, "one"), (TWO, "two")];
+    let here = site.mount(site.node(ONE), &volume, &[])?;
+    let there = site.mount(site.node(TWO), &volume, &[])?;
+    let sum = here.node().run_within(&format!("cd {}\n{FILL}", here.path()), Duration::from_secs(60))?;
+    for (mounted, (_, name)) in [&here, &there].into_iter().zip(nodes) {
+        mounted.node().run("rm -f /run/enough /run/written")?;
+        let argv = ["sh", "-c", WRITE, "write", mounted.path(), name];
+        mounted.node().start_service("snapshot-writer", &argv)?;
+    }
+    let mut longest = Duration::ZERO;
+    let mut latest = 0;
+    for index in 0..SNAPSHOTS {
+        for (mounted, (_, name)) in [&here, &there].into_iter().zip(nodes) {
+            latest = wait_for(mounted.node(), mounted, name, latest + 2)?;
+        }
+        let (_, took) = snapshot(site, &format!("{}-{index}", volume.id), &volume)?;
+        longest = longest.max(took);
+    }
+    for mounted in [&here, &there] {
+        let node = mounted.node();
+        node.run(": > /run/enough")?;
+        node.wait_until("the writer ends", Duration::from_secs(30), || {
+            Ok(node.attempt(&["test", "-s", "/run/written"], &[], Duration::from_secs(5))?.success())
+        })?;
+    }
+    let mut seen = Vec::new();
+    for index in 0..SNAPSHOTS {
+        let id = format!("{}-{index}", volume.id);
+        let made = site.volume_of(&id, 128 * MIB)?;
+        let mounted = site.mount(site.node(ONE), &made, &[])?;
+        let large =
+            mounted.node().run(&format!("cd {} && sha256sum large | cut -d' ' -f1", mounted.path()))?;
+        ensure!(large == sum, "the large file of snapshot {index} is another");
+        let many =
+            mounted.node().run(&format!("cd {}/many && cat $(seq 500) | sha256sum", mounted.path()))?;
+        ensure!(
+            many == here.node().run("seq 500 | sha256sum")?,
+            "the small files of snapshot {index} are others"
+        );
+        for (_, name) in nodes {
+            seen.push(check(&mounted, name).with_context(|| format!("snapshot {index}"))?);
+        }
+        mounted.unmount()?;
+        site.delete(&made)?;
+        delete(site, &id)?;
+    }
+    here.unmount()?;
+    there.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("{SNAPSHOTS} while both wrote, at {seen:?}; the longest took {} ms", longest.as_millis()))
+}
+
+fn counted(site: &Site) -> Result<String> {
+    let volume = site.volume(64 * MIB)?;
+    let here = site.mount(site.node(ONE), &volume, &[])?;
+    here.node().run(&format!("dd if=/dev/urandom of={} bs=1M count=40 status=none", here.join("model")))?;
+    let id = format!("{}-kept", volume.id);
+    let (bytes, _) = snapshot(site, &id, &volume)?;
+    ensure!((40 << 20..48 << 20).contains(&bytes), "a snapshot of 40 MiB has {bytes} bytes");
+    // What the snapshot keeps is not the volume's: all of its capacity can be written again.
+    here.node().run(&format!(
+        "dd if=/dev/urandom of={} bs=1M count=40 conv=notrunc status=none",
+        here.join("model")
+    ))?;
+    let made = site.volume_of(&id, 64 * MIB)?;
+    let there = site.mount(site.node(TWO), &made, &[])?;
+    let space = there.space()?;
+    ensure!(space.total_bytes == 64 * MIB, "the volume that is made of it has {} bytes", space.total_bytes);
+    let full = there.node().attempt(
+        &["dd", "if=/dev/zero", &format!("of={}", there.join("more")), "bs=1M", "count=40", "conv=fsync"],
+        &[],
+        Duration::from_secs(60),
+    )?;
+    ensure!(
+        !full.success() && full.complaint().contains("No space left"),
+        "40 MiB more fit into 64 MiB: {}",
+        full.complaint()
+    );
+    let small = site.volume_of(&id, 32 * MIB).map(drop);
+    ensure!(
+        small.is_err_and(|error| format!("{error:#}").contains("at least that of the source")),
+        "a volume is smaller than its source"
+    );
+    let on_ext4 = site.volume_in("ext4", 16 * MIB)?;
+    let refused = snapshot(site, &format!("{}-kept", on_ext4.id), &on_ext4).map(drop);
+    let why = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(why.contains("shares no extents"), "ext4 cannot share extents, and the server says {why:?}");
+    there.unmount()?;
+    here.unmount()?;
+    for volume in [&made, &volume, &on_ext4] {
+        site.delete(volume)?;
+    }
+    delete(site, &id)?;
+    Ok(String::new())
+}
