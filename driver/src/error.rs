@@ -145,6 +145,7 @@ impl Error {
                 | Code::FailedPrecondition
                 | Code::OutOfRange
                 | Code::Aborted
+                | Code::Unimplemented
                 | Code::Unavailable
                 | Code::DeadlineExceeded) => code,
                 // tonic's own timeout.

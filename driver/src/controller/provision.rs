@@ -271,13 +271,14 @@ impl Order {
         credentials: &Credentials,
     ) -> Result<Volume, Error> {
         let is_there = existing.is_some();
+        let wanted = self.source_ids();
         let desired = match existing {
             Some(existing) => {
                 home.check_parameters(&existing, &self.parameters)?;
                 check_compatible(&existing, &self.name, self.capacity, &self.parameters, credentials)?;
                 let source = (existing.source_snapshot_id.clone(), existing.source_volume_id.clone());
                 let is_beside = self.source.as_ref().is_none_or(|source| home.is_home_of(source.handle()));
-                if source != self.source_ids() || !is_beside {
+                if source != wanted || !is_beside {
                     return Err(self.exists_with_another("source"));
                 }
                 // Once more as it is: only the server can compare the password.
@@ -295,7 +296,7 @@ impl Order {
             }
             None => {
                 let size_bytes = self.capacity.size_bytes()?;
-                let (source_snapshot_id, source_volume_id) = self.source_ids();
+                let (source_snapshot_id, source_volume_id) = wanted.clone();
                 let mut labels: HashMap<String, String> =
                     self.parameters.labels.clone().into_iter().collect();
                 labels.insert(LABEL_NAME.into(), self.name.clone());
@@ -319,7 +320,19 @@ impl Order {
                 }
             }
         };
-        match home.admin.create(desired).await {
+        let made = home.admin.create(desired).await;
+        if let Ok(volume) = &made
+            && (&volume.source_snapshot_id, &volume.source_volume_id) != (&wanted.0, &wanted.1)
+        {
+            // It would pass for a copy, and is empty.
+            if !is_there {
+                home.admin.delete(&self.share).await?;
+            }
+            return Err(Error::Refused(
+                "the server is older than the driver, and makes no volumes of snapshots and volumes: upgrade it".into(),
+            ));
+        }
+        match made {
             // All else was compared above.
             Err(Error::Admin { status, .. }) if is_there && status.code() == Code::AlreadyExists => {
                 Err(self.exists_with_another("password"))

@@ -110,7 +110,7 @@ struct Link {
     /// Below the target's root.
     path: CString,
     /// Names that were not met.
-    left: u64,
+    left: usize,
 }
 
 /// A directory that is being copied.
@@ -220,7 +220,10 @@ impl Copy<'_> {
                 return Err(CopyError::Links);
             }
             let path = CString::new([path, name.to_bytes()].concat()).expect("names hold no zero");
-            self.links.insert(stat.st_ino, Link { path, left: stat.st_nlink as u64 - 1 });
+            self.links.insert(
+                stat.st_ino,
+                Link { path, left: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX) - 1 },
+            );
         }
         let from: OwnedFd =
             rustix::fs::openat(source, name, SOURCE, Mode::empty()).map_err(io("opening", name))?;
