@@ -184,7 +184,7 @@ mod tests {
         let report = json!([{"SpecReports": [
             {"LeafNodeType": "BeforeSuite", "State": "passed"},
             spec("passed", "works", ""),
-            spec("skipped", "CreateSnapshot", "CreateSnapshot not supported"),
+            spec("skipped", "NodeExpandVolume", "NodeExpandVolume not supported"),
             spec("skipped", "something new", "not supported"),
             spec("skipped", "should CreateSnapshot", "NodeStageVolume not supported"),
             spec("skipped", "group of nodes", "Service does not have single node multi writer capability"),
