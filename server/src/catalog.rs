@@ -2,7 +2,7 @@
 
 mod copies;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_smb::auth::NtHash;
@@ -120,6 +120,8 @@ struct State {
     unserved: Vec<(String, Unserved)>,
     /// Those that are served, by id.
     served: HashMap<String, Arc<Volume>>,
+    /// Snapshots that clients can look into, by id.
+    shown: HashMap<String, Arc<Volume>>,
     /// What volumes are being made of, each as often as that.
     sources: Vec<Source>,
 }
@@ -220,8 +222,13 @@ impl Catalog {
     /// Serves the volumes of `pools`. What cannot be served is logged and left as it is.
     #[must_use]
     pub fn new(pools: Vec<(Pool, Vec<Unserved>)>, server: Arc<Server>, loops: Loops) -> Self {
-        let mut state =
-            State { pools: Vec::new(), unserved: Vec::new(), served: HashMap::new(), sources: Vec::new() };
+        let mut state = State {
+            pools: Vec::new(),
+            unserved: Vec::new(),
+            served: HashMap::new(),
+            shown: HashMap::new(),
+            sources: Vec::new(),
+        };
         for (pool, unserved) in pools {
             if pool.quota == PoolQuota::Project && !pool.enforces_quota() {
                 let path = pool.path.display();
@@ -261,6 +268,8 @@ impl Catalog {
             }
             empty_trash(pool);
         }
+        let volumes: BTreeSet<String> = state.with_snapshots();
+        volumes.iter().for_each(|id| self.show_snapshots(state, id));
         for (pool, Unserved { name, reason }) in &state.unserved {
             error!(pool, volume = name, reason, "volume is not served");
         }
@@ -386,6 +395,7 @@ impl Catalog {
         empty_trash(pool);
         state.unserved.retain(|(_, unserved)| unserved.name != id);
         state.served.remove(id);
+        state.hide_snapshots(id);
         info!(volume = id, "volume deleted");
         Ok(())
     }

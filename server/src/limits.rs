@@ -135,6 +135,8 @@ pub const EVENT_LOOPS_MAX: usize = 256;
 pub const VOLUMES_MAX: usize = 10_000;
 /// Snapshots of one server.
 pub const SNAPSHOTS_MAX: usize = 10_000;
+/// Snapshots of one volume that its clients can look into, the newest. Each has a descriptor.
+pub const SNAPSHOTS_SHOWN_MAX: usize = 64;
 /// How long changes of a volume wait at most for a snapshot or clone of it.
 pub const COPY_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long a snapshot or clone waits for changes that are under way.

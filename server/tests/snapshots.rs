@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_proto::admin as api;
 use forebay_smb::status::NtStatus;
+use forebay_smb::wire::AccessMask;
 use forebay_smb::wire::create::CreateDisposition;
+use forebay_smb::wire::fscc::fsctl::SnapshotArray;
 use forebay_smb::wire::negotiate::Dialect;
 use forebay_testing::Xfs;
 use support::{Client, Daemon, Place, engines, request, until};
@@ -137,6 +139,105 @@ fn a_snapshot_keeps_what_was_there_and_volumes_are_made_of_it() {
 
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).unwrap().next().is_none()
+}
+
+fn filetime(snapshot: &api::Snapshot) -> u64 {
+    let created = snapshot.created.unwrap();
+    (created.seconds + 11_644_473_600).cast_unsigned() * 10_000_000
+        + created.nanos.unsigned_abs() as u64 / 100
+}
+
+#[test]
+fn clients_look_into_the_snapshots_of_their_volume() {
+    const READ: AccessMask = AccessMask::FILE_GENERIC_READ;
+    let Some(xfs) = Xfs::without_quota() else { return };
+    for engine in engines() {
+        let place = place(engine, &xfs);
+        let mut daemon = place.start();
+        daemon.create_volume("v").unwrap();
+        daemon.create_volume("w").unwrap();
+        let mut client = daemon.mount("v", Dialect::SMB3_1_1);
+        let root = client.open("", CreateDisposition::OPEN).unwrap();
+        assert_eq!(client.snapshots(root, 16), Ok(SnapshotArray::complete(Vec::new())));
+        let mut times = Vec::new();
+        for round in ["first", "second"] {
+            put(&mut client, "f", round.as_bytes());
+            let made = snapshot(&mut daemon, round, "v").unwrap();
+            // A client names a snapshot by the second.
+            std::thread::sleep(std::time::Duration::from_millis(1100));
+            times.push(filetime(&made));
+        }
+        put(&mut client, "f", b"now");
+        put(&mut client, "new", b"x");
+
+        let all = client.snapshots(root, 4096).unwrap();
+        assert_eq!((all.number_of_snapshots, all.snapshots.len()), (2, 2));
+        assert!(all.snapshots[0] > all.snapshots[1], "the newest first: {all:?}");
+        assert!(all.snapshots[0].starts_with("@GMT-20") && all.snapshots[0].len() == 24);
+        let counted = client.snapshots(root, 16).unwrap();
+        assert_eq!((counted.number_of_snapshots, counted.snapshots.len()), (2, 0));
+        assert_eq!(client.snapshots(root, 12 + counted.snapshot_array_size), Ok(all));
+        assert_eq!(client.snapshots(root, 15), Err(NtStatus::INVALID_PARAMETER));
+
+        for restarted in [false, true] {
+            if restarted {
+                daemon.kill();
+                daemon = place.start();
+                client = daemon.mount("v", Dialect::SMB3_1_1);
+            }
+            for (time, expected) in times.iter().zip(["first", "second"]) {
+                // Without the fraction of the second, as a token has it.
+                for time in [*time, time / 10_000_000 * 10_000_000] {
+                    let file = client.open_of(time, "f", READ).unwrap();
+                    assert_eq!(client.read(file, 0, 100).unwrap(), expected.as_bytes());
+                    assert_eq!(client.write(file, 0, b"x"), NtStatus::ACCESS_DENIED);
+                    assert_eq!(client.close(file), NtStatus::SUCCESS);
+                }
+                for (access, status) in [
+                    (AccessMask::FILE_WRITE_DATA, NtStatus::ACCESS_DENIED),
+                    (AccessMask::DELETE, NtStatus::ACCESS_DENIED),
+                    (AccessMask::WRITE_DAC, NtStatus::ACCESS_DENIED),
+                ] {
+                    assert_eq!(client.open_of(*time, "f", access), Err(status));
+                }
+                let none = client.open_of(*time, "new", READ);
+                assert_eq!(none, Err(NtStatus::OBJECT_NAME_NOT_FOUND));
+                let most = client.open_of(*time, "f", AccessMask::MAXIMUM_ALLOWED).unwrap();
+                assert_eq!(client.write(most, 0, b"x"), NtStatus::ACCESS_DENIED);
+                assert_eq!(client.close(most), NtStatus::SUCCESS);
+            }
+            assert_eq!(
+                client.open_of(times[0] - 100_000_000, "f", READ),
+                Err(NtStatus::OBJECT_NAME_NOT_FOUND)
+            );
+            assert_eq!(get(&mut client, "f").unwrap(), b"now");
+        }
+        // Another volume's clients do not see them.
+        let mut other = daemon.mount("w", Dialect::SMB3_1_1);
+        assert_eq!(other.open_of(times[0], "", READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
+
+        // What is open stays readable, and nothing new is opened.
+        let open = client.open_of(times[0], "f", READ).unwrap();
+        delete_snapshot(&mut daemon, "first").unwrap();
+        assert_eq!(client.open_of(times[0], "f", READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
+        assert_eq!(client.read(open, 0, 100).unwrap(), b"first");
+        assert_eq!(client.close(open), NtStatus::SUCCESS);
+        let second = client.open_of(times[1], "f", READ).unwrap();
+        assert_eq!(client.read(second, 0, 100).unwrap(), b"second");
+        assert_eq!(client.close(second), NtStatus::SUCCESS);
+
+        // A volume that has the id later has no part in them.
+        delete_volume(&mut daemon, "v").unwrap();
+        daemon.create_volume("v").unwrap();
+        let mut client = daemon.mount("v", Dialect::SMB3_1_1);
+        assert_eq!(client.open_of(times[1], "f", READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
+        delete_snapshot(&mut daemon, "second").unwrap();
+        for id in ["v", "w"] {
+            delete_volume(&mut daemon, id).unwrap();
+        }
+        daemon.terminate();
+        daemon.wait();
+    }
 }
 
 /// One chain of changes, each of which begins when the one before it is acknowledged: a number goes to the file `a`, then to

@@ -3,10 +3,11 @@
 //! A tree is copied without the catalog's lock, so that all else goes on. Meanwhile the copy's record says that it is being
 //! made, and its source is noted and stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
+use forebay_smb::engine::SnapshotConfig;
 use tracing::{error, info, warn};
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
 use crate::clock;
 use crate::config::PoolQuota;
 use crate::gate::Gate;
-use crate::limits::{COPY_PATIENCE, COPY_PAUSE_MAX, SNAPSHOTS_MAX};
+use crate::limits::{COPY_PATIENCE, COPY_PAUSE_MAX, SNAPSHOTS_MAX, SNAPSHOTS_SHOWN_MAX};
 use crate::pool::{Copied, CopyError, Copying, copy_tree};
 use crate::snapshot::Snapshot;
 use crate::volume::{Phase, Source};
@@ -91,6 +92,8 @@ impl Catalog {
         });
         match done {
             Ok(Copied { inodes, .. }) => {
+                self.show_snapshots(&mut state, volume_id);
+                let pool = &state.pools[index];
                 let snapshot = pool.snapshots[id].clone();
                 let used_bytes = snapshot.used_bytes;
                 info!(
@@ -126,9 +129,12 @@ impl Catalog {
         if state.sources.contains(&Source::Snapshot(id.to_owned())) {
             return Err(CatalogError::Busy(format!("a volume is being made of snapshot {id}")));
         }
-        let pool = &mut state.pools[index];
-        pool.delete_snapshot(id)?;
-        empty_trash(pool);
+        let deleted = state.pools[index].delete_snapshot(id);
+        // What is open of it stays readable until it is closed.
+        state.shown.remove(id);
+        self.show_snapshots(&mut state, &snapshot.volume_id);
+        deleted?;
+        empty_trash(&state.pools[index]);
         info!(snapshot = id, "snapshot deleted");
         Ok(())
     }
@@ -203,6 +209,41 @@ impl Catalog {
         self.begin_serving(&mut state, index, &wish.volume_id)
     }
 
+    /// Lets clients of a volume look into its snapshots, the newest [`SNAPSHOTS_SHOWN_MAX`] of them. Those of a volume of the same
+    /// id that was deleted are none of its.
+    pub(super) fn show_snapshots(&self, state: &mut State, volume_id: &str) {
+        let State { pools, served, shown, .. } = state;
+        let Some(volume) = served.get(volume_id) else { return };
+        let Some(pool) = pools.iter().find(|pool| pool.records.contains_key(volume_id)) else { return };
+        let since = pool.records[volume_id].created;
+        let mut own: Vec<&Snapshot> = pool
+            .snapshots
+            .values()
+            .filter(|s| s.volume_id == volume_id && s.phase == Phase::Ready && s.created >= since)
+            .collect();
+        own.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created));
+        for hidden in own.drain(own.len().min(SNAPSHOTS_SHOWN_MAX)..) {
+            shown.remove(&hidden.snapshot_id);
+        }
+        let configs = own.into_iter().filter_map(|Snapshot { snapshot_id, created, .. }| {
+            let backend = match shown.get(snapshot_id) {
+                Some(open) => Arc::clone(open),
+                None => match volume.snapshot_at(&pool.snapshot_path(snapshot_id)) {
+                    Ok(open) => {
+                        shown.insert(snapshot_id.clone(), Arc::clone(&open));
+                        open
+                    }
+                    Err(error) => {
+                        warn!(snapshot = snapshot_id, %error, "clients cannot look into a snapshot");
+                        return None;
+                    }
+                },
+            };
+            Some(SnapshotConfig { taken: *created, backend: backend.handle() })
+        });
+        self.server.set_snapshots(volume_id, configs.collect());
+    }
+
     /// Copies a tree and puts it on stable storage, without the lock.
     fn copy<'a>(
         &'a self,
@@ -223,6 +264,20 @@ impl Catalog {
 }
 
 impl State {
+    /// Volumes that have snapshots.
+    pub(super) fn with_snapshots(&self) -> BTreeSet<String> {
+        let snapshots = self.pools.iter().flat_map(|pool| pool.snapshots.values());
+        snapshots.map(|snapshot| snapshot.volume_id.clone()).collect()
+    }
+
+    /// The snapshots of a volume that is gone cannot be looked into.
+    pub(super) fn hide_snapshots(&mut self, volume_id: &str) {
+        let all = self.pools.iter().flat_map(|pool| pool.snapshots.values());
+        for snapshot in all.filter(|snapshot| snapshot.volume_id == volume_id) {
+            self.shown.remove(&snapshot.snapshot_id);
+        }
+    }
+
     fn index_of(&self, volume_id: &str) -> Result<usize, CatalogError> {
         let holds = |pool: &crate::pool::Pool| {
             pool.records.get(volume_id).is_some_and(|record| record.phase == Phase::Ready)

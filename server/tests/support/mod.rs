@@ -26,11 +26,13 @@ use forebay_smb::ids::FileId;
 use forebay_smb::limits::CREDITS_MAX;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel};
+use forebay_smb::wire::create_context::RequestContext;
 use forebay_smb::wire::fscc::FileInformationClass;
+use forebay_smb::wire::fscc::fsctl::{FsctlCode, SnapshotArray};
 use forebay_smb::wire::negotiate::Dialect;
 use forebay_smb::wire::{
-    AccessMask, Command as Smb, FileAttributes, Header, ShareAccess, close, create, flush, query_directory,
-    query_info, read, session_setup, set_info, write,
+    AccessMask, Command as Smb, FileAttributes, FileTime, Header, ShareAccess, close, create, flush, ioctl,
+    query_directory, query_info, read, session_setup, set_info, write,
 };
 use forebay_testing::{Need, skip};
 use tempfile::TempDir;
@@ -435,6 +437,51 @@ impl Client {
         let answer = self.call(Smb::CREATE, &body);
         match answer.status() {
             NtStatus::SUCCESS => Ok(create::Response::parse(&answer.message).unwrap().file_id),
+            status => Err(status),
+        }
+    }
+
+    /// Opens it as it was in the snapshot of this time ([MS-SMB2] 2.2.13.2.7).
+    pub fn open_of(&mut self, time: u64, name: &str, access: AccessMask) -> Result<FileId, NtStatus> {
+        let mut body = Vec::new();
+        create::Request {
+            requested_oplock_level: OplockLevel::NONE,
+            impersonation_level: ImpersonationLevel::IMPERSONATION,
+            smb_create_flags: 0,
+            desired_access: access,
+            file_attributes: FileAttributes::NORMAL,
+            share_access: ShareAccess(7),
+            create_disposition: CreateDisposition::OPEN,
+            create_options: CreateOptions(0),
+            name: name.to_owned(),
+            contexts: vec![RequestContext::TimewarpToken(FileTime(time))],
+        }
+        .encode(&mut body);
+        let answer = self.call(Smb::CREATE, &body);
+        match answer.status() {
+            NtStatus::SUCCESS => Ok(create::Response::parse(&answer.message).unwrap().file_id),
+            status => Err(status),
+        }
+    }
+
+    /// Snapshots as the server lists them, in a buffer of `room` bytes.
+    pub fn snapshots(&mut self, file_id: FileId, room: u32) -> Result<SnapshotArray, NtStatus> {
+        let mut body = Vec::new();
+        ioctl::Request {
+            ctl_code: FsctlCode::SRV_ENUMERATE_SNAPSHOTS,
+            file_id,
+            input: &[],
+            max_input_response: 0,
+            output: &[],
+            max_output_response: room,
+            flags: ioctl::Flags(1),
+        }
+        .encode(&mut body);
+        let answer = self.call(Smb::IOCTL, &body);
+        match answer.status() {
+            NtStatus::SUCCESS => {
+                Ok(SnapshotArray::parse(ioctl::Response::parse(&answer.message).unwrap().output).unwrap())
+            }
             status => Err(status),
         }
     }

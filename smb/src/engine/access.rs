@@ -4,6 +4,11 @@
 use crate::status::NtStatus;
 use crate::wire::{AccessMask, FileAttributes};
 
+/// Every right there is on a file: FILE_ALL_ACCESS.
+pub(crate) const ALL: u32 = 0x001f_01ff;
+/// Rights that change nothing: read, execute, synchronize.
+pub(crate) const READ_ONLY: u32 = 0x0012_00a9;
+
 /// Rights that change something.
 pub(crate) const CHANGING: AccessMask = AccessMask::FILE_WRITE_DATA
     .union(AccessMask::FILE_APPEND_DATA)

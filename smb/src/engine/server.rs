@@ -17,6 +17,7 @@ use crate::engine::mail::{BreakNotice, ConnectionId, Mail};
 use crate::engine::mailbox::Mailbox;
 use crate::engine::open::{FileIds, Open, OpenInfo};
 use crate::engine::session::Session;
+use crate::engine::snapshots::SnapshotConfig;
 use crate::engine::volume::{Account, Accounts, InUse, Volume, VolumeConfig};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
@@ -114,6 +115,13 @@ impl Server {
         }
         self.end_kept_of(id);
         Ok(())
+    }
+
+    /// Replaces the snapshots of a volume that clients may look into.
+    pub fn set_snapshots(&self, volume: &str, snapshots: Vec<SnapshotConfig>) {
+        if let Some(volume) = self.volume(volume) {
+            volume.snapshots.set(&volume, snapshots, &self.mailbox);
+        }
     }
 
     /// Replaces the accounts of a volume; sessions in being go on.

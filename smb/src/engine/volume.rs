@@ -10,6 +10,7 @@ use crate::engine::file::leases::LeaseTable;
 use crate::engine::file::table::{FileTable, Files};
 use crate::engine::lost::LostOpens;
 use crate::engine::mailbox::Mailbox;
+use crate::engine::snapshots::Snapshots;
 use crate::engine::tally::Tally;
 use crate::engine::watches::Watches;
 use crate::fs::FsHandle;
@@ -94,6 +95,9 @@ pub(crate) struct Volume {
     pub(crate) removed: AtomicBool,
     /// TreeConnects in being.
     pub(crate) trees: AtomicU32,
+    pub(crate) snapshots: Snapshots,
+    /// It is one itself.
+    pub(crate) is_snapshot: bool,
 }
 
 /// What the clients of one volume use, so that they leave room for those of others.
@@ -149,7 +153,24 @@ impl Volume {
             lost: Mutex::default(),
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),
+            snapshots: Snapshots::default(),
+            is_snapshot: false,
         }
+    }
+
+    /// A snapshot of it.
+    pub(crate) fn snapshot_of(volume: &Self, backend: FsHandle, mailbox: Arc<Mailbox>) -> Self {
+        let config = VolumeConfig {
+            id: volume.id.clone(),
+            backend,
+            accounts: Vec::new(),
+            protection: volume.protection,
+            read_only: true,
+            extended_attributes: volume.extended_attributes,
+            serial: volume.serial,
+            created: volume.created,
+        };
+        Self { is_snapshot: true, ..Self::new(config, mailbox) }
     }
 
     pub(crate) fn lost(&self) -> MutexGuard<'_, LostOpens> {

@@ -88,6 +88,24 @@ impl Volume {
         Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names, limiter, gate }))
     }
 
+    /// A snapshot of it with the root directory `path`, which its clients only read. It has the limits of the volume.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn snapshot_at(&self, path: &Path) -> Result<Arc<Self>, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Arc::new(Self {
+            root: rustix::fs::open(path, flags, Mode::empty())?,
+            xattrs: self.xattrs,
+            in_memory: self.in_memory,
+            promise: self.promise,
+            aside: None,
+            names: NameLocks::default(),
+            limiter: Arc::clone(&self.limiter),
+            gate: Arc::default(),
+        }))
+    }
+
     /// Whether files can have extended attributes.
     #[must_use]
     pub fn keeps_extended_attributes(&self) -> bool {

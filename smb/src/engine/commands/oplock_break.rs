@@ -3,6 +3,7 @@
 use crate::engine::file::leases::LeaseId;
 use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;
+use crate::engine::volume::Volume;
 use crate::status::NtStatus;
 use crate::wire::oplock_break::{LeaseBreakAcknowledgment, OplockBreak, Request, Response};
 
@@ -35,8 +36,10 @@ fn lease(ctx: &mut Ctx<'_>, request: LeaseBreakAcknowledgment) -> Result<LeaseBr
     let id = LeaseId { client, key: request.lease_key };
     let tree = ctx.tree();
     let Share::Volume(volume) = &tree.share else { return Err(NtStatus::OBJECT_NAME_NOT_FOUND) };
-    let key = volume.leases.find(id).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
-    let file = volume.files().find(key).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
+    let file_in = |volume: &Volume| volume.leases.find(id).and_then(|key| volume.files().find(key));
+    let file = file_in(volume)
+        .or_else(|| volume.snapshots.volumes().iter().find_map(|snapshot| file_in(snapshot)))
+        .ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     file.acknowledge_lease(id, request.lease_state, ctx.server)?;
     Ok(request)
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::engine::access::{ALL, READ_ONLY};
 use crate::engine::reports::Event;
 use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;
@@ -9,11 +10,6 @@ use crate::engine::volume::Protection;
 use crate::status::NtStatus;
 use crate::wire::tree_connect::{Request, Response, ShareCapabilities, ShareFlags, ShareType};
 use crate::wire::{AccessMask, Dialect, HeaderFlags, Ids};
-
-/// Every right there is on a file: FILE_ALL_ACCESS.
-const ALL: u32 = 0x001f_01ff;
-/// Rights that change nothing: read, execute, synchronize.
-const READ_ONLY: u32 = 0x0012_00a9;
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let request = match Request::parse(ctx.request.message()) {

@@ -286,7 +286,7 @@ impl Ctx<'_> {
     }
 
     /// The volume of the request's tree.
-    fn volume(&self) -> Option<&Arc<Volume>> {
+    pub(crate) fn volume(&self) -> Option<&Arc<Volume>> {
         match &self.request.tree.as_ref()?.share {
             Share::Volume(volume) => Some(volume),
             Share::Ipc => None,

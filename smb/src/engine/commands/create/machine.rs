@@ -123,6 +123,8 @@ pub(super) fn begin(
 ) -> Step {
     match plan(ctx, request) {
         Ok(plan) => {
+            // Only opens of the share's own volume are found again.
+            let durable = durable.filter(|_| !plan.volume.is_snapshot);
             let plan = Plan { durable, creation, ..plan };
             Box::new(Create { plan, state: State::Running }).open(ctx)
         }

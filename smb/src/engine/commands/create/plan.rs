@@ -83,11 +83,12 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     if volume.removed.load(Ordering::Acquire) {
         return Err(NtStatus::NETWORK_NAME_DELETED);
     }
+    let volume = &as_of(volume, request)?;
     if request.impersonation_level > ImpersonationLevel::DELEGATE {
         return Err(NtStatus::BAD_IMPERSONATION_LEVEL);
     }
     let (options, disposition) = (request.create_options, request.create_disposition);
-    let maximal = AccessMask(tree.access);
+    let maximal = AccessMask(if volume.read_only { tree.access & access::READ_ONLY } else { tree.access });
     let desired = access::desired(request.desired_access, maximal)?;
     check_options(request)?;
     let posix = posix_mode(ctx, request);
@@ -149,6 +150,18 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         plan.context(ctx, context)?;
     }
     Ok(plan)
+}
+
+/// The volume as it is, or as it was at the time that the CREATE names ([MS-SMB2] 2.2.13.2.7).
+fn as_of(volume: &Arc<Volume>, request: &Request<'_>) -> Result<Arc<Volume>, NtStatus> {
+    let mut times = request.contexts.iter().filter_map(|context| match context {
+        RequestContext::TimewarpToken(time) => Some(*time),
+        _ => None,
+    });
+    match times.next() {
+        None => Ok(Arc::clone(volume)),
+        Some(time) => volume.snapshots.find(time.0).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND),
+    }
 }
 
 /// Whether a CREATE has the context of the POSIX extensions, and the permission bits in it. Linux's client adds the type of the
@@ -218,8 +231,6 @@ impl Plan {
                 self.eas = eas::to_set(list)?;
                 Ok(())
             }
-            // There are no snapshots.
-            RequestContext::TimewarpToken(_) => Err(NtStatus::OBJECT_NAME_NOT_FOUND),
             RequestContext::AllocationSize(size) => {
                 self.allocation_size = *size;
                 Ok(())

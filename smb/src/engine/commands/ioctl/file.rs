@@ -20,6 +20,11 @@ use crate::wire::fscc::fsctl::{
 use crate::wire::ioctl::Request;
 use crate::wire::{AccessMask, FileAttributes};
 
+/// SRV_SNAPSHOT_ARRAY without its list ([MS-SMB2] 2.2.32.2).
+const SNAPSHOT_ARRAY_HEADER_BYTES: usize = 12;
+/// What a client's buffer has at least ([MS-SMB2] 3.3.5.15.1).
+const SNAPSHOT_ARRAY_BYTES_MIN: usize = 16;
+
 pub(crate) fn handle(ctx: &mut Ctx<'_>, code: FsctlCode, request: &Request<'_>) -> Step {
     let open = match ctx.open(request.file_id) {
         Ok(o) => o,
@@ -46,8 +51,8 @@ fn file(
             copychunk::handle(ctx, code, open, input, room)
         }
         FsctlCode::SRV_ENUMERATE_SNAPSHOTS => {
-            // [MS-SMB2] 3.3.5.15.1: there are none.
-            output(code, id, room, 16, |out| SnapshotArray::complete(Vec::new()).encode(out))
+            let tokens = ctx.volume().map(|volume| volume.snapshots.tokens()).unwrap_or_default();
+            snapshots(id, room, tokens)
         }
         FsctlCode::SET_SPARSE => set_sparse(open, parse_set_sparse(input)),
         FsctlCode::CREATE_OR_GET_OBJECT_ID => {
@@ -99,6 +104,19 @@ fn output(
     let mut out = Vec::with_capacity(size);
     encode(&mut out);
     Ok(Step::Reply(ioctl_reply(code, id, &out)))
+}
+
+/// [MS-SMB2] 3.3.5.15.1
+fn snapshots(id: FileId, room: usize, tokens: Vec<String>) -> Result<Step, NtStatus> {
+    let code = FsctlCode::SRV_ENUMERATE_SNAPSHOTS;
+    let all = SnapshotArray::complete(tokens);
+    let size = SNAPSHOT_ARRAY_HEADER_BYTES + all.snapshot_array_size as usize;
+    if room >= size.max(SNAPSHOT_ARRAY_BYTES_MIN) {
+        return output(code, id, room, size, |out| all.encode(out));
+    }
+    // How many there are, and the room that they need.
+    let counted = SnapshotArray { snapshots: Vec::new(), ..all };
+    output(code, id, room, SNAPSHOT_ARRAY_BYTES_MIN, |out| counted.encode(out))
 }
 
 fn empty(code: FsctlCode, id: FileId) -> Step {
