@@ -12,6 +12,7 @@ use crate::site::{Mounted, Site, Volume};
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("snapshots: two nodes write, and each snapshot holds all changes up to one moment", written),
+        ours("snapshots: a mount of one shows what there was, and cannot be written", mounted),
         ours("snapshots: space is counted, and a file system without shared extents is named", counted),
     ]
 }
@@ -149,6 +150,63 @@ fn written(site: &Site) -> Result<String> {
     there.unmount()?;
     site.delete(&volume)?;
     Ok(format!("{SNAPSHOTS} while both wrote, at {seen:?}; the longest took {} ms", longest.as_millis()))
+}
+
+fn mounted(site: &Site) -> Result<String> {
+    let volume = site.volume(64 * MIB)?;
+    let here = site.mount(site.node(ONE), &volume, &[])?;
+    let fill = "mkdir -p a/b; echo before > a/b/file; echo kept > kept; ln a/b/file hard; dd if=/dev/urandom of=large bs=1M count=8 status=none";
+    here.node().run(&format!("cd {}\n{fill}", here.path()))?;
+    let id = format!("{}-shown", volume.id);
+    let request = AdminRequest::CreateSnapshot { id: id.clone(), volume: volume.id.clone() };
+    let made = site.admin(request)?.ok()?;
+    let time = made.names.first().context("the server says when the snapshot was taken")?;
+    let sum = here.node().run(&format!("cd {} && sha256sum large", here.path()))?;
+    let change = "echo after > a/b/file; rm kept; mv a c; : > large; echo new > new";
+    here.node().run(&format!("cd {}\n{change}", here.path()))?;
+
+    let at = format!("/mnt/{id}");
+    let there = site.mount_at(site.node(TWO), &volume, &at, &[("snapshot", time)])?;
+    let shown = there.node().run(&format!(
+        "cd {at} && find . | LC_ALL=C sort | tr '\n' ' ' && cat a/b/file kept hard && sha256sum large"
+    ))?;
+    let expected =
+        format!(". ./a ./a/b ./a/b/file ./hard ./kept ./large before\nkept\nbefore\n{}\n", sum.trim_end());
+    ensure!(shown.trim_end() == expected.trim_end(), "the snapshot shows {shown:?} instead of {expected:?}");
+    for change in [
+        "echo x > kept",
+        "echo x > new",
+        "rm kept",
+        "mkdir d",
+        "mv kept other",
+        "chmod 600 kept",
+        "ln kept link",
+    ] {
+        let output = there.node().attempt(
+            &["sh", "-c", &format!("cd {at}; {change}")],
+            &[],
+            Duration::from_secs(20),
+        )?;
+        ensure!(!output.success(), "{change:?} succeeds in a snapshot");
+    }
+    let still = there.node().run(&format!("cd {at} && cat kept a/b/file"))?;
+    ensure!(still.trim_end() == "kept\nbefore", "the snapshot was changed: {still:?}");
+    // Beside the volume itself on the same node.
+    let beside = site.mount(site.node(TWO), &volume, &[])?;
+    let now = beside.node().run(&format!("cat {}", beside.join("c/b/file")))?;
+    ensure!(now.trim_end() == "after", "the volume shows {now:?} beside its snapshot");
+    delete(site, &id)?;
+    let gone = there.node().attempt(&["ls", &format!("{at}/a")], &[], Duration::from_secs(20))?;
+    ensure!(
+        !gone.success() || gone.text().trim() == "b",
+        "a snapshot that is deleted shows {:?}",
+        gone.text()
+    );
+    for mounted in [there, beside, here] {
+        mounted.unmount()?;
+    }
+    site.delete(&volume)?;
+    Ok(String::new())
 }
 
 fn counted(site: &Site) -> Result<String> {

@@ -261,7 +261,7 @@ pub enum AdminRequest {
         id: String,
         force: bool,
     },
-    /// `bytes`: what its files have.
+    /// `bytes`: what its files have; `names`: when it was taken, as SMB counts time.
     CreateSnapshot {
         id: String,
         volume: String,
@@ -281,6 +281,8 @@ pub enum AdminRequest {
         id: String,
     },
 }
+
+const SECONDS_FROM_1601_TO_1970: i64 = 11_644_473_600;
 
 /// Makes one admin call.
 pub fn admin(AdminCall { socket, request }: AdminCall) -> Result<Answer> {
@@ -317,7 +319,15 @@ async fn admin_call(channel: Channel, request: AdminRequest) -> Result<Answer, t
                 adm::CreateSnapshotRequest { snapshot_id: id, volume_id: volume, ..Default::default() };
             let made = client.create_snapshot(request).await?.into_inner().snapshot.unwrap_or_default();
             let bytes = i64::try_from(made.used_bytes).unwrap_or(i64::MAX);
-            return Ok(Answer { id: made.snapshot_id, bytes, ..Answer::default() });
+            let taken = made.created.unwrap_or_default();
+            let seconds = (taken.seconds + SECONDS_FROM_1601_TO_1970).cast_unsigned();
+            let time = seconds * 10_000_000 + u64::from(taken.nanos.unsigned_abs()) / 100;
+            return Ok(Answer {
+                id: made.snapshot_id,
+                bytes,
+                names: vec![time.to_string()],
+                ..Answer::default()
+            });
         }
         AdminRequest::DeleteSnapshot { id } => {
             client.delete_snapshot(adm::DeleteSnapshotRequest { snapshot_id: id }).await?;
