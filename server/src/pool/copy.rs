@@ -256,7 +256,7 @@ impl Copy<'_> {
         if (made.st_uid, made.st_gid) != (stat.st_uid, stat.st_gid) {
             rustix::fs::fchown(target, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
         }
-        // After the owner, whose change takes the set-user-id bit.
+        // After the owner: a change of the owner clears the set-user-id bit.
         let wanted = Mode::from_raw_mode(stat.st_mode & 0o7777);
         if wanted != mode {
             rustix::fs::fchmod(target, wanted)?;

@@ -17,8 +17,7 @@ use crate::engine::mail::{BreakNotice, ConnectionId, Mail};
 use crate::engine::mailbox::Mailbox;
 use crate::engine::open::{FileIds, Open, OpenInfo};
 use crate::engine::session::Session;
-use crate::engine::snapshots::SnapshotConfig;
-use crate::engine::volume::{Account, Accounts, InUse, Volume, VolumeConfig};
+use crate::engine::volume::{Account, Accounts, InUse, SnapshotConfig, Volume, VolumeConfig};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 

@@ -1,16 +1,19 @@
 //! Volumes as shares, and the accounts that open them.
 
+mod snapshots;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub use self::snapshots::SnapshotConfig;
+use self::snapshots::Snapshots;
 use crate::auth::NtHash;
 use crate::engine::file::leases::LeaseTable;
 use crate::engine::file::table::{FileTable, Files};
 use crate::engine::lost::LostOpens;
 use crate::engine::mailbox::Mailbox;
-use crate::engine::snapshots::Snapshots;
 use crate::engine::tally::Tally;
 use crate::engine::watches::Watches;
 use crate::fs::FsHandle;

@@ -88,6 +88,10 @@ fn interfaces(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Step {
     if matches!(ctx.core.dialect(), Dialect::SMB2_0_2 | Dialect::SMB2_1) {
         return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
     }
+    // [MS-SMB2] 2.2.31: it is about no file.
+    if request.file_id != FileId::RELATED {
+        return Step::Fail(NtStatus::INVALID_PARAMETER);
+    }
     let interfaces: Vec<NetworkInterfaceInfo> = ctx.server.interfaces().iter().map(describe).collect();
     if interfaces.is_empty() {
         return Step::Fail(NtStatus::NOT_SUPPORTED);

@@ -59,7 +59,8 @@ pub(super) fn handle(
     let request = CopyChunkRequest::parse(input).map_err(|_| NtStatus::INVALID_PARAMETER)?;
     let source =
         ctx.session().open(open_of_key(&request.source_key)).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
-    if !Arc::ptr_eq(&source.volume, &target.volume) || source.tree_id() != target.tree_id() {
+    // By whichever tree connect, and from a snapshot too.
+    if source.volume.id != target.volume.id {
         return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
     }
     check_access(code, &source, &target)?;
