@@ -143,8 +143,8 @@ pub const COPY_PAUSE_MAX: Duration = Duration::from_secs(30);
 pub const COPY_PATIENCE: Duration = Duration::from_secs(10);
 /// Directories below one another in a volume that can be copied: each is open while those below it are copied.
 pub const COPY_DEPTH_MAX: usize = 256;
-/// Files with several names that are remembered while a volume is copied.
-pub const COPY_LINKS_MAX: usize = 1_000_000;
+/// Bytes of the paths of files with several names that are remembered while a volume is copied.
+pub const COPY_LINK_BYTES_MAX: usize = 64 << 20;
 /// The kernel's limit of an extended attribute and of all names (`XATTR_SIZE_MAX` and `XATTR_LIST_MAX` of linux/limits.h).
 pub const XATTR_VALUE_BYTES_MAX: usize = 64 << 10;
 /// Characters of a volume's id.

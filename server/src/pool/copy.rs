@@ -14,7 +14,7 @@ use std::time::Instant;
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use crate::limits::{COPY_DEPTH_MAX, COPY_LINKS_MAX, XATTR_VALUE_BYTES_MAX};
+use crate::limits::{COPY_DEPTH_MAX, COPY_LINK_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum CopyError {
     #[error("its directories are more than {COPY_DEPTH_MAX} deep")]
     Deep,
     /// It has too many hard links.
-    #[error("it has more than {COPY_LINKS_MAX} files with several names")]
+    #[error("the paths of its files with several names take more than {} MiB", COPY_LINK_BYTES_MAX >> 20)]
     Links,
     /// The file system said no.
     #[error("{what} {name:?}: {errno}")]
@@ -98,6 +98,7 @@ pub fn copy_tree(source: &OwnedFd, target: &OwnedFd, until: Option<Instant>) -> 
         until,
         done: Copied::default(),
         links: HashMap::new(),
+        link_bytes: 0,
         xattrs: Vec::new(),
     };
     let again = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(io("opening", c"."));
@@ -136,6 +137,8 @@ struct Copy<'a> {
     done: Copied,
     /// By inode.
     links: HashMap<u64, Link>,
+    /// What these take.
+    link_bytes: usize,
     /// For values of extended attributes.
     xattrs: Vec<u8>,
 }
@@ -212,14 +215,16 @@ impl Copy<'_> {
                     .map_err(io("linking", name))?;
                 link.left -= 1;
                 if link.left == 0 {
+                    self.link_bytes -= link.path.count_bytes() + size_of::<(u64, Link)>();
                     self.links.remove(&stat.st_ino);
                 }
                 return Ok(());
             }
-            if self.links.len() >= COPY_LINKS_MAX {
+            let path = CString::new([path, name.to_bytes()].concat()).expect("names hold no zero");
+            self.link_bytes += path.count_bytes() + size_of::<(u64, Link)>();
+            if self.link_bytes > COPY_LINK_BYTES_MAX {
                 return Err(CopyError::Links);
             }
-            let path = CString::new([path, name.to_bytes()].concat()).expect("names hold no zero");
             self.links.insert(
                 stat.st_ino,
                 Link { path, left: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX) - 1 },
