@@ -262,6 +262,31 @@ fn a_compound_opens_uses_and_closes() {
     }
 }
 
+/// [MS-SMB2] 3.3.5.2.7.2: the FileId is that of the request before, whatever the request itself says.
+#[test]
+fn a_related_request_is_about_the_file_of_the_one_before() {
+    let mut lab = Lab::new();
+    let mut c = lab.client();
+    let other = file("other").id(&mut c);
+    for named in [other, FileId { persistent: u64::MAX, volatile: 0 }] {
+        let mut close_it = Vec::new();
+        close::Request { flags: close::Flags::empty(), file_id: named }.encode(&mut close_it);
+        let answers = compound(
+            &mut c,
+            &[
+                (Command::CREATE, file("f").body()),
+                (Command::WRITE, write_body(named, 0, b"in f")),
+                (Command::CLOSE, close_it),
+            ],
+        );
+        let statuses: Vec<NtStatus> = answers.iter().map(|a| a.status()).collect();
+        assert_eq!(statuses, [NtStatus::SUCCESS; 3], "{named:?}");
+        assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"in f"[..]));
+        assert_eq!(lab.memory.contents("other").as_deref(), Some(&b""[..]));
+    }
+    close(&mut c, other).unwrap();
+}
+
 #[test]
 fn related_requests_need_something_to_relate_to() {
     let mut lab = Lab::new();

@@ -223,10 +223,11 @@ impl Ctx<'_> {
     /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
     /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
     pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
-        let id = if self.request.related && id.is_related() {
-            self.request.related_file.ok_or(NtStatus::FILE_CLOSED)?
-        } else {
-            id
+        // [MS-SMB2] 3.3.5.2.7.2: whatever a related request names, it is about the file of the one before it.
+        let id = match self.request.related_file.filter(|_| self.request.related) {
+            Some(file) => file,
+            None if self.request.related && id.is_related() => return Err(NtStatus::FILE_CLOSED),
+            None => id,
         };
         self.request.related_file = Some(id);
         let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
