@@ -79,7 +79,7 @@ seccompProfile:
 {{/* "true" where VolumeSnapshots can be made. */}}
 {{- define "forebay.hasSnapshots" -}}
 {{- $enabled := .Values.csi.controller.snapshotter.enabled -}}
-{{- if or (eq $enabled "on") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1/VolumeSnapshotContent")) -}}
+{{- if or (eq $enabled "always") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1/VolumeSnapshotContent")) -}}
 true
 {{- end -}}
 {{- end -}}

@@ -14,14 +14,16 @@ use crate::rendered::VALUES;
 /// Until a controller of the API server has seen what was applied.
 const SEEN_WITHIN: Duration = Duration::from_secs(60);
 
-/// Takes any object of the kinds that the Prometheus operator would define.
-const MONITORING: &str = r"
+/// Takes any object of a kind that others would define.
+const STAND_IN: &str = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: PLURAL.monitoring.coreos.com}
+metadata:
+  name: PLURAL.GROUP
+  annotations: {api-approved.kubernetes.io: 'unapproved, a stand-in for tests'}
 spec:
-  group: monitoring.coreos.com
-  scope: Namespaced
+  group: GROUP
+  scope: SCOPE
   names: {kind: KIND, plural: PLURAL}
   versions:
     - name: v1
@@ -80,9 +82,13 @@ fn helm_installs_upgrades_and_leaves_only_the_definitions(kubectl: &Kubectl) {
 }
 
 fn definitions_are_established(kubectl: &Kubectl) {
-    let kinds = [("servicemonitors", "ServiceMonitor"), ("prometheusrules", "PrometheusRule")];
-    for (plural, kind) in kinds {
-        kubectl.apply(&MONITORING.replace("PLURAL", plural).replace("KIND", kind)).expect("a stand-in");
+    for (plural, group, scope, kind) in [
+        ("servicemonitors", "monitoring.coreos.com", "Namespaced", "ServiceMonitor"),
+        ("prometheusrules", "monitoring.coreos.com", "Namespaced", "PrometheusRule"),
+        ("volumesnapshotclasses", "snapshot.storage.k8s.io", "Cluster", "VolumeSnapshotClass"),
+    ] {
+        let stand_in = STAND_IN.replace("PLURAL", plural).replace("GROUP", group);
+        kubectl.apply(&stand_in.replace("SCOPE", scope).replace("KIND", kind)).expect("a stand-in");
     }
     let crds = root().join("manifests/crds.yaml");
     kubectl.apply(&fs::read_to_string(crds).expect("the definitions")).expect("the definitions are taken");

@@ -13,7 +13,7 @@ use crate::helm::{self, NAMESPACE, identity, objects, template, template_with};
 const REGENERATE: &str = "FOREBAY_REGENERATE";
 
 /// Sets of values, `values/<name>.yaml`; their difference from the defaults is kept in `snapshots/<name>.txt`.
-pub(crate) const VALUES: &[&str] = &["minimal", "monitored", "locked-down", "storage-fabric"];
+pub(crate) const VALUES: &[&str] = &["minimal", "monitored", "locked-down", "storage-fabric", "snapshots"];
 
 fn check_generated(path: &Path, text: &str) {
     if std::env::var_os(REGENERATE).is_some() {
