@@ -13,6 +13,7 @@ use forebay_smb::wire::AccessMask;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::fscc::fsctl::SnapshotArray;
 use forebay_smb::wire::negotiate::Dialect;
+use forebay_smb::wire::query_directory;
 use forebay_testing::Xfs;
 use support::{Client, Daemon, Place, engines, request, until};
 use tonic::Code;
@@ -216,10 +217,18 @@ fn clients_look_into_the_snapshots_of_their_volume() {
         let mut other = daemon.mount("w", Dialect::SMB3_1_1);
         assert_eq!(other.open_of(times[0], "", READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
 
-        // What is open stays readable, and nothing new is opened.
+        // Files that are open stay readable. What is left of a directory is not listed, and nothing new is opened.
         let open = client.open_of(times[0], "f", READ).unwrap();
+        let [listed, unlisted] = [(); 2].map(|()| client.open_of(times[0], "", READ).unwrap());
+        let all = client.list(listed, query_directory::Flags(0), 4096).unwrap().unwrap();
+        assert!(all.contains(&"f".to_owned()), "{all:?}");
         delete_snapshot(&mut daemon, "first").unwrap();
         assert_eq!(client.open_of(times[0], "f", READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
+        for directory in [listed, unlisted] {
+            let left = client.list(directory, query_directory::Flags(0), 4096);
+            assert_eq!(left, Err(NtStatus::FILE_INVALID));
+            assert_eq!(client.close(directory), NtStatus::SUCCESS);
+        }
         assert_eq!(client.read(open, 0, 100).unwrap(), b"first");
         assert_eq!(client.close(open), NtStatus::SUCCESS);
         let second = client.open_of(times[1], "f", READ).unwrap();

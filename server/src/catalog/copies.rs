@@ -130,7 +130,7 @@ impl Catalog {
             return Err(CatalogError::Busy(format!("a volume is being made of snapshot {id}")));
         }
         let deleted = state.pools[index].delete_snapshot(id);
-        // What is open of it stays readable until it is closed.
+        // Files of it that are open stay readable until they are closed.
         state.shown.remove(id);
         self.show_snapshots(&mut state, &snapshot.volume_id);
         deleted?;

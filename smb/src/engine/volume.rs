@@ -94,7 +94,8 @@ pub(crate) struct Volume {
     pub(crate) used: Used,
     /// Its opens that ended with their session.
     lost: Mutex<LostOpens>,
-    /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens.
+    /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens. Set for a snapshot that clients may
+    /// not look into any more.
     pub(crate) removed: AtomicBool,
     /// TreeConnects in being.
     pub(crate) trees: AtomicU32,

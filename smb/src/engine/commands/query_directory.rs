@@ -1,6 +1,7 @@
 //! QUERY_DIRECTORY ([MS-SMB2] 3.3.5.18, [MS-FSA] 2.1.5.6.3).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::engine::commands::posix;
 use crate::engine::names;
@@ -62,6 +63,10 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
     }
     if !AccessMask(open.access).contains(AccessMask::FILE_LIST_DIRECTORY) {
         return Err(NtStatus::ACCESS_DENIED);
+    }
+    if open.volume.is_snapshot && open.volume.removed.load(Ordering::Acquire) {
+        // Its names are being removed: what is left of them must not pass for what the snapshot had.
+        return Err(NtStatus::FILE_INVALID);
     }
     let class = request.file_information_class;
     let fixed = DirEncoder::fixed_len(class)

@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::engine::mailbox::Mailbox;
 use crate::engine::volume::Volume;
@@ -36,7 +37,7 @@ struct Snapshot {
 pub(crate) struct Snapshots(Mutex<Vec<Snapshot>>);
 
 impl Snapshots {
-    /// Replaces them; those that stay keep their opens.
+    /// Replaces them; those that stay keep their opens. Of others, open files can still be read, and directories not be listed.
     pub(crate) fn set(&self, of: &Volume, mut configs: Vec<SnapshotConfig>, mailbox: &Arc<Mailbox>) {
         configs.sort_by_key(|config| std::cmp::Reverse(config.taken));
         let mut snapshots = self.0.lock().expect("no panic under this lock");
@@ -49,6 +50,11 @@ impl Snapshots {
             };
             Snapshot { taken, volume }
         }));
+        for snapshot in before {
+            if !snapshots.iter().any(|kept| Arc::ptr_eq(&kept.volume, &snapshot.volume)) {
+                snapshot.volume.removed.store(true, Ordering::Release);
+            }
+        }
     }
 
     /// The one that was taken in this second. Clients name it by a token, which has no fraction.
