@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_smb::auth::NtHash;
-use forebay_smb::engine::{Account, Server, VolumeConfig};
+use forebay_smb::engine::{Account, Server, VolumeConfig, VolumeUse};
 use tracing::{error, info, warn};
 
 pub use self::copies::FoundSnapshot;
@@ -18,10 +18,15 @@ use crate::limits::{
     LABEL_BYTES_MAX, LABELS_MAX, PASSWORD_BYTES_MAX, PASSWORD_CHARS_MIN, USERNAME_CHARS_MAX,
     VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUMES_MAX,
 };
-use crate::metrics::PoolSpace;
+use crate::metrics::{PoolSpace, VolumeFigures};
 use crate::pool::{Pool, PoolError, Unserved, empty, keep_reserve};
 use crate::qos::Qos;
 use crate::volume::{Credential, Phase, Protection, Quota, Record, Source};
+
+/// Labels by which the CSI provisioner says for whom a volume is made (`--extra-create-metadata`).
+const CLAIM: &str = "csi.storage.k8s.io/pvc/name";
+const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
+const PERSISTENT_VOLUME: &str = "csi.storage.k8s.io/pv/name";
 
 /// Why an administrator's wish is not granted.
 #[derive(Debug, thiserror::Error)]
@@ -541,6 +546,32 @@ impl Catalog {
                 })
             })
             .collect()
+    }
+
+    /// The volumes that are served, by their id.
+    #[must_use]
+    pub fn volume_figures(&self) -> Vec<VolumeFigures> {
+        let mut uses = self.server.volume_uses();
+        uses.sort_by(|a, b| a.id.cmp(&b.id));
+        let state = self.lock();
+        let figures = uses.into_iter().filter_map(|VolumeUse { id, sessions, open_files, activity }| {
+            let pool = state.pools.iter().find(|pool| pool.records.contains_key(&id))?;
+            let record = &pool.records[&id];
+            let label = |key: &str| record.labels.get(key).cloned().unwrap_or_default();
+            Some(VolumeFigures {
+                pool: pool.name.clone(),
+                claim: label(CLAIM),
+                claim_namespace: label(CLAIM_NAMESPACE),
+                persistent_volume: label(PERSISTENT_VOLUME),
+                capacity_bytes: record.capacity_bytes,
+                sessions,
+                open_files,
+                throttled: state.served.get(&id).map_or(0, |volume| volume.limiter().throttled()),
+                activity,
+                id,
+            })
+        });
+        figures.collect()
     }
 }
 

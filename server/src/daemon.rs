@@ -38,7 +38,7 @@ use crate::limits::{
     LISTEN_BACKLOG, RETURN_PAUSE, RETURN_TIME, RETURNING_MAX,
 };
 use crate::memory::{self, Memory};
-use crate::metrics::{Metrics, PoolSpace};
+use crate::metrics::{Contents, Metrics};
 use crate::namespace::{self, NamespaceError};
 use crate::pool::{self, Pool, PoolError};
 use crate::rdma::later::Later;
@@ -240,7 +240,7 @@ fn serve(
     let io_engine = if use_uring { "io_uring" } else { "readiness" };
     let lanes = Arc::new(Lanes::start(config.server.workers).map_err(system("starting threads"))?);
     let queues = lanes.queues().clone();
-    let metrics = Metrics::new(io_engine, queues, pool_spaces(&catalog), namespaces.clone());
+    let metrics = Metrics::new(io_engine, queues, contents(&catalog), namespaces.clone());
     let memory = Arc::new(Memory::new(memory::bytes_max(config.server.memory.0)));
     metrics.memory_bytes_max(memory.budget().bytes_max());
     info!(bytes = memory.budget().bytes_max(), "memory for payload (server.memory)");
@@ -387,16 +387,17 @@ fn bind(option: &'static str, address: SocketAddr) -> Result<TcpListener, Daemon
 
 /// The thread that listens for RDMA has the metrics for as long as the process lives, and must not keep what lies in the pools
 /// open with them: they are unmounted before that.
-fn pool_spaces(catalog: &Arc<Catalog>) -> Box<crate::metrics::Pools> {
+fn contents(catalog: &Arc<Catalog>) -> Box<crate::metrics::Look> {
     let catalog = Arc::downgrade(catalog);
-    Box::new(move || -> Vec<PoolSpace> {
-        let Some(catalog) = catalog.upgrade() else { return Vec::new() };
-        match catalog.pools() {
-            Ok(pools) => pools.into_iter().map(|pool| pool.space).collect(),
-            Err(error) => {
-                warn!(%error, "metrics of the pools");
-                Vec::new()
-            }
+    Box::new(move || -> Contents {
+        let Some(catalog) = catalog.upgrade() else { return Contents::default() };
+        let pools = catalog.pools().unwrap_or_else(|error| {
+            warn!(%error, "metrics of the pools");
+            Vec::new()
+        });
+        Contents {
+            pools: pools.into_iter().map(|pool| pool.space).collect(),
+            volumes: catalog.volume_figures(),
         }
     })
 }

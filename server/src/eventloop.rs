@@ -496,9 +496,12 @@ impl<E: Engine> EventLoop<E> {
                 info!(%peer, why, "ending the connection so that the client returns");
                 self.shared.metrics.returns.inc();
             }
-            Event::Completed { command, status, began, payload_bytes, by_rdma } => {
+            Event::Completed { command, status, began, payload_bytes, by_rdma, activity } => {
                 let took = now.instant.saturating_duration_since(*began);
                 self.shared.metrics.request(*command, *status, took, *payload_bytes, *by_rdma);
+                if let Some(activity) = activity {
+                    activity.completed(*command, *payload_bytes, took);
+                }
             }
         }
     }

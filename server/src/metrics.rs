@@ -2,6 +2,8 @@
 //!
 //! Counting a request is a handful of relaxed atomic additions: no lock and no look-up by label.
 
+mod volumes;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -16,6 +18,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+pub use self::volumes::VolumeFigures;
 use crate::lanes::{Lane, Queues};
 use crate::limits::EVENT_LOOPS_MAX;
 use crate::namespace;
@@ -135,8 +138,17 @@ pub struct PoolSpace {
     pub unserved: usize,
 }
 
-/// Where the pools' space comes from when somebody asks.
-pub type Pools = dyn Fn() -> Vec<PoolSpace> + Send + Sync;
+/// What a server has at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// Its pools.
+    pub pools: Vec<PoolSpace>,
+    /// The volumes that it serves.
+    pub volumes: Vec<VolumeFigures>,
+}
+
+/// Where the contents come from when they are asked for.
+pub type Look = dyn Fn() -> Contents + Send + Sync;
 
 /// All that is counted.
 pub struct Metrics {
@@ -171,7 +183,7 @@ pub struct Metrics {
     buffers: [AtomicUsize; EVENT_LOOPS_MAX],
     io_engine: &'static str,
     lanes: Queues,
-    pools: Box<Pools>,
+    look: Box<Look>,
     namespaces: Vec<Arc<namespace::State>>,
 }
 
@@ -201,7 +213,7 @@ impl Metrics {
     pub fn new(
         io_engine: &'static str,
         lanes: Queues,
-        pools: Box<Pools>,
+        look: Box<Look>,
         namespaces: Vec<Arc<namespace::State>>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -225,7 +237,7 @@ impl Metrics {
             buffers: [const { AtomicUsize::new(0) }; EVENT_LOOPS_MAX],
             io_engine,
             lanes,
-            pools,
+            look,
             namespaces,
         })
     }
@@ -338,14 +350,16 @@ impl Collector for Metrics {
         let lanes = Lane::ALL.map(|lane| ([("lane", lane.name())], self.lanes.waiting(lane) as f64));
         let lanes = lanes.each_ref().map(|(labels, waiting)| (labels.as_slice(), *waiting));
         gauge(e, "forebay_lane_waiting", "Operations that wait for a thread of their lane", &lanes)?;
-        self.encode_pools(e)?;
+        let contents = (self.look)();
+        Self::encode_pools(&contents.pools, e)?;
+        volumes::encode(&contents.volumes, e)?;
         self.encode_namespaces(e)?;
         self.encode_commands(e)
     }
 }
 
 impl Metrics {
-    fn encode_pools(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode_pools(pools: &[PoolSpace], e: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Get = fn(&PoolSpace) -> f64;
         let gauges: [(&str, &str, Get); 6] = [
             ("forebay_pool_size_bytes", "Size of the pool's file system", |p| p.total_bytes as f64),
@@ -361,11 +375,10 @@ impl Metrics {
                 p.unserved as f64
             }),
         ];
-        let pools = (self.pools)();
         for (name, help, get) in gauges {
             let labels: Vec<[(&str, &str); 1]> = pools.iter().map(|p| [("pool", p.pool.as_str())]).collect();
             let values: Vec<(&[(&str, &str)], f64)> =
-                labels.iter().zip(&pools).map(|(l, p)| (l.as_slice(), get(p))).collect();
+                labels.iter().zip(pools).map(|(l, p)| (l.as_slice(), get(p))).collect();
             gauge(e, name, help, &values)?;
         }
         Ok(())
@@ -466,13 +479,28 @@ fn counter(
 
 #[cfg(test)]
 mod tests {
+    use forebay_smb::engine::Activity;
+
     use super::*;
     use crate::lanes::Lanes;
 
     #[test]
     fn what_happened_is_in_the_text() {
-        let pools = || {
-            vec![PoolSpace {
+        let activity = Arc::new(Activity::default());
+        let volume = VolumeFigures {
+            id: "v".to_owned(),
+            pool: "p".to_owned(),
+            claim: "data".to_owned(),
+            claim_namespace: "team".to_owned(),
+            persistent_volume: "pvc-1".to_owned(),
+            capacity_bytes: 1000,
+            sessions: 2,
+            open_files: 3,
+            throttled: 4,
+            activity: Arc::clone(&activity),
+        };
+        let contents = Contents {
+            pools: vec![PoolSpace {
                 pool: "p".to_owned(),
                 total_bytes: 100,
                 free_bytes: 60,
@@ -480,10 +508,14 @@ mod tests {
                 volumes: 2,
                 snapshots: 3,
                 unserved: 1,
-            }]
+            }],
+            volumes: vec![volume],
         };
+        activity.completed(Command::READ, 4096, Duration::from_millis(1500));
+        activity.completed(Command::WRITE, 512, Duration::from_millis(250));
         let lanes = Lanes::start(1).expect("threads");
-        let metrics = Metrics::new("readiness", lanes.queues().clone(), Box::new(pools), Vec::new());
+        let metrics =
+            Metrics::new("readiness", lanes.queues().clone(), Box::new(move || contents.clone()), Vec::new());
         metrics.connections.inc();
         metrics.request(Command::READ, NtStatus::SUCCESS, Duration::from_micros(200), 4096, false);
         metrics.request(Command::READ, NtStatus::SUCCESS, Duration::from_micros(200), 512, true);
@@ -515,6 +547,17 @@ mod tests {
             "forebay_lane_waiting{lane=\"sync\"} 0",
             "forebay_pool_free_bytes{pool=\"p\"} 60",
             "forebay_pool_volumes_unserved{pool=\"p\"} 1",
+            "forebay_volume_info{volume=\"v\",pool=\"p\",claim_namespace=\"team\",claim=\"data\",persistentvolume=\"pvc-1\"} 1",
+            "forebay_volume_capacity_bytes{volume=\"v\"} 1000",
+            "forebay_volume_sessions{volume=\"v\"} 2",
+            "forebay_volume_open_files{volume=\"v\"} 3",
+            "forebay_volume_read_bytes_total{volume=\"v\"} 4096",
+            "forebay_volume_written_bytes_total{volume=\"v\"} 512",
+            "forebay_volume_throttled_operations_total{volume=\"v\"} 4",
+            "forebay_volume_operations_total{volume=\"v\",kind=\"read\"} 1",
+            "forebay_volume_operations_total{volume=\"v\",kind=\"metadata\"} 0",
+            "forebay_volume_operation_seconds_total{volume=\"v\",kind=\"read\"} 1.5",
+            "forebay_volume_operation_seconds_total{volume=\"v\",kind=\"write\"} 0.25",
             "# EOF",
         ] {
             assert!(text.lines().any(|l| l.trim_end_matches(".0") == line), "{line} not in\n{text}");

@@ -4,7 +4,7 @@
 //! is paid for. An operation begins if that time is at most [`QOS_BURST`] ahead, and moves it by what the operation costs. So an
 //! operation of any size begins at once on an idle volume, and the next ones wait for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -81,6 +81,7 @@ pub struct Limiter {
     /// Read for each operation, so that a volume without limits takes no lock.
     limited: AtomicBool,
     priority: AtomicU8,
+    throttled: AtomicU64,
     meters: Mutex<Meters>,
 }
 
@@ -139,6 +140,17 @@ impl Limiter {
     #[must_use]
     pub fn priority(&self) -> Priority {
         Priority::ALL[usize::from(self.priority.load(Ordering::Relaxed))]
+    }
+
+    /// Counts an operation that has to wait.
+    pub fn throttle(&self) {
+        self.throttled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Operations that had to wait.
+    #[must_use]
+    pub fn throttled(&self) -> u64 {
+        self.throttled.load(Ordering::Relaxed)
     }
 
     /// Counts an operation of `bytes` that begins now.

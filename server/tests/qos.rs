@@ -10,7 +10,7 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::Header;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::negotiate::Dialect;
-use support::{Daemon, Place, data, engines, until};
+use support::{Daemon, Place, data, engines, request, until};
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;
@@ -131,6 +131,73 @@ fn what_waits_ends_with_its_connection_and_with_the_server() {
         let written = |name: &str| std::fs::read(place.pool().join("volumes/v").join(name)).unwrap();
         assert_eq!(written("kept"), vec![b'y'; answered], "what was written was acknowledged");
         assert!(written("gone").iter().all(|byte| *byte == b'x'));
+    }
+}
+
+#[test]
+fn a_busy_volume_is_found_by_metrics_of_its_own() {
+    for engine in engines() {
+        let place = Place::new(engine);
+        let mut daemon = place.start();
+        let labels = [("name", "data"), ("namespace", "team")]
+            .map(|(key, value)| (format!("csi.storage.k8s.io/pvc/{key}"), value.to_owned()));
+        daemon.create(api::CreateVolumeRequest { labels: labels.into(), ..request("v") }).unwrap();
+        daemon.create_volume("w").unwrap();
+        let mut client = daemon.mount("v", Dialect::SMB2_1);
+        let _other = daemon.mount("w", Dialect::SMB2_1);
+        let file = client.open("f", CreateDisposition::CREATE).unwrap();
+        for i in 0..3 {
+            assert_eq!(client.write(file, i * 1000, &[1; 1000]), NtStatus::SUCCESS);
+        }
+        assert_eq!(client.read(file, 0, 8192).unwrap().len(), 3000);
+        assert_eq!(client.read(file, 9000, 10), Err(NtStatus::END_OF_FILE));
+        assert_eq!(client.flush(file), NtStatus::SUCCESS);
+        set(&mut daemon, operations(10)).unwrap();
+        for _ in 0..20 {
+            client.send_read(file, 0, 7);
+        }
+        set(&mut daemon, operations(0)).unwrap();
+        for _ in 0..20 {
+            assert_eq!(data(&client.answer()).unwrap().len(), 7);
+        }
+        let text = place.metrics();
+        let value = |name: &str, labels: &str| {
+            let start = format!("forebay_volume_{name}{{{labels}}} ");
+            let found = text.lines().find_map(|line| line.strip_prefix(&start));
+            found.unwrap_or_else(|| panic!("{start}is not in\n{text}")).parse::<f64>().unwrap()
+        };
+        let of = |volume: &str, kind: &str| format!("volume=\"{volume}\",kind=\"{kind}\"");
+        let info = |id: &str, namespace: &str, name: &str| {
+            format!(
+                "volume=\"{id}\",pool=\"p\",claim_namespace=\"{namespace}\",claim=\"{name}\",persistentvolume=\"\""
+            )
+        };
+        assert_eq!(value("info", &info("v", "team", "data")), 1.0);
+        assert_eq!(value("info", &info("w", "", "")), 1.0);
+        for (name, busy, idle) in [
+            ("capacity_bytes", f64::from(1 << 30), f64::from(1 << 30)),
+            ("sessions", 1.0, 1.0),
+            ("open_files", 1.0, 0.0),
+            ("written_bytes_total", 3000.0, 0.0),
+            ("read_bytes_total", 3140.0, 0.0),
+        ] {
+            assert_eq!(value(name, "volume=\"v\""), busy, "{name}");
+            assert_eq!(value(name, "volume=\"w\""), idle, "{name}");
+        }
+        for (kind, busy) in [("read", 22.0), ("write", 3.0), ("flush", 1.0), ("metadata", 1.0)] {
+            assert_eq!(value("operations_total", &of("v", kind)), busy, "{kind}");
+            assert_eq!(value("operations_total", &of("w", kind)), 0.0, "{kind}");
+        }
+        // Those that waited for the limits and for the disk; others take no turn of the event loop.
+        for kind in ["read", "flush"] {
+            assert!(value("operation_seconds_total", &of("v", kind)) > 0.0, "{kind}");
+        }
+        assert!(value("throttled_operations_total", "volume=\"v\"") > 0.0);
+        assert_eq!(value("throttled_operations_total", "volume=\"w\""), 0.0);
+        // What is gone has no metrics.
+        let request = api::DeleteVolumeRequest { volume_id: "w".to_owned(), force: true };
+        daemon.admin(async |admin| admin.delete_volume(request).await).unwrap();
+        assert!(!place.metrics().contains("volume=\"w\""));
     }
 }
 

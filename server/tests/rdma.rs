@@ -3,8 +3,7 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 
 use forebay_inventory::{Host, Transport};
 use forebay_proto::admin as api;
@@ -50,18 +49,6 @@ fn transports(daemon: &mut Daemon) -> Vec<String> {
         .transports
 }
 
-fn metrics(log: &str) -> String {
-    let line = log.lines().find(|line| line.contains("\"serving\"") && line.contains("\"http\"")).unwrap();
-    let line: serde_json::Value = serde_json::from_str(line).unwrap();
-    let http = line["http"].as_str().unwrap().trim_start_matches("Some(").trim_end_matches(')').to_owned();
-    let mut stream = TcpStream::connect(http).unwrap();
-    stream.set_read_timeout(Some(support::DEADLINE)).unwrap();
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
-}
-
 #[test]
 fn a_server_serves_with_and_without_rdma_and_says_which() {
     let place = Place::new("auto");
@@ -96,7 +83,7 @@ fn a_server_serves_with_and_without_rdma_and_says_which() {
     let sessions =
         daemon.admin(async |admin| admin.list_sessions(api::ListSessionsRequest {}).await).unwrap();
     assert_eq!(sessions.into_inner().sessions[0].transport, "tcp");
-    let metrics = metrics(&log());
+    let metrics = place.metrics();
     for line in [
         "forebay_read_bytes_total{path=\"rdma-direct\"} 0",
         "forebay_read_bytes_total{path=\"copied\"} 1048576",

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_server::config;
 use forebay_server::lanes::Lanes;
-use forebay_server::metrics::{Metrics, PoolSpace};
+use forebay_server::metrics::{Contents, Metrics, PoolSpace, VolumeFigures};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::Command;
 use forebay_testing::generated;
@@ -43,8 +44,21 @@ fn every_metric_is_in_the_reference() {
         unserved: 0,
     };
     let lanes = Lanes::start(1).expect("threads");
+    let volume = VolumeFigures {
+        id: "v".to_owned(),
+        pool: "p".to_owned(),
+        claim: String::new(),
+        claim_namespace: String::new(),
+        persistent_volume: String::new(),
+        capacity_bytes: 1,
+        sessions: 0,
+        open_files: 0,
+        throttled: 0,
+        activity: Arc::default(),
+    };
+    let contents = Contents { pools: vec![pool], volumes: vec![volume] };
     let metrics =
-        Metrics::new("io_uring", lanes.queues().clone(), Box::new(move || vec![pool.clone()]), Vec::new());
+        Metrics::new("io_uring", lanes.queues().clone(), Box::new(move || contents.clone()), Vec::new());
     metrics.request(Command::READ, NtStatus::SUCCESS, Duration::from_micros(1), 1, false);
     let table = generated::metrics(&metrics.text());
     generated::part("docs/reference/metrics.md", "forebay-server", &table, PACKAGE);
@@ -52,7 +66,7 @@ fn every_metric_is_in_the_reference() {
     // Those of pools on namespaces appear only beside a target: the page describes them by hand.
     let page =
         std::fs::read_to_string(generated::root().join("docs/reference/metrics.md")).expect("the page");
-    let source = include_str!("../src/metrics.rs");
+    let source = concat!(include_str!("../src/metrics.rs"), include_str!("../src/metrics/volumes.rs"));
     let names: BTreeSet<&str> = source
         .split('"')
         .filter(|text| text.starts_with("forebay_"))

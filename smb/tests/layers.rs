@@ -8,6 +8,7 @@ use std::path::Path;
 
 /// Files and folders of `src/engine`, from the lowest layer to the highest.
 const LAYERS: &[&[&str]] = &[
+    &["activity"],
     &[
         "access",
         "channel_sequence",

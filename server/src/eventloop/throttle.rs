@@ -162,6 +162,7 @@ impl<E: Engine> EventLoop<E> {
         let admitted = self.throttle.admit(&limiter, bytes, client.id.0, op);
         if admitted.is_none() {
             self.shared.metrics.throttled.inc();
+            limiter.throttle();
             client.ops += 1;
             client.write_bytes += written;
         }

@@ -13,7 +13,7 @@ use forebay_server::eventloop::{Arrival, Inbox, Loops, Shared};
 use forebay_server::io::Waker;
 use forebay_server::lanes::Lanes;
 use forebay_server::memory::Memory;
-use forebay_server::metrics::Metrics;
+use forebay_server::metrics::{Contents, Metrics};
 use forebay_smb::auth::NtHash;
 use forebay_smb::engine::{Account, Encryption, Protection, Server, ServerConfig, VolumeConfig};
 use forebay_smb::status::NtStatus;
@@ -56,7 +56,7 @@ impl Setup<'_> {
         let inboxes: Vec<Inbox> = (0..self.event_loops).map(|_| Inbox::new(Waker::new().unwrap())).collect();
         let loops = Loops::new(inboxes.clone());
         let lanes = Arc::new(Lanes::start(4).unwrap());
-        let metrics = Metrics::new("test", lanes.queues().clone(), Box::new(Vec::new), Vec::new());
+        let metrics = Metrics::new("test", lanes.queues().clone(), Box::new(Contents::default), Vec::new());
         let memory = Arc::new(Memory::new(self.memory));
         let shared = Shared {
             server: Arc::clone(&server),

@@ -143,6 +143,22 @@ impl Place {
     pub fn log(&self) -> PathBuf {
         self.scratch.path().join("log")
     }
+
+    /// What the server that runs here answers at /metrics.
+    pub fn metrics(&self) -> String {
+        let serving = |line: &str| {
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            (line["message"] == "serving").then(|| line["http"].as_str().map(str::to_owned))?
+        };
+        let log = std::fs::read_to_string(self.log()).unwrap();
+        let http = log.lines().find_map(serving).unwrap();
+        let mut stream = TcpStream::connect(http.trim_start_matches("Some(").trim_end_matches(')')).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
 }
 
 async fn connect(socket: &Path) -> Option<AdminClient<Channel>> {

@@ -13,6 +13,7 @@
 //! The files are in layers: each imports lower layers or its own folder only (smb/tests/layers.rs has the list).
 
 mod access;
+mod activity;
 mod channel_sequence;
 mod channels;
 mod clients;
@@ -42,6 +43,7 @@ mod transforms;
 mod volume;
 mod watches;
 
+pub use self::activity::{Activity, Done, Work};
 pub use self::config::{Encryption, NetworkInterface, Predecessor, ServerConfig};
 pub use self::connection::{Connection, Held, Sealer, Transmit, Unsealed};
 pub use self::mail::{BreakNotice, ConnectionId, Mail};
@@ -50,7 +52,7 @@ pub use self::reports::{Disconnect, Event};
 pub use self::request::chain::Segment;
 pub use self::request::core::Entropy;
 pub use self::request::step::RemoteWrite;
-pub use self::server::{Server, SessionInfo};
+pub use self::server::{Server, SessionInfo, VolumeUse};
 pub use self::volume::{Account, InUse, Protection, SnapshotConfig, VolumeConfig};
 pub use crate::fs::Unlink;
 pub use crate::remote::{RemoteBuffer, RemoteProof};

@@ -1,7 +1,9 @@
 //! What a connection reports to its event loop: its end, and what is worth a log line or a metric.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use crate::engine::activity::Activity;
 use crate::status::NtStatus;
 use crate::wire::Command;
 
@@ -11,7 +13,7 @@ use crate::wire::Command;
 pub struct Disconnect(pub &'static str);
 
 /// Something worth a log line or a metric.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Event {
     /// A dialect was agreed on.
     Negotiated {
@@ -75,5 +77,7 @@ pub enum Event {
         payload_bytes: u32,
         /// Which went by RDMA rather than in messages.
         by_rdma: bool,
+        /// Counts of the volume that it was for.
+        activity: Option<Arc<Activity>>,
     },
 }

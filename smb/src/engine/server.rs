@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::auth::NtHash;
 use crate::crypto::Cipher;
+use crate::engine::activity::Activity;
 use crate::engine::clients::{Breakable, Clients};
 use crate::engine::config::{NetworkInterface, Predecessor, ServerConfig};
 use crate::engine::creations::Creations;
@@ -46,6 +47,19 @@ pub struct SessionInfo {
     pub volume_ids: Vec<String>,
     /// Open files and directories.
     pub open_files: u32,
+}
+
+/// What the clients of a volume use and do.
+#[derive(Clone, Debug)]
+pub struct VolumeUse {
+    /// The volume's id.
+    pub id: String,
+    /// Sessions in being.
+    pub sessions: u64,
+    /// Open files and directories, those included that are kept for clients that are away.
+    pub open_files: u64,
+    /// What is done so far.
+    pub activity: Arc<Activity>,
 }
 
 /// The server as a whole. Cheap to share; every lock in it is for cold paths. Whoever holds one takes only those after it: kept
@@ -134,6 +148,19 @@ impl Server {
     /// What FSCTL_QUERY_NETWORK_INTERFACE_INFO answers from now on.
     pub fn set_interfaces(&self, interfaces: Vec<NetworkInterface>) {
         *self.interfaces.write().expect(LOCK) = interfaces;
+    }
+
+    /// What the clients of each volume use and do, in no order.
+    #[must_use]
+    pub fn volume_uses(&self) -> Vec<VolumeUse> {
+        let volumes = self.volumes.read().expect(LOCK);
+        let uses = volumes.values().map(|volume| VolumeUse {
+            id: volume.id.clone(),
+            sessions: volume.used.sessions.used(),
+            open_files: volume.used.opens.used(),
+            activity: Arc::clone(&volume.activity),
+        });
+        uses.collect()
     }
 
     /// Sessions in being, by id.

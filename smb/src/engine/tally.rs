@@ -21,6 +21,10 @@ impl Tally {
         Self { used: Arc::default(), max }
     }
 
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
     /// Takes `amount`, or nothing where that is more than is left.
     pub(crate) fn take(&self, amount: u64) -> Option<Taken> {
         let more = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.max);

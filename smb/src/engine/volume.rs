@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub use self::snapshots::SnapshotConfig;
 use self::snapshots::Snapshots;
 use crate::auth::NtHash;
+use crate::engine::activity::Activity;
 use crate::engine::file::leases::LeaseTable;
 use crate::engine::file::table::{FileTable, Files};
 use crate::engine::lost::LostOpens;
@@ -92,6 +93,8 @@ pub(crate) struct Volume {
     pub(crate) watches: Watches,
     /// What its clients use of the server.
     pub(crate) used: Used,
+    /// What they have it do.
+    pub(crate) activity: Arc<Activity>,
     /// Its opens that ended with their session.
     lost: Mutex<LostOpens>,
     /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens. Set for a snapshot that clients may
@@ -154,6 +157,7 @@ impl Volume {
             leases: LeaseTable::default(),
             watches: Watches::default(),
             used: Used::default(),
+            activity: Arc::default(),
             lost: Mutex::default(),
             removed: AtomicBool::new(false),
             trees: AtomicU32::new(0),

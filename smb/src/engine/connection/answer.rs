@@ -45,6 +45,7 @@ impl Connection {
             began: request.began.instant,
             payload_bytes,
             by_rdma: request.by_rdma,
+            activity: request.volume().map(|volume| Arc::clone(&volume.activity)),
         });
         let mut header = request.header.response(status);
         let async_id = chain.async_id.take();

@@ -181,6 +181,14 @@ impl Request {
     pub(crate) fn message(&self) -> &[u8] {
         self.frame.bytes().get(self.range.clone()).unwrap_or_default()
     }
+
+    /// The volume of its tree.
+    pub(crate) fn volume(&self) -> Option<&Arc<Volume>> {
+        match &self.tree.as_ref()?.share {
+            Share::Volume(volume) => Some(volume),
+            Share::Ipc => None,
+        }
+    }
 }
 
 impl From<Malformed> for Step {
@@ -288,10 +296,7 @@ impl Ctx<'_> {
 
     /// The volume of the request's tree.
     pub(crate) fn volume(&self) -> Option<&Arc<Volume>> {
-        match &self.request.tree.as_ref()?.share {
-            Share::Volume(volume) => Some(volume),
-            Share::Ipc => None,
-        }
+        self.request.volume()
     }
 
     /// Has a backend do something that no request waits for (closing a handle after a failed CREATE).
