@@ -7,6 +7,7 @@ pub mod kernel;
 pub mod node;
 pub mod preloaded;
 pub mod product;
+pub mod prometheus;
 pub mod prune;
 pub mod qemu;
 pub mod root;

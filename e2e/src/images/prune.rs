@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{Versions, clients, fsx, initrd, kernel, node, qemu, root, smb_direct};
+use super::{Versions, clients, fsx, initrd, kernel, node, prometheus, qemu, root, smb_direct};
 use crate::cache::Cache;
 use crate::kubernetes::tools::{self, Tools};
 
@@ -42,6 +42,7 @@ fn in_use(cache: &Cache) -> Result<BTreeSet<String>> {
     }
     clients::get(&cache).ok();
     fsx::get(&cache).ok();
+    prometheus::get(&cache).ok();
     for name in tools::ALL.iter().copied().flatten() {
         Tools::prepare(&cache, &[&[name]]).ok();
     }
@@ -111,6 +112,7 @@ mod tests {
             "initrd",
             "kernel",
             "node",
+            "prometheus",
             "python-clients",
             "qemu",
             "root",

@@ -124,6 +124,8 @@ fn every_set_of_values_is_taken(kubectl: &Kubectl) {
     for values in VALUES {
         take(kubectl, &template_with(values), values, &["--dry-run=server", "--force-conflicts"]);
     }
+    let dashboards = template(&["--set", "monitoring.dashboards.enabled=true"]).expect("the chart renders");
+    take(kubectl, &dashboards, "dashboards", &["--dry-run=server", "--force-conflicts"]);
 }
 
 fn the_examples_are_taken(kubectl: &Kubectl) {

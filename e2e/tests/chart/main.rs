@@ -2,6 +2,7 @@
 
 mod alerts;
 mod api_server;
+mod dashboards;
 mod helm;
 mod refusals;
 mod rendered;

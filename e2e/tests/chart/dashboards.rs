@@ -1,0 +1,289 @@
+//! Dashboards: what Grafana needs is there, and every query finds something in a real Prometheus that scrapes a real server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use forebay_e2e::cache::{Artefact, Cache};
+use forebay_e2e::images::prometheus;
+use forebay_e2e::kubernetes::kubectl::output_of;
+use forebay_e2e::kubernetes::service::Service;
+use forebay_e2e::sibling;
+use forebay_proto::admin as api;
+use forebay_proto::admin::admin_client::AdminClient;
+use serde_json::Value;
+
+use crate::helm::{NAMESPACE, objects, root, template};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+const VOLUME: &str = "pvc-1";
+const PASSWORD: &str = "a password of dashboards";
+
+/// The dashboards by their uid.
+fn dashboards() -> BTreeMap<String, Value> {
+    let rendered =
+        objects(&template(&["--set", "monitoring.dashboards.enabled=true"]).expect("the chart renders"));
+    let maps = rendered.iter().filter(|object| {
+        object["kind"] == "ConfigMap" && object["metadata"]["labels"]["grafana_dashboard"] == "1"
+    });
+    maps.map(|map| {
+        let data = map["data"].as_object().expect("data");
+        assert_eq!(data.len(), 1, "{data:?}");
+        let (file, text) = data.iter().next().expect("a file");
+        let dashboard: Value = serde_json::from_str(text.as_str().expect("text")).expect("JSON");
+        let uid = dashboard["uid"].as_str().expect("a uid").to_owned();
+        assert_eq!(*file, format!("{uid}.json"));
+        (uid, dashboard)
+    })
+    .collect()
+}
+
+fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
+    dashboard["panels"].as_array().expect("panels").iter().filter(|panel| panel["type"] != "row")
+}
+
+#[test]
+fn what_grafana_needs_is_there() {
+    let all = dashboards();
+    assert_eq!(all.keys().collect::<Vec<_>>(), ["forebay-cluster", "forebay-fleet", "forebay-volume"]);
+    for (uid, dashboard) in &all {
+        assert!(dashboard["title"].as_str().is_some_and(|title| title.starts_with("Forebay / ")), "{uid}");
+        let variables: BTreeSet<&str> = dashboard["templating"]["list"]
+            .as_array()
+            .expect("variables")
+            .iter()
+            .map(|variable| variable["name"].as_str().expect("a name"))
+            .collect();
+        let mut ids = BTreeSet::new();
+        let mut cells = BTreeSet::new();
+        for panel in dashboard["panels"].as_array().expect("panels") {
+            let title = panel["title"].as_str().expect("a title");
+            assert!(ids.insert(panel["id"].as_u64().expect("an id")), "{uid}, {title}: its id is another's");
+            let at = |key: &str| panel["gridPos"][key].as_u64().expect("a place");
+            assert!(at("x") + at("w") <= 24, "{uid}, {title} is too wide");
+            for x in at("x")..at("x") + at("w") {
+                for y in at("y")..at("y") + at("h") {
+                    assert!(cells.insert((x, y)), "{uid}, {title} lies on another panel");
+                }
+            }
+        }
+        for panel in panels(dashboard) {
+            let title = &panel["title"];
+            assert!(!panel["description"].as_str().unwrap_or_default().is_empty(), "{uid}, {title}");
+            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{uid}, {title}");
+            for target in panel["targets"].as_array().expect("queries") {
+                assert_eq!(target["datasource"], panel["datasource"], "{uid}, {title}");
+                let text = target["expr"].as_str().expect("a query");
+                for name in text.split('$').skip(1) {
+                    let name: String =
+                        name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                    let known = name.starts_with("__") || variables.contains(name.as_str());
+                    assert!(known, "{uid}, {title}: there is no variable {name}");
+                }
+            }
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
+fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        assert!(Instant::now() < end, "{what} takes too long");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A server with one volume, which has a client, and a Prometheus that scrapes it.
+struct Site {
+    promtool: PathBuf,
+    prometheus: String,
+    _services: [Service; 2],
+    _folder: tempfile::TempDir,
+}
+
+impl Site {
+    fn start() -> Self {
+        let cache = Cache::open().expect("the cache");
+        let entry = prometheus::get(&cache).expect("Prometheus");
+        let folder = tempfile::tempdir().expect("a folder");
+        let (smb, http, web) = (free_port(), free_port(), free_port());
+        let programs = sibling::binaries(
+            Path::new(env!("CARGO_BIN_EXE_forebay-lab")),
+            &["forebay-server", "forebay-bench"],
+        )
+        .expect("programs");
+        let server = serve(&programs, folder.path(), smb, http);
+        let services = [server, scrape(&entry, folder.path(), http, web)];
+        let site = Self {
+            promtool: prometheus::program(&entry, "promtool"),
+            prometheus: format!("http://127.0.0.1:{web}"),
+            _services: services,
+            _folder: folder,
+        };
+        until("the first scrape", || (!site.query("up == 1")?.is_empty()).then_some(()));
+        make_volume(site._folder.path());
+        load(&programs, site._folder.path(), smb);
+        site
+    }
+
+    /// What a query finds; none where it fails.
+    fn query(&self, query: &str) -> Option<Vec<Value>> {
+        let mut promtool = Command::new(&self.promtool);
+        promtool.args(["query", "instant", "--format=json", &self.prometheus, query]);
+        let found = output_of(promtool, b"").ok()?;
+        serde_json::from_str(&found).ok()
+    }
+}
+
+fn serve(programs: &Path, folder: &Path, smb: u16, http: u16) -> Service {
+    let (configuration, pool) = (folder.join("server.toml"), folder.join("pool"));
+    fs::create_dir(&pool).expect("a pool");
+    let text = format!(
+        "[server]\nlisten = [\"127.0.0.1:{smb}\"]\nmin_dialect = \"2.0.2\"\n[admin]\nsocket = {:?}\n[http]\nlisten = \"127.0.0.1:{http}\"\n\
+         [[pool]]\nname = \"default\"\npath = {pool:?}\nquota = \"none\"\n",
+        folder.join("admin.sock"),
+    );
+    fs::write(&configuration, text).expect("written");
+    let mut command = Command::new(programs.join("forebay-server"));
+    command.args(["run", "--config"]).arg(&configuration);
+    Service::start("forebay-server", &command, folder).expect("a server")
+}
+
+/// With the labels that the chart's ServiceMonitor has Prometheus add.
+fn scrape(entry: &Artefact, folder: &Path, http: u16, web: u16) -> Service {
+    let configuration = folder.join("prometheus.yaml");
+    let text = format!(
+        "global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: forebay-server-metrics\n    static_configs:\n      \
+         - targets: [\"127.0.0.1:{http}\"]\n        labels: {{namespace: {NAMESPACE}, pod: main-0-x, \
+         storage_forebay_io_cluster: main, storage_forebay_io_instance: main-0}}\n"
+    );
+    fs::write(&configuration, text).expect("written");
+    let mut command = Command::new(prometheus::program(entry, "prometheus"));
+    command.arg(format!("--config.file={}", configuration.display()));
+    command.arg(format!("--storage.tsdb.path={}", folder.join("series").display()));
+    command.arg(format!("--web.listen-address=127.0.0.1:{web}"));
+    Service::start("prometheus", &command, folder).expect("Prometheus")
+}
+
+fn make_volume(folder: &Path) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let uri = format!("unix://{}", folder.join("admin.sock").display());
+    let labels = [("name", "data"), ("namespace", "team")]
+        .map(|(key, value)| (format!("csi.storage.k8s.io/pvc/{key}"), value.to_owned()));
+    let request = api::CreateVolumeRequest {
+        volume_id: VOLUME.to_owned(),
+        capacity_bytes: 1 << 30,
+        credentials: Some(api::Credentials { username: VOLUME.to_owned(), password: PASSWORD.to_owned() }),
+        labels: labels.into(),
+        ..api::CreateVolumeRequest::default()
+    };
+    runtime.block_on(async {
+        let endpoint = tonic::transport::Endpoint::from_shared(uri).expect("an address");
+        let channel = endpoint.connect().await.expect("the admin socket");
+        AdminClient::new(channel).create_volume(request).await.expect("a volume");
+    });
+}
+
+/// Reads, writes, flushes and renames for some seconds, so that rates have something to see.
+fn load(programs: &Path, folder: &Path, smb: u16) {
+    let password = folder.join("password");
+    fs::write(&password, PASSWORD).expect("written");
+    let mut bench = Command::new(programs.join("forebay-bench"));
+    bench.args([
+        "load",
+        "--workload",
+        "mixed",
+        "--connections",
+        "1",
+        "--burst",
+        "1",
+        "--depth",
+        "1",
+        "--runs",
+        "1",
+    ]);
+    bench.args([
+        "--time",
+        "6",
+        "--files",
+        "1",
+        "--file-size",
+        "16M",
+        "--checkpoint-size",
+        "4M",
+        "--share",
+        VOLUME,
+    ]);
+    bench
+        .args(["--user", VOLUME, "--against", &format!("127.0.0.1:{smb}"), "--password-file"])
+        .arg(&password);
+    output_of(bench, b"").expect("load");
+}
+
+/// A query with Grafana's variables set: all of everything.
+fn with_variables(query: &str) -> String {
+    let query = query.replace("$__rate_interval", "1m");
+    let mut parts = query.split('$');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(part.len());
+        text.push_str(".*");
+        text.push_str(&part[end..]);
+    }
+    text
+}
+
+#[test]
+fn every_query_finds_something() {
+    let site = Site::start();
+    let page = fs::read_to_string(root().join("docs/reference/metrics.md")).expect("the page");
+    let mut asked = 0;
+    for (uid, dashboard) in dashboards() {
+        let variables = dashboard["templating"]["list"].as_array().expect("variables").iter();
+        let of_variables = variables.filter_map(|variable| {
+            // label_values(metric, label)
+            let text = variable["definition"].as_str()?.strip_prefix("label_values(")?.strip_suffix(')')?;
+            text.rsplit_once(", ").map(|(metric, label)| format!("count by ({label}) ({metric})"))
+        });
+        let of_panels = panels(&dashboard).flat_map(|panel| panel["targets"].as_array().expect("queries"));
+        let queries: Vec<String> = of_variables
+            .chain(of_panels.map(|target| target["expr"].as_str().expect("a query").to_owned()))
+            .collect();
+        for query in queries {
+            let query = with_variables(&query);
+            let found = site.query(&query).unwrap_or_else(|| panic!("{uid}: Prometheus refuses {query}"));
+            asked += 1;
+            // Those of the operator and of namespaces have nothing to say here: their metrics are in the reference, at least.
+            let mut names =
+                query.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| w.starts_with("forebay_"));
+            if query.contains("forebay_operator_") || query.contains("forebay_namespace_") {
+                assert!(names.all(|name| page.contains(&format!("`{name}`"))), "{uid}: {query}");
+            } else {
+                let number = |series: &Value| {
+                    series["value"][1]
+                        .as_str()
+                        .is_some_and(|text| text.parse::<f64>().is_ok_and(f64::is_finite))
+                };
+                assert!(found.iter().any(number), "{uid}: nothing but {found:?} for {query}");
+            }
+        }
+    }
+    assert!(asked > 50, "{asked}");
+    // The claim of a busy volume is found by its name.
+    let busiest = site
+        .query("topk(1, sum by (claim_namespace, claim) (forebay_volume_read_bytes_total * on (volume, instance) group_left (claim_namespace, claim) forebay_volume_info))")
+        .expect("an answer");
+    let labels = &busiest[0]["metric"];
+    assert_eq!((labels["claim_namespace"].as_str(), labels["claim"].as_str()), (Some("team"), Some("data")));
+}
