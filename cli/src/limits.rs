@@ -14,6 +14,9 @@ pub(crate) const PAGE_ENTRIES: u32 = 500;
 /// Pages of one list: a longer table is of no use.
 pub(crate) const PAGES_MAX: usize = 200;
 
+/// For the metrics of one server.
+pub(crate) const SCRAPE_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Volumes that the plain table shows.
 pub(crate) const VOLUMES_SHOWN: usize = 20;
 

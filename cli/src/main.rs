@@ -1,5 +1,5 @@
-//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), and how instances continue
-//! if their record was lost (`adopt`).
+//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), who uses it and how much (`top`,
+//! `who`), and how instances continue if their record was lost (`adopt`).
 //!
 //! It works with its user's rights; only `adopt` changes something. Everything is read first; what is shown, found and done
 //! is then worked out by pure functions.
@@ -12,9 +12,12 @@ mod limits;
 mod options;
 mod paint;
 mod quantity;
+mod scrape;
 mod snapshot;
 mod status;
 mod table;
+mod top;
+mod who;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -79,6 +82,8 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
             };
             (text, !doctor::has_errors(&findings))
         }
+        Command::Top(options) => (top::run(&options, paint)?, true),
+        Command::Who(options) => (who::run(&options, paint)?, true),
         Command::Adopt(options) => adopt::run(&options)?,
     };
     let mut out = io::stdout().lock();

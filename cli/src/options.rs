@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::doctor;
-use crate::limits::EPOCH_MAX;
+use crate::limits::{EPOCH_MAX, VOLUMES_SHOWN};
+use crate::top::Sort;
 
 /// Forebay's namespace if no other is given.
 pub(crate) const NAMESPACE: &str = "forebay-system";
@@ -16,7 +17,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
 /// What Forebay is doing in a Kubernetes cluster, and what stands in its way.
 ///
-/// In your PATH it is `kubectl forebay`. It works with your rights; `status` and `doctor` change nothing.
+/// In your PATH it is `kubectl forebay`. It works with your rights. Only `adopt` changes something.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-forebay", bin_name = "kubectl forebay", version, max_term_width = 100)]
 #[command(after_help = "Examples:
@@ -25,6 +26,8 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay status -o json | jq .instances
   kubectl forebay doctor                       # problems, evidence and fixes
   kubectl forebay doctor --all                 # and what was found right
+  kubectl forebay top                          # the busiest volumes now
+  kubectl forebay who team/data                # the pods that use a claim
   kubectl forebay adopt main --dry-run         # pools, after Kubernetes lost its state
 
 Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 the state is unknown.")]
@@ -62,6 +65,12 @@ pub(crate) enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Show what volumes are used for now, the busiest first: throughput, operations, latency, clients.
+    ///
+    /// All servers are asked for their metrics twice, through the API server's proxy, which takes the right to get pods/proxy.
+    Top(Top),
+    /// Show the pods that use a claim, and the sessions and open files that its server sees.
+    Who(Who),
     /// Let instances go on with pools that know a later epoch than Kubernetes does, because its record was lost.
     ///
     /// A pool and its reservation keep the epoch in which they were used last. A server with an earlier one steps back (exit code
@@ -72,6 +81,42 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// Seconds between the two times that servers are asked.
+    #[arg(short, long, default_value_t = 5, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub(crate) interval: u64,
+
+    /// What decides the order.
+    #[arg(long, value_enum, default_value = "throughput")]
+    pub(crate) sort: Sort,
+
+    /// Volumes in the table; 0: all of them. `-o json` always has all.
+    #[arg(long, default_value_t = VOLUMES_SHOWN, value_name = "NUMBER")]
+    pub(crate) limit: usize,
+
+    /// How to show it.
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Format,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Who {
+    /// The claim, with its namespace.
+    #[arg(value_name = "NAMESPACE/CLAIM")]
+    pub(crate) claim: String,
+
+    /// How to show it.
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Format,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
 }
 
 #[derive(Debug, Args)]

@@ -15,6 +15,9 @@ use tokio::time::timeout;
 use crate::limits::{CONNECT_DEADLINE, PAGE_ENTRIES, PAGES_MAX, READ_DEADLINE};
 use crate::options::{Connection, NAMESPACE, NAMESPACE_VARIABLE};
 
+/// Selects what belongs to Forebay.
+const OURS: &str = "app.kubernetes.io/name=forebay";
+
 /// What was read, or why it could not be.
 pub(crate) type Read<T> = Result<T, String>;
 
@@ -61,9 +64,7 @@ impl Snapshot {
 
     async fn read(client: &Client, namespace: Option<String>, version: Read<String>) -> Self {
         let all = ListParams::default();
-        let ours = ListParams::default().labels("app.kubernetes.io/name=forebay");
         let clusters = namespaced::<StorageCluster>(client, namespace.as_deref());
-        let pods = namespaced::<Pod>(client, namespace.as_deref());
         let drivers: Api<CSIDriver> = Api::all(client.clone());
         let (
             served,
@@ -81,7 +82,7 @@ impl Snapshot {
             list(clusters, &all),
             list(Api::<StorageNode>::all(client.clone()), &all),
             list(Api::<Node>::all(client.clone()), &all),
-            list(pods, &ours),
+            pods(client, namespace.as_deref()),
             list(Api::<PersistentVolume>::all(client.clone()), &all),
             list(Api::<PersistentVolumeClaim>::all(client.clone()), &all),
             list(Api::<CSINode>::all(client.clone()), &all),
@@ -157,7 +158,16 @@ where
     }
 }
 
-async fn list<K: Clone + DeserializeOwned + Debug>(api: Api<K>, parameters: &ListParams) -> Read<Vec<K>> {
+/// Pods of Forebay.
+pub(crate) async fn pods(client: &Client, namespace: Option<&str>) -> Read<Vec<Pod>> {
+    let ours = ListParams::default().labels(OURS);
+    list(namespaced::<Pod>(client, namespace), &ours).await
+}
+
+pub(crate) async fn list<K: Clone + DeserializeOwned + Debug>(
+    api: Api<K>,
+    parameters: &ListParams,
+) -> Read<Vec<K>> {
     let mut parameters = parameters.clone().limit(PAGE_ENTRIES);
     let mut items = Vec::new();
     for _ in 0..PAGES_MAX {
@@ -180,7 +190,7 @@ async fn served(client: &Client) -> Read<Option<Vec<String>>> {
 }
 
 /// The API server's own words where there are some.
-fn words(error: &kube::Error) -> String {
+pub(crate) fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.trim().to_owned(),
         error => error.to_string(),

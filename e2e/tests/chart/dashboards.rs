@@ -2,25 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use forebay_e2e::cache::{Artefact, Cache};
 use forebay_e2e::images::prometheus;
 use forebay_e2e::kubernetes::kubectl::output_of;
 use forebay_e2e::kubernetes::service::Service;
-use forebay_e2e::sibling;
-use forebay_proto::admin as api;
-use forebay_proto::admin::admin_client::AdminClient;
 use serde_json::Value;
 
 use crate::helm::{NAMESPACE, objects, root, template};
-
-const DEADLINE: Duration = Duration::from_secs(120);
-const VOLUME: &str = "pvc-1";
-const PASSWORD: &str = "a password of dashboards";
+use crate::server::{Server, free_port, until};
 
 /// The dashboards by their uid.
 fn dashboards() -> BTreeMap<String, Value> {
@@ -88,52 +81,28 @@ fn what_grafana_needs_is_there() {
     }
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    listener.local_addr().expect("its address").port()
-}
-
-fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + DEADLINE;
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(Instant::now() < end, "{what} takes too long");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-/// A server with one volume, which has a client, and a Prometheus that scrapes it.
+/// A server that was used, and a Prometheus that scrapes it.
 struct Site {
     promtool: PathBuf,
     prometheus: String,
-    _services: [Service; 2],
-    _folder: tempfile::TempDir,
+    _prometheus: Service,
+    _server: Server,
 }
 
 impl Site {
     fn start() -> Self {
         let cache = Cache::open().expect("the cache");
         let entry = prometheus::get(&cache).expect("Prometheus");
-        let folder = tempfile::tempdir().expect("a folder");
-        let (smb, http, web) = (free_port(), free_port(), free_port());
-        let programs = sibling::binaries(
-            Path::new(env!("CARGO_BIN_EXE_forebay-lab")),
-            &["forebay-server", "forebay-bench"],
-        )
-        .expect("programs");
-        let server = serve(&programs, folder.path(), smb, http);
-        let services = [server, scrape(&entry, folder.path(), http, web)];
+        let server = Server::start(Ipv4Addr::LOCALHOST.into());
+        let web = free_port();
         let site = Self {
             promtool: prometheus::program(&entry, "promtool"),
-            prometheus: format!("http://127.0.0.1:{web}"),
-            _services: services,
-            _folder: folder,
+            prometheus: format!("http://{web}"),
+            _prometheus: scrape(&entry, server.folder(), server.http, web),
+            _server: server,
         };
         until("the first scrape", || (!site.query("up == 1")?.is_empty()).then_some(()));
-        make_volume(site._folder.path());
-        load(&programs, site._folder.path(), smb);
+        site._server.be_used(6);
         site
     }
 
@@ -146,89 +115,20 @@ impl Site {
     }
 }
 
-fn serve(programs: &Path, folder: &Path, smb: u16, http: u16) -> Service {
-    let (configuration, pool) = (folder.join("server.toml"), folder.join("pool"));
-    fs::create_dir(&pool).expect("a pool");
-    let text = format!(
-        "[server]\nlisten = [\"127.0.0.1:{smb}\"]\nmin_dialect = \"2.0.2\"\n[admin]\nsocket = {:?}\n[http]\nlisten = \"127.0.0.1:{http}\"\n\
-         [[pool]]\nname = \"default\"\npath = {pool:?}\nquota = \"none\"\n",
-        folder.join("admin.sock"),
-    );
-    fs::write(&configuration, text).expect("written");
-    let mut command = Command::new(programs.join("forebay-server"));
-    command.args(["run", "--config"]).arg(&configuration);
-    Service::start("forebay-server", &command, folder).expect("a server")
-}
-
 /// With the labels that the chart's ServiceMonitor has Prometheus add.
-fn scrape(entry: &Artefact, folder: &Path, http: u16, web: u16) -> Service {
+fn scrape(entry: &Artefact, folder: &Path, http: SocketAddr, web: SocketAddr) -> Service {
     let configuration = folder.join("prometheus.yaml");
     let text = format!(
         "global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: forebay-server-metrics\n    static_configs:\n      \
-         - targets: [\"127.0.0.1:{http}\"]\n        labels: {{namespace: {NAMESPACE}, pod: main-0-x, \
+         - targets: [\"{http}\"]\n        labels: {{namespace: {NAMESPACE}, pod: main-0-x, \
          storage_forebay_io_cluster: main, storage_forebay_io_instance: main-0}}\n"
     );
     fs::write(&configuration, text).expect("written");
     let mut command = Command::new(prometheus::program(entry, "prometheus"));
     command.arg(format!("--config.file={}", configuration.display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("series").display()));
-    command.arg(format!("--web.listen-address=127.0.0.1:{web}"));
+    command.arg(format!("--web.listen-address={web}"));
     Service::start("prometheus", &command, folder).expect("Prometheus")
-}
-
-fn make_volume(folder: &Path) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let uri = format!("unix://{}", folder.join("admin.sock").display());
-    let labels = [("name", "data"), ("namespace", "team")]
-        .map(|(key, value)| (format!("csi.storage.k8s.io/pvc/{key}"), value.to_owned()));
-    let request = api::CreateVolumeRequest {
-        volume_id: VOLUME.to_owned(),
-        capacity_bytes: 1 << 30,
-        credentials: Some(api::Credentials { username: VOLUME.to_owned(), password: PASSWORD.to_owned() }),
-        labels: labels.into(),
-        ..api::CreateVolumeRequest::default()
-    };
-    runtime.block_on(async {
-        let endpoint = tonic::transport::Endpoint::from_shared(uri).expect("an address");
-        let channel = endpoint.connect().await.expect("the admin socket");
-        AdminClient::new(channel).create_volume(request).await.expect("a volume");
-    });
-}
-
-/// Reads, writes, flushes and renames for some seconds, so that rates have something to see.
-fn load(programs: &Path, folder: &Path, smb: u16) {
-    let password = folder.join("password");
-    fs::write(&password, PASSWORD).expect("written");
-    let mut bench = Command::new(programs.join("forebay-bench"));
-    bench.args([
-        "load",
-        "--workload",
-        "mixed",
-        "--connections",
-        "1",
-        "--burst",
-        "1",
-        "--depth",
-        "1",
-        "--runs",
-        "1",
-    ]);
-    bench.args([
-        "--time",
-        "6",
-        "--files",
-        "1",
-        "--file-size",
-        "16M",
-        "--checkpoint-size",
-        "4M",
-        "--share",
-        VOLUME,
-    ]);
-    bench
-        .args(["--user", VOLUME, "--against", &format!("127.0.0.1:{smb}"), "--password-file"])
-        .arg(&password);
-    output_of(bench, b"").expect("load");
 }
 
 /// A query with Grafana's variables set: all of everything.

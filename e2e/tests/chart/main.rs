@@ -4,6 +4,8 @@ mod alerts;
 mod api_server;
 mod dashboards;
 mod helm;
+mod plugin;
 mod refusals;
 mod rendered;
 mod rights;
+mod server;

@@ -1,0 +1,131 @@
+//! `kubectl forebay top` and `who` with a real API server, through its proxy, and a real server that is used meanwhile.
+
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+
+use forebay_e2e::kubernetes::LocalApiServer;
+use forebay_e2e::kubernetes::kubectl::output_of;
+use serde_json::{Value, json};
+
+use crate::helm::NAMESPACE;
+use crate::server::{Server, VOLUME};
+
+/// An address of this machine that the API server may connect to for others: no loopback.
+fn own_address() -> IpAddr {
+    let mut ip = Command::new("ip");
+    ip.args(["-json", "-4", "address", "show", "up", "scope", "global"]);
+    let links: Value = serde_json::from_str(&output_of(ip, b"").expect("ip")).expect("JSON");
+    let links = links.as_array().expect("links").iter();
+    let mut addresses = links.flat_map(|link| link["addr_info"].as_array().cloned().unwrap_or_default());
+    let found = addresses.find_map(|address| address["local"].as_str()?.parse().ok());
+    found.expect(
+        "this machine has no IPv4 address but loopback; give it one: ip link add forebay0 type dummy, \
+                  ip addr add 10.254.0.1/24 dev forebay0, ip link set forebay0 up",
+    )
+}
+
+fn pod(name: &str, namespace: &str, labels: &Value, spec: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": spec})
+}
+
+#[test]
+fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
+    let address = own_address();
+    let server = Server::start(address);
+    let api = LocalApiServer::start(false).expect("an API server");
+    let kubectl = api.kubectl();
+    let plugin = |arguments: &[&str]| {
+        let mut plugin = Command::new(server.programs.join("kubectl-forebay"));
+        plugin.arg("--color=never").args(arguments).arg("--kubeconfig").arg(kubectl.kubeconfig());
+        output_of(plugin, b"")
+    };
+    let refusal = plugin(&["top"]).expect_err("there is nothing yet");
+    assert!(format!("{refusal:#}").contains("no server runs here"), "{refusal:#}");
+
+    for namespace in [NAMESPACE, "team"] {
+        kubectl.run(&["create", "namespace", namespace]).expect("a namespace");
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}});
+        kubectl.apply(&account.to_string()).expect("an account");
+    }
+    let container = |ports: Value, mounts: Value| json!({"name": "main", "image": "x", "ports": ports, "volumeMounts": mounts});
+    let ours = json!({"app.kubernetes.io/name": "forebay", "app.kubernetes.io/component": "server",
+        "storage.forebay.io/instance": "main-0"});
+    let ports = json!([{"name": "metrics", "containerPort": server.http.port()}]);
+    let volume = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let mounts = json!([{"name": "data", "mountPath": "/data"}]);
+    let objects = [
+        pod(
+            "main-0-0",
+            NAMESPACE,
+            &ours,
+            &json!({"nodeName": "storage-1", "containers": [container(ports, json!([]))]}),
+        ),
+        pod(
+            "rank-0",
+            "team",
+            &json!({}),
+            &json!({"nodeName": "worker-1", "volumes": volume,
+            "containers": [container(json!([]), mounts)]}),
+        ),
+        pod(
+            "other",
+            "team",
+            &json!({}),
+            &json!({"nodeName": "worker-1", "containers": [container(json!([]), json!([]))]}),
+        ),
+        json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": VOLUME}, "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"],
+            "csi": {"driver": "csi.forebay.io", "volumeHandle": format!("main-0/{VOLUME}")}}}),
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "namespace": "team"}, "spec": {
+            "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": VOLUME}}),
+    ];
+    for object in objects {
+        kubectl.apply(&object.to_string()).expect("an object");
+    }
+    // What kubelets would say.
+    let running = |address: &str| {
+        json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}).to_string()
+    };
+    for (namespace, name, address) in
+        [(NAMESPACE, "main-0-0", address.to_string()), ("team", "rank-0", "192.0.2.7".to_owned())]
+    {
+        let status = running(&address);
+        let patch =
+            ["patch", "pod", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", &status];
+        kubectl.run(&patch).expect("a status");
+    }
+
+    let mut load = server.load(9).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a client");
+    let found = plugin(&["top", "--interval", "3", "-o", "json"]).expect("what is busy");
+    let who = plugin(&["who", "team/data"]).expect("who uses it");
+    assert!(load.wait().expect("its end").success());
+    let found: Value = serde_json::from_str(&found).expect("JSON");
+    let volume = &found["volumes"][0];
+    let text = |key: &str| volume[key].as_str().unwrap_or_default();
+    assert_eq!(
+        (text("claimNamespace"), text("claim"), text("instance"), text("node")),
+        ("team", "data", "main-0", "storage-1")
+    );
+    for key in ["readBytes", "reads", "latencySeconds", "sessions", "openFiles"] {
+        assert!(volume[key].as_f64().is_some_and(|number| number > 0.0), "{key}: {volume}");
+    }
+    assert_eq!(found["unread"], json!([]));
+
+    let lines: Vec<&str> = who.lines().collect();
+    assert!(
+        lines[0].starts_with("team/data: volume pvc-1 of instance main-0; ")
+            && lines[0].ends_with(" open files"),
+        "{who}"
+    );
+    assert!(!lines[0].contains("; 0 SMB sessions"), "{who}");
+    assert_eq!(lines.len(), 4, "{who}");
+    assert!(
+        lines[3].starts_with("rank-0") && lines[3].contains("worker-1") && lines[3].contains("read-write"),
+        "{who}"
+    );
+
+    let table = plugin(&["top", "--interval", "1", "-o", "wide"]).expect("a table");
+    assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("team/data   main-0")), "{table}");
+    let refusal = plugin(&["who", "team/none"]).expect_err("no such claim");
+    assert!(format!("{refusal:#}").contains("there is no claim none in namespace team"), "{refusal:#}");
+}
