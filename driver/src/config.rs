@@ -22,6 +22,7 @@ const NODE_ID_BYTES_MAX: usize = 256;
   forebay-csi --mode controller --kubernetes --namespace forebay-system
   forebay-csi --mode node --kubernetes --node-id worker-1 --endpoint /var/lib/kubelet/plugins/csi.forebay.io/csi.sock
   forebay-csi rotate-credentials main-0/pvc-8b2c4f1e-0d0e-4ac3-9f3f-0f6f1f9e5a11
+  forebay-csi rotate-credentials --all --older-than 30d
   forebay-csi completions bash > /etc/bash_completion.d/forebay-csi
 
 Signals: SIGTERM and SIGINT end the driver when the calls under way have ended.")]
@@ -40,17 +41,26 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Give a volume another password, in Kubernetes: on its server, and in its Secret.
+    /// Give volumes another password, in Kubernetes: on their servers, and in their Secrets.
     ///
-    /// The old password stays good for what is mounted with it, until the next rotation. Where the Secret is lost, it is
-    /// made again. Runs where the controller does, with its rights.
+    /// Mounts get it within minutes (Linux 6.9 or newer; other nodes' pods must be recreated). The old password stays good until the
+    /// next rotation. Where the Secret is lost, it is made again. Runs where the controller does, with its rights.
     RotateCredentials(RotateCredentials),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RotateCredentials {
-    /// The volume's id: the PersistentVolume's spec.csi.volumeHandle.
-    pub(crate) volume_id: String,
+    /// Ids of volumes: spec.csi.volumeHandle of their PersistentVolumes.
+    #[arg(required_unless_present = "all", value_name = "VOLUME_ID")]
+    pub(crate) volume_ids: Vec<String>,
+
+    /// All volumes that have a PersistentVolume.
+    #[arg(long, conflicts_with = "volume_ids")]
+    pub(crate) all: bool,
+
+    /// Of them, those with a password that is at least so old, such as 12h or 30d; an hour at least.
+    #[arg(long, requires = "all", value_parser = age, value_name = "AGE")]
+    pub(crate) older_than: Option<Duration>,
 
     /// The namespace that Forebay runs in.
     #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
@@ -206,11 +216,49 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A password's age. Under an hour, nodes might miss a password between two others.
+fn age(text: &str) -> Result<Duration, String> {
+    let wrong = || "not an age such as 12h or 30d, from 1h to 3650d".to_owned();
+    let unit = text.chars().next_back().ok_or_else(wrong)?;
+    let number: u64 = text.strip_suffix(unit).and_then(|number| number.parse().ok()).ok_or_else(wrong)?;
+    let hours = match unit {
+        'h' => number,
+        'd' => number.checked_mul(24).ok_or_else(wrong)?,
+        _ => return Err(wrong()),
+    };
+    if (1..=3650 * 24).contains(&hours) { Ok(Duration::from_secs(hours * 3600)) } else { Err(wrong()) }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn ages_are_hours_and_days() {
+        let hours = |hours: u64| Ok(Duration::from_secs(hours * 3600));
+        for (text, expected) in
+            [("1h", hours(1)), ("36h", hours(36)), ("30d", hours(720)), ("3650d", hours(87_600))]
+        {
+            assert_eq!(age(text), expected, "{text}");
+        }
+        for text in [
+            "",
+            "h",
+            "0h",
+            "30",
+            "30m",
+            "-1d",
+            "1.5h",
+            "3651d",
+            "99999999999999999999d",
+            "768614336404564651d",
+            "1ä",
+        ] {
+            assert!(age(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent_and_every_option_is_explained() {

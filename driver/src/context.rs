@@ -15,7 +15,8 @@ use crate::transport::Transport;
 
 const SERVER: &str = "server";
 const CLUSTER: &str = names::PARAMETER_CLUSTER;
-const CLUSTER_NAMESPACE: &str = names::PARAMETER_CLUSTER_NAMESPACE;
+/// The attribute with the namespace of the volume's cluster.
+pub(crate) const CLUSTER_NAMESPACE: &str = names::PARAMETER_CLUSTER_NAMESPACE;
 const INSTANCE: &str = "instance";
 const SHARE: &str = "share";
 const DIALECT: &str = "dialect";

@@ -71,10 +71,12 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Some(Command::RotateCredentials(rotate)) => rotation::run(&rotate),
-        _ => run(cli.config),
+        _ => run(cli.config).map(|()| true),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        // It has said what.
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("forebay-csi: {error:#}");
             ExitCode::FAILURE

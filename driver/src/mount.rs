@@ -1,4 +1,4 @@
-//! The mount system calls: fsopen, fsconfig, fsmount, move_mount, open_tree, mount_setattr, umount2.
+//! The mount system calls: fsopen, fspick, fsconfig, fsmount, move_mount, open_tree, mount_setattr, umount2.
 //!
 //! No mount.cifs: its work, finding the server's address and passing the password, is a few fsconfig calls,
 //! and so no password is ever in an argument or a file. What the kernel wants where that helper is not there
@@ -20,8 +20,9 @@ use std::path::Path;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
+    move_mount, open_tree,
 };
 use tonic::Code;
 
@@ -45,6 +46,7 @@ pub(crate) enum Step {
     Attach,
     Clone,
     SetAttributes,
+    Reconfigure,
     Unmount,
 }
 
@@ -109,6 +111,7 @@ impl fmt::Display for MountError {
             Step::Attach => "attaching".to_owned(),
             Step::Clone => "cloning the mount".to_owned(),
             Step::SetAttributes => "setting the mount's attributes".to_owned(),
+            Step::Reconfigure => "setting the options of the mount".to_owned(),
             Step::Unmount => "unmounting".to_owned(),
         };
         write!(f, "{}: {step}: {}", self.what, io::Error::from(self.errno))?;
@@ -145,19 +148,38 @@ pub(crate) fn mount(
         messages: context.map(|c| read_messages(c, settings)).unwrap_or_default(),
     };
     let context = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|e| failed(Step::Open, e, None))?;
-    for setting in settings {
-        let (name, result) = match *setting {
-            Setting::Flag(name) => (name, fsconfig_set_flag(&context, name)),
-            Setting::Value(name, value) | Setting::Secret(name, value) => {
-                (name, fsconfig_set_string(&context, name, value))
-            }
-        };
-        result.map_err(|e| failed(Step::Option(name.to_owned()), e, Some(&context)))?;
-    }
+    set(&context, settings).map_err(|(name, e)| failed(Step::Option(name), e, Some(&context)))?;
     fsconfig_create(&context).map_err(|e| failed(Step::Create, e, Some(&context)))?;
     let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
         .map_err(|e| failed(Step::Attach, e, Some(&context)))?;
     attach(&mount, target).map_err(|e| failed(Step::Attach, e, None))
+}
+
+/// Sets the options of what is mounted at `target`: these, and defaults for all others.
+pub(crate) fn reconfigure(target: &Path, settings: &[Setting<'_>]) -> Result<(), MountError> {
+    let failed = |step, errno, context: Option<&OwnedFd>| MountError {
+        what: target.display().to_string(),
+        step,
+        errno,
+        messages: context.map(|c| read_messages(c, settings)).unwrap_or_default(),
+    };
+    let context =
+        fspick(CWD, target, FsPickFlags::FSPICK_CLOEXEC).map_err(|e| failed(Step::Reconfigure, e, None))?;
+    set(&context, settings).map_err(|(name, e)| failed(Step::Option(name), e, Some(&context)))?;
+    fsconfig_reconfigure(&context).map_err(|e| failed(Step::Reconfigure, e, Some(&context)))
+}
+
+fn set(context: &OwnedFd, settings: &[Setting<'_>]) -> Result<(), (String, Errno)> {
+    for setting in settings {
+        let (name, result) = match *setting {
+            Setting::Flag(name) => (name, fsconfig_set_flag(context, name)),
+            Setting::Value(name, value) | Setting::Secret(name, value) => {
+                (name, fsconfig_set_string(context, name, value))
+            }
+        };
+        result.map_err(|errno| (name.to_owned(), errno))?;
+    }
+    Ok(())
 }
 
 /// Shows at `target` what is mounted at `source`, with `attributes` added.

@@ -3,7 +3,10 @@
 //! The Secret has the next password before the server does, and as its password only after that. Whatever a crash cuts
 //! off, the Secret's password is one that the server takes, and the next run goes on with the same one.
 
+use std::time::Duration;
+
 use anyhow::Context;
+use k8s_openapi::jiff::Timestamp;
 use tracing::info;
 
 use crate::cluster::record::Record;
@@ -12,14 +15,38 @@ use crate::config::RotateCredentials;
 use crate::error::Error;
 use crate::handle::Handle;
 
-/// Does what the command line says, and tells of it on standard output.
-pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<()> {
+/// Does what the command line says, and tells of it on standard output. Whether all of it succeeded.
+pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<bool> {
     crate::runtime()?.block_on(async {
         let kubernetes =
             Kubernetes::new(&command.namespace).await.context("find the Kubernetes API server")?;
-        let done = rotate(&Clusters::new(kubernetes), &command.volume_id).await?;
-        println!("{}: {}", command.volume_id, done.describe());
-        Ok(())
+        let clusters = Clusters::new(kubernetes);
+        let ids = match command.all {
+            true => clusters.kubernetes().volume_ids().await?,
+            false => command.volume_ids.clone(),
+        };
+        let (mut rotated, mut young, mut failed) = (0, 0, 0);
+        for id in &ids {
+            match rotate(&clusters, id, command.older_than).await {
+                Ok(Done::Young) => young += 1,
+                Ok(done) => {
+                    rotated += 1;
+                    println!("{id}: {}", done.describe());
+                }
+                // One volume's trouble is no reason to leave the others.
+                Err(error) => {
+                    failed += 1;
+                    eprintln!("{id}: {}", anyhow::Error::from(error));
+                }
+            }
+        }
+        if command.all {
+            println!(
+                "{} volumes: {rotated} have a new password, {young} have a young one, {failed} failed",
+                ids.len()
+            );
+        }
+        Ok(failed == 0)
     })
 }
 
@@ -30,6 +57,8 @@ enum Done {
     Rotated,
     /// There was no Secret, and there is one now.
     Restored,
+    /// Its password is not old enough.
+    Young,
 }
 
 impl Done {
@@ -39,11 +68,12 @@ impl Done {
                 "has a new password; the previous one is good until the next rotation, for what is mounted with it"
             }
             Self::Restored => "its Secret was lost and has been made again, with a new password",
+            Self::Young => "its password is young",
         }
     }
 }
 
-async fn rotate(clusters: &Clusters, volume_id: &str) -> Result<Done, Error> {
+async fn rotate(clusters: &Clusters, volume_id: &str, older_than: Option<Duration>) -> Result<Done, Error> {
     let none = || Error::NoVolume(volume_id.to_owned());
     let Some(Handle::Instance { instance, share }) = Handle::parse(volume_id) else { return Err(none()) };
     let kubernetes = clusters.kubernetes();
@@ -60,6 +90,14 @@ async fn rotate(clusters: &Clusters, volume_id: &str) -> Result<Done, Error> {
     if record.instance != instance {
         let found = &record.instance;
         return Err(Error::Refused(format!("Secret {} is of a volume on {found}", Record::name_of(&share))));
+    }
+    let is_young = |least: Duration| {
+        let age = record.since.map(|since| Timestamp::now().duration_since(since));
+        age.is_some_and(|age| age.unsigned_abs() < least)
+    };
+    // One that was begun and cut off is done.
+    if older_than.is_some_and(is_young) && !record.is_cut_off() {
+        return Ok(Done::Young);
     }
     let (record, next) = record.with_next(kubernetes).await?;
     admin.add_credentials(&share, &next).await?;

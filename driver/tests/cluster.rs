@@ -410,9 +410,9 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
         ["password", "password2", "password-next"]
             .map(|key| data.get(key).map(|value| String::from_utf8(value.0.clone()).unwrap()))
     };
-    let rotate = |town: &Town, id: &str| {
+    let rotate = |town: &Town, what: &[&str]| {
         let mut command = Command::new(driver_binary());
-        command.args(["rotate-credentials", id, "--namespace", &town.namespace]);
+        command.arg("rotate-credentials").args(what).args(["--namespace", &town.namespace]);
         command.env("KUBECONFIG", town::kubeconfig_of(&town.namespace, "forebay-csi-controller"));
         let output = command.output().unwrap();
         (
@@ -422,7 +422,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     };
     let [first, ..] = passwords(town.record("pvc-1").await.unwrap());
 
-    let (done, said) = rotate(&town, &volume.volume_id);
+    let (done, said) = rotate(&town, &[&volume.volume_id]);
     assert!(done, "{said}");
     let [second, previous, next] = passwords(town.record("pvc-1").await.unwrap());
     assert_ne!(second, first);
@@ -437,20 +437,45 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     // one that was meant to be next.
     let cut_off = Patch::Merge(json!({ "stringData": { "password-next": PASSWORD } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &cut_off).await.unwrap();
-    let (done, said) = rotate(&town, &volume.volume_id);
+    let (done, said) = rotate(&town, &[&volume.volume_id]);
     assert!(done && !said.contains(PASSWORD), "{said}");
     let [third, previous, next] = passwords(town.record("pvc-1").await.unwrap());
     assert_eq!((third.as_deref(), previous, next), (Some(PASSWORD), second, None));
+
+    // All volumes with a PersistentVolume, and only those of an age.
+    town::give_rights(&town.namespace);
+    let persistent = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": format!("pv-{}", town.namespace)},
+        "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteMany"], "csi": {"driver": "csi.forebay.io",
+            "volumeHandle": volume.volume_id, "volumeAttributes": {"clusterNamespace": town.namespace}}}});
+    let all = |town: &Town, further: &[&str]| rotate(town, &[&["--all"], further].concat());
+    let (done, said) = all(&town, &[]);
+    assert!(done && said.contains("0 volumes: 0 have a new password"), "{said}");
+    town.apply_persistent_volume(persistent).await;
+    let (done, said) = all(&town, &["--older-than", "1h"]);
+    assert!(
+        done && said.contains("1 volumes: 0 have a new password, 1 have a young one, 0 failed"),
+        "{said}"
+    );
+    let old = Patch::Merge(
+        json!({ "metadata": { "annotations": { "storage.forebay.io/password-since": "2026-01-01T00:00:00Z" } } }),
+    );
+    town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &old).await.unwrap();
+    let (done, said) = all(&town, &["--older-than", "1h"]);
+    assert!(done && said.contains("1 volumes: 1 have a new password"), "{said}");
+    let (done, said) = all(&town, &["--older-than", "1h"]);
+    assert!(done && said.contains("1 have a young one"), "{said}");
+    let [fourth, previous, _] = passwords(town.record("pvc-1").await.unwrap());
+    assert_eq!((fourth == third, previous), (false, third));
 
     // Lost, finalizer and all.
     let forced = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &forced).await.unwrap();
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
-    let (done, said) = rotate(&town, &volume.volume_id);
+    let (done, said) = rotate(&town, &[&volume.volume_id]);
     assert!(done && said.contains("made again"), "{said}");
     assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume);
     for id in ["pvc-1", "c-0/none", "c-7/pvc-1", "d-0/pvc-1"] {
-        let (done, said) = rotate(&town, id);
+        let (done, said) = rotate(&town, &[id]);
         assert!(!done, "{id}: {said}");
     }
     assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);

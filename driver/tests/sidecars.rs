@@ -42,24 +42,6 @@ async fn until(sidecars: &mut [Process], get: &[&str], holds: impl Fn(Option<&Va
     }
 }
 
-/// The rights that the chart gives in the whole cluster, given to the account of this town's namespace.
-fn give_rights(namespace: &str) {
-    let manifests =
-        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/forebay.yaml")).unwrap();
-    let is_role = |document: &&str| {
-        document.contains("\nkind: ClusterRole\n") && document.contains(&format!("\n  name: {ACCOUNT}\n"))
-    };
-    kubectl().apply(manifests.split("\n---\n").find(is_role).unwrap()).unwrap();
-    let binding = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": { "name": ACCOUNT },
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT },
-        "subjects": [{ "kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace }],
-    });
-    kubectl().apply(&binding.to_string()).unwrap();
-}
-
 fn start(dir: &Path, program: PathBuf, namespace: &str, arguments: &[&str]) -> Process {
     let mut command = Command::new(&program);
     command.arg("--kubeconfig").arg(kubeconfig_of(namespace, ACCOUNT));
@@ -72,7 +54,7 @@ fn start(dir: &Path, program: PathBuf, namespace: &str, arguments: &[&str]) -> P
 async fn a_claim_becomes_a_volume_grows_and_goes() {
     let _alone = PROVISIONER.lock().await;
     let mut town = Town::new(1).await;
-    give_rights(&town.namespace);
+    town::give_rights(&town.namespace);
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS]).unwrap();
     let (provisioner, resizer) = (tools.path("csi-provisioner"), tools.path("csi-resizer"));
     let provisioning = ["--timeout=60s", "--extra-create-metadata"];
@@ -184,7 +166,7 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
     let Some(xfs) = Xfs::without_quota() else { return };
     let _alone = PROVISIONER.lock().await;
     let mut town = Town::with_pools(Some(&xfs.path()), 2).await;
-    give_rights(&town.namespace);
+    town::give_rights(&town.namespace);
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS, SNAPSHOTS]).unwrap();
     let controller = tools.path("snapshot-controller");
     let definitions = fs::read_to_string(controller.with_file_name(SNAPSHOT_DEFINITIONS)).unwrap();

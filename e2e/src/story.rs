@@ -135,6 +135,7 @@ fn steps(site: &Site, table: &mut Table, keep: bool) -> Result<()> {
             };
             site.csi(node, stage)?.ok().with_context(|| format!("stage on {}", node.name()))?;
             let publish = CsiRequest::NodePublishVolume {
+                secrets: HashMap::new(),
                 id: volume.id.clone(),
                 staging: STAGING.into(),
                 target: POD.into(),

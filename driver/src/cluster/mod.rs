@@ -14,7 +14,7 @@ use std::time::Duration;
 use forebay_api::StorageCluster;
 use forebay_api::cluster::{InstancePhase, InstanceStatus, Sealing, Signing};
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{PersistentVolume, Secret};
 use kube::api::{Api, ListParams};
 use kube::{Client, Config, ResourceExt};
 use tokio::time::timeout;
@@ -22,8 +22,10 @@ use tokio::time::timeout;
 use self::channels::Channels;
 use crate::address::ServerAddress;
 use crate::admin::Admin;
+use crate::context::CLUSTER_NAMESPACE;
 use crate::error::Error;
 use crate::handle::InstanceName;
+use crate::identity::DRIVER_NAME;
 use crate::limits::{KUBERNETES_DEADLINE, KUBERNETES_PAGE_MAX, PROBE_DEADLINE};
 use crate::placement::{Candidate, Pool};
 use crate::transport::Served;
@@ -69,6 +71,28 @@ impl Kubernetes {
 
     async fn secret(&self, name: &str) -> Result<Option<Secret>, Error> {
         ask("read a Secret", KUBERNETES_DEADLINE, self.secrets().get_opt(name)).await
+    }
+
+    /// Ids of the volumes that have a PersistentVolume and belong to this namespace, in order.
+    pub(crate) async fn volume_ids(&self) -> Result<Vec<String>, Error> {
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let mut page = ListParams::default().limit(KUBERNETES_PAGE_MAX);
+        let mut ids = Vec::new();
+        loop {
+            let found = ask("list PersistentVolumes", KUBERNETES_DEADLINE, api.list(&page)).await?;
+            let ours = found.items.into_iter().filter_map(|volume| volume.spec?.csi).filter(|csi| {
+                let of =
+                    csi.volume_attributes.as_ref().and_then(|attributes| attributes.get(CLUSTER_NAMESPACE));
+                csi.driver == DRIVER_NAME && of.is_some_and(|of| **of == *self.namespace)
+            });
+            ids.extend(ours.map(|csi| csi.volume_handle));
+            match found.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => break,
+            }
+        }
+        ids.sort_unstable();
+        Ok(ids)
     }
 
     /// Whether the API answers, and lets this driver read what it needs.

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use forebay_api::names;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
@@ -26,6 +27,9 @@ use crate::secrets::{Credentials, Given, PASSWORD, PASSWORD2, USERNAME};
 /// The key of a password that is about to replace the present one, as long as the server may not know it.
 const NEXT: &str = "password-next";
 
+/// The annotation that says when the password was made; without it, it came with the Secret.
+const SINCE: &str = "storage.forebay.io/password-since";
+
 /// One volume's Secret.
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -34,6 +38,8 @@ pub(crate) struct Record {
     /// `None`: what is there cannot be used.
     credentials: Option<Credentials>,
     next: Option<Credentials>,
+    /// When its password was made.
+    pub(crate) since: Option<Timestamp>,
     uid: String,
     resource_version: String,
     finalizers: Vec<String>,
@@ -87,6 +93,11 @@ impl Record {
         Ok((self.patch_data(kubernetes, data).await?, next))
     }
 
+    /// Whether a rotation was begun, and not finished.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.next.is_some()
+    }
+
     /// The record with `next` as its password; the one before it is `password2`.
     pub(crate) async fn promote(self, kubernetes: &Kubernetes, next: &Credentials) -> Result<Self, Error> {
         let previous = self.credentials.as_ref().map(|credentials| encode(credentials.expose_password()));
@@ -96,12 +107,19 @@ impl Record {
             PASSWORD2: previous,
             NEXT: null,
         });
-        self.patch_data(kubernetes, data).await
+        let mut metadata = self.metadata();
+        metadata["annotations"] = json!({ SINCE: Timestamp::now().to_string() });
+        self.patch(kubernetes, json!({ "metadata": metadata, "data": data })).await
     }
 
     async fn patch_data(self, kubernetes: &Kubernetes, data: serde_json::Value) -> Result<Self, Error> {
+        let patch = json!({ "metadata": self.metadata(), "data": data });
+        self.patch(kubernetes, patch).await
+    }
+
+    async fn patch(self, kubernetes: &Kubernetes, patch: serde_json::Value) -> Result<Self, Error> {
         let (name, api) = (Self::name_of(&self.share), kubernetes.secrets());
-        let patch = Patch::Merge(json!({ "metadata": self.metadata(), "data": data }));
+        let patch = Patch::Merge(patch);
         let parameters = PatchParams::default();
         let secret =
             ask("write the volume's Secret", KUBERNETES_DEADLINE, api.patch(&name, &parameters, &patch))
@@ -213,6 +231,12 @@ impl Record {
         let instance = label(names::LABEL_INSTANCE)
             .and_then(InstanceName::parse)
             .ok_or_else(|| foreign("names no instance"))?;
+        let noted = secret.metadata.annotations.as_ref().and_then(|annotations| annotations.get(SINCE));
+        let since = noted.and_then(|text| text.parse().ok()).or(secret
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map(|time| time.0));
         let mut given = HashMap::new();
         for (key, mut value) in secret.data.unwrap_or_default() {
             if let Ok(text) = std::str::from_utf8(&value.0) {
@@ -232,6 +256,7 @@ impl Record {
             instance,
             credentials: usable(given),
             next: usable(next),
+            since,
             uid: secret.metadata.uid.unwrap_or_default(),
             resource_version: secret.metadata.resource_version.unwrap_or_default(),
             finalizers: secret.metadata.finalizers.unwrap_or_default(),

@@ -64,6 +64,14 @@ pub(super) fn beside(staging: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
+/// Whether `path` is the staging path, or one beside it for another group.
+pub(super) fn belongs(path: &Path, staging: &Path) -> bool {
+    match (path.file_name(), staging.file_name()) {
+        (Some(candidate), Some(name)) => path == staging || is_beside(candidate, name),
+        _ => false,
+    }
+}
+
 fn is_beside(candidate: &OsStr, name: &OsStr) -> bool {
     let rest = candidate.as_bytes().strip_prefix(name.as_bytes());
     let number = rest.and_then(|rest| rest.strip_prefix(MARK.as_bytes()));

@@ -3,6 +3,7 @@
 mod claims;
 mod group;
 mod measure;
+mod password;
 mod publish;
 mod reported;
 mod stage;
@@ -35,6 +36,7 @@ use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 use crate::mountinfo::{MountTable, resolve};
 use crate::node::claims::Claims;
 use crate::node::measure::Measurements;
+use crate::node::password::Passwords;
 use crate::node::reported::Reported;
 use crate::observe::observe;
 
@@ -57,6 +59,8 @@ pub(crate) struct NodeService {
     host: Arc<Host>,
     /// How volumes are mounted that could have been mounted otherwise.
     reported: Reported,
+    /// Which password each mount got last.
+    passwords: Passwords,
     /// Calls that change what is mounted.
     claims: Claims,
     /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
@@ -80,6 +84,7 @@ impl NodeService {
             reported: Reported::new(node_id, clusters.as_ref().map(|c| c.kubernetes().client().clone())),
             clusters,
             host: Arc::new(Host::at(host_root)),
+            passwords: Passwords::default(),
             claims: Claims::default(),
             measuring: Measurements::default(),
             turn: Arc::default(),

@@ -67,13 +67,17 @@ impl NodeService {
             let context = &request.volume_context;
             self.mount_for(volume_id.clone(), staging.clone(), &capability, context, given).await?;
             claim = self.claims.publish(&volume_id, &target, sharing)?;
+        } else if let (Ok(given), Place::Mounted { path, entry }) = (given, &place) {
+            let context = &request.volume_context;
+            claim = self.renew_password(claim, path, entry, &capability, context, given).await?;
         }
         let of = volume_id.clone();
-        under(claim, "bind", self.deadlines.mount, move || {
+        let (_claim, is_new) = under(claim, "bind", self.deadlines.mount, move || {
             publish(&of, &staging, gid, &target, read_only, is_exclusive)
         })
         .await?;
-        if let Some(pod) = pod {
+        // The kubelet publishes again and again.
+        if let Some(pod) = pod.filter(|_| is_new) {
             self.reported.published(&volume_id, pod);
         }
         Ok(NodePublishVolumeResponse {})
@@ -155,7 +159,7 @@ fn staged(place: Place, volume_id: &str) -> Result<(PathBuf, MountEntry), Error>
     }
 }
 
-/// On a thread of its own: everything here may block.
+/// Whether it was not published there before. On a thread of its own: everything here may block.
 fn publish(
     volume_id: &str,
     staging: &Path,
@@ -163,7 +167,7 @@ fn publish(
     target: &Path,
     read_only: bool,
     is_exclusive: bool,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let table = mounts()?;
     let (path, staged) = staged(group::find(&table, staging, gid)?, volume_id)?;
 
@@ -180,7 +184,7 @@ fn publish(
         if entry.is_read_only() != (read_only || staged.is_read_only()) {
             return taken("the volume is published with another readonly".into());
         }
-        return Ok(());
+        return Ok(false);
     }
 
     // CSI NodePublishVolume: SINGLE_NODE_SINGLE_WRITER is one target path at a time.
@@ -189,7 +193,8 @@ fn publish(
     }
     let target = make_target(target)?;
     let attributes = if read_only { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
-    mount::bind(&path, &target, attributes).map_err(Error::from)
+    mount::bind(&path, &target, attributes)?;
+    Ok(true)
 }
 
 /// A path at which the volume is published, whatever group it shows there.

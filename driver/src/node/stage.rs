@@ -112,9 +112,13 @@ impl NodeService {
                 (place, claim)
             }
         };
+        let passwords = self.passwords.clone();
         self.mount_and_tell(&volume_id, claim, move || {
             let is_signed = volume.options.has("sign");
-            volume.mount_at(&place).map(|choice| (choice, is_signed))
+            let credentials = volume.credentials.clone();
+            let choice = volume.mount_at(&place)?;
+            passwords.note(&place, credentials.expose_password());
+            Ok((choice, is_signed))
         })
         .await
     }
@@ -157,7 +161,7 @@ impl NodeService {
     }
 
     /// Where the instance is now.
-    async fn locate(
+    pub(super) async fn locate(
         &self,
         namespace: &str,
         name: &InstanceName,
@@ -225,8 +229,9 @@ impl NodeService {
         for path in beside {
             claim = self.unmount(&volume_id, path, Directory::Remove, claim).await?;
         }
-        let _claim = self.unmount(&volume_id, staging, Directory::Keep, claim).await?;
+        let _claim = self.unmount(&volume_id, staging.clone(), Directory::Keep, claim).await?;
         self.reported.unmounted(&volume_id);
+        self.passwords.forget(&staging);
         Ok(NodeUnstageVolumeResponse {})
     }
 }

@@ -18,7 +18,7 @@ use forebay_e2e::kubernetes::kubectl::Kubectl;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::csi::controller_client::ControllerClient;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{PersistentVolume, Secret};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -301,6 +301,12 @@ impl Town {
     }
 
     /// The volume's Secret.
+    pub async fn apply_persistent_volume(&self, volume: serde_json::Value) {
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let volume = serde_json::from_value(volume).unwrap();
+        api.create(&PostParams::default(), &volume).await.unwrap();
+    }
+
     pub async fn record(&self, share: &str) -> Option<Secret> {
         self.secrets().get_opt(&names::volume_secret(share)).await.unwrap()
     }
@@ -347,6 +353,27 @@ impl Town {
         }
         counts
     }
+}
+
+/// The account of the controller.
+const CONTROLLER: &str = "forebay-csi-controller";
+
+/// The rights that the chart gives in the whole cluster, given to the account of this town's namespace.
+pub fn give_rights(namespace: &str) {
+    let manifests =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/forebay.yaml")).unwrap();
+    let is_role = |document: &&str| {
+        document.contains("\nkind: ClusterRole\n") && document.contains(&format!("\n  name: {CONTROLLER}\n"))
+    };
+    kubectl().apply(manifests.split("\n---\n").find(is_role).unwrap()).unwrap();
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": { "name": format!("{CONTROLLER}-{namespace}") },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": CONTROLLER },
+        "subjects": [{ "kind": "ServiceAccount", "name": CONTROLLER, "namespace": namespace }],
+    });
+    kubectl().apply(&binding.to_string()).unwrap();
 }
 
 /// Namespace and rights.

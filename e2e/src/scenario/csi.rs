@@ -1,18 +1,23 @@
 //! Through the driver's sockets, as Kubernetes would.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use tonic::Code;
 
 use super::{MIB, ONE, Scenario, TWO, ours};
 use crate::guest::calls::data::{Shards, Sum, Sums};
-use crate::guest::calls::grpc::{Answer, CsiRequest};
+use crate::guest::calls::grpc::{AdminRequest, Answer, CsiRequest};
 use crate::lab::Node;
 use crate::site::Site;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![ours("csi: the life of a volume on two nodes", life), ours("csi: bad input", bad_input)]
+    vec![
+        ours("csi: the life of a volume on two nodes", life),
+        ours("csi: bad input", bad_input),
+        ours("csi: 20 new passwords of a volume in use", passwords),
+    ]
 }
 
 /// The credentials that a Secret would hold.
@@ -51,6 +56,7 @@ pub(crate) fn publish(volume: &Answer, staging: &str, target: &str, readonly: bo
         staging: staging.into(),
         target: target.into(),
         context: volume.context.clone(),
+        secrets: HashMap::new(),
         readonly,
     }
 }
@@ -88,7 +94,7 @@ fn life(site: &Site) -> Result<String> {
     let refused =
         nodes[1].attempt(&["touch", &format!("{READER}/x")], &[], crate::limits::COMMAND_DEADLINE)?;
     ensure!(!refused.success(), "a read-only publication can be written");
-    no_password(&nodes)?;
+    no_password(&nodes, &secrets()["password"])?;
 
     let stats = |node: &Node| -> Result<Answer> {
         site.csi(node, CsiRequest::NodeGetVolumeStats { id: volume.id.clone(), path: POD.into() })?.ok()
@@ -99,7 +105,7 @@ fn life(site: &Site) -> Result<String> {
     let expanded =
         site.csi(controller, CsiRequest::ControllerExpandVolume { id: volume.id.clone(), bytes })?.ok()?;
     ensure!(expanded.bytes == bytes, "expanded to {}", expanded.bytes);
-    nodes[1].wait_until("the stats show the expansion", std::time::Duration::from_secs(5), || {
+    nodes[1].wait_until("the stats show the expansion", Duration::from_secs(5), || {
         Ok(stats(nodes[1])?.bytes == bytes)
     })?;
 
@@ -123,9 +129,97 @@ fn life(site: &Site) -> Result<String> {
     Ok(String::new())
 }
 
+const ROTATIONS: usize = 20;
+
+/// Files are written, renamed and read back. Where `/run/pause` is there nothing is under way, which `/run/paused` says.
+const USE: &str = r#"
+cd "$1"; number=0
+while [ ! -e /run/enough ]; do
+    if [ -e /run/pause ]; then : > /run/paused; sleep 0.1; continue; fi
+    rm -f /run/paused
+    number=$((number + 1))
+    { echo $number > next && mv next last && [ "$(cat last)" = $number ]; } || echo "$number: failed" >> /run/failed
+    dd if=/dev/zero of=data bs=64k count=4 conv=fsync,notrunc status=none || echo "$number: dd failed" >> /run/failed
+done
+echo $number > /run/used
+"#;
+
+/// Each password replaces the one before the last. The kubelet publishes the volume again with what the Secret holds, the client connects
+/// again, and the mount goes on: by a password that it was not mounted with, from the second one on.
+fn passwords(site: &Site) -> Result<String> {
+    let node = site.node(ONE);
+    let volume = site.csi(site.storage(), create("passwords", 64 * MIB))?.ok()?;
+    node.run(&format!("mkdir -p {STAGING} {POD} && rmdir {POD}; rm -f /run/enough /run/used /run/pause /run/paused /run/failed"))?;
+    site.csi(node, stage(&volume, STAGING))?.ok()?;
+    let password = |number: usize| format!("csi-password-{}", number + 1);
+    let publish = |number: usize| {
+        let mut request = publish(&volume, STAGING, POD, false);
+        if let CsiRequest::NodePublishVolume { secrets: given, .. } = &mut request {
+            *given = secrets();
+            given.insert("password".into(), password(number));
+            if let Some(before) = number.checked_sub(1) {
+                given.insert("password2".into(), password(before));
+            }
+        }
+        site.csi(node, request)?.ok().map(drop)
+    };
+    publish(0)?;
+    let options = |node: &Node| node.run(&format!("grep ' {POD} ' /proc/mounts"));
+    let as_mounted = options(node)?;
+    node.start_service("password-user", &["sh", "-c", USE, "use", POD])?;
+    let server = site.storage().address();
+    for number in 1..=ROTATIONS {
+        let (id, username) = (share(&volume)?, secrets()["username"].clone());
+        site.admin(AdminRequest::SetCredentials { id, username, password: password(number) })?.ok()?;
+        publish(number)?;
+        node.run(": > /run/pause")?;
+        node.wait_until("the files rest", Duration::from_secs(30), || {
+            Ok(node.attempt(&["test", "-e", "/run/paused"], &[], Duration::from_secs(5))?.success())
+        })?;
+        let cut = node.run(&format!("ss -KtnHO state established dst {server}:445; rm /run/pause"))?;
+        ensure!(!cut.is_empty(), "there is no connection to cut");
+        node.wait_until("the files are used again", Duration::from_secs(60), || {
+            Ok(!node.attempt(&["test", "-e", "/run/paused"], &[], Duration::from_secs(5))?.success())
+        })?;
+    }
+    node.run(": > /run/enough")?;
+    node.wait_until("the use of the files ends", Duration::from_secs(60), || {
+        Ok(node.attempt(&["test", "-s", "/run/used"], &[], Duration::from_secs(5))?.success())
+    })?;
+    let used = node.run("cat /run/used")?;
+    let failed = node.run("cat /run/failed 2>/dev/null || true")?;
+    ensure!(failed.is_empty(), "of {used} turns these failed: {failed}");
+    let now = options(node)?;
+    ensure!(now == as_mounted, "the mount has other options now: {now:?} instead of {as_mounted:?}");
+    no_password(&[node], &password(ROTATIONS))?;
+
+    // On a node that has no mount of it, whose sessions could be shared.
+    let other = site.node(TWO);
+    other.run(&format!("mkdir -p {STAGING}"))?;
+    for (number, is_good) in [(ROTATIONS - 2, false), (ROTATIONS - 1, true), (ROTATIONS, true)] {
+        let mut request = stage(&volume, STAGING);
+        if let CsiRequest::NodeStageVolume { secrets, .. } = &mut request {
+            secrets.insert("password".into(), password(number));
+        }
+        let answer = site.csi(other, request)?;
+        ensure!((answer.code == 0) == is_good, "password {number} of {ROTATIONS}: {answer:?}");
+        let (id, staging) = (volume.id.clone(), STAGING.to_owned());
+        site.csi(other, CsiRequest::NodeUnstageVolume { id, staging })?.ok()?;
+    }
+    let id = || volume.id.clone();
+    site.csi(node, CsiRequest::NodeUnpublishVolume { id: id(), target: POD.into() })?.ok()?;
+    site.csi(node, CsiRequest::NodeUnstageVolume { id: id(), staging: STAGING.into() })?.ok()?;
+    site.csi(site.storage(), CsiRequest::DeleteVolume { id: id() })?.ok()?;
+    Ok(format!("{used} turns without an error"))
+}
+
+/// The share, which the admin API knows the volume by.
+fn share(volume: &Answer) -> Result<String> {
+    volume.context.get("share").cloned().context("the volume's context names its share")
+}
+
 /// The password is nowhere that others can read.
-fn no_password(nodes: &[&Node]) -> Result<()> {
-    let password = &secrets()["password"];
+fn no_password(nodes: &[&Node], password: &str) -> Result<()> {
     for node in nodes {
         // The pattern is fed through a file, or grep would find its own command line.
         node.put("/tmp/pattern", password.as_bytes(), 0o600)?;

@@ -31,6 +31,7 @@ const BAD: &[(&str, &str)] = &[
     ("kubeletDir=/var/lib/kubelet/", "at '/kubeletDir': '/var/lib/kubelet/' does not match"),
     ("listenAddress=localhost", "at '/listenAddress': 'localhost' does not match"),
     ("log.format=xml", "at '/log/format': value must be one of 'text', 'json'"),
+    ("csi.rotation.olderThan=30", "at '/csi/rotation/olderThan'"),
     ("csi.controller.replicas=9", "at '/csi/controller/replicas': maximum: got 9, want 5"),
     (
         "csi.controller.provisioner.timeout=2",

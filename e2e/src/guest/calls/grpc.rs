@@ -56,6 +56,8 @@ pub enum CsiRequest {
         staging: String,
         target: String,
         context: HashMap<String, String>,
+        /// May be empty.
+        secrets: HashMap<String, String>,
         readonly: bool,
     },
     NodeUnpublishVolume {
@@ -204,13 +206,14 @@ async fn csi_call(channel: Channel, request: CsiRequest) -> Result<Answer, tonic
             let request = c::NodeUnstageVolumeRequest { volume_id: id, staging_target_path: staging };
             node.node_unstage_volume(request).await?;
         }
-        CsiRequest::NodePublishVolume { id, staging, target, context, readonly } => {
+        CsiRequest::NodePublishVolume { id, staging, target, context, secrets, readonly } => {
             let request = c::NodePublishVolumeRequest {
                 volume_id: id,
                 staging_target_path: staging,
                 target_path: target,
                 volume_capability: Some(capability(false, Vec::new())),
                 volume_context: context,
+                secrets,
                 readonly,
                 ..Default::default()
             };
@@ -275,6 +278,12 @@ pub enum AdminRequest {
     },
     StatVolume {
         id: String,
+    },
+    /// The password before it stays good.
+    SetCredentials {
+        id: String,
+        username: String,
+        password: String,
     },
     /// `names`: how payload goes on each channel of each session that has this volume.
     ListTransports {
@@ -342,6 +351,15 @@ async fn admin_call(channel: Channel, request: AdminRequest) -> Result<Answer, t
             let sessions = sessions.into_iter().filter(|session| session.volume_ids.contains(&id));
             let names = sessions.flat_map(|session| session.transports).collect();
             return Ok(Answer { names, ..Answer::default() });
+        }
+        AdminRequest::SetCredentials { id, username, password } => {
+            let request = adm::SetCredentialsRequest {
+                volume_id: id,
+                credentials: Some(adm::Credentials { username, password }),
+                keep_previous: true,
+            };
+            client.set_credentials(request).await?;
+            None
         }
         AdminRequest::StatVolume { id } => {
             client.stat_volume(adm::StatVolumeRequest { volume_id: id }).await?.into_inner().volume

@@ -1,0 +1,158 @@
+//! Another password for a volume that is mounted.
+//!
+//! The kernel's client keeps the password of a mount for reconnections, and takes a second one while it is mounted, which it tries where
+//! the first is refused (`password2`, Linux 6.9). The kubelet publishes volumes again from time to time, with what their Secret
+//! holds by then (CSIDriver.spec.requiresRepublish): a password that a mount does not know yet is given to it then.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tracing::{info, warn};
+
+use super::claims::Claim;
+use super::group::belongs;
+use super::stage::under;
+use super::{NodeService, mounts};
+use crate::address::ServerAddress;
+use crate::capability::Capability;
+use crate::context::{Location, VolumeContext};
+use crate::error::Error;
+use crate::mount::{self, Setting, Step};
+use crate::mountinfo::MountEntry;
+use crate::options::MountOptions;
+use crate::secrets::Given;
+
+/// The password that each mount got last, as a hash that means nothing elsewhere.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Passwords {
+    hasher: Arc<RandomState>,
+    known: Arc<Mutex<HashMap<PathBuf, u64>>>,
+}
+
+impl Passwords {
+    /// The mount at `path` has this password.
+    pub(super) fn note(&self, path: &Path, password: &str) {
+        self.lock().insert(path.to_owned(), self.hasher.hash_one(password));
+    }
+
+    fn knows(&self, path: &Path, password: &str) -> bool {
+        self.lock().get(path) == Some(&self.hasher.hash_one(password))
+    }
+
+    /// Nothing is mounted at `staging`, or beside it for another group, any more.
+    pub(super) fn forget(&self, staging: &Path) {
+        self.lock().retain(|path, _| path.parent() != staging.parent() || !belongs(path, staging));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, u64>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NodeService {
+    /// Gives the mount the password that is good now, where it does not know it. A mount goes on with those that it has where
+    /// that fails, so this is no reason not to publish the volume.
+    pub(super) async fn renew_password(
+        &self,
+        claim: Claim,
+        path: &Path,
+        entry: &MountEntry,
+        capability: &Capability,
+        context: &HashMap<String, String>,
+        given: Given,
+    ) -> Result<Claim, Error> {
+        let context = VolumeContext::parse(context)?;
+        let credentials = given.for_volume(&context.share);
+        let (password, _) = credentials.expose_passwords();
+        if !entry.is_smb() || self.passwords.knows(path, password) {
+            return Ok(claim);
+        }
+        let flags = &capability.mount.mount_flags;
+        let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
+        let servers = match &context.location {
+            Location::Servers(servers) => servers.clone(),
+            Location::Instance { namespace, name } => match self.locate(namespace, name).await {
+                Ok((servers, _)) => servers,
+                Err(error) => {
+                    warn!(share = %context.share, error = error.to_string(), "the volume's new password waits for its server's address");
+                    return Ok(claim);
+                }
+            },
+        };
+        // The claim is on the path, and the path on the mount: both are what they were.
+        let (work_path, entry, given) = (path.to_owned(), entry.clone(), credentials.clone());
+        let (claim, renewed) = under(claim, "remount", self.deadlines.mount, move || {
+            if mounts()?.at(&work_path).is_none_or(|there| there.id != entry.id) {
+                return Ok(None);
+            }
+            let (password, _) = given.expose_passwords();
+            Ok(Some(remount(&work_path, &entry, &servers, &given.username, password, &options)))
+        })
+        .await?;
+        match renewed {
+            None => {}
+            Some(Ok(())) => {
+                info!(share = %context.share, path = %path.display(), "the mount knows the volume's new password");
+                self.passwords.note(path, password);
+            }
+            Some(Err(error)) if error.step == Step::Option("password2".to_owned()) => {
+                warn!(
+                    share = %context.share,
+                    path = %path.display(),
+                    "this kernel takes no new password for a mount (Linux 6.9 does): recreate the pods that use the volume before its \
+                     next rotation"
+                );
+                self.passwords.note(path, password);
+            }
+            Some(Err(error)) => {
+                warn!(share = %context.share, error = error.to_string(), "the mount does not take the volume's new password; it is tried again");
+            }
+        }
+        Ok(claim)
+    }
+}
+
+/// All options again: what is left out falls back to the client's defaults.
+fn remount(
+    path: &Path,
+    entry: &MountEntry,
+    servers: &[ServerAddress],
+    username: &str,
+    password: &str,
+    options: &MountOptions,
+) -> Result<(), mount::MountError> {
+    let source = entry.source.to_string_lossy();
+    let ip = entry.address().map(|ip| ip.to_string());
+    let port = servers.first().map(|server| server.port.to_string());
+    let mut settings = vec![Setting::Value("source", &source), Setting::Value("username", username)];
+    settings.extend(ip.as_deref().map(|ip| Setting::Value("ip", ip)));
+    settings.extend(port.as_deref().map(|port| Setting::Value("port", port)));
+    settings.extend(options.settings());
+    settings.extend(entry.has_super_flag("rdma").then_some(Setting::Flag("rdma")));
+    settings.push(Setting::Secret("password2", password));
+    mount::reconfigure(path, &settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_given_each_password_once() {
+        let passwords = Passwords::default();
+        let (staging, beside) = (Path::new("/v/globalmount"), Path::new("/v/globalmount.gid-7"));
+        let other = Path::new("/w/globalmount");
+        for path in [staging, beside, other] {
+            assert!(!passwords.knows(path, "first"));
+            passwords.note(path, "first");
+            assert!(passwords.knows(path, "first") && !passwords.knows(path, "second"));
+        }
+        passwords.note(staging, "second");
+        assert!(passwords.knows(staging, "second") && !passwords.knows(staging, "first"));
+        passwords.forget(staging);
+        assert!(!passwords.knows(staging, "second") && !passwords.knows(beside, "first"));
+        assert!(passwords.knows(other, "first"));
+    }
+}
