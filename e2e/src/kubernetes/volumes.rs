@@ -222,6 +222,56 @@ pub(super) fn staged_again(stage: &Stage) -> Result<String> {
     Ok(format!("{why}; detached, staged again, the file is whole"))
 }
 
+/// The kubelet publishes the pod's volume again about once a minute.
+const REPUBLISHED: Duration = Duration::from_secs(300);
+
+/// Two new passwords while a pod writes: the mount gets each, so that it can connect again when the one that it was mounted with is no
+/// longer good.
+pub(super) fn rotated(stage: &Stage) -> Result<String> {
+    let node = stage.cluster().context("only in the lab")?.lab().node(NODE);
+    let kubectl = stage.kubectl();
+    let users = Users::new(stage, "rotated", &["rotating"])?;
+    users.start("rotating", "")?;
+    let name = volume(stage, "rotated")?;
+    let handle = kubectl.run(&["get", "pv", &name, "-o=jsonpath={.spec.csi.volumeHandle}"])?;
+    let write = "cd /data; n=0; while [ ! -e /tmp/enough ]; do n=$((n + 1)); { echo $n > next && mv next last; } || echo $n >> /tmp/failed; \
+                 sleep 0.2; done; echo $n > /tmp/used";
+    stage.exec("rotating", &format!("nohup sh -c '{write}' > /dev/null 2>&1 &"))?;
+    let on_node = format!("spec.nodeName={NODE}");
+    let plugin = kubectl.run(&[
+        "get",
+        "pod",
+        "-n",
+        NAMESPACE,
+        "-l",
+        "app.kubernetes.io/component=csi-node",
+        "--field-selector",
+        &on_node,
+        "-o=jsonpath={.items[0].metadata.name}",
+    ])?;
+    let renewed = || -> Result<usize> {
+        let logs = kubectl.run(&["logs", "-n", NAMESPACE, &plugin, "-c", "driver", "--tail=2000"])?;
+        let of_it = |line: &&str| line.contains("knows the volume's new password") && line.contains(&name);
+        Ok(logs.lines().filter(of_it).count())
+    };
+    let rotate =
+        ["exec", "-n", NAMESPACE, "deploy/forebay-csi-controller", "-c", "driver", "--", "forebay-csi"];
+    for number in 1..=2 {
+        kubectl.run(&[&rotate[..], &["rotate-credentials", &handle]].concat())?;
+        stage.wait("the mount has the new password", REPUBLISHED, || Ok(renewed()? >= number))?;
+    }
+    stage.exec("rotating", "touch /tmp/enough; while [ ! -s /tmp/used ]; do sleep 0.1; done")?;
+    let failed = stage.exec("rotating", "cat /tmp/failed 2>/dev/null || true")?;
+    ensure!(failed.is_empty(), "these writes failed: {failed}");
+    let path = "-o=jsonpath={.status.instances[0].address}";
+    let address = kubectl.run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])?;
+    let cut = node.run(&format!("ss -KtnHO state established dst {address}:445"))?;
+    ensure!(!cut.is_empty(), "there is no connection to cut");
+    let used = stage.exec("rotating", "[ $(cat /data/last) = $(cat /tmp/used) ] && echo more > /data/more && sync /data/more && cat /tmp/used")?;
+    users.remove()?;
+    Ok(format!("{} writes, 2 passwords, connected again by the second", used.trim()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
