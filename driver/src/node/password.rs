@@ -69,6 +69,10 @@ impl NodeService {
         if !entry.is_smb() || self.passwords.knows(path, password) {
             return Ok(claim);
         }
+        // A mount that is silent would hang.
+        if !self.answers(path, entry.id).await? {
+            return Ok(claim);
+        }
         let flags = &capability.mount.mount_flags;
         let options = MountOptions::build(&context.dialect, context.protection, capability.group()?, flags)?;
         let servers = match &context.location {

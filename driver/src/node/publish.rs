@@ -23,6 +23,7 @@ use crate::context::VolumeContext;
 use crate::error::Error;
 use crate::mount;
 use crate::mountinfo::{MountEntry, MountTable, resolve};
+use crate::names::VolumeId;
 use crate::options::{DIALECT_DEFAULT, MountOptions};
 use crate::secrets::Given;
 
@@ -50,7 +51,21 @@ impl NodeService {
             MountOptions::build(DIALECT_DEFAULT, Protection::Unspecified, capability.group()?, flags)?.gid();
         let sharing = if is_exclusive { Sharing::Alone } else { Sharing::Together };
         let claim = self.claims.publish(&volume_id, &target, sharing)?;
-        let (mut claim, place) = self.find(claim, &staging, gid).await?;
+        let (mut claim, place, there) = self.find(claim, &staging, gid, &target).await?;
+        let share = VolumeContext::parse(&request.volume_context).ok().map(|context| context.share);
+        if there.is_some() && there.as_deref() == share.as_ref().map(VolumeId::as_str) {
+            // The kubelet's repetition for a pod that runs: the pod has its mount, and no other one would reach it.
+            if let (Ok(given), Place::Mounted { path, entry }) = (given, &place) {
+                let context = &request.volume_context;
+                claim = self.renew_password(claim, path, entry, &capability, context, given).await?;
+            }
+            if let Place::Free(_) = place {
+                return Ok(NodePublishVolumeResponse {});
+            }
+            let check = move || publish(&volume_id, &staging, gid, &target, read_only, is_exclusive);
+            under(claim, "look", self.deadlines.mount, check).await?;
+            return Ok(NodePublishVolumeResponse {});
+        }
         // The kubelet stages a volume only while no pod of the node has it. That a pod has another group, or that the mount is
         // of no use any more, is found here, and this mounts again where the call has the Secret.
         if let Some(unstaged) = self.unusable(&place, &staging, gid, &request).await? {
@@ -67,26 +82,35 @@ impl NodeService {
             let context = &request.volume_context;
             self.mount_for(volume_id.clone(), staging.clone(), &capability, context, given).await?;
             claim = self.claims.publish(&volume_id, &target, sharing)?;
-        } else if let (Ok(given), Place::Mounted { path, entry }) = (given, &place) {
-            let context = &request.volume_context;
-            claim = self.renew_password(claim, path, entry, &capability, context, given).await?;
         }
         let of = volume_id.clone();
-        let (_claim, is_new) = under(claim, "bind", self.deadlines.mount, move || {
+        under(claim, "bind", self.deadlines.mount, move || {
             publish(&of, &staging, gid, &target, read_only, is_exclusive)
         })
         .await?;
-        // The kubelet publishes again and again.
-        if let Some(pod) = pod.filter(|_| is_new) {
+        if let Some(pod) = pod {
             self.reported.published(&volume_id, pod);
         }
         Ok(NodePublishVolumeResponse {})
     }
 
-    /// Where the volume is with this group.
-    async fn find(&self, claim: Claim, staging: &Path, gid: u32) -> Result<(Claim, Place), Error> {
-        let staging = staging.to_owned();
-        under(claim, "look", self.deadlines.mount, move || group::find(&mounts()?, &staging, gid)).await
+    /// Where the volume is with this group, and the share that is mounted at the target.
+    async fn find(
+        &self,
+        claim: Claim,
+        staging: &Path,
+        gid: u32,
+        target: &Path,
+    ) -> Result<(Claim, Place, Option<String>), Error> {
+        let (staging, target) = (staging.to_owned(), target.to_owned());
+        let look = move || {
+            let table = mounts()?;
+            let resolved = resolve(&target).map_err(|e| io_error("resolve", &target, e))?;
+            let there = resolved.and_then(|at| table.at(&at)).and_then(MountEntry::share).map(str::to_owned);
+            Ok((group::find(&table, &staging, gid)?, there))
+        };
+        let (claim, (place, there)) = under(claim, "look", self.deadlines.mount, look).await?;
+        Ok((claim, place, there))
     }
 
     /// Why what is there cannot be published; `None` where it can.
@@ -159,7 +183,7 @@ fn staged(place: Place, volume_id: &str) -> Result<(PathBuf, MountEntry), Error>
     }
 }
 
-/// Whether it was not published there before. On a thread of its own: everything here may block.
+/// On a thread of its own: everything here may block.
 fn publish(
     volume_id: &str,
     staging: &Path,
@@ -167,7 +191,7 @@ fn publish(
     target: &Path,
     read_only: bool,
     is_exclusive: bool,
-) -> Result<bool, Error> {
+) -> Result<(), Error> {
     let table = mounts()?;
     let (path, staged) = staged(group::find(&table, staging, gid)?, volume_id)?;
 
@@ -184,7 +208,7 @@ fn publish(
         if entry.is_read_only() != (read_only || staged.is_read_only()) {
             return taken("the volume is published with another readonly".into());
         }
-        return Ok(false);
+        return Ok(());
     }
 
     // CSI NodePublishVolume: SINGLE_NODE_SINGLE_WRITER is one target path at a time.
@@ -193,8 +217,7 @@ fn publish(
     }
     let target = make_target(target)?;
     let attributes = if read_only { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
-    mount::bind(&path, &target, attributes)?;
-    Ok(true)
+    mount::bind(&path, &target, attributes).map_err(Error::from)
 }
 
 /// A path at which the volume is published, whatever group it shows there.
