@@ -14,13 +14,13 @@ use tracing::{info, warn};
 use super::claims::Claim;
 use super::group::belongs;
 use super::stage::under;
-use super::{NodeService, mounts};
+use super::{NodeService, io_error, mounts};
 use crate::address::ServerAddress;
 use crate::capability::Capability;
 use crate::context::{Location, VolumeContext};
 use crate::error::Error;
 use crate::mount::{self, Setting, Step};
-use crate::mountinfo::MountEntry;
+use crate::mountinfo::{MountEntry, resolve};
 use crate::options::MountOptions;
 use crate::secrets::Given;
 
@@ -88,7 +88,9 @@ impl NodeService {
         // The claim is on the path, and the path on the mount: both are what they were.
         let (work_path, entry, given) = (path.to_owned(), entry.clone(), credentials.clone());
         let (claim, renewed) = under(claim, "remount", self.deadlines.mount, move || {
-            if mounts()?.at(&work_path).is_none_or(|there| there.id != entry.id) {
+            let resolved = resolve(&work_path).map_err(|e| io_error("resolve", &work_path, e))?;
+            let table = mounts()?;
+            if resolved.and_then(|at| table.at(&at)).is_none_or(|there| there.id != entry.id) {
                 return Ok(None);
             }
             let (password, _) = given.expose_passwords();

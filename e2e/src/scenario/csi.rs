@@ -193,7 +193,7 @@ fn passwords(site: &Site) -> Result<String> {
     ensure!(now == as_mounted, "the mount has other options now: {now:?} instead of {as_mounted:?}");
     no_password(&[node], &password(ROTATIONS))?;
 
-    // On a node that has no mount of it, whose sessions could be shared.
+    // On a node without a mount of it: sessions are shared among mounts.
     let other = site.node(TWO);
     other.run(&format!("mkdir -p {STAGING}"))?;
     for (number, is_good) in [(ROTATIONS - 2, false), (ROTATIONS - 1, true), (ROTATIONS, true)] {
