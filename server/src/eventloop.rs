@@ -307,7 +307,7 @@ impl<E: Engine> EventLoop<E> {
     fn drain_effects(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
         loop {
             while let Some(event) = client.protocol.poll_event() {
-                self.event(now, client, &event);
+                self.event(client, &event);
             }
             while let Some(transmit) = client.protocol.poll_transmit() {
                 if client.closing {
@@ -465,7 +465,7 @@ impl<E: Engine> EventLoop<E> {
         self.shared.metrics.buffer_bytes(self.index, self.shared.buffers.bytes_in_use() + rdma_bytes);
     }
 
-    fn event(&mut self, now: Now, client: &mut Client, event: &Event) {
+    fn event(&mut self, client: &mut Client, event: &Event) {
         let peer = client.peer;
         match event {
             Event::Negotiated { dialect } => debug!(%peer, dialect, "negotiated"),
@@ -497,7 +497,8 @@ impl<E: Engine> EventLoop<E> {
                 self.shared.metrics.returns.inc();
             }
             Event::Completed { command, status, began, payload_bytes, by_rdma, activity } => {
-                let took = now.instant.saturating_duration_since(*began);
+                // Not the turn's time: what is answered in the turn that it came in would have taken none.
+                let took = began.elapsed();
                 self.shared.metrics.request(*command, *status, took, *payload_bytes, *by_rdma);
                 if let Some(activity) = activity {
                     activity.completed(*command, *payload_bytes, took);

@@ -188,8 +188,7 @@ fn a_busy_volume_is_found_by_metrics_of_its_own() {
             assert_eq!(value("operations_total", &of("v", kind)), busy, "{kind}");
             assert_eq!(value("operations_total", &of("w", kind)), 0.0, "{kind}");
         }
-        // Those that waited for the limits and for the disk; others take no turn of the event loop.
-        for kind in ["read", "flush"] {
+        for kind in ["read", "write", "flush", "metadata"] {
             assert!(value("operation_seconds_total", &of("v", kind)) > 0.0, "{kind}");
         }
         assert!(value("throttled_operations_total", "volume=\"v\"") > 0.0);
