@@ -16,7 +16,7 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::negotiate::Dialect;
 use forebay_testing::{Need, skip};
-use support::disk::{Disk, Mounted, Requests, copy, scratch};
+use support::disk::{Disk, Mounted, copy, scratch};
 use support::{Client, Place, until};
 
 const MIB: usize = 1 << 20;
@@ -47,7 +47,7 @@ fn throttled_disk(test: &str) -> Option<Disk> {
         ]
         .to_vec()
     };
-    match Disk::new(DISK_BYTES as u64, Requests::Serial, options) {
+    match Disk::new(DISK_BYTES as u64, options) {
         Ok(disk) => Some(disk),
         Err(why) => {
             skip(Need::LoggedDisk, format!("{test}: {why}"));

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use crate::support::disk::{Disk, Requests};
+use crate::support::disk::Disk;
 pub(crate) use crate::support::disk::{Mounted, copy, scratch};
 
 /// The least that mkfs.xfs accepts.
@@ -29,7 +29,7 @@ impl LoggedDisk {
             ]
             .to_vec()
         };
-        Disk::new(BYTES, Requests::Concurrent, options).map(Self)
+        Disk::new(BYTES, options).map(Self)
     }
 
     /// Where it is mounted.

@@ -25,16 +25,6 @@ pub fn run(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// How the loop device passes on what the file system asks of it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Requests {
-    /// Past the page cache, several at once.
-    Concurrent,
-    /// One after the other. The export of QEMU 7.2 has one buffer for all requests: while a WRITE waits in a driver, the next
-    /// request overwrites what it is to write.
-    Serial,
-}
-
 /// A mounted XFS on such a disk.
 pub struct Disk {
     scratch: TempDir,
@@ -48,11 +38,7 @@ impl Disk {
     ///
     /// # Errors
     /// The reason why there can be none here: it needs root, loop devices, FUSE, xfsprogs and qemu-storage-daemon.
-    pub fn new(
-        bytes: u64,
-        requests: Requests,
-        options: impl FnOnce(&Path) -> Vec<String>,
-    ) -> Result<Self, String> {
+    pub fn new(bytes: u64, options: impl FnOnce(&Path) -> Vec<String>) -> Result<Self, String> {
         let scratch = scratch();
         let at = |name: &str| scratch.path().join(name);
         for (name, bytes) in [("disk", bytes), ("export", 0)] {
@@ -81,8 +67,10 @@ impl Disk {
         if let Some(status) = ended {
             return Err(format!("qemu-storage-daemon ended with {status}"));
         }
-        let direct = if requests == Requests::Concurrent { "--direct-io=on" } else { "--direct-io=off" };
-        disk.device = run(Command::new("losetup").args([direct, "--find", "--show"]).arg(&export))?;
+        // Through the page cache, from which one request after the other comes. The export of QEMU 7.2 has one buffer for all requests:
+        // while a WRITE waits in a driver or for its file, another request overwrites what it is to write.
+        disk.device =
+            run(Command::new("losetup").args(["--direct-io=off", "--find", "--show"]).arg(&export))?;
         run(Command::new("mkfs.xfs").args(["-q", "-K", "-m", "reflink=1"]).arg(&disk.device))?;
         run(Command::new("mount").args(["-t", "xfs"]).arg(&disk.device).arg(disk.path()))?;
         Ok(disk)
