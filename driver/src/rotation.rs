@@ -36,7 +36,7 @@ pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<bool> {
                 // One volume's trouble is no reason to leave the others.
                 Err(error) => {
                     failed += 1;
-                    eprintln!("{id}: {}", anyhow::Error::from(error));
+                    eprintln!("{id}: {:#}", anyhow::Error::from(error));
                 }
             }
         }
