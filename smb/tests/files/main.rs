@@ -23,6 +23,7 @@ mod durable;
 mod durable_leases;
 mod eas;
 mod failover;
+mod histories;
 mod hostile;
 mod information;
 mod links;
