@@ -140,6 +140,8 @@ fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<S
             }
             // An open that waits for its client, or that the client has again, takes nothing for a session of before.
             Wake::Ready if !open.is_closing() && open.session_id() == ctx.session().id => {
+                // A client may have been granted READ caching while this waited: one that has replaced the contents.
+                open.file.data_changed(open.id, ctx.server);
                 wait(ctx, open, range, sequence)
             }
             // [MS-FSA] 2.1.5.5: closing an open ends its waiting requests so.

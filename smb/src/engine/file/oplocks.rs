@@ -130,6 +130,10 @@ impl Caching {
             return NONE;
         }
         let own = opener.ask.lease_id();
+        // [MS-FSA] 2.1.5.18.2: not beside a client that may write later. Who looks at attributes only has not broken that.
+        if self.holders.iter().any(|h| h.state.contains(W) && (own.is_none() || h.kind.lease_id() != own)) {
+            return NONE;
+        }
         let others = |o: &&Registered| {
             let holder = self.of(o.id);
             let same = own.is_some() && holder.and_then(|h| h.kind.lease_id()) == own;

@@ -93,6 +93,10 @@ pub struct Cache {
     pub epoch: Option<u16>,
     /// It knows of every break that an answer has spoken of.
     pub notified: bool,
+    /// The last time before something was under way that it was upgraded.
+    pub upgraded: Option<u64>,
+    /// Others have changed the file: it is to lose READ caching.
+    pub outdated: bool,
     /// The whole file, as the client believes it to be.
     pub contents: Option<Vec<u8>>,
     pub dirty: Vec<Dirty>,
@@ -100,8 +104,31 @@ pub struct Cache {
 
 impl Cache {
     pub fn new(id: CacheId, host: usize, state: LeaseState, epoch: Option<u16>) -> Self {
-        let (breaking, seen, contents) = (None, None, None);
-        Self { id, host, state, breaking, seen, epoch, notified: true, contents, dirty: Vec::new() }
+        Self {
+            id,
+            host,
+            state,
+            breaking: None,
+            seen: None,
+            epoch,
+            notified: true,
+            upgraded: None,
+            outdated: false,
+            contents: None,
+            dirty: Vec::new(),
+        }
+    }
+
+    /// It has come down to `state`.
+    pub fn become_state(&mut self, state: LeaseState) {
+        (self.state, self.breaking) = (state, None);
+        if !state.contains(R) {
+            self.forget_contents();
+        }
+    }
+
+    pub fn forget_contents(&mut self) {
+        (self.contents, self.outdated) = (None, false);
     }
 
     /// Not during a break, even one that leaves it READ caching: the server says that contents have changed meanwhile when it
@@ -134,8 +161,7 @@ impl Lock {
 
     /// [MS-FSA] 2.1.5.8. A shared lock may lie on an exclusive one of the same open.
     fn excludes(&self, new: &Self) -> bool {
-        self.meets(new.offset, new.length)
-            && (new.exclusive || self.exclusive && self.open != new.open)
+        self.meets(new.offset, new.length) && (new.exclusive || self.exclusive && self.open != new.open)
     }
 }
 
@@ -191,6 +217,13 @@ impl FileModel {
     /// Opens that keep another one with these rights out.
     pub fn in_the_way(&self, access: AccessMask, share: ShareAccess) -> Vec<&FileOpen> {
         self.opens.iter().filter(|o| !tolerate((o.access, o.share), (access, share))).collect()
+    }
+
+    /// The contents have changed: who else has read them is not to use that any more.
+    pub fn outdate(&mut self, by: Option<CacheId>) {
+        for cache in self.caches.iter_mut().filter(|c| Some(c.id) != by && c.state.contains(R)) {
+            cache.outdated = true;
+        }
     }
 
     pub fn is_breaking(&self) -> bool {

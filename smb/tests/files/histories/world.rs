@@ -1,5 +1,6 @@
 //! Clients, files and the server, and what can happen to them.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_smb::ids::FileId;
@@ -13,9 +14,7 @@ use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::file_info::{FileDispositionInformation, FileEndOfFileInformation};
 use forebay_smb::wire::oplock_break::{LeaseBreakAcknowledgment, Notification, OplockBreak, Request};
 use forebay_smb::wire::query_info::InfoType;
-use forebay_smb::wire::{
-    AccessMask, Command, Header, HeaderFlags, Ids, ShareAccess, close, read, set_info,
-};
+use forebay_smb::wire::{AccessMask, Command, Header, HeaderFlags, Ids, ShareAccess, close, read, set_info};
 
 use super::model::{
     Cache, CacheId, Dirty, FileModel, FileOpen, H, Lock, NONE, R, RH, RW, RWH, W, is_stat_only, write_to,
@@ -72,6 +71,16 @@ enum Ask {
     Lease { key: u8, state: LeaseState, version_2: bool },
 }
 
+impl Ask {
+    /// The lease that it names.
+    fn cache(self, host: usize) -> Option<CacheId> {
+        match self {
+            Self::Lease { key, .. } => Some(CacheId::Lease { host, key }),
+            _ => None,
+        }
+    }
+}
+
 impl Wish {
     fn overwrites(&self) -> bool {
         self.disposition == CreateDisposition::OVERWRITE_IF
@@ -84,6 +93,8 @@ pub struct World {
     files: Vec<FileModel>,
     random: Random,
     now: Instant,
+    /// How often nothing was under way.
+    rests: u64,
     story: Story,
 }
 
@@ -91,7 +102,11 @@ pub struct World {
 struct Story {
     seed: u64,
     events: Vec<String>,
+    counts: Counts,
 }
+
+/// How often something happened, by its name.
+pub type Counts = BTreeMap<&'static str, u64>;
 
 impl Drop for Story {
     fn drop(&mut self) {
@@ -117,15 +132,22 @@ impl World {
             files: (0..FILES).map(|n| FileModel::new(&format!("file{n}"))).collect(),
             random: Random::new(seed),
             now: start(),
-            story: Story { seed, events: Vec::new() },
+            rests: 0,
+            story: Story { seed, events: Vec::new(), counts: Counts::new() },
         }
     }
 
-    pub fn run(mut self, steps: usize) {
+    /// What happened in it, how often.
+    pub fn run(mut self, steps: usize) -> Counts {
         for _ in 0..steps {
             self.step();
         }
         self.end();
+        std::mem::take(&mut self.story.counts)
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.story.counts.entry(what).or_default() += 1;
     }
 
     fn note(&mut self, event: String) {
@@ -134,17 +156,17 @@ impl World {
 
     fn step(&mut self) {
         let host = self.random.below(HOSTS);
-        let file = self.random.below(FILES);
+        let file = usize::from(self.random.chance(20));
         match self.random.below(100) {
-            0..25 => self.open(host, file),
-            25..42 => self.read(host, file),
-            42..60 => self.write(host, file),
-            60..63 => self.truncate(host, file),
-            63..69 => self.lock(host, file),
-            69..72 => self.unlock(host, file),
-            72..82 => self.close(host, file),
+            0..16 => self.open(host, file),
+            16..38 => self.read(file),
+            38..60 => self.write(file),
+            60..63 => self.truncate(file),
+            63..69 => self.lock(file),
+            69..72 => self.unlock(file),
+            72..82 => self.close(file),
             82..92 => self.answer_a_break(),
-            92..94 => self.delete(host, file),
+            92..94 => self.delete(file),
             94..96 => self.cancel(host),
             96..99 => {
                 let seconds = self.random.pick(&[1, 5, 20, OPLOCK_BREAK_SECONDS_MAX]);
@@ -209,12 +231,22 @@ impl World {
         self.note(format!("host {host}: after a wait {:?}: {:?}", done.what, answer.status()));
         if answer.status() == NtStatus::CANCELLED {
             assert!(done.cancelled, "cancelled by nobody");
+            self.count("requests cancelled");
             return;
         }
         match done.what {
-            Waits::Create(wish) => self.opened(host, done.file, &wish, answer),
-            Waits::Lock(lock) => self.locked(done.file, lock, answer.status()),
-            Waits::Delete(open) => self.deleted(done.file, open, answer.status()),
+            Waits::Create(wish) => {
+                self.count("CREATEs after a wait");
+                self.opened(host, done.file, &wish, answer);
+            }
+            Waits::Lock(lock) => {
+                self.count("LOCKs after a wait");
+                self.locked(done.file, lock, answer.status());
+            }
+            Waits::Delete(open) => {
+                self.count("deletions after a wait");
+                self.deleted(done.file, open, answer.status());
+            }
         }
     }
 
@@ -226,7 +258,8 @@ impl World {
     }
 
     /// What should hold when nothing is under way.
-    fn check(&self) {
+    fn check(&mut self) {
+        self.rests += 1;
         for pending in self.hosts.iter().flat_map(|h| &h.pending) {
             let file = &self.files[pending.file];
             let justified = match &pending.what {
@@ -238,6 +271,8 @@ impl World {
         for file in &self.files {
             let unnotified = file.caches.iter().find(|c| !c.notified);
             assert!(unnotified.is_none(), "a break without a notification: {unnotified:?}");
+            let outdated = file.caches.iter().find(|c| c.outdated && c.breaking.is_none());
+            assert!(outdated.is_none(), "may go on to use what others have changed: {outdated:?}");
             for cache in file.caches.iter().filter(|c| c.state.contains(W)) {
                 let mut others = file.opens.iter().filter(|o| o.cache != Some(cache.id));
                 let other = others.find(|o| !o.is_stat_only());
@@ -258,38 +293,40 @@ impl World {
     }
 
     fn wish(&mut self, file: usize) -> Wish {
-        let access = self.random.pick(&[
-            READ_WRITE,
-            READ_WRITE,
-            READ_WRITE | AccessMask::DELETE,
-            AccessMask::FILE_READ_DATA,
-            AccessMask::FILE_READ_DATA,
-            AccessMask::FILE_WRITE_DATA,
-            AccessMask::DELETE,
-            AccessMask::FILE_READ_ATTRIBUTES,
-        ]);
-        let all = ShareAccess(7);
-        let share = self.random.pick(&[all, all, all, ShareAccess(3), ShareAccess(1), ShareAccess(0)]);
-        let mut disposition = self.random.pick(&[
-            CreateDisposition::OPEN_IF,
-            CreateDisposition::OPEN_IF,
-            CreateDisposition::OPEN,
-            CreateDisposition::OVERWRITE_IF,
-        ]);
+        let access = if self.random.chance(60) {
+            READ_WRITE
+        } else {
+            self.random.pick(&[
+                READ_WRITE | AccessMask::DELETE,
+                AccessMask::FILE_READ_DATA,
+                AccessMask::FILE_WRITE_DATA,
+                AccessMask::DELETE,
+                AccessMask::FILE_READ_ATTRIBUTES,
+            ])
+        };
+        let share = if self.random.chance(85) { 7 } else { self.random.pick(&[3, 1, 0]) };
+        let share = ShareAccess(share);
+        let mut disposition = if self.random.chance(70) {
+            CreateDisposition::OPEN_IF
+        } else {
+            self.random.pick(&[CreateDisposition::OPEN, CreateDisposition::OVERWRITE_IF])
+        };
         if !access.contains(AccessMask::FILE_WRITE_DATA) && disposition == CreateDisposition::OVERWRITE_IF {
             disposition = CreateDisposition::OPEN_IF;
         }
         let ask = match self.random.below(10) {
             0 => Ask::Nothing,
-            1..4 => Ask::Oplock(self.random.pick(&[
-                OplockLevel::II,
-                OplockLevel::EXCLUSIVE,
-                OplockLevel::BATCH,
-            ])),
+            1..4 => {
+                Ask::Oplock(self.random.pick(&[OplockLevel::II, OplockLevel::EXCLUSIVE, OplockLevel::BATCH]))
+            }
             _ => {
                 let key = self.key(file);
                 // A lease has one version.
-                Ask::Lease { key, state: self.random.pick(&[R, RH, RW, RWH, RWH, RWH]), version_2: key % 2 == 0 }
+                Ask::Lease {
+                    key,
+                    state: self.random.pick(&[R, RH, RW, RWH, RWH, RWH]),
+                    version_2: key % 2 == 0,
+                }
             }
         };
         Wish { access, share, disposition, ask }
@@ -301,15 +338,15 @@ impl World {
         }
         let wish = self.wish(file);
         // A handle that was kept serves again.
-        let serves = |o: &&mut FileOpen| {
-            o.kept && o.host == host && (o.access, o.share) == (wish.access, wish.share)
-        };
+        let serves =
+            |o: &&mut FileOpen| o.kept && o.host == host && (o.access, o.share) == (wish.access, wish.share);
         if !wish.overwrites()
             && let Some(kept) = self.files[file].opens.iter_mut().find(serves)
         {
             kept.kept = false;
             let id = kept.id;
             self.note(format!("host {host}: opens {file} again: {id:?}"));
+            self.count("opens by a handle that was kept");
             return;
         }
         // What it has written itself comes before what it opens for now.
@@ -326,8 +363,10 @@ impl World {
     }
 
     fn create_body(&self, file_at: usize, wish: &Wish) -> Vec<u8> {
-        let open: Open<'_> =
-            file(&self.files[file_at].name).access(wish.access).share(wish.share).disposition(wish.disposition);
+        let open: Open<'_> = file(&self.files[file_at].name)
+            .access(wish.access)
+            .share(wish.share)
+            .disposition(wish.disposition);
         let (open, level) = match wish.ask {
             Ask::Nothing => (open, OplockLevel::NONE),
             Ask::Oplock(level) => (open, level),
@@ -359,19 +398,20 @@ impl World {
                 NtStatus::SHARING_VIOLATION => {
                     assert!(!in_the_way.is_empty(), "nothing is in the way");
                     // A client knows of its own, and closes them first.
-                    let own = match wish.ask {
-                        Ask::Lease { key, .. } => Some(CacheId::Lease { host, key }),
-                        _ => None,
-                    };
+                    let own = wish.ask.cache(host);
                     let of_others = in_the_way.iter().filter(|o| o.kept && o.cache != own);
                     let kept = of_others
                         .filter_map(|o| o.cache.and_then(|id| file.cache(id)))
                         .find(|c| c.may_keep_handles());
-                    assert!(kept.is_none(), "refused for a handle that is kept for the cache alone: {kept:?}");
+                    assert!(
+                        kept.is_none(),
+                        "refused for a handle that is kept for the cache alone: {kept:?}"
+                    );
                 }
                 _ => panic!("{status:?}"),
             }
             self.note(format!("host {host}: {status:?}"));
+            self.count("CREATEs refused");
             return;
         }
         assert!(in_the_way.is_empty(), "opened beside {in_the_way:?}");
@@ -385,7 +425,9 @@ impl World {
         };
         assert_eq!(response.create_action, action);
         file.exists = true;
+        let own = wish.ask.cache(host);
         if wish.overwrites() {
+            file.outdate(own);
             file.contents.clear();
             // What this client itself had in its cache is gone; others are notified.
             for cache in file.caches.iter_mut().filter(|c| c.host == host) {
@@ -445,7 +487,7 @@ impl World {
                 }
                 if matches!(wish.ask, Ask::Lease { .. })
                     && file.locks.is_empty()
-                    && !file.caches.iter().any(|c| matches!(c.id, CacheId::Oplock(_)))
+                    && !file.caches.iter().any(|c| matches!(c.id, CacheId::Oplock(_)) || c.state.contains(W))
                 {
                     assert!(state.contains(asked & RH), "granted {state:?} of {asked:?} beside leases");
                 }
@@ -466,8 +508,14 @@ impl World {
                     let upgrade = breaking.is_none() && asked.contains(before) && state == asked;
                     assert!(upgrade, "{before:?} became {state:?}");
                     held.state = state;
+                    held.upgraded = Some(self.rests);
                 }
-                held.epoch = lease.v2.map(|v2| v2.epoch);
+                let epoch = lease.v2.map(|v2| v2.epoch);
+                // [MS-SMB2] 3.2.5.7.5: more has happened than this upgrade.
+                if epoch.zip(held.epoch).is_some_and(|(new, old)| new > old + 1) {
+                    held.forget_contents();
+                }
+                held.epoch = epoch;
             }
         }
         let (access, share) = (wish.access, wish.share);
@@ -475,17 +523,20 @@ impl World {
         cache.map(|id| (id, state))
     }
 
-    fn opens_of(&self, host: usize, file: usize) -> Vec<FileOpen> {
-        self.files[file].opens.iter().filter(|o| o.host == host && !o.kept).cloned().collect()
+    /// One of the opens that programs have and that `suits`.
+    fn any_open(&mut self, file: usize, suits: impl Fn(&FileOpen) -> bool) -> Option<FileOpen> {
+        let opens: Vec<FileOpen> =
+            self.files[file].opens.iter().filter(|o| !o.kept && suits(o)).cloned().collect();
+        self.random.any(&opens)
     }
 
     fn caches_of(&self, host: usize, file: usize) -> Vec<CacheId> {
         self.files[file].caches.iter().filter(|c| c.host == host).map(|c| c.id).collect()
     }
 
-    fn read(&mut self, host: usize, file: usize) {
-        let opens: Vec<FileOpen> = self.opens_of(host, file).into_iter().filter(FileOpen::reads).collect();
-        let Some(open) = self.random.any(&opens) else { return };
+    fn read(&mut self, file: usize) {
+        let Some(open) = self.any_open(file, FileOpen::reads) else { return };
+        let host = open.host;
         let expected = self.files[file].contents.clone();
         if let Some(cache) = self.files[file].cache_of(open.id)
             && cache.may_read()
@@ -493,18 +544,21 @@ impl World {
         {
             assert_eq!(contents, &expected, "host {host} reads {file} from its cache");
             self.note(format!("host {host}: reads {file} from its cache: {expected:?}"));
+            self.count("reads from caches");
             return;
         }
         if let Some(cache) = open.cache {
             self.write_back(file, cache);
         }
-        let whole = self.random.chance(70);
-        let (offset, length) = if whole { (0, 2 * LENGTH as u64) } else { (self.random.below(LENGTH) as u64, 4) };
+        let whole = self.random.chance(85);
+        let (offset, length) =
+            if whole { (0, 2 * LENGTH as u64) } else { (self.random.below(LENGTH) as u64, 4) };
         let answer = self.call(host, Command::READ, &read_body(open.id, offset, length as u32, 0));
         self.note(format!("host {host}: reads {offset}+{length} by {:?}: {:?}", open.id, answer.status()));
         let file = &mut self.files[file];
         if !file.may_read(open.id, offset, length) {
             assert_eq!(answer.status(), NtStatus::FILE_LOCK_CONFLICT);
+            self.count("READs refused for locks");
             return;
         }
         let from = expected.len().min(offset as usize);
@@ -526,9 +580,9 @@ impl World {
         }
     }
 
-    fn write(&mut self, host: usize, file_at: usize) {
-        let opens: Vec<FileOpen> = self.opens_of(host, file_at).into_iter().filter(FileOpen::writes).collect();
-        let Some(open) = self.random.any(&opens) else { return };
+    fn write(&mut self, file_at: usize) {
+        let Some(open) = self.any_open(file_at, FileOpen::writes) else { return };
+        let host = open.host;
         let offset = self.random.below(LENGTH - 8) as u64;
         let length = 1 + self.random.below(8);
         let bytes: Vec<u8> = (0..length).map(|_| 1 + self.random.below(255) as u8).collect();
@@ -543,6 +597,7 @@ impl World {
             cache.dirty.push(Dirty { open: open.id, offset, bytes: bytes.clone() });
             write_to(&mut file.contents, offset, &bytes);
             self.note(format!("host {host}: writes {offset}+{bytes:?} to its cache of {file_at}"));
+            self.count("writes to caches");
             return;
         }
         if let Some(cache) = open.cache {
@@ -552,6 +607,7 @@ impl World {
         self.note(format!("host {host}: writes {offset}+{bytes:?} by {:?}: {:?}", open.id, answer.status()));
         if !allowed {
             assert_eq!(answer.status(), NtStatus::FILE_LOCK_CONFLICT);
+            self.count("WRITEs refused for locks");
             return;
         }
         assert_eq!(answer.status(), NtStatus::SUCCESS);
@@ -561,15 +617,16 @@ impl World {
     /// The server has new contents, and so has the cache that it came from.
     fn changed(&mut self, file: usize, by: Option<CacheId>, change: impl Fn(&mut Vec<u8>)) {
         let file = &mut self.files[file];
+        file.outdate(by);
         change(&mut file.contents);
         if let Some(contents) = by.and_then(|id| file.cache_mut(id)).and_then(|c| c.contents.as_mut()) {
             change(contents);
         }
     }
 
-    fn truncate(&mut self, host: usize, file: usize) {
-        let opens: Vec<FileOpen> = self.opens_of(host, file).into_iter().filter(FileOpen::writes).collect();
-        let Some(open) = self.random.any(&opens) else { return };
+    fn truncate(&mut self, file: usize) {
+        let Some(open) = self.any_open(file, FileOpen::writes) else { return };
+        let host = open.host;
         if let Some(cache) = open.cache {
             self.write_back(file, cache);
         }
@@ -613,10 +670,9 @@ impl World {
         }
     }
 
-    fn lock(&mut self, host: usize, file: usize) {
-        let opens: Vec<FileOpen> =
-            self.opens_of(host, file).into_iter().filter(|o| o.reads() || o.writes()).collect();
-        let Some(open) = self.random.any(&opens) else { return };
+    fn lock(&mut self, file: usize) {
+        let Some(open) = self.any_open(file, |o| o.reads() || o.writes()) else { return };
+        let host = open.host;
         if self.hosts[host].pending.len() >= 3 {
             return;
         }
@@ -649,14 +705,14 @@ impl World {
         assert_eq!(is_open, status == NtStatus::SUCCESS, "{status:?}");
         if is_open {
             assert!(file.may_lock(&lock), "{lock:?} beside {:?}", file.locks);
+            file.outdate(file.open(lock.open).and_then(|o| o.cache));
             file.locks.push(lock);
         }
     }
 
-    fn unlock(&mut self, host: usize, file: usize) {
-        let mine = |l: &&Lock| self.files[file].open(l.open).is_some_and(|o| o.host == host && !o.kept);
-        let locks: Vec<Lock> = self.files[file].locks.iter().filter(mine).copied().collect();
-        let Some(lock) = self.random.any(&locks) else { return };
+    fn unlock(&mut self, file: usize) {
+        let Some(lock) = self.random.any(&self.files[file].locks) else { return };
+        let host = self.files[file].open(lock.open).expect("no lock outlives its open").host;
         let body = lock_body(lock.open, &[(lock.offset, lock.length, UNLOCK)]);
         let answer = self.call(host, Command::LOCK, &body);
         self.note(format!("host {host}: gives up {lock:?}: {:?}", answer.status()));
@@ -668,9 +724,9 @@ impl World {
         locks.remove(at.expect("it is held"));
     }
 
-    fn close(&mut self, host: usize, file: usize) {
-        let opens = self.opens_of(host, file);
-        let Some(open) = self.random.any(&opens) else { return };
+    fn close(&mut self, file: usize) {
+        let Some(open) = self.any_open(file, |_| true) else { return };
+        let host = open.host;
         let locked = self.files[file].locks.iter().any(|l| l.open == open.id);
         let keeps = self.files[file].cache_of(open.id).is_some_and(Cache::may_keep_handles);
         if keeps && !locked && self.random.chance(50) {
@@ -695,10 +751,10 @@ impl World {
         self.files[file].closed(id);
     }
 
-    fn delete(&mut self, host: usize, file: usize) {
+    fn delete(&mut self, file: usize) {
         let may = |o: &FileOpen| o.access.contains(AccessMask::DELETE);
-        let opens: Vec<FileOpen> = self.opens_of(host, file).into_iter().filter(may).collect();
-        let Some(open) = self.random.any(&opens) else { return };
+        let Some(open) = self.any_open(file, may) else { return };
+        let host = open.host;
         if self.files[file].delete_pending || self.hosts[host].pending.len() >= 3 {
             return;
         }
@@ -720,6 +776,10 @@ impl World {
             return;
         }
         assert_eq!(status, NtStatus::SUCCESS);
+        let own = file.open(open).and_then(|o| o.cache);
+        let is_lease = |c: &&Cache| matches!(c.id, CacheId::Lease { .. }) && Some(c.id) != own;
+        let keeps = file.caches.iter().filter(is_lease).find(|c| c.state.contains(H));
+        assert!(keeps.is_none(), "deleted while a client may keep a handle: {keeps:?}");
         file.delete_pending = true;
     }
 
@@ -752,7 +812,15 @@ impl World {
         let (from, to) = (notification.current_lease_state, notification.new_lease_state);
         self.note(format!("host {host}: {id:?} is broken, {from:?} to {to:?}"));
         let cache = self.files.iter_mut().find_map(|f| f.cache_mut(id)).expect("a lease that is held");
-        assert_eq!(cache.state, from, "what it is broken from");
+        if cache.state != from {
+            // It crossed with an upgrade; a client drops what it had read before.
+            assert!(
+                cache.upgraded == Some(self.rests) && from == R && notification.flags.0 == 0,
+                "{cache:?}"
+            );
+            cache.forget_contents();
+            return;
+        }
         assert!(cache.breaking.is_none(), "one break at a time");
         cache.notified = true;
         assert!(from.contains(to) && from != to, "a break takes something away");
@@ -765,7 +833,7 @@ impl World {
             None => assert_eq!(notification.new_epoch, 0),
         }
         if notification.flags.0 == 0 {
-            cache.state = to;
+            cache.become_state(to);
         } else {
             (cache.breaking, cache.seen) = (Some(to), None);
         }
@@ -829,15 +897,13 @@ impl World {
         if cache.breaking != Some(to) {
             return;
         }
-        if !lower.contains(R) {
-            cache.contents = None;
-        }
         let status = self.acknowledge(host, id, lower);
         self.note(format!("host {host}: acknowledges {id:?} with {lower:?}: {status:?}"));
+        self.count("breaks acknowledged");
         assert_eq!(status, NtStatus::SUCCESS);
         let file = &mut self.files[file];
         let cache = file.cache_mut(id).expect("it is held");
-        (cache.state, cache.breaking) = (lower, None);
+        cache.become_state(lower);
         if let (CacheId::Oplock(_), true) = (id, lower == NONE) {
             file.caches.retain(|c| c.id != id);
         }
@@ -881,12 +947,13 @@ impl World {
 
     fn expire(&mut self, file_at: usize, id: CacheId) {
         self.note(format!("{id:?} expires"));
+        self.count("breaks without an answer");
         let file = &mut self.files[file_at];
         let stored = self.lab.memory.contents(&file.name).expect("it is open");
         let cache = file.cache_mut(id).expect("it is held");
         let host = cache.host;
         let lost = !std::mem::take(&mut cache.dirty).is_empty();
-        (cache.state, cache.breaking, cache.contents) = (NONE, None, None);
+        cache.become_state(NONE);
         if lost {
             file.contents = stored;
         }
