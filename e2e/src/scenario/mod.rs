@@ -8,6 +8,7 @@ mod crash;
 mod csi;
 mod drain;
 mod everyday;
+mod exercised;
 mod failover;
 mod given_up;
 mod locks;
@@ -99,6 +100,7 @@ pub fn all() -> Vec<Scenario> {
         refusal::scenarios(),
         coherence::scenarios(),
         everyday::scenarios(),
+        exercised::scenarios(),
         owners::scenarios(),
         locks::scenarios(),
         watching::scenarios(),

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::exercised::exercise;
 use super::{MIB, ONE, Scenario, TWO, ours, scenario};
-use crate::cache::Cache;
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::inventory::{Device, Found};
 use crate::guest::calls::mounting::Mount;
-use crate::images;
 use crate::lab::Node;
 use crate::progress::say;
 use crate::site::Site;
@@ -297,7 +296,7 @@ fn served(site: &Site, link: &Link) -> Result<String> {
             )
             .with_context(|| format!("blocks of {block}"))?;
     }
-    exercise(client, folder)?;
+    exercise(client, &format!("{folder}/exercised"), EXERCISES, SEED, Duration::from_secs(120))?;
     is_over_smb_direct(site, client, link)?;
     let (read, written) = (by_rdma("read")? - read, by_rdma("written")? - written);
     // What fio wrote and read; the 4 KiB blocks are exactly at the client's threshold.
@@ -308,22 +307,6 @@ fn served(site: &Site, link: &Link) -> Result<String> {
     no_queue_pair_is_left(&[client, server])?;
     site.delete(&volume)?;
     Ok(format!("port {}, {} MiB by RDMA", link.port(), (read + written) / MIB))
-}
-
-/// Random reads, writes, truncations, mappings and the like on one file, each verified.
-fn exercise(client: &Node, folder: &str) -> Result<()> {
-    let program = images::fsx::get(&Cache::open()?)?;
-    client.put("/tmp/fsx", &std::fs::read(program.file("bin/fsx"))?, 0o700)?;
-    client
-        .run_within(
-            &format!(
-                "/tmp/fsx -q -N {EXERCISES} -S {SEED} -P /tmp {folder}/exercised > /tmp/fsx.out 2>&1 \
-                 || {{ tail -n 40 /tmp/fsx.out; exit 1; }}"
-            ),
-            Duration::from_secs(120),
-        )
-        .context("fsx")?;
-    Ok(())
 }
 
 const EXERCISES: u32 = 1000;
@@ -410,7 +393,7 @@ fn past_the_page_cache(site: &Site) -> Result<String> {
         client
             .call::<u64>("verify-sums", &Sums { folder: folder.into(), sums })
             .with_context(|| format!("just written, on {pool}"))?;
-        exercise(client, folder)?;
+        exercise(client, &format!("{folder}/exercised"), EXERCISES, SEED, Duration::from_secs(120))?;
         mounted.unmount()?;
         site.delete(&volume)?;
     }

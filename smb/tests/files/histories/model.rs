@@ -91,10 +91,6 @@ pub struct Cache {
     /// When the server's clock saw that first.
     pub seen: Option<Instant>,
     pub epoch: Option<u16>,
-    /// It knows of every break that an answer has spoken of.
-    pub notified: bool,
-    /// The last time before something was under way that it was upgraded.
-    pub upgraded: Option<u64>,
     /// Others have changed the file: it is to lose READ caching.
     pub outdated: bool,
     /// The whole file, as the client believes it to be.
@@ -111,8 +107,6 @@ impl Cache {
             breaking: None,
             seen: None,
             epoch,
-            notified: true,
-            upgraded: None,
             outdated: false,
             contents: None,
             dirty: Vec::new(),

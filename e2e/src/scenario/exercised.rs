@@ -1,0 +1,56 @@
+//! fsx: random operations on one file, each held against what the file must be.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{MIB, ONE, Scenario, TWO, scenario};
+use crate::cache::Cache;
+use crate::images;
+use crate::lab::Node;
+use crate::site::{Mounted, Site};
+
+/// For each node, and each way to mount.
+const OPERATIONS: u32 = 100_000;
+const WITHIN: Duration = Duration::from_secs(300);
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        scenario("fsx on two nodes, mappings included", |site| on_two_nodes(site, &[])),
+        scenario("fsx on two nodes, without caches", |site| on_two_nodes(site, &[("cache", "none")])),
+    ]
+}
+
+/// Each node works on a file of its own, at the same time, in the same directory.
+fn on_two_nodes(site: &Site, options: &[(&str, &str)]) -> Result<String> {
+    let volume = site.volume(256 * MIB)?;
+    let one = site.mount(site.node(ONE), &volume, options)?;
+    let two = site.mount(site.node(TWO), &volume, options)?;
+    let work = |mounted: &Mounted<'_>, seed| {
+        exercise(mounted.node(), &mounted.join(&format!("exercised-{seed}")), OPERATIONS, seed, WITHIN)
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let other = scope.spawn(|| work(&two, 2));
+        work(&one, 1)?;
+        other.join().expect("no panic")
+    })?;
+    one.unmount()?;
+    two.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("{OPERATIONS} operations each"))
+}
+
+/// Random reads, writes, truncations, mappings and the like on the file at `path`, each verified.
+pub(super) fn exercise(node: &Node, path: &str, operations: u32, seed: u32, within: Duration) -> Result<()> {
+    let program = images::fsx::get(&Cache::open()?)?;
+    node.put("/tmp/fsx", &std::fs::read(program.file("bin/fsx"))?, 0o700)?;
+    node.run_within(
+        &format!(
+            "/tmp/fsx -q -N {operations} -S {seed} -P /tmp {path} > /tmp/fsx.out 2>&1 \
+             || {{ tail -n 40 /tmp/fsx.out; exit 1; }}"
+        ),
+        within,
+    )
+    .with_context(|| format!("fsx with seed {seed}"))?;
+    Ok(())
+}
