@@ -147,6 +147,10 @@ pub(crate) struct Config {
     #[arg(long, env = "FOREBAY_HEALTH_ADDRESS", value_name = "IP:PORT")]
     pub(crate) health_address: Option<SocketAddr>,
 
+    /// Serve /metrics over HTTP, e.g. 0.0.0.0:9448.
+    #[arg(long, env = "FOREBAY_METRICS_ADDRESS", value_name = "IP:PORT")]
+    pub(crate) metrics_address: Option<SocketAddr>,
+
     /// How to write logs, which go to standard error and never hold secrets.
     #[arg(long, value_enum, env = "FOREBAY_LOG_FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,

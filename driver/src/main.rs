@@ -20,7 +20,9 @@ mod identity;
 mod in_flight;
 mod ledger;
 mod limits;
+mod metrics;
 mod mount;
+mod mounted;
 mod mountinfo;
 mod names;
 mod node;
@@ -59,6 +61,7 @@ use crate::controller::{ControllerService, Servers};
 use crate::device_plugin::Offer;
 use crate::identity::{IdentityService, Look};
 use crate::limits::{CONCURRENT_CALLS_MAX, SOCKET_WATCH_INTERVAL};
+use crate::metrics::{Counting, Metrics};
 use crate::node::{Deadlines, NodeService};
 use crate::registration::Outcome;
 use crate::supervise::Tasks;
@@ -140,15 +143,15 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let registration = config.is_kubernetes_node().then(|| registration.subscribe());
         let serving = health::listen_at(address, config.endpoint.clone(), registration).await;
         let serving = serving.context("--health-address")?;
-        let stopped = stopped(stopping.clone());
-        tasks.spawn("the health endpoint", async {
-            tokio::select! {
-                result = serving => result,
-                () = stopped => Ok(()),
-            }
-        });
+        tasks.spawn("the health endpoint", until_stopped(serving, stopping.clone()));
+    }
+    let metrics = Metrics::new(node.is_some());
+    if let Some(address) = config.metrics_address {
+        let serving = metrics::listen_at(address, metrics.clone()).await.context("--metrics-address")?;
+        tasks.spawn("the metrics endpoint", until_stopped(serving, stopping.clone()));
     }
     let router = Server::builder()
+        .layer(Counting(metrics))
         .concurrency_limit_per_connection(CONCURRENT_CALLS_MAX)
         .add_service(IdentityServer::new(identity))
         .add_optional_service(servers.map(|servers| ControllerServer::new(ControllerService::new(servers))))
@@ -189,6 +192,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     left?;
     info!("ended");
     Ok(())
+}
+
+/// Serves until the process is asked to stop.
+async fn until_stopped(
+    serving: impl Future<Output = anyhow::Result<()>>,
+    stopping: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    tokio::select! {
+        result = serving => result,
+        () = stopped(stopping) => Ok(()),
+    }
 }
 
 async fn stopped(mut stopping: watch::Receiver<bool>) {

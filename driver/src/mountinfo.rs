@@ -79,13 +79,18 @@ impl MountTable {
         Ok(table)
     }
 
-    fn parse(text: &[u8]) -> Self {
+    pub(crate) fn parse(text: &[u8]) -> Self {
         Self(text.split(|&b| b == b'\n').filter_map(parse_line).collect())
     }
 
     /// What is visible at `path`: the topmost of the mounts there.
     pub(crate) fn at(&self, path: &Path) -> Option<&MountEntry> {
         self.0.iter().rev().find(|m| m.mount_point == path)
+    }
+
+    /// SMB mounts.
+    pub(crate) fn smb(&self) -> impl Iterator<Item = &MountEntry> {
+        self.0.iter().filter(|entry| entry.is_smb())
     }
 
     /// Where else the same directory of the same file system is mounted.

@@ -199,7 +199,7 @@ async fn a_driver_that_cannot_start_says_why() {
 }
 
 /// The port is the kernel's choice; the log says which.
-async fn health_address(driver: &mut Process, dir: &Path, mode: &str) -> String {
+async fn http_address(driver: &mut Process, dir: &Path, mode: &str) -> String {
     let log = dir.join(format!("csi-{mode}.log"));
     eventually(driver, || async {
         let log = fs::read_to_string(&log).unwrap();
@@ -221,10 +221,37 @@ async fn get(address: &str, path: &str) -> String {
 const HEALTH: [&str; 4] = ["--health-address", "127.0.0.1:0", "--log-format", "json"];
 
 #[tokio::test]
+async fn calls_are_counted_by_rpc_and_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let arguments = ["--node-id", "worker-1", "--metrics-address", "127.0.0.1:0", "--log-format", "json"];
+    let mut driver = start_driver(dir.path(), "node", &arguments);
+    let address = http_address(&mut driver, dir.path(), "node").await;
+    let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
+    let mut node = NodeClient::new(channel.clone());
+    for _ in 0..3 {
+        node.node_get_info(NodeGetInfoRequest {}).await.unwrap();
+    }
+    node.node_stage_volume(NodeStageVolumeRequest::default()).await.unwrap_err();
+    ControllerClient::new(channel).create_volume(create()).await.unwrap_err();
+    let text = get(&address, "/metrics").await;
+    assert!(text.contains("\r\ncontent-type: application/openmetrics-text"), "{text}");
+    for (labels, count) in [
+        ("rpc=\"NodeGetInfo\",code=\"Ok\"", 3),
+        ("rpc=\"NodeStageVolume\",code=\"InvalidArgument\"", 1),
+        ("rpc=\"CreateVolume\",code=\"Unimplemented\"", 1),
+    ] {
+        let line = format!("\nforebay_csi_calls_total{{{labels}}} {count}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    assert!(text.contains("\nforebay_csi_call_duration_seconds_count{rpc=\"NodeGetInfo\"} 3\n"), "{text}");
+    assert!(text.contains("\nforebay_csi_calls_in_progress{rpc=\"NodeGetInfo\"} 0\n"), "{text}");
+}
+
+#[tokio::test]
 async fn health_is_reported_over_http() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);
-    let address = health_address(&mut driver, dir.path(), "controller").await;
+    let address = http_address(&mut driver, dir.path(), "controller").await;
     connect(&mut driver, &dir.path().join("csi.sock")).await;
     for (path, answer) in [("/healthz", "200 OK"), ("/readyz", "503 Service Unavailable")] {
         let response = get(&address, path).await;
@@ -236,7 +263,7 @@ async fn health_is_reported_over_http() {
 async fn a_node_without_the_smb_client_says_so_and_holds_up_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "node", &[&HEALTH[..], &["--node-id", "n"]].concat());
-    let address = health_address(&mut driver, dir.path(), "node").await;
+    let address = http_address(&mut driver, dir.path(), "node").await;
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
     // What this kernel has is its own affair; both answers must be of one mind.
     let note = match IdentityClient::new(channel).probe(ProbeRequest {}).await {
@@ -276,7 +303,7 @@ async fn a_driver_that_cannot_be_reached_is_not_healthy() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("csi.sock");
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);
-    let address = health_address(&mut driver, dir.path(), "controller").await;
+    let address = http_address(&mut driver, dir.path(), "controller").await;
     connect(&mut driver, &socket).await;
     // The driver itself ends for this, in a moment: whichever is seen first.
     fs::remove_file(&socket).unwrap();

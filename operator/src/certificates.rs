@@ -380,6 +380,39 @@ pub enum Due {
     Issue(&'static str),
 }
 
+/// From when to when a certificate serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// Name of its Secret.
+    pub secret: String,
+    /// When it ends.
+    pub end: Timestamp,
+    /// When it is to be replaced.
+    pub renewal: Timestamp,
+}
+
+impl Term {
+    /// That of the certificate in the data of a Secret; `None` where it cannot be read.
+    #[must_use]
+    pub fn of_leaf(secret: &str, rule: Rule, data: &Data) -> Option<Self> {
+        let parsed = parse(&text(data, tls::CERTIFICATE)?)?;
+        Some(Self { secret: secret.to_owned(), end: parsed.not_after, renewal: renewal(&parsed, rule) })
+    }
+
+    /// That of an authority; `None` where it cannot be read.
+    #[must_use]
+    pub fn of_authority(secret: &str, rule: Rule, authority: &Authority) -> Option<Self> {
+        let end = parse(&authority.current.certificate)?.not_after;
+        Some(Self { secret: secret.to_owned(), end, renewal: end - rule.authority_renew_before() })
+    }
+}
+
+/// As if it were as long as the rule has it: a shorter rule counts for old certificates, too.
+fn renewal(parsed: &Parsed, rule: Rule) -> Timestamp {
+    let validity = parsed.not_after.duration_since(parsed.not_before).min(rule.validity + BACKDATE);
+    parsed.not_before + validity - rule.renew_before
+}
+
 /// What is due for a certificate, from the data of its Secret.
 #[must_use]
 pub fn due(now: Timestamp, rule: Rule, authority: &Authority, leaf: &Leaf, data: Option<&Data>) -> Due {
@@ -397,9 +430,7 @@ pub fn due(now: Timestamp, rule: Rule, authority: &Authority, leaf: &Leaf, data:
     if !signed_by(&certificate, &authority.current.certificate) {
         return Due::Issue("the authority has changed");
     }
-    // As if it were as long as the rule has it: a shorter rule counts for old certificates, too.
-    let validity = parsed.not_after.duration_since(parsed.not_before).min(rule.validity + BACKDATE);
-    let renewal = parsed.not_before + validity - rule.renew_before;
+    let renewal = renewal(&parsed, rule);
     if renewal <= now {
         return Due::Issue("its end is near");
     }

@@ -1,8 +1,11 @@
 //! Metrics of the operator, for Prometheus.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_api::cluster::{InstancePhase, InstanceStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,6 +13,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::certificates::Term;
 
 /// Labels of a reconciliation.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -61,6 +66,36 @@ pub struct OfCluster {
     pub cluster: String,
 }
 
+/// Labels of a condition.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+pub struct OfCondition {
+    /// Name of the StorageCluster.
+    pub cluster: String,
+    /// Its type, such as `Ready`.
+    pub condition: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: &'static str,
+}
+
+/// Labels of a certificate.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+pub struct OfCertificate {
+    /// Name of the StorageCluster.
+    pub cluster: String,
+    /// Name of its Secret.
+    pub secret: String,
+}
+
+/// The statuses that a condition can have.
+const STATUSES: [&str; 3] = ["True", "False", "Unknown"];
+
+/// What is reported of clusters that has labels beyond their name, to be dropped when that is over.
+#[derive(Debug, Default)]
+struct Reported {
+    conditions: BTreeSet<OfCondition>,
+    certificates: BTreeSet<OfCertificate>,
+}
+
 /// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -91,6 +126,10 @@ pub struct Metrics {
     pub takeover_paused: Family<OfCluster, Gauge>,
     /// Whether the loop has stalled.
     pub stalled: Gauge,
+    conditions: Family<OfCondition, Gauge>,
+    certificate_ends: Family<OfCertificate, Gauge<f64, AtomicU64>>,
+    certificate_renewals: Family<OfCertificate, Gauge<f64, AtomicU64>>,
+    reported: Mutex<Reported>,
 }
 
 impl Default for Metrics {
@@ -109,6 +148,9 @@ impl Default for Metrics {
         let unreadable = Gauge::default();
         let takeover_paused = Family::default();
         let stalled = Gauge::default();
+        let conditions = Family::default();
+        let certificate_ends = Family::default();
+        let certificate_renewals = Family::default();
         registry.register("reconciles", "Reconciliations of StorageClusters", reconciles.clone());
         registry.register_with_unit(
             "reconcile_duration",
@@ -141,6 +183,23 @@ impl Default for Metrics {
         registry.register("unreadable_clusters", "StorageClusters that cannot be read", unreadable.clone());
         registry.register("takeover_paused", "1 where takeovers of a cluster pause", takeover_paused.clone());
         registry.register("stalled", "1 where the loop does not go on, as /healthz says", stalled.clone());
+        registry.register(
+            "condition",
+            "1 for the status that a condition of a StorageCluster has, 0 for the other two",
+            conditions.clone(),
+        );
+        registry.register_with_unit(
+            "certificate_expiry_timestamp",
+            "When a certificate of the admin API ends",
+            Unit::Seconds,
+            certificate_ends.clone(),
+        );
+        registry.register_with_unit(
+            "certificate_renewal_timestamp",
+            "When a certificate of the admin API is to be replaced",
+            Unit::Seconds,
+            certificate_renewals.clone(),
+        );
         Self {
             registry,
             reconciles,
@@ -156,6 +215,10 @@ impl Default for Metrics {
             unreadable,
             takeover_paused,
             stalled,
+            conditions,
+            certificate_ends,
+            certificate_renewals,
+            reported: Mutex::default(),
         }
     }
 }
@@ -197,8 +260,57 @@ impl Metrics {
         }
     }
 
+    fn reported(&self) -> MutexGuard<'_, Reported> {
+        // Each change leaves it as a whole.
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over a cluster's conditions, in place of those of before.
+    pub fn set_conditions(&self, cluster: &str, conditions: &[Condition]) {
+        let labels = |condition: &Condition, status| OfCondition {
+            cluster: cluster.to_owned(),
+            condition: condition.type_.clone(),
+            status,
+        };
+        let mut reported = self.reported();
+        let now: BTreeSet<OfCondition> =
+            conditions.iter().flat_map(|c| STATUSES.map(|status| labels(c, status))).collect();
+        let over = reported.conditions.iter().filter(|l| l.cluster == cluster && !now.contains(*l));
+        for labels in over {
+            self.conditions.remove(labels);
+        }
+        for condition in conditions {
+            for status in STATUSES {
+                let labels = labels(condition, status);
+                self.conditions.get_or_create(&labels).set(i64::from(condition.status == status));
+            }
+        }
+        reported.conditions.retain(|labels| labels.cluster != cluster);
+        reported.conditions.extend(now);
+    }
+
+    /// Takes over when a cluster's certificates end and are to be replaced, in place of those of before.
+    pub fn set_certificates(&self, cluster: &str, certificates: &[Term]) {
+        let labels = |term: &Term| OfCertificate { cluster: cluster.to_owned(), secret: term.secret.clone() };
+        let mut reported = self.reported();
+        let now: BTreeSet<OfCertificate> = certificates.iter().map(labels).collect();
+        for labels in reported.certificates.iter().filter(|l| l.cluster == cluster && !now.contains(*l)) {
+            self.certificate_ends.remove(labels);
+            self.certificate_renewals.remove(labels);
+        }
+        for term in certificates {
+            let labels = labels(term);
+            self.certificate_ends.get_or_create(&labels).set(term.end.as_second() as f64);
+            self.certificate_renewals.get_or_create(&labels).set(term.renewal.as_second() as f64);
+        }
+        reported.certificates.retain(|labels| labels.cluster != cluster);
+        reported.certificates.extend(now);
+    }
+
     /// Drops what is reported of a cluster that is gone.
     pub fn forget(&self, cluster: &str) {
+        self.set_conditions(cluster, &[]);
+        self.set_certificates(cluster, &[]);
         for phase in ["Pending", "Starting", "Ready", "Draining", "NotReady", "Removing"] {
             self.instances.remove(&Instances { cluster: cluster.to_owned(), phase });
         }
@@ -206,5 +318,71 @@ impl Metrics {
         for result in ["done", "failed"] {
             self.reconciles.remove(&Reconciled { cluster: cluster.to_owned(), result });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    fn condition(type_: &str, status: &str) -> Condition {
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: "Reason".to_owned(),
+            message: String::new(),
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        }
+    }
+
+    fn term(secret: &str) -> Term {
+        let at = |second| Timestamp::from_second(second).expect("in range");
+        Term { secret: secret.to_owned(), end: at(200), renewal: at(100) }
+    }
+
+    /// Lines of the text about conditions and certificates, without the comments.
+    fn shown(metrics: &Metrics) -> Vec<String> {
+        let text = metrics.text();
+        let is_one = |line: &&str| {
+            ["forebay_operator_condition{", "forebay_operator_certificate_"]
+                .iter()
+                .any(|p| line.starts_with(p))
+        };
+        text.lines().filter(is_one).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn conditions_and_certificates_are_those_of_now() {
+        let metrics = Metrics::default();
+        metrics.set_conditions("a", &[condition("Ready", "True"), condition("Deletable", "False")]);
+        metrics.set_conditions("b", &[condition("Ready", "Unknown")]);
+        metrics.set_certificates("a", &[term("a-ca"), term("a-0-tls")]);
+        assert_eq!(shown(&metrics).len(), 9 + 4);
+        metrics.set_conditions("a", &[condition("Ready", "False")]);
+        metrics.set_certificates("a", &[term("a-ca")]);
+        let mut lines = shown(&metrics);
+        lines.sort();
+        let ready = "forebay_operator_condition{cluster=";
+        let certificate = "forebay_operator_certificate_";
+        assert_eq!(
+            lines,
+            [
+                format!("{certificate}expiry_timestamp_seconds{{cluster=\"a\",secret=\"a-ca\"}} 200.0"),
+                format!("{certificate}renewal_timestamp_seconds{{cluster=\"a\",secret=\"a-ca\"}} 100.0"),
+                format!("{ready}\"a\",condition=\"Ready\",status=\"False\"}} 1"),
+                format!("{ready}\"a\",condition=\"Ready\",status=\"True\"}} 0"),
+                format!("{ready}\"a\",condition=\"Ready\",status=\"Unknown\"}} 0"),
+                format!("{ready}\"b\",condition=\"Ready\",status=\"False\"}} 0"),
+                format!("{ready}\"b\",condition=\"Ready\",status=\"True\"}} 0"),
+                format!("{ready}\"b\",condition=\"Ready\",status=\"Unknown\"}} 1"),
+            ]
+        );
+        metrics.forget("a");
+        metrics.forget("b");
+        assert_eq!(shown(&metrics), Vec::<String>::new());
     }
 }

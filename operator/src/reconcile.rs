@@ -228,6 +228,7 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     } else {
         certify(context, &cluster, &servers, observed.now).await?
     };
+    context.metrics.set_certificates(&cluster.name_any(), &certificates.terms);
     observed.certificates = certificates;
     let visits = observe::visits(&cluster, namespace, &observed, &servers, identity.as_ref());
     let visited = visits.clone();

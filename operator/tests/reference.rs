@@ -2,8 +2,11 @@
 
 use std::fmt::Write as _;
 
+use forebay_operator::certificates::Term;
 use forebay_operator::metrics::{Instances, Metrics, Moved, OfCluster, Reconciled, Watched, Written};
 use forebay_testing::generated;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 /// Fields with types of Kubernetes' own API, which are not repeated.
@@ -106,6 +109,17 @@ fn every_metric_is_in_the_reference() {
     drop(metrics.takeovers.get_or_create(&Moved { cluster: cluster(), reason: "NodeLost".to_owned() }));
     drop(metrics.watch_errors.get_or_create(&Watched { watch: "nodes" }));
     drop(metrics.takeover_paused.get_or_create(&OfCluster { cluster: cluster() }));
+    let ready = Condition {
+        type_: "Ready".to_owned(),
+        status: "True".to_owned(),
+        reason: "AllInstancesReady".to_owned(),
+        message: String::new(),
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    };
+    metrics.set_conditions(&cluster(), &[ready]);
+    let term = Term { secret: "main-ca".to_owned(), end: Timestamp::MAX, renewal: Timestamp::MAX };
+    metrics.set_certificates(&cluster(), &[term]);
     let table = generated::metrics(&metrics.text());
     generated::part("docs/reference/metrics.md", "forebay-operator", &table, PACKAGE);
 }

@@ -85,8 +85,9 @@ true
 {{- end -}}
 
 {{/* Ports of the CSI controller's sidecars with metrics, by name. */}}
-{{- define "forebay.sidecarPorts" -}}
+{{- define "forebay.controllerMetricsPorts" -}}
 {{- $controller := .Values.csi.controller -}}
+metrics: {{ $controller.metricsPort }}
 provisioner: {{ $controller.provisioner.httpPort }}
 resizer: {{ $controller.resizer.httpPort }}
 {{- if include "forebay.hasSnapshots" . }}

@@ -10,24 +10,29 @@ use crate::images;
 use crate::lab::Node;
 use crate::site::{Mounted, Site};
 
-/// For each node, and each way to mount.
-const OPERATIONS: u32 = 100_000;
-const WITHIN: Duration = Duration::from_secs(300);
+/// On emulated guests an operation takes some 30 ms.
+const FEW: u32 = 1_000;
+const MANY: u32 = 100_000;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
+    let nightly = |scenario: Scenario| Scenario { on_trial: true, ..scenario };
     vec![
-        scenario("fsx on two nodes, mappings included", |site| on_two_nodes(site, &[])),
-        scenario("fsx on two nodes, without caches", |site| on_two_nodes(site, &[("cache", "none")])),
+        scenario("fsx on two nodes, mappings included", |site| on_two_nodes(site, &[], FEW)),
+        nightly(scenario("fsx on two nodes, without caches", |site| {
+            on_two_nodes(site, &[("cache", "none")], FEW)
+        })),
+        nightly(scenario("fsx on two nodes, for hours", |site| on_two_nodes(site, &[], MANY))),
     ]
 }
 
 /// Each node works on a file of its own, at the same time, in the same directory.
-fn on_two_nodes(site: &Site, options: &[(&str, &str)]) -> Result<String> {
+fn on_two_nodes(site: &Site, options: &[(&str, &str)], operations: u32) -> Result<String> {
+    let within = Duration::from_millis(100) * operations;
     let volume = site.volume(256 * MIB)?;
     let one = site.mount(site.node(ONE), &volume, options)?;
     let two = site.mount(site.node(TWO), &volume, options)?;
     let work = |mounted: &Mounted<'_>, seed| {
-        exercise(mounted.node(), &mounted.join(&format!("exercised-{seed}")), OPERATIONS, seed, WITHIN)
+        exercise(mounted.node(), &mounted.join(&format!("exercised-{seed}")), operations, seed, within)
     };
     std::thread::scope(|scope| -> Result<()> {
         let other = scope.spawn(|| work(&two, 2));
@@ -37,7 +42,7 @@ fn on_two_nodes(site: &Site, options: &[(&str, &str)]) -> Result<String> {
     one.unmount()?;
     two.unmount()?;
     site.delete(&volume)?;
-    Ok(format!("{OPERATIONS} operations each"))
+    Ok(format!("{operations} operations each"))
 }
 
 /// Random reads, writes, truncations, mappings and the like on the file at `path`, each verified.

@@ -30,6 +30,7 @@ use kube::ResourceExt as _;
 use serde_json::Value;
 
 use crate::brake::Pause;
+use crate::certificates::Term;
 use crate::limits::{RESYNC, UNSCHEDULABLE_MAX, WAIT};
 use crate::placement::{self, Objections, Reason, Seat, Verdict};
 
@@ -99,6 +100,8 @@ pub struct CertificatesState {
     pub renewal: Option<Timestamp>,
     /// Names of the instances that have theirs.
     pub issued: Vec<String>,
+    /// From when to when those that there are serve.
+    pub terms: Vec<Term>,
 }
 
 /// What is.

@@ -57,6 +57,7 @@ fn observed() -> Observed {
             problem: None,
             renewal: None,
             issued: (0..4).map(|n| format!("a-{n}")).collect(),
+            terms: Vec::new(),
         },
         ..Observed::default()
     }

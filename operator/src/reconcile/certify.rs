@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{Context, ReconcileError};
 use crate::admin::Identity;
-use crate::certificates::{self, Authority, AuthorityStep, Due, Leaf, Rule};
+use crate::certificates::{self, Authority, AuthorityStep, Due, Leaf, Rule, Term};
 use crate::desired::CertificatesState;
 use crate::desired::objects::labels;
 use crate::metrics::Written;
@@ -58,6 +58,7 @@ pub(super) async fn certify(
     };
     let mut renewals: Vec<Timestamp> =
         certificates::authority_renewal(rule, &authority).into_iter().collect();
+    state.terms.extend(Term::of_authority(&authority_name, rule, &authority));
     let mut identity = None;
     let mut problems = Vec::new();
     for leaf in leaves(&name, namespace, servers) {
@@ -105,6 +106,7 @@ pub(super) async fn certify(
             .await?;
             data = Some(fresh);
         }
+        state.terms.extend(data.as_ref().and_then(|data| Term::of_leaf(&leaf.secret, rule, data)));
         if let Some(instance) = &leaf.instance {
             state.issued.push(instance.clone());
         }

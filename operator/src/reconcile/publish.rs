@@ -56,6 +56,7 @@ pub(super) async fn publish(
     let name = cluster.name_any();
     let before = cluster.status.clone().unwrap_or_default();
     context.metrics.set_instances(&name, &desired.status.instances);
+    context.metrics.set_conditions(&name, &desired.status.conditions);
     let paused = desired.status.conditions.iter().find(|c| c.type_ == "TakeoverPaused");
     if let Some(paused) = paused {
         let labels = OfCluster { cluster: name.clone() };

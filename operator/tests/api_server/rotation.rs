@@ -65,6 +65,28 @@ async fn an_authority_is_replaced_under_a_running_server() {
     let first = Authority::read(&data(&stage, "r-ca").await).unwrap();
     let identity_of_first = Identity::new(&data(&stage, &names::operator_secret("r")).await).unwrap();
 
+    // What Prometheus sees of that.
+    let metric = |name: &str, labels: &str| -> Option<f64> {
+        let series = format!("forebay_operator_{name}{{cluster=\"r\",{labels}}} ");
+        let metrics = operator.metrics.text();
+        metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+    };
+    let ready = |status| metric("condition", &format!("condition=\"Ready\",status=\"{status}\""));
+    assert_eq!((ready("True"), ready("False"), ready("Unknown")), (Some(1.0), Some(0.0), Some(0.0)));
+    let days_until = |moment: Option<f64>| (moment.unwrap() - Timestamp::now().as_second() as f64) / 86400.0;
+    for (secret, days, end) in [
+        (names::authority_secret("r"), 10.0 * 365.0 - 90.0, 10.0 * 365.0),
+        (names::operator_secret("r"), 60.0, 90.0),
+        (names::driver_secret("r"), 60.0, 90.0),
+        (names::server_secret("r-0"), 60.0, 90.0),
+    ] {
+        let label = format!("secret=\"{secret}\"");
+        let renewal = days_until(metric("certificate_renewal_timestamp_seconds", &label));
+        assert!((renewal - days).abs() < 1.0, "{secret} is to be replaced in {renewal} days");
+        let left = days_until(metric("certificate_expiry_timestamp_seconds", &label));
+        assert!((left - end).abs() < 1.0, "{secret} ends in {left} days");
+    }
+
     let before = text(&data(&stage, "r-0-tls").await, tls::CERTIFICATE);
 
     // The next one is made known; in a quarter of a minute it will have been so for an hour.

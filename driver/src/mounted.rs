@@ -1,0 +1,108 @@
+//! The volumes that are mounted on this node, as the kernel shows them.
+
+use std::collections::HashMap;
+use std::fs;
+
+use crate::identity::DRIVER_NAME;
+use crate::mountinfo::MountTable;
+
+/// What the kernel says of its SMB client. It is not of a namespace: every process sees all sessions.
+const DEBUG_DATA: &str = "/proc/fs/cifs/DebugData";
+
+/// A volume that is mounted for pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MountedVolume {
+    /// Its id, which is its share's name.
+    pub(crate) id: String,
+    /// The server's address.
+    pub(crate) address: String,
+    /// Over SMB Direct.
+    pub(crate) is_rdma: bool,
+    /// Channels of its session, where the kernel says so.
+    pub(crate) channels: Option<u32>,
+}
+
+/// Those that the kubelet has had this driver stage.
+pub(crate) fn mounted_volumes(table: &MountTable) -> Vec<MountedVolume> {
+    let channels = fs::read_to_string(DEBUG_DATA).map(|text| channels_by_share(&text)).unwrap_or_default();
+    staged(table, &channels)
+}
+
+/// The kubelet stages at `…/kubernetes.io/csi/DRIVER/HASH/globalmount`.
+fn staged(table: &MountTable, channels: &HashMap<String, u32>) -> Vec<MountedVolume> {
+    let of_driver = format!("/{DRIVER_NAME}/");
+    let mut volumes: Vec<MountedVolume> = table
+        .smb()
+        .filter(|entry| {
+            entry.mount_point.ends_with("globalmount")
+                && entry.mount_point.to_str().is_some_and(|path| path.contains(&of_driver))
+        })
+        .filter_map(|entry| {
+            let id = entry.share()?.split('/').next()?.to_owned();
+            let address = entry.address().map(|address| address.to_string()).unwrap_or_default();
+            let channels = channels.get(&id).copied();
+            Some(MountedVolume { id, address, is_rdma: entry.has_super_flag("rdma"), channels })
+        })
+        .collect();
+    volumes.sort_by(|a, b| a.id.cmp(&b.id));
+    volumes.dedup_by(|a, b| (&a.id, &a.address) == (&b.id, &b.address));
+    volumes
+}
+
+/// Channels of the session that each share is mounted by, from DebugData: under each session first its further channels, then
+/// its shares.
+fn channels_by_share(debug_data: &str) -> HashMap<String, u32> {
+    let mut by_share = HashMap::new();
+    let mut channels = 1;
+    for line in debug_data.lines().map(str::trim) {
+        if line.contains(") Address: ") {
+            channels = 1;
+        } else if let Some(further) = line.strip_prefix("Extra Channels:") {
+            channels = further.trim().parse::<u32>().map_or(1, |further| 1 + further);
+        } else if let Some((_, unc)) = line.split_once(") \\\\")
+            && let Some(share) = unc.split_whitespace().next().and_then(|unc| unc.rsplit('\\').next())
+        {
+            by_share.insert(share.to_owned(), channels);
+        }
+    }
+    by_share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAGED: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi";
+
+    fn table(lines: &[String]) -> MountTable {
+        MountTable::parse(lines.join("\n").as_bytes())
+    }
+
+    fn line(mount_point: &str, fs_type: &str, source: &str, options: &str) -> String {
+        format!("36 35 0:44 / {mount_point} rw,relatime shared:1 - {fs_type} {source} rw,{options}")
+    }
+
+    #[test]
+    fn volumes_that_this_driver_has_staged_are_found_and_no_others() {
+        let ours = |hash: &str| format!("{STAGED}/csi.forebay.io/{hash}/globalmount");
+        let table = table(&[
+            line(&ours("1"), "cifs", "//fast-0/vol-b", "username=u,addr=10.0.0.1"),
+            line(&ours("2"), "cifs", "//fast-0/vol-a", "username=u,addr=fd00::1,rdma"),
+            // A pod's mount of the first.
+            line("/var/lib/kubelet/pods/1/volumes/x/mount", "cifs", "//fast-0/vol-b", "addr=10.0.0.1"),
+            line(&format!("{STAGED}/smb.csi.k8s.io/3/globalmount"), "cifs", "//nas/x", "addr=10.0.0.9"),
+            line(&ours("4"), "tmpfs", "//nas/x", "size=1"),
+        ]);
+        let channels = HashMap::from([("vol-b".to_owned(), 4)]);
+        let volume = |id: &str, address: &str, is_rdma, channels| MountedVolume {
+            id: id.to_owned(),
+            address: address.to_owned(),
+            is_rdma,
+            channels,
+        };
+        assert_eq!(
+            staged(&table, &channels),
+            [volume("vol-a", "fd00::1", true, None), volume("vol-b", "10.0.0.1", false, Some(4))]
+        );
+    }
+}
