@@ -105,4 +105,34 @@ mod tests {
             [volume("vol-a", "fd00::1", true, None), volume("vol-b", "10.0.0.1", false, Some(4))]
         );
     }
+
+    /// Two sessions as Linux 7.2 shows them, shortened: one with a further channel, one without.
+    const SHOWN: &str = r"Display Internal CIFS Data Structures for Debugging
+CIFS Version 2.60
+Servers:
+1) ConnectionId: 0x1 Hostname: 10.0.0.1
+Number of credits: 8190,1,1 Dialect 0x311 signed
+	Sessions:
+	1) Address: 10.0.0.1 Uses: 1 Capability: 0x300067	Session Status: 1
+	Security type: RawNTLMSSP  SessionId: 0x5eed00000001
+	Extra Channels: 1
+		Channel: 2 ConnectionId: 0x2
+	Shares:
+	0) IPC: \\10.0.0.1\IPC$ Mounts: 1 DevInfo: 0x0 Attributes: 0x0
+	1) \\10.0.0.1\vol-a Mounts: 1 DevInfo: 0x20 Attributes: 0xc706ff
+	Server interfaces: 1	Last updated: 3 seconds ago
+2) ConnectionId: 0x3 Hostname: 10.0.0.2
+	Sessions:
+	1) Address: 10.0.0.2 Uses: 1 Capability: 0x300067	Session Status: 1
+	Shares:
+	0) IPC: \\10.0.0.2\IPC$ Mounts: 1 DevInfo: 0x0 Attributes: 0x0
+	1) \\10.0.0.2\vol-b Mounts: 1 DevInfo: 0x20 Attributes: 0xc706ff
+";
+
+    #[test]
+    fn channels_are_those_of_the_session_that_has_the_share() {
+        let channels = channels_by_share(SHOWN);
+        assert_eq!((channels.get("vol-a"), channels.get("vol-b")), (Some(&2), Some(&1)));
+        assert_eq!(channels_by_share("no such file"), HashMap::new());
+    }
 }

@@ -183,7 +183,7 @@ impl Site {
             if mode == "controller" {
                 argv.extend(["--admin-endpoint", &admin]);
             } else {
-                argv.extend(["--node-id", node.name()]);
+                argv.extend(["--node-id", node.name(), "--metrics-address", "127.0.0.1:9448"]);
             }
             node.run("mkdir -p /run/forebay")?;
             node.start_service("forebay-csi", &argv)?;

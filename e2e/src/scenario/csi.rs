@@ -40,12 +40,17 @@ pub(crate) fn create(name: &str, bytes: u64) -> CsiRequest {
 
 /// A NodeStageVolume of a volume as CreateVolume answered it.
 pub(crate) fn stage(volume: &Answer, staging: &str) -> CsiRequest {
+    stage_with(volume, staging, &[])
+}
+
+/// Same, with mount options.
+fn stage_with(volume: &Answer, staging: &str, options: &[&str]) -> CsiRequest {
     CsiRequest::NodeStageVolume {
         id: volume.id.clone(),
         staging: staging.into(),
         context: volume.context.clone(),
         secrets: secrets(),
-        mount_flags: Vec::new(),
+        mount_flags: options.iter().map(|option| (*option).to_owned()).collect(),
     }
 }
 
@@ -61,7 +66,8 @@ pub(crate) fn publish(volume: &Answer, staging: &str, target: &str, readonly: bo
     }
 }
 
-const STAGING: &str = "/var/lib/kubelet/staging";
+/// Where the kubelet stages a volume.
+const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/csi.forebay.io/0/globalmount";
 const POD: &str = "/var/lib/kubelet/pod-1/mount";
 const READER: &str = "/var/lib/kubelet/pod-2/mount";
 
@@ -82,7 +88,7 @@ fn life(site: &Site) -> Result<String> {
         node.run(&format!("mkdir -p {STAGING} {POD} {READER} && rmdir {POD} {READER}"))?;
         // Every call twice: each must be idempotent.
         for _ in 0..2 {
-            site.csi(node, stage(&volume, STAGING))?.ok()?;
+            site.csi(node, stage_with(&volume, STAGING, &["multichannel", "max_channels=2"]))?.ok()?;
             site.csi(node, publish(&volume, STAGING, POD, false))?.ok()?;
             site.csi(node, publish(&volume, STAGING, READER, true))?.ok()?;
         }
@@ -96,6 +102,9 @@ fn life(site: &Site) -> Result<String> {
     ensure!(!refused.success(), "a read-only publication can be written");
     no_password(&nodes, &secrets()["password"])?;
 
+    nodes[0].wait_until("two channels are reported", Duration::from_secs(20), || {
+        Ok(mounted(nodes[0], &volume)? == 2)
+    })?;
     let stats = |node: &Node| -> Result<Answer> {
         site.csi(node, CsiRequest::NodeGetVolumeStats { id: volume.id.clone(), path: POD.into() })?.ok()
     };
@@ -126,7 +135,31 @@ fn life(site: &Site) -> Result<String> {
     }
     let listed = site.csi(controller, CsiRequest::ListVolumes)?.ok()?.names;
     ensure!(!listed.contains(&volume.id), "a deleted volume is listed");
+    let left = metrics(nodes[0])?;
+    ensure!(!left.contains("forebay_csi_mount_info{"), "the driver still has a mount: {left}");
+    let staged = "forebay_csi_calls_total{rpc=\"NodeStageVolume\",code=\"Ok\"} ";
+    let count = left.lines().find_map(|line| line.strip_prefix(staged)?.parse::<u32>().ok());
+    ensure!(count.is_some_and(|count| count >= 2), "{count:?} calls of NodeStageVolume are counted");
     Ok(String::new())
+}
+
+/// The metrics of a node's driver.
+fn metrics(node: &Node) -> Result<String> {
+    node.run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -w 5 127.0.0.1 9448")
+}
+
+/// The node's driver reports the volume as mounted over TCP; with how many channels.
+fn mounted(node: &Node, volume: &Answer) -> Result<u32> {
+    let text = metrics(node)?;
+    let mounts: Vec<&str> = text.lines().filter(|line| line.starts_with("forebay_csi_mount_info{")).collect();
+    let (id, transport) = (format!("volume=\"{}\"", volume.id), "transport=\"tcp\"} 1");
+    ensure!(matches!(mounts[..], [mount] if mount.contains(&id) && mount.ends_with(transport)), "{mounts:?}");
+    let channels = format!("forebay_csi_mount_channels{{volume=\"{}\"}} ", volume.id);
+    let channels = text.lines().find_map(|line| line.strip_prefix(&channels)?.parse().ok());
+    channels.with_context(|| {
+        let shown = node.run("cat /proc/fs/cifs/DebugData").unwrap_or_default();
+        format!("the channels of {} are not reported; the kernel shows\n{shown}", volume.id)
+    })
 }
 
 const ROTATIONS: usize = 20;

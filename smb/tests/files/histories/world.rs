@@ -322,7 +322,7 @@ impl World {
                 Ask::Lease {
                     key,
                     state: self.random.pick(&[R, RH, RW, RWH, RWH, RWH]),
-                    version_2: key % 2 == 0,
+                    version_2: key.is_multiple_of(2),
                 }
             }
         };
