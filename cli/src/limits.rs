@@ -23,5 +23,17 @@ pub(crate) const VOLUMES_SHOWN: usize = 20;
 /// For each part of an adoption.
 pub(crate) const ADOPT_DEADLINE: Duration = Duration::from_secs(30);
 
+/// For a list of a bundle.
+pub(crate) const BUNDLE_LIST_DEADLINE: Duration = Duration::from_secs(60);
+
+/// For a log or the metrics of a bundle.
+pub(crate) const BUNDLE_LOG_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Lines of each log in a bundle.
+pub(crate) const BUNDLE_LOG_LINES: i64 = 10_000;
+
+/// Bytes of each log in a bundle.
+pub(crate) const BUNDLE_LOG_BYTES_MAX: i64 = 16 << 20;
+
 /// The last epoch: a reservation's key has 32 bits for it.
 pub(crate) const EPOCH_MAX: u64 = u32::MAX as u64;

@@ -1,10 +1,11 @@
 //! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), who uses it and how much (`top`,
-//! `who`), and how instances continue if their record was lost (`adopt`).
+//! `who`), all of that for whoever helps (`bundle`), and how instances continue if their record was lost (`adopt`).
 //!
 //! It works with its user's rights; only `adopt` changes something. Everything is read first; what is shown, found and done
 //! is then worked out by pure functions.
 
 mod adopt;
+mod bundle;
 mod doctor;
 #[cfg(test)]
 mod fixture;
@@ -84,6 +85,7 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
         }
         Command::Top(options) => (top::run(&options, paint)?, true),
         Command::Who(options) => (who::run(&options, paint)?, true),
+        Command::Bundle(options) => (bundle::run(&options)?, true),
         Command::Adopt(options) => adopt::run(&options)?,
     };
     let mut out = io::stdout().lock();

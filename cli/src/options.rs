@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::doctor;
-use crate::limits::{EPOCH_MAX, VOLUMES_SHOWN};
+use crate::limits::{BUNDLE_LOG_LINES, EPOCH_MAX, VOLUMES_SHOWN};
 use crate::top::Sort;
 
 /// Forebay's namespace if no other is given.
@@ -28,6 +28,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay doctor --all                 # and what was found right
   kubectl forebay top                          # the busiest volumes now
   kubectl forebay who team/data                # the pods that use a claim
+  kubectl forebay bundle                       # an archive for whoever helps, without secrets
   kubectl forebay adopt main --dry-run         # pools, after Kubernetes lost its state
 
 Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 the state is unknown.")]
@@ -71,6 +72,11 @@ pub(crate) enum Command {
     Top(Top),
     /// Show the pods that use a claim, and the sessions and open files that its server sees.
     Who(Who),
+    /// Write an archive for whoever is asked for help: status, objects, metrics and logs of Forebay, without secrets.
+    ///
+    /// Secrets are not read. What may not be read with your rights is left out, and the archive says so. It takes the rights to read
+    /// the objects, pods/log and pods/proxy.
+    Bundle(Bundle),
     /// Let instances go on with pools that know a later epoch than Kubernetes does, because its record was lost.
     ///
     /// A pool and its reservation keep the epoch in which they were used last. A server with an earlier one steps back (exit code
@@ -114,6 +120,20 @@ pub(crate) struct Who {
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Format,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bundle {
+    /// The archive to write; it must not be there yet. Default: forebay-bundle-TIME.tar.gz in the current folder.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Lines of each container's log, from its end.
+    #[arg(long, default_value_t = BUNDLE_LOG_LINES, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) log_lines: i64,
 
     #[command(flatten)]
     pub(crate) connection: Connection,

@@ -68,16 +68,26 @@ fn is_running_server(pod: &Pod) -> bool {
     is_server && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
 }
 
-async fn ask(client: &Client, pod: &Pod) -> Read<Scrape> {
+/// The ports of a pod with one of these names.
+pub(crate) fn ports(pod: &Pod, names: &[&str]) -> Vec<i32> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
-    let port = ports.find(|port| port.name.as_deref() == Some("metrics"));
-    let port = port.ok_or("it has no port called metrics")?.container_port;
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let named = ports.filter(|port| port.name.as_deref().is_some_and(|name| names.contains(&name)));
+    named.map(|port| port.container_port).collect()
+}
+
+/// What a pod says at `/metrics` of a port.
+pub(crate) async fn metrics(client: &Client, pod: &Pod, port: i32) -> Read<String> {
     let namespace = pod.namespace().unwrap_or_default();
     let request = kube::core::Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
         .get_subresource("proxy/metrics", &format!("{}:{port}", pod.name_any()))
         .map_err(|error| error.to_string())?;
-    let text = client.request_text(request).await.map_err(|error| words(&error))?;
+    client.request_text(request).await.map_err(|error| words(&error))
+}
+
+async fn ask(client: &Client, pod: &Pod) -> Read<Scrape> {
+    let port = ports(pod, &["metrics"]).first().copied().ok_or("it has no port called metrics")?;
+    let text = metrics(client, pod, port).await?;
     let (volumes, served) = volumes(&text);
     if volumes.is_empty() && served > 0.0 {
         return Err("its version has no metrics of volumes; upgrade it".to_owned());

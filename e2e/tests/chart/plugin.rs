@@ -1,10 +1,11 @@
-//! `kubectl forebay top` and `who` with a real API server, through its proxy, and a real server that is used meanwhile.
+//! `kubectl forebay top`, `who` and `bundle` with a real API server, through its proxy, and a real server that is used meanwhile.
 
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use forebay_e2e::kubernetes::LocalApiServer;
-use forebay_e2e::kubernetes::kubectl::output_of;
+use forebay_e2e::kubernetes::kubectl::{Kubectl, output_of};
 use serde_json::{Value, json};
 
 use crate::helm::NAMESPACE;
@@ -126,6 +127,64 @@ fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
 
     let table = plugin(&["top", "--interval", "1", "-o", "wide"]).expect("a table");
     assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("team/data   main-0")), "{table}");
+    bundle(&kubectl, &plugin);
     let refusal = plugin(&["who", "team/none"]).expect_err("no such claim");
     assert!(format!("{refusal:#}").contains("there is no claim none in namespace team"), "{refusal:#}");
+}
+
+/// What no bundle may hold.
+const SECRET: &str = "hunter2";
+
+/// Everything but what is secret is in the bundle, and what could not be read is named.
+fn bundle(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>) {
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "stringData": {"password": SECRET},
+        "metadata": {"name": "main-csi", "namespace": NAMESPACE,
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": SECRET}}});
+    kubectl.apply(&secret.to_string()).expect("a Secret");
+    let env = json!([{"name": "ADMIN_PASSWORD", "value": SECRET}]);
+    let ours = json!({"app.kubernetes.io/name": "forebay", "app.kubernetes.io/component": "operator"});
+    let spec = json!({"containers": [{"name": "operator", "image": "x", "env": env}]});
+    kubectl.apply(&pod("operator-0", NAMESPACE, &ours, &spec).to_string()).expect("a pod");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("bundle.tar.gz");
+    let arguments = ["bundle", "--file", file.to_str().expect("UTF-8")];
+    let said = plugin(&arguments).expect("a bundle");
+    assert!(said.contains("files. Secrets were not read."), "{said}");
+    let refusal = plugin(&arguments).expect_err("there is one");
+    assert!(format!("{refusal:#}").contains("File exists"), "{refusal:#}");
+    let mode = std::fs::metadata(&file).expect("the file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "for its owner alone");
+
+    let mut tar = Command::new("tar");
+    tar.arg("-xzf").arg(&file).arg("-C").arg(folder.path()).arg("--strip-components=1");
+    output_of(tar, b"").expect("tar");
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+    let list =
+        |name: &str| -> Value { serde_json::from_str(&read(&format!("objects/{name}.json"))).expect(name) };
+    let names = |list: &Value| -> Vec<String> {
+        let items = list["items"].as_array().expect("items").iter();
+        items.filter_map(|item| Some(item["metadata"]["name"].as_str()?.to_owned())).collect()
+    };
+    assert_eq!(names(&list("pods")), ["main-0-0", "operator-0"]);
+    assert_eq!(names(&list("persistentvolumes")), [VOLUME]);
+    assert_eq!(names(&list("persistentvolumeclaims")), ["data"]);
+    assert_eq!(list("secret-names")[0]["name"], "main-csi");
+    let metrics =
+        std::fs::read_dir(folder.path().join("metrics")).expect("metrics").next().expect("a server's");
+    let metrics = std::fs::read_to_string(metrics.expect("readable").path()).expect("metrics");
+    assert!(metrics.contains("forebay_volume_read_bytes_total{volume="), "{metrics}");
+    assert!(read("doctor.txt").contains("not installed"), "{}", read("doctor.txt"));
+    // The chart is not installed here, there is no kubelet that has logs, and the kinds of snapshots are not known.
+    let read_me = read("README.txt");
+    for missing in [
+        "- status: Forebay is not installed here",
+        "- logs/main-0-0/main.log: ",
+        "- volumesnapshotcontents: ",
+    ] {
+        assert!(read_me.contains(missing), "{missing}: {read_me}");
+    }
+    let mut grep = Command::new("grep");
+    grep.args(["-rl", SECRET]).arg(folder.path());
+    let found = grep.output().expect("grep");
+    assert_eq!(found.status.code(), Some(1), "{}", String::from_utf8_lossy(&found.stdout));
 }

@@ -230,7 +230,7 @@ impl World {
         let done = pending.remove(at.expect("the answer to a request that waits"));
         self.note(format!("host {host}: after a wait {:?}: {:?}", done.what, answer.status()));
         if answer.status() == NtStatus::CANCELLED {
-            assert!(done.cancelled, "cancelled by nobody");
+            assert!(done.cancelled, "no CANCEL was sent");
             self.count("requests cancelled");
             return;
         }
@@ -477,7 +477,7 @@ impl World {
                 assert!(asked.contains(state), "granted {state:?}, asked for {asked:?}");
                 assert!(state == NONE || state.contains(R), "{state:?} is no state");
                 let others = || file.opens.iter();
-                // What stands in nobody's way is not refused.
+                // A request that conflicts with no other is granted.
                 if wish.ask != Ask::Nothing && file.locks.is_empty() && others().next().is_none() {
                     let stat = matches!(wish.ask, Ask::Oplock(_)) && is_stat_only(wish.access);
                     assert!(stat || state == asked, "granted {state:?} of {asked:?} to one that is alone");

@@ -1,0 +1,344 @@
+//! `kubectl forebay bundle`: everything that somebody who is asked for help wants to see, in one archive, without secrets.
+
+mod archive;
+mod redact;
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use forebay_api::DRIVER;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ListParams, LogParams};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use self::archive::Archive;
+use crate::limits::{
+    BUNDLE_LIST_DEADLINE, BUNDLE_LOG_BYTES_MAX, BUNDLE_LOG_DEADLINE, PAGE_ENTRIES, PAGES_MAX,
+};
+use crate::options::Bundle;
+use crate::paint::Paint;
+use crate::snapshot::{self, Read, Snapshot, words};
+use crate::{doctor, scrape, status};
+
+/// A kind of object that is kept.
+struct Kind {
+    /// Name of its file.
+    file: &'static str,
+    /// Path in the API; `{namespace}` for those of Forebay's namespace.
+    path: &'static str,
+    /// Labels that it must have.
+    selector: &'static str,
+    /// Which of them are kept.
+    keep: fn(&Value) -> bool,
+}
+
+const fn all(file: &'static str, path: &'static str) -> Kind {
+    Kind { file, path, selector: "", keep: |_| true }
+}
+
+fn is_ours(object: &Value) -> bool {
+    [
+        &object["spec"]["csi"]["driver"],
+        &object["provisioner"],
+        &object["driver"],
+        &object["driverName"],
+        &object["spec"]["driver"],
+    ]
+    .iter()
+    .any(|driver| **driver == DRIVER)
+}
+
+/// Whatever of these is missing in a cluster is missing in the bundle, too.
+const KINDS: [Kind; 26] = [
+    all("storageclusters", "/apis/storage.forebay.io/v1alpha1/namespaces/{namespace}/storageclusters"),
+    all("storagenodes", "/apis/storage.forebay.io/v1alpha1/storagenodes"),
+    all("nodes", "/api/v1/nodes"),
+    all("pods", "/api/v1/namespaces/{namespace}/pods"),
+    all("events", "/api/v1/namespaces/{namespace}/events"),
+    all("services", "/api/v1/namespaces/{namespace}/services"),
+    all("endpointslices", "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+    Kind {
+        selector: "app.kubernetes.io/name=forebay",
+        ..all("configmaps", "/api/v1/namespaces/{namespace}/configmaps")
+    },
+    all("serviceaccounts", "/api/v1/namespaces/{namespace}/serviceaccounts"),
+    all("resourcequotas", "/api/v1/namespaces/{namespace}/resourcequotas"),
+    all("leases", "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"),
+    all("deployments", "/apis/apps/v1/namespaces/{namespace}/deployments"),
+    all("daemonsets", "/apis/apps/v1/namespaces/{namespace}/daemonsets"),
+    all("statefulsets", "/apis/apps/v1/namespaces/{namespace}/statefulsets"),
+    all("cronjobs", "/apis/batch/v1/namespaces/{namespace}/cronjobs"),
+    all("poddisruptionbudgets", "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"),
+    all("networkpolicies", "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"),
+    all("csistoragecapacities", "/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"),
+    all("csidrivers", "/apis/storage.k8s.io/v1/csidrivers"),
+    all("csinodes", "/apis/storage.k8s.io/v1/csinodes"),
+    Kind { keep: is_ours, ..all("storageclasses", "/apis/storage.k8s.io/v1/storageclasses") },
+    Kind {
+        keep: is_ours,
+        ..all("volumeattributesclasses", "/apis/storage.k8s.io/v1/volumeattributesclasses")
+    },
+    Kind { keep: is_ours, ..all("persistentvolumes", "/api/v1/persistentvolumes") },
+    Kind {
+        keep: is_ours,
+        ..all("volumesnapshotclasses", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
+    },
+    Kind {
+        keep: is_ours,
+        ..all("volumesnapshotcontents", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents")
+    },
+    all("customresourcedefinitions", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"),
+];
+
+/// Names of ports with metrics: our own, and those of the CSI sidecars.
+const METRICS_PORTS: [&str; 4] = ["metrics", "provisioner", "resizer", "snapshotter"];
+
+/// Of every namespace, kept where they belong to a volume of ours.
+const CLAIMS: Kind = all("persistentvolumeclaims", "/api/v1/persistentvolumeclaims");
+
+/// Writes it; what was written, for the terminal.
+pub(crate) fn run(options: &Bundle) -> anyhow::Result<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("start the runtime")?.block_on(write(options))
+}
+
+async fn write(options: &Bundle) -> anyhow::Result<String> {
+    let now = Timestamp::now();
+    let (client, namespace) = snapshot::connect(&options.connection).await?;
+    let namespace = namespace.context("-A is not supported: a bundle is of one namespace")?;
+    let snapshot = Snapshot::take(&options.connection).await?;
+    let name = format!("forebay-bundle-{}", now.strftime("%Y%m%dT%H%M%SZ"));
+    let path = options.file.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
+    let time = u64::try_from(now.as_second()).unwrap_or_default();
+    let archive = Archive::create(&path, &name, time)?;
+    let mut writer =
+        Writer { client, namespace, archive, missing: Vec::new(), shows: io::stderr().is_terminal() };
+    let written = writer.everything(&snapshot, options, now).await;
+    let Writer { archive, missing, .. } = writer;
+    let finished = written.and_then(|()| archive.finish());
+    let files = finished.inspect_err(|_| {
+        // Half an archive is of no use.
+        let _ = std::fs::remove_file(&path);
+    })?;
+    let mut text = format!("{}: {files} files. Secrets were not read. ", path.display());
+    let _ =
+        writeln!(text, "Names of nodes, claims and addresses are in it: look through it before you send it.");
+    if !missing.is_empty() {
+        let _ = writeln!(text, "{} things could not be read; README.txt in it lists them.", missing.len());
+    }
+    Ok(text)
+}
+
+/// What is being written.
+struct Writer {
+    client: Client,
+    namespace: String,
+    archive: Archive,
+    /// What could not be read, and why.
+    missing: Vec<String>,
+    /// Progress, on a terminal.
+    shows: bool,
+}
+
+impl Writer {
+    async fn everything(
+        &mut self,
+        snapshot: &Snapshot,
+        options: &Bundle,
+        now: Timestamp,
+    ) -> anyhow::Result<()> {
+        self.overview(snapshot, now)?;
+        for kind in &KINDS {
+            self.objects(kind, kind.keep).await?;
+        }
+        self.objects(&CLAIMS, |claim| {
+            let volumes = snapshot.volumes.as_deref().unwrap_or_default();
+            let named = claim["spec"]["volumeName"].as_str().unwrap_or_default();
+            let ours = |class: &&str| {
+                let classes = snapshot.storage_classes.as_deref().unwrap_or_default();
+                classes.iter().any(|c| c.metadata.name.as_deref() == Some(*class))
+            };
+            volumes.iter().any(|volume| volume.metadata.name.as_deref() == Some(named))
+                || claim["spec"]["storageClassName"].as_str().as_ref().is_some_and(ours)
+        })
+        .await?;
+        self.secrets().await?;
+        let pods = snapshot.pods.as_deref().unwrap_or_default();
+        for (number, pod) in pods.iter().enumerate() {
+            self.show(&format!("pod {} of {}: {}", number + 1, pods.len(), pod.name_any()));
+            self.metrics(pod).await?;
+            self.logs(pod, options).await?;
+        }
+        self.show("");
+        self.read_me(now)
+    }
+
+    fn show(&self, what: &str) {
+        if self.shows {
+            let mut error = io::stderr().lock();
+            // Clears the line.
+            let _ = write!(error, "\r\x1b[K{what}");
+            let _ = error.flush();
+        }
+    }
+
+    fn overview(&mut self, snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<()> {
+        match status::View::new(snapshot, now) {
+            Ok(view) => {
+                self.archive.add("status.txt", status::render(&view, true, Paint::new(false)).as_bytes())?;
+                self.archive.add("status.json", pretty(&serde_json::to_value(&view)?).as_bytes())?;
+            }
+            Err(error) => self.missing.push(format!("status: {error:#}")),
+        }
+        let findings = doctor::examine(snapshot);
+        self.archive.add("doctor.txt", doctor::render(&findings, true, Paint::new(false)).as_bytes())?;
+        self.archive.add("doctor.json", pretty(&serde_json::to_value(&findings)?).as_bytes())
+    }
+
+    async fn objects(&mut self, kind: &Kind, keep: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
+        self.show(kind.file);
+        let path = kind.path.replace("{namespace}", &self.namespace);
+        let listed = timeout(BUNDLE_LIST_DEADLINE, list(&self.client, &path, kind.selector)).await;
+        match listed.unwrap_or_else(|_| Err("the API server does not answer".to_owned())) {
+            Ok(mut items) => {
+                items.retain(keep);
+                items.iter_mut().for_each(redact::object);
+                let text = pretty(&json!({ "kind": "List", "apiVersion": "v1", "items": items }));
+                self.archive.add(&format!("objects/{}.json", kind.file), text.as_bytes())
+            }
+            Err(why) => {
+                self.missing.push(format!("{}: {why}", kind.file));
+                Ok(())
+            }
+        }
+    }
+
+    /// That Secrets are there, not what is in them: their contents are not even asked for.
+    async fn secrets(&mut self) -> anyhow::Result<()> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let listed = timeout(BUNDLE_LIST_DEADLINE, api.list_metadata(&ListParams::default())).await;
+        match listed.map(|result| result.map_err(|error| words(&error))) {
+            Ok(Ok(list)) => {
+                let secrets: Vec<Value> = list
+                    .items
+                    .iter()
+                    .map(|secret| {
+                        json!({ "name": secret.name_any(), "labels": secret.labels(),
+                        "creationTimestamp": secret.creation_timestamp(), "finalizers": secret.finalizers() })
+                    })
+                    .collect();
+                self.archive.add("objects/secret-names.json", pretty(&json!(secrets)).as_bytes())
+            }
+            Ok(Err(why)) => {
+                self.missing.push(format!("names of Secrets: {why}"));
+                Ok(())
+            }
+            Err(_) => {
+                self.missing.push("names of Secrets: the API server does not answer".to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    async fn metrics(&mut self, pod: &Pod) -> anyhow::Result<()> {
+        for port in scrape::ports(pod, &METRICS_PORTS) {
+            let name = format!("metrics/{}-{port}.txt", pod.name_any());
+            match timeout(BUNDLE_LOG_DEADLINE, scrape::metrics(&self.client, pod, port)).await {
+                Ok(Ok(text)) => self.archive.add(&name, text.as_bytes())?,
+                Ok(Err(why)) => self.missing.push(format!("{name}: {why}")),
+                Err(_) => self.missing.push(format!("{name}: it does not answer")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs of each container, and of the one before where it was started again.
+    async fn logs(&mut self, pod: &Pod, options: &Bundle) -> anyhow::Result<()> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+        for (container, restarted) in containers(pod) {
+            for previous in [false, true] {
+                if previous && !restarted {
+                    continue;
+                }
+                let parameters = LogParams {
+                    container: Some(container.clone()),
+                    previous,
+                    timestamps: true,
+                    tail_lines: Some(options.log_lines),
+                    limit_bytes: Some(BUNDLE_LOG_BYTES_MAX),
+                    ..LogParams::default()
+                };
+                let end = if previous { ".previous" } else { "" };
+                let name = format!("logs/{}/{container}{end}.log", pod.name_any());
+                match timeout(BUNDLE_LOG_DEADLINE, api.logs(&pod.name_any(), &parameters)).await {
+                    Ok(Ok(text)) => self.archive.add(&name, text.as_bytes())?,
+                    Ok(Err(error)) => self.missing.push(format!("{name}: {}", words(&error))),
+                    Err(_) => self.missing.push(format!("{name}: it does not come")),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_me(&mut self, now: Timestamp) -> anyhow::Result<()> {
+        let mut text = format!(
+            "Support bundle of Forebay, namespace {}, {now}, by kubectl-forebay {}.\n\n\
+             status.txt, doctor.txt  what `kubectl forebay status -o wide` and `doctor --all` say\n\
+             objects/                objects of Kubernetes, without secrets and managed fields\n\
+             metrics/                metrics of each pod\n\
+             logs/                   logs of each container; .previous is of before its last restart\n",
+            self.namespace,
+            env!("CARGO_PKG_VERSION"),
+        );
+        if !self.missing.is_empty() {
+            let _ = write!(text, "\nCould not be read:\n");
+            for missing in &self.missing {
+                let _ = writeln!(text, "- {missing}");
+            }
+        }
+        self.archive.add("README.txt", text.as_bytes())
+    }
+}
+
+/// Containers of a pod, and whether each was started before.
+fn containers(pod: &Pod) -> Vec<(String, bool)> {
+    let status = pod.status.as_ref();
+    let statuses = status.iter().flat_map(|s| s.container_statuses.iter().chain(&s.init_container_statuses));
+    let restarted: Vec<&str> =
+        statuses.flatten().filter(|s| s.restart_count > 0).map(|s| s.name.as_str()).collect();
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+        .map(|container| (container.name.clone(), restarted.contains(&container.name.as_str())))
+        .collect()
+}
+
+/// All objects at a path of the API.
+async fn list(client: &Client, path: &str, selector: &str) -> Read<Vec<Value>> {
+    let mut parameters = ListParams::default().limit(PAGE_ENTRIES);
+    if !selector.is_empty() {
+        parameters = parameters.labels(selector);
+    }
+    let mut items = Vec::new();
+    for _ in 0..PAGES_MAX {
+        let request = kube::core::Request::new(path).list(&parameters).map_err(|error| error.to_string())?;
+        let mut page: Value = client.request(request).await.map_err(|error| words(&error))?;
+        if let Value::Array(found) = page["items"].take() {
+            items.extend(found);
+        }
+        match page["metadata"]["continue"].as_str() {
+            Some(token) if !token.is_empty() => parameters = parameters.continue_token(token),
+            _ => break,
+        }
+    }
+    Ok(items)
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}

@@ -1,0 +1,85 @@
+//! What never goes into a bundle.
+
+use serde_json::Value;
+
+/// In place of what was taken out.
+const REDACTED: &str = "REDACTED";
+
+/// Parts of names of what is likely to be secret.
+const SECRET_WORDS: [&str; 5] = ["password", "passwd", "secret", "token", "credential"];
+
+fn sounds_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    SECRET_WORDS.iter().any(|word| name.contains(word))
+}
+
+/// Takes out of an object of Kubernetes what may hold secrets, and what is of no use: what was last applied (which repeats the
+/// object as it was written), who manages which field, the values of variables with telling names, and the data of a Secret.
+pub(super) fn object(object: &mut Value) {
+    if object["kind"] == "Secret" {
+        for part in ["data", "stringData"] {
+            if let Some(data) = object[part].as_object_mut() {
+                data.values_mut().for_each(|value| *value = REDACTED.into());
+            }
+        }
+    }
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.remove("managedFields");
+        if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+            annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+            for (name, value) in annotations {
+                if sounds_secret(name) {
+                    *value = REDACTED.into();
+                }
+            }
+        }
+    }
+    variables(object);
+}
+
+/// `env` of containers, wherever they are.
+fn variables(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            let is_secret = fields.get("name").and_then(Value::as_str).is_some_and(sounds_secret);
+            if is_secret && fields.len() == 2 && fields.contains_key("value") {
+                fields.insert("value".to_owned(), REDACTED.into());
+            }
+            fields.values_mut().for_each(variables);
+        }
+        Value::Array(items) => items.iter_mut().for_each(variables),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nothing_secret_is_left_and_the_rest_stays() {
+        let mut pod = json!({
+            "kind": "Pod",
+            "metadata": {"name": "p", "managedFields": [{"manager": "x"}], "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{\"password\":\"hunter2\"}",
+                "example.com/api-token": "hunter2", "example.com/note": "kept"}},
+            "spec": {"containers": [{"name": "secret-agent", "image": "i", "env": [
+                {"name": "DB_PASSWORD", "value": "hunter2"},
+                {"name": "FROM", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}},
+                {"name": "LEVEL", "value": "info"}]}]},
+        });
+        object(&mut pod);
+        let text = pod.to_string();
+        assert!(!text.contains("hunter2") && !text.contains("managedFields"), "{text}");
+        assert_eq!(pod["metadata"]["annotations"]["example.com/note"], "kept");
+        let env = &pod["spec"]["containers"][0]["env"];
+        assert_eq!((&env[0]["value"], &env[2]["value"]), (&json!(REDACTED), &json!("info")));
+        assert_eq!(env[1]["valueFrom"]["secretKeyRef"]["key"], "password");
+
+        let mut secret = json!({"kind": "Secret", "metadata": {}, "data": {"a": "aHVudGVyMg=="}, "stringData": {"b": "x"}});
+        object(&mut secret);
+        assert_eq!((&secret["data"]["a"], &secret["stringData"]["b"]), (&json!(REDACTED), &json!(REDACTED)));
+    }
+}
