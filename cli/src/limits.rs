@@ -20,6 +20,9 @@ pub(crate) const SCRAPE_DEADLINE: Duration = Duration::from_secs(10);
 /// Volumes that the plain table shows.
 pub(crate) const VOLUMES_SHOWN: usize = 20;
 
+/// For a change of a StorageCluster.
+pub(crate) const CHANGE_DEADLINE: Duration = Duration::from_secs(30);
+
 /// For each part of an adoption.
 pub(crate) const ADOPT_DEADLINE: Duration = Duration::from_secs(30);
 

@@ -1,5 +1,5 @@
 //! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), who uses it and how much (`top`,
-//! `who`), all of that for whoever helps (`bundle`), and how instances continue if their record was lost (`adopt`).
+//! `who`), all of that for whoever helps (`bundle`), whether the operator works on it (`pause`, `resume`), and how instances continue if their record was lost (`adopt`).
 //!
 //! It works with its user's rights; only `adopt` changes something. Everything is read first; what is shown, found and done
 //! is then worked out by pure functions.
@@ -12,6 +12,7 @@ mod fixture;
 mod limits;
 mod options;
 mod paint;
+mod pause;
 mod quantity;
 mod scrape;
 mod snapshot;
@@ -86,6 +87,8 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Top(options) => (top::run(&options, paint)?, true),
         Command::Who(options) => (who::run(&options, paint)?, true),
         Command::Bundle(options) => (bundle::run(&options)?, true),
+        Command::Pause(options) => (pause::run(&options, true)?, true),
+        Command::Resume(options) => (pause::run(&options, false)?, true),
         Command::Adopt(options) => adopt::run(&options)?,
     };
     let mut out = io::stdout().lock();

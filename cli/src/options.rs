@@ -17,7 +17,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
 /// What Forebay is doing in a Kubernetes cluster, and what stands in its way.
 ///
-/// In your PATH it is `kubectl forebay`. It works with your rights. Only `adopt` changes something.
+/// In your PATH it is `kubectl forebay`. It works with your rights. Only `pause`, `resume` and `adopt` change something.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-forebay", bin_name = "kubectl forebay", version, max_term_width = 100)]
 #[command(after_help = "Examples:
@@ -29,6 +29,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay top                          # the busiest volumes now
   kubectl forebay who team/data                # the pods that use a claim
   kubectl forebay bundle                       # an archive for whoever helps, without secrets
+  kubectl forebay pause main                   # the operator keeps its hands off, for maintenance
   kubectl forebay adopt main --dry-run         # pools, after Kubernetes lost its state
 
 Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 the state is unknown.")]
@@ -77,6 +78,12 @@ pub(crate) enum Command {
     /// Secrets are not read. What may not be read with your rights is left out, and the archive says so. It takes the rights to read
     /// the objects, pods/log and pods/proxy.
     Bundle(Bundle),
+    /// Stop the operator from changing anything of a StorageCluster. Servers go on.
+    ///
+    /// For maintenance: nodes can be restarted without a failover, objects can be changed by hand. Sets spec.paused.
+    Pause(OneCluster),
+    /// Let the operator work on a StorageCluster again.
+    Resume(OneCluster),
     /// Let instances go on with pools that know a later epoch than Kubernetes does, because its record was lost.
     ///
     /// A pool and its reservation keep the epoch in which they were used last. A server with an earlier one steps back (exit code
@@ -134,6 +141,16 @@ pub(crate) struct Bundle {
     /// Lines of each container's log, from its end.
     #[arg(long, default_value_t = BUNDLE_LOG_LINES, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) log_lines: i64,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OneCluster {
+    /// Name of the StorageCluster.
+    #[arg(value_name = "STORAGECLUSTER")]
+    pub(crate) cluster: String,
 
     #[command(flatten)]
     pub(crate) connection: Connection,

@@ -8,7 +8,7 @@ use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::kubectl::{Kubectl, output_of};
 use serde_json::{Value, json};
 
-use crate::helm::NAMESPACE;
+use crate::helm::{NAMESPACE, root};
 use crate::server::{Server, VOLUME};
 
 /// An address of this machine that the API server may connect to for others: no loopback.
@@ -128,8 +128,43 @@ fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
     let table = plugin(&["top", "--interval", "1", "-o", "wide"]).expect("a table");
     assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("team/data   main-0")), "{table}");
     bundle(&kubectl, &plugin);
+    pauses(&kubectl, &plugin);
     let refusal = plugin(&["who", "team/none"]).expect_err("no such claim");
     assert!(format!("{refusal:#}").contains("there is no claim none in namespace team"), "{refusal:#}");
+}
+
+/// A StorageCluster is paused and goes on.
+fn pauses(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>) {
+    let top = root();
+    for crd in ["storageclusters", "storagenodes"] {
+        let file = top.join(format!("charts/forebay/crds/{crd}.yaml"));
+        let file = file.to_str().expect("UTF-8");
+        kubectl.run(&["apply", "--server-side", "-f", file]).expect("a definition");
+    }
+    kubectl
+        .run(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])
+        .expect("established");
+    let cluster =
+        std::fs::read_to_string(top.join("manifests/examples/cluster-minimal.yaml")).expect("an example");
+    kubectl.apply(&cluster).expect("a StorageCluster");
+    let listed = kubectl.run(&["get", "storageclusters", "-n", NAMESPACE, "-o", "name"]).expect("its name");
+    let name = listed.trim().rsplit('/').next().unwrap_or_default().to_owned();
+    let paused = || {
+        let path = "jsonpath={.spec.paused}";
+        kubectl.run(&["get", "storagecluster", &name, "-n", NAMESPACE, "-o", path]).expect("the spec")
+    };
+    for (command, says, is) in [
+        ("pause", "paused. Servers go on", "true"),
+        ("pause", "paused already", "true"),
+        ("resume", "resumed", "false"),
+        ("resume", "not paused already", "false"),
+    ] {
+        let said = plugin(&[command, &name]).expect(command);
+        assert!(said.starts_with(&format!("{name}: {says}")), "{said}");
+        assert_eq!(paused().trim(), is, "{command}");
+    }
+    let refusal = plugin(&["pause", "none"]).expect_err("no such cluster");
+    assert!(format!("{refusal:#}").contains("there is no StorageCluster none in namespace"), "{refusal:#}");
 }
 
 /// What no bundle may hold.
