@@ -6,6 +6,7 @@
 
 mod adopt;
 mod bundle;
+mod complete;
 mod doctor;
 #[cfg(test)]
 mod fixture;
@@ -40,6 +41,12 @@ const NOT_READY: u8 = 1;
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
+    if complete::is_wanted(std::env::args_os().next().as_deref()) {
+        let words: Vec<String> =
+            std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+        print!("{}", complete::answer(Cli::command(), &words));
+        return ExitCode::from(GOOD);
+    }
     let cli = Cli::parse();
     match run(cli) {
         Ok(good) => ExitCode::from(if good { GOOD } else { NOT_READY }),

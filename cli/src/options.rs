@@ -90,6 +90,8 @@ pub(crate) enum Command {
     /// 4). This reads what such servers found, and records the next epoch. It only ever goes up.
     Adopt(Adopt),
     /// Print a completion script for a shell.
+    ///
+    /// For `kubectl forebay` link this program as kubectl_complete-forebay into your PATH instead: kubectl's own completion uses it.
     Completions {
         /// The shell.
         shell: Shell,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use forebay_e2e::kubernetes::LocalApiServer;
@@ -129,6 +130,7 @@ fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
     assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("team/data   main-0")), "{table}");
     bundle(&kubectl, &plugin);
     pauses(&kubectl, &plugin);
+    completes(&kubectl, &server.programs.join("kubectl-forebay"));
     let refusal = plugin(&["who", "team/none"]).expect_err("no such claim");
     assert!(format!("{refusal:#}").contains("there is no claim none in namespace team"), "{refusal:#}");
 }
@@ -165,6 +167,18 @@ fn pauses(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>)
     }
     let refusal = plugin(&["pause", "none"]).expect_err("no such cluster");
     assert!(format!("{refusal:#}").contains("there is no StorageCluster none in namespace"), "{refusal:#}");
+}
+
+/// kubectl's own completion asks the plugin.
+fn completes(kubectl: &Kubectl, plugin: &Path) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["kubectl-forebay", "kubectl_complete-forebay"] {
+        std::os::unix::fs::symlink(plugin, folder.path().join(name)).expect("a link");
+    }
+    let mut command = Command::new(kubectl.program());
+    command.args(["__complete", "forebay", "status", "--out"]).env("PATH", folder.path());
+    let said = output_of(command, b"").expect("candidates");
+    assert!(said.starts_with("--output\t"), "{said}");
 }
 
 /// What no bundle may hold.
