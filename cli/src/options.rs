@@ -28,8 +28,8 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay doctor --all                 # and what was found right
   kubectl forebay top                          # the busiest volumes now
   kubectl forebay who team/data                # the pods that use a claim
-  kubectl forebay bundle                       # an archive for whoever helps, without secrets
-  kubectl forebay pause main                   # the operator keeps its hands off, for maintenance
+  kubectl forebay bundle                       # a support bundle, without secrets
+  kubectl forebay pause main                   # the operator changes nothing, for maintenance
   kubectl forebay adopt main --dry-run         # pools, after Kubernetes lost its state
 
 Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 the state is unknown.")]
@@ -73,10 +73,10 @@ pub(crate) enum Command {
     Top(Top),
     /// Show the pods that use a claim, and the sessions and open files that its server sees.
     Who(Who),
-    /// Write an archive for whoever is asked for help: status, objects, metrics and logs of Forebay, without secrets.
+    /// Write a support bundle: status, objects, metrics and logs of Forebay in one archive, without secrets.
     ///
-    /// Secrets are not read. What may not be read with your rights is left out, and the archive says so. It takes the rights to read
-    /// the objects, pods/log and pods/proxy.
+    /// Secrets are not read. What your rights do not allow is left out and listed in the archive. You need the rights to list the
+    /// objects and to get pods/log and pods/proxy.
     Bundle(Bundle),
     /// Stop the operator from changing anything of a StorageCluster. Servers go on.
     ///

@@ -40,6 +40,6 @@ async fn set(options: &OneCluster, paused: bool) -> anyhow::Result<String> {
              renewal of certificates, until `kubectl forebay resume {name}`.\n"
         )
     } else {
-        format!("{name}: resumed. The operator brings it to what its spec says.\n")
+        format!("{name}: resumed. The operator reconciles it again.\n")
     })
 }

@@ -1,4 +1,4 @@
-//! `kubectl forebay bundle`: everything that somebody who is asked for help wants to see, in one archive, without secrets.
+//! `kubectl forebay bundle`: status, objects, metrics and logs in one archive for support, without secrets.
 
 mod archive;
 mod redact;
@@ -204,7 +204,7 @@ impl Writer {
         self.show(kind.file);
         let path = kind.path.replace("{namespace}", &self.namespace);
         let listed = timeout(BUNDLE_LIST_DEADLINE, list(&self.client, &path, kind.selector)).await;
-        match listed.unwrap_or_else(|_| Err("the API server does not answer".to_owned())) {
+        match listed.unwrap_or_else(|_| Err("no answer from the API server".to_owned())) {
             Ok(mut items) => {
                 items.retain(keep);
                 items.iter_mut().for_each(redact::object);
@@ -239,7 +239,7 @@ impl Writer {
                 Ok(())
             }
             Err(_) => {
-                self.missing.push("names of Secrets: the API server does not answer".to_owned());
+                self.missing.push("names of Secrets: no answer from the API server".to_owned());
                 Ok(())
             }
         }
@@ -251,7 +251,7 @@ impl Writer {
             match timeout(BUNDLE_LOG_DEADLINE, scrape::metrics(&self.client, pod, port)).await {
                 Ok(Ok(text)) => self.archive.add(&name, text.as_bytes())?,
                 Ok(Err(why)) => self.missing.push(format!("{name}: {why}")),
-                Err(_) => self.missing.push(format!("{name}: it does not answer")),
+                Err(_) => self.missing.push(format!("{name}: no answer")),
             }
         }
         Ok(())
@@ -279,7 +279,7 @@ impl Writer {
                 match timeout(BUNDLE_LOG_DEADLINE, api.logs(&pod.name_any(), &parameters)).await {
                     Ok(Ok(text)) => self.archive.add(&name, text.as_bytes())?,
                     Ok(Err(error)) => self.missing.push(format!("{name}: {}", words(&error))),
-                    Err(_) => self.missing.push(format!("{name}: it does not come")),
+                    Err(_) => self.missing.push(format!("{name}: no answer")),
                 }
             }
         }
