@@ -290,6 +290,8 @@ impl Catalog {
             protection: record.protection.into(),
             read_only: false,
             extended_attributes: volume.keeps_extended_attributes(),
+            // Where it cannot be tried, as on a full pool, clients copy.
+            shared_extents: pool.shares_extents().unwrap_or(false),
             serial: record.serial,
             created: record.created,
         };

@@ -22,7 +22,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use forebay_smb::engine::Predecessor;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -76,6 +76,8 @@ pub struct Pool {
     /// Records of its snapshots, by id.
     pub snapshots: BTreeMap<String, Snapshot>,
     directory: OwnedFd,
+    /// Whether files can share extents, once that was tried.
+    shared_extents: OnceLock<bool>,
     /// Where links wait that are to replace a name; none where there was no space for it.
     links: Option<PathBuf>,
     _lock: OwnedFd,
@@ -163,6 +165,7 @@ impl Pool {
             records: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             directory,
+            shared_extents: OnceLock::new(),
             links,
             _lock: lock,
         };

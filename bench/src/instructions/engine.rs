@@ -146,6 +146,7 @@ impl Client {
             serial: 0x1234_5678,
             created: NOW,
             extended_attributes: false,
+            shared_extents: false,
         };
         server.add_volume(volume).map_err(|error| anyhow::anyhow!("add a volume: {error:?}"))?;
         // No randomness: the same bytes in each run.

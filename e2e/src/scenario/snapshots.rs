@@ -7,12 +7,13 @@ use anyhow::{Context, Result, ensure};
 use super::{MIB, ONE, Scenario, TWO, ours};
 use crate::guest::calls::grpc::AdminRequest;
 use crate::lab::Node;
-use crate::site::{Mounted, Site, Volume};
+use crate::site::{Mounted, POOL, Site, Volume};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("snapshots: two nodes write, and each snapshot holds all changes up to one moment", written),
         ours("snapshots: a mount of one shows what there was, and cannot be written", mounted),
+        ours("copies: cp --reflink shares extents until one of the files changes", reflinked),
         ours("snapshots: space is counted, and a file system without shared extents is named", counted),
     ]
 }
@@ -40,6 +41,42 @@ mkdir many; for n in $(seq 500); do echo $n > many/$n; done
 dd if=/dev/urandom of=large bs=1M count=32 status=none
 sha256sum large | cut -d' ' -f1
 "#;
+
+/// What programs on a node copy by reflink, the server copies without data.
+fn reflinked(site: &Site) -> Result<String> {
+    let volume = site.volume(256 * MIB)?;
+    let at = site.mount(site.node(ONE), &volume, &[])?;
+    let other = site.mount(site.node(TWO), &volume, &[])?;
+    // What the pool has in use, in KiB.
+    let used = || -> Result<u64> {
+        let used = site.storage().run(&format!("sync -f {POOL}; df --output=used -k {POOL} | tail -n 1"))?;
+        used.trim().parse().with_context(|| format!("df says {used:?}"))
+    };
+    let folder = at.path();
+    at.node()
+        .run(&format!("cd {folder} && dd if=/dev/urandom of=first bs=1M count=64 conv=fsync status=none"))?;
+    let before = used()?;
+    at.node().run(&format!(
+        "cd {folder} && cp --reflink=always first second && sync second && cmp first second"
+    ))?;
+    let grown = used()?.saturating_sub(before);
+    ensure!(grown < 8 * 1024, "a copy of 64 MiB takes {grown} KiB of the pool");
+    // Each is its own file.
+    at.node().run(&format!(
+        "cd {folder} && sha256sum first > /tmp/sum \
+         && dd if=/dev/zero of=second bs=64k seek=3 count=2 conv=notrunc,fsync status=none \
+         && sha256sum -c --quiet /tmp/sum && ! cmp -s first second"
+    ))?;
+    let there = other.path();
+    let differs = other.node().run(&format!("cmp -l {there}/first {there}/second | wc -l"))?;
+    let differs: u64 = differs.trim().parse().with_context(|| format!("cmp says {differs:?}"))?;
+    // Some random bytes are zero.
+    ensure!((100_000..=131_072).contains(&differs), "{differs} bytes differ");
+    at.unmount()?;
+    other.unmount()?;
+    site.delete(&volume)?;
+    Ok(format!("64 MiB took {grown} KiB"))
+}
 
 fn snapshot(site: &Site, id: &str, volume: &Volume) -> Result<(i64, Duration)> {
     let begun = Instant::now();

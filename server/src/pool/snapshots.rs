@@ -26,8 +26,12 @@ impl Pool {
     /// # Errors
     /// Those of the file system.
     pub fn shares_extents(&self) -> Result<bool, PoolError> {
-        shares_extents(self.directory.as_fd())
-            .map_err(|e| self.io("trying whether files can share extents", e))
+        if let Some(known) = self.shared_extents.get() {
+            return Ok(*known);
+        }
+        let found = shares_extents(self.directory.as_fd())
+            .map_err(|e| self.io("trying whether files can share extents", e))?;
+        Ok(*self.shared_extents.get_or_init(|| found))
     }
 
     /// What a snapshot's files have, shared or not.

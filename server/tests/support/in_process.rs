@@ -119,6 +119,7 @@ impl Setup<'_> {
                 protection: Protection::default(),
                 read_only: false,
                 extended_attributes: backend.keeps_extended_attributes(),
+                shared_extents: false,
                 serial: 1,
                 created: 0,
             };

@@ -63,6 +63,8 @@ pub struct VolumeConfig {
     pub read_only: bool,
     /// The backend keeps extended attributes.
     pub extended_attributes: bool,
+    /// Files of the backend can share extents ([`crate::fs::FsOpKind::CloneRange`]), as FileFsAttributeInformation says.
+    pub shared_extents: bool,
     /// VolumeSerialNumber of FileFsVolumeInformation.
     pub serial: u32,
     /// VolumeCreationTime, FILETIME.
@@ -83,6 +85,7 @@ pub(crate) struct Volume {
     pub(crate) protection: Protection,
     pub(crate) read_only: bool,
     pub(crate) extended_attributes: bool,
+    pub(crate) shared_extents: bool,
     pub(crate) serial: u32,
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
@@ -151,6 +154,7 @@ impl Volume {
             protection: config.protection,
             read_only: config.read_only,
             extended_attributes: config.extended_attributes,
+            shared_extents: config.shared_extents,
             serial: config.serial,
             created: config.created,
             files: Arc::new(Files::new(mailbox)),
@@ -175,6 +179,7 @@ impl Volume {
             protection: volume.protection,
             read_only: true,
             extended_attributes: volume.extended_attributes,
+            shared_extents: volume.shared_extents,
             serial: volume.serial,
             created: volume.created,
         };

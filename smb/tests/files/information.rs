@@ -150,6 +150,18 @@ fn the_file_system_describes_itself() {
 }
 
 #[test]
+fn shared_extents_are_announced_where_the_backend_has_them() {
+    for shared in [false, true] {
+        let mut lab = Lab::with(|volume| volume.shared_extents = shared);
+        let mut c = lab.client();
+        let root = directory("").id(&mut c);
+        let answer = query_fs(&mut c, root, F::FILE_FS_ATTRIBUTE_INFORMATION, 4096).unwrap();
+        let attributes = FileFsAttributeInformation::parse(&answer).unwrap().file_system_attributes;
+        assert_eq!(attributes.contains(FileSystemAttributes::SUPPORTS_BLOCK_REFCOUNTING), shared);
+    }
+}
+
+#[test]
 fn times_and_attributes_are_set_or_left_alone() {
     let mut lab = Lab::new();
     let mut c = lab.client();

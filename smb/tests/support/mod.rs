@@ -79,6 +79,7 @@ pub fn volume(id: &str, backend: FsHandle) -> VolumeConfig {
         protection: Protection::Optional,
         read_only: false,
         extended_attributes: true,
+        shared_extents: false,
         serial: 0x1234_5678,
         created: NOW,
     }

@@ -403,5 +403,8 @@ fn attributes(volume: &Volume) -> FileSystemAttributes {
     if volume.extended_attributes {
         attributes.insert(FileSystemAttributes::SUPPORTS_EXTENDED_ATTRIBUTES);
     }
+    if volume.shared_extents {
+        attributes.insert(FileSystemAttributes::SUPPORTS_BLOCK_REFCOUNTING);
+    }
     attributes
 }

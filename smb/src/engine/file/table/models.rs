@@ -93,6 +93,7 @@ impl World {
             protection: Protection::Optional,
             read_only: false,
             extended_attributes: true,
+            shared_extents: false,
             serial: 0,
             created: 0,
         };
