@@ -1,7 +1,8 @@
 //! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), who uses it and how much (`top`,
-//! `who`), all of that in one archive for support (`bundle`), whether the operator works on it (`pause`, `resume`), and how instances continue if their record was lost (`adopt`).
+//! `who`), all of that in one archive for support (`bundle`), whether the operator works on it (`pause`, `resume`), and how instances
+//! continue if their record was lost (`adopt`).
 //!
-//! It works with its user's rights; only `adopt` changes something. Everything is read first; what is shown, found and done
+//! It works with its user's rights; only `pause`, `resume` and `adopt` change something. Everything is read first; what is shown, found and done
 //! is then worked out by pure functions.
 
 mod adopt;

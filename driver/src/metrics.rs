@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use axum::Router;
-use axum::http::{Request, Response, header};
+use axum::http::{Request, Response, StatusCode, header};
 use axum::routing::get;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -19,6 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 use tracing::warn;
@@ -241,7 +242,16 @@ pub(crate) async fn listen_at(
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let app = Router::new().route(
         "/metrics",
-        get(move || async move { ([(header::CONTENT_TYPE, openmetrics)], metrics.text()) }),
+        get(move || async move {
+            // The kernel's tables are read, which may wait for a mount that hangs.
+            match spawn_blocking(move || metrics.text()).await {
+                Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, openmetrics)], text),
+                Err(error) => {
+                    warn!(error = error.to_string(), "cannot collect the metrics");
+                    (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], String::new())
+                }
+            }
+        }),
     );
     Ok(async move { axum::serve(listener, app).await.context("serve /metrics") })
 }

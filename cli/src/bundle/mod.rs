@@ -8,37 +8,42 @@ use std::io::{self, IsTerminal, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context;
-use forebay_api::DRIVER;
+use forebay_api::{DRIVER, GROUP, VERSION};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ListParams, LogParams};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, LogParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use self::archive::Archive;
-use crate::limits::{
-    BUNDLE_LIST_DEADLINE, BUNDLE_LOG_BYTES_MAX, BUNDLE_LOG_DEADLINE, PAGE_ENTRIES, PAGES_MAX,
-};
+use crate::limits::{BUNDLE_LIST_DEADLINE, BUNDLE_LOG_BYTES_MAX, BUNDLE_LOG_DEADLINE};
 use crate::options::Bundle;
 use crate::paint::Paint;
-use crate::snapshot::{self, Read, Snapshot, words};
+use crate::snapshot::{self, Snapshot, words};
 use crate::{doctor, scrape, status};
 
-/// A kind of object that is kept.
+/// A kind of object that is kept, in a file of its plural's name.
 struct Kind {
-    /// Name of its file.
-    file: &'static str,
-    /// Path in the API; `{namespace}` for those of Forebay's namespace.
-    path: &'static str,
+    group: &'static str,
+    version: &'static str,
+    plural: &'static str,
+    /// Those of Forebay's namespace only.
+    of_namespace: bool,
     /// Labels that it must have.
     selector: &'static str,
     /// Which of them are kept.
     keep: fn(&Value) -> bool,
 }
 
-const fn all(file: &'static str, path: &'static str) -> Kind {
-    Kind { file, path, selector: "", keep: |_| true }
+/// Of Forebay's namespace.
+const fn here(group: &'static str, version: &'static str, plural: &'static str) -> Kind {
+    Kind { of_namespace: true, ..everywhere(group, version, plural) }
+}
+
+/// Of the cluster, or of every namespace.
+const fn everywhere(group: &'static str, version: &'static str, plural: &'static str) -> Kind {
+    Kind { group, version, plural, of_namespace: false, selector: "", keep: |_| true }
 }
 
 fn is_ours(object: &Value) -> bool {
@@ -55,51 +60,39 @@ fn is_ours(object: &Value) -> bool {
 
 /// Whatever of these is missing in a cluster is missing in the bundle, too.
 const KINDS: [Kind; 26] = [
-    all("storageclusters", "/apis/storage.forebay.io/v1alpha1/namespaces/{namespace}/storageclusters"),
-    all("storagenodes", "/apis/storage.forebay.io/v1alpha1/storagenodes"),
-    all("nodes", "/api/v1/nodes"),
-    all("pods", "/api/v1/namespaces/{namespace}/pods"),
-    all("events", "/api/v1/namespaces/{namespace}/events"),
-    all("services", "/api/v1/namespaces/{namespace}/services"),
-    all("endpointslices", "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
-    Kind {
-        selector: "app.kubernetes.io/name=forebay",
-        ..all("configmaps", "/api/v1/namespaces/{namespace}/configmaps")
-    },
-    all("serviceaccounts", "/api/v1/namespaces/{namespace}/serviceaccounts"),
-    all("resourcequotas", "/api/v1/namespaces/{namespace}/resourcequotas"),
-    all("leases", "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"),
-    all("deployments", "/apis/apps/v1/namespaces/{namespace}/deployments"),
-    all("daemonsets", "/apis/apps/v1/namespaces/{namespace}/daemonsets"),
-    all("statefulsets", "/apis/apps/v1/namespaces/{namespace}/statefulsets"),
-    all("cronjobs", "/apis/batch/v1/namespaces/{namespace}/cronjobs"),
-    all("poddisruptionbudgets", "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"),
-    all("networkpolicies", "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"),
-    all("csistoragecapacities", "/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"),
-    all("csidrivers", "/apis/storage.k8s.io/v1/csidrivers"),
-    all("csinodes", "/apis/storage.k8s.io/v1/csinodes"),
-    Kind { keep: is_ours, ..all("storageclasses", "/apis/storage.k8s.io/v1/storageclasses") },
-    Kind {
-        keep: is_ours,
-        ..all("volumeattributesclasses", "/apis/storage.k8s.io/v1/volumeattributesclasses")
-    },
-    Kind { keep: is_ours, ..all("persistentvolumes", "/api/v1/persistentvolumes") },
-    Kind {
-        keep: is_ours,
-        ..all("volumesnapshotclasses", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
-    },
-    Kind {
-        keep: is_ours,
-        ..all("volumesnapshotcontents", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents")
-    },
-    all("customresourcedefinitions", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"),
+    here(GROUP, VERSION, "storageclusters"),
+    everywhere(GROUP, VERSION, "storagenodes"),
+    everywhere("", "v1", "nodes"),
+    here("", "v1", "pods"),
+    here("", "v1", "events"),
+    here("", "v1", "services"),
+    here("discovery.k8s.io", "v1", "endpointslices"),
+    Kind { selector: "app.kubernetes.io/name=forebay", ..here("", "v1", "configmaps") },
+    here("", "v1", "serviceaccounts"),
+    here("", "v1", "resourcequotas"),
+    here("coordination.k8s.io", "v1", "leases"),
+    here("apps", "v1", "deployments"),
+    here("apps", "v1", "daemonsets"),
+    here("apps", "v1", "statefulsets"),
+    here("batch", "v1", "cronjobs"),
+    here("policy", "v1", "poddisruptionbudgets"),
+    here("networking.k8s.io", "v1", "networkpolicies"),
+    here("storage.k8s.io", "v1", "csistoragecapacities"),
+    everywhere("storage.k8s.io", "v1", "csidrivers"),
+    everywhere("storage.k8s.io", "v1", "csinodes"),
+    Kind { keep: is_ours, ..everywhere("storage.k8s.io", "v1", "storageclasses") },
+    Kind { keep: is_ours, ..everywhere("storage.k8s.io", "v1", "volumeattributesclasses") },
+    Kind { keep: is_ours, ..everywhere("", "v1", "persistentvolumes") },
+    Kind { keep: is_ours, ..everywhere("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses") },
+    Kind { keep: is_ours, ..everywhere("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents") },
+    everywhere("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
 ];
 
 /// Names of ports with metrics: our own, and those of the CSI sidecars.
 const METRICS_PORTS: [&str; 4] = ["metrics", "provisioner", "resizer", "snapshotter"];
 
 /// Of every namespace, kept where they belong to a volume of ours.
-const CLAIMS: Kind = all("persistentvolumeclaims", "/api/v1/persistentvolumeclaims");
+const CLAIMS: Kind = everywhere("", "v1", "persistentvolumeclaims");
 
 /// Writes it; what was written, for the terminal.
 pub(crate) fn run(options: &Bundle) -> anyhow::Result<String> {
@@ -201,18 +194,27 @@ impl Writer {
     }
 
     async fn objects(&mut self, kind: &Kind, keep: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
-        self.show(kind.file);
-        let path = kind.path.replace("{namespace}", &self.namespace);
-        let listed = timeout(BUNDLE_LIST_DEADLINE, list(&self.client, &path, kind.selector)).await;
+        let Kind { group, version, plural, .. } = kind;
+        self.show(plural);
+        // The API is asked by the plural; the kind's own name is not needed.
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, ""), plural);
+        let client = self.client.clone();
+        let api: Api<DynamicObject> = match kind.of_namespace {
+            true => Api::namespaced_with(client, &self.namespace, &resource),
+            false => Api::all_with(client, &resource),
+        };
+        let parameters = ListParams::default().labels(kind.selector);
+        let listed = timeout(BUNDLE_LIST_DEADLINE, snapshot::list(api, &parameters)).await;
         match listed.unwrap_or_else(|_| Err("no answer from the API server".to_owned())) {
-            Ok(mut items) => {
+            Ok(found) => {
+                let mut items = found.iter().map(serde_json::to_value).collect::<Result<Vec<Value>, _>>()?;
                 items.retain(keep);
                 items.iter_mut().for_each(redact::object);
                 let text = pretty(&json!({ "kind": "List", "apiVersion": "v1", "items": items }));
-                self.archive.add(&format!("objects/{}.json", kind.file), text.as_bytes())
+                self.archive.add(&format!("objects/{plural}.json"), text.as_bytes())
             }
             Err(why) => {
-                self.missing.push(format!("{}: {why}", kind.file));
+                self.missing.push(format!("{plural}: {why}"));
                 Ok(())
             }
         }
@@ -316,27 +318,6 @@ fn containers(pod: &Pod) -> Vec<(String, bool)> {
     spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
         .map(|container| (container.name.clone(), restarted.contains(&container.name.as_str())))
         .collect()
-}
-
-/// All objects at a path of the API.
-async fn list(client: &Client, path: &str, selector: &str) -> Read<Vec<Value>> {
-    let mut parameters = ListParams::default().limit(PAGE_ENTRIES);
-    if !selector.is_empty() {
-        parameters = parameters.labels(selector);
-    }
-    let mut items = Vec::new();
-    for _ in 0..PAGES_MAX {
-        let request = kube::core::Request::new(path).list(&parameters).map_err(|error| error.to_string())?;
-        let mut page: Value = client.request(request).await.map_err(|error| words(&error))?;
-        if let Value::Array(found) = page["items"].take() {
-            items.extend(found);
-        }
-        match page["metadata"]["continue"].as_str() {
-            Some(token) if !token.is_empty() => parameters = parameters.continue_token(token),
-            _ => break,
-        }
-    }
-    Ok(items)
 }
 
 fn pretty(value: &Value) -> String {

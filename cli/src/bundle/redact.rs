@@ -14,15 +14,8 @@ fn sounds_secret(name: &str) -> bool {
 }
 
 /// Takes out of an object of Kubernetes what may hold secrets, and what is of no use: what was last applied (which repeats the
-/// object as it was written), who manages which field, the values of variables with telling names, and the data of a Secret.
+/// object as it was written), who manages which field, and the values of variables with telling names. Secrets are not read at all.
 pub(super) fn object(object: &mut Value) {
-    if object["kind"] == "Secret" {
-        for part in ["data", "stringData"] {
-            if let Some(data) = object[part].as_object_mut() {
-                data.values_mut().for_each(|value| *value = REDACTED.into());
-            }
-        }
-    }
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields");
         if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
@@ -77,9 +70,5 @@ mod tests {
         let env = &pod["spec"]["containers"][0]["env"];
         assert_eq!((&env[0]["value"], &env[2]["value"]), (&json!(REDACTED), &json!("info")));
         assert_eq!(env[1]["valueFrom"]["secretKeyRef"]["key"], "password");
-
-        let mut secret = json!({"kind": "Secret", "metadata": {}, "data": {"a": "aHVudGVyMg=="}, "stringData": {"b": "x"}});
-        object(&mut secret);
-        assert_eq!((&secret["data"]["a"], &secret["stringData"]["b"]), (&json!(REDACTED), &json!(REDACTED)));
     }
 }

@@ -530,25 +530,31 @@ pub fn query_security(
     query(client, file_id, InfoType::SECURITY, 0, parts, room)
 }
 
+pub fn set_file_body(
+    file_id: FileId,
+    class: FileInformationClass,
+    encode: impl FnOnce(&mut Vec<u8>),
+) -> Vec<u8> {
+    let (mut buffer, mut body) = (Vec::new(), Vec::new());
+    encode(&mut buffer);
+    set_info::Request {
+        info_type: InfoType::FILE,
+        file_info_class: class.0,
+        additional_information: 0,
+        file_id,
+        buffer: &buffer,
+    }
+    .encode(&mut body);
+    body
+}
+
 pub fn set_file(
     client: &mut Client,
     file_id: FileId,
     class: FileInformationClass,
     encode: impl FnOnce(&mut Vec<u8>),
 ) -> Result<(), NtStatus> {
-    let mut buffer = Vec::new();
-    encode(&mut buffer);
-    simple(client, Command::SET_INFO, |b| {
-        set_info::Request {
-            info_type: InfoType::FILE,
-            file_info_class: class.0,
-            additional_information: 0,
-            file_id,
-            buffer: &buffer,
-        }
-        .encode(b);
-    })
-    .map(drop)
+    success(&client.call(Command::SET_INFO, &set_file_body(file_id, class, encode)).unwrap())
 }
 
 pub fn set_security(client: &mut Client, file_id: FileId, parts: u32, buffer: &[u8]) -> Result<(), NtStatus> {

@@ -4,11 +4,12 @@ use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::file_info::{FileDispositionInformation, FileEndOfFileInformation};
-use forebay_smb::wire::query_info::InfoType;
-use forebay_smb::wire::{AccessMask, Command, Header, HeaderFlags, Ids, close, read, set_info};
+use forebay_smb::wire::{AccessMask, Command, Header, HeaderFlags, Ids, close, read};
 
 use super::{Host, LENGTH, Waits, World};
-use crate::calls::{EXCLUSIVE, NOW_OR_NEVER, SHARED, UNLOCK, lock_body, read_body, write_body};
+use crate::calls::{
+    EXCLUSIVE, NOW_OR_NEVER, SHARED, UNLOCK, lock_body, read_body, set_file_body, write_body,
+};
 use crate::histories::model::{Cache, CacheId, Dirty, FileOpen, H, Lock, write_to};
 use crate::support::Answer;
 
@@ -121,32 +122,14 @@ impl World {
             self.write_back(file, cache);
         }
         let size = self.random.below(LENGTH);
-        let answer = self.set_info(host, open.id, FileInformationClass::FILE_END_OF_FILE_INFORMATION, |b| {
+        let class = FileInformationClass::FILE_END_OF_FILE_INFORMATION;
+        let body = set_file_body(open.id, class, |b| {
             FileEndOfFileInformation { end_of_file: size as u64 }.encode(b);
         });
+        let answer = self.call(host, Command::SET_INFO, &body);
         self.note(format!("host {host}: truncates {file} to {size}: {:?}", answer.status()));
         assert_eq!(answer.status(), NtStatus::SUCCESS);
         self.changed(file, open.cache, |contents| contents.resize(size, 0));
-    }
-
-    pub(super) fn set_info(
-        &mut self,
-        host: usize,
-        file_id: FileId,
-        class: FileInformationClass,
-        encode: impl FnOnce(&mut Vec<u8>),
-    ) -> Answer {
-        let (mut buffer, mut body) = (Vec::new(), Vec::new());
-        encode(&mut buffer);
-        set_info::Request {
-            info_type: InfoType::FILE,
-            file_info_class: class.0,
-            additional_information: 0,
-            file_id,
-            buffer: &buffer,
-        }
-        .encode(&mut body);
-        self.call(host, Command::SET_INFO, &body)
     }
 
     /// Writes to the server what is only in a cache.
@@ -249,9 +232,10 @@ impl World {
             return;
         }
         let class = FileInformationClass::FILE_DISPOSITION_INFORMATION;
-        let answer = self.set_info(host, open.id, class, |b| {
+        let body = set_file_body(open.id, class, |b| {
             FileDispositionInformation { delete_pending: true }.encode(b);
         });
+        let answer = self.call(host, Command::SET_INFO, &body);
         self.note(format!("host {host}: deletes {file} by {:?}: {:?}", open.id, answer.status()));
         match answer.status() {
             NtStatus::PENDING => self.wait(host, file, &answer, Waits::Delete(open.id)),
