@@ -6,8 +6,9 @@
 
 use std::any::Any;
 use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::remote::{RemoteBuffer, RemoteProof};
 use crate::status::NtStatus;
@@ -58,6 +59,80 @@ pub struct FileKey {
     pub dev: u64,
     /// Inode number.
     pub ino: u64,
+    /// [`StreamName::number`] of a named stream; 0 for the file itself.
+    pub stream: u64,
+}
+
+impl FileKey {
+    /// The file that a named stream belongs to.
+    #[must_use]
+    pub fn file(self) -> Self {
+        Self { stream: 0, ..self }
+    }
+
+    /// Whether it is a named stream.
+    #[must_use]
+    pub fn is_stream(self) -> bool {
+        self.stream != 0
+    }
+}
+
+/// The name of a stream besides the file's own data ([MS-FSCC] 2.1.5.3): 1 to 255 UTF-16 code units, without `\`, `/`, `:` and NUL.
+/// Names that differ in case are the same.
+#[derive(Clone, Debug)]
+pub struct StreamName(String);
+
+impl StreamName {
+    /// Checks `name`.
+    ///
+    /// # Errors
+    /// `STATUS_OBJECT_NAME_INVALID` for what no stream can be called.
+    pub fn new(name: &str) -> Result<Self, NtStatus> {
+        let length = name.encode_utf16().count();
+        if length == 0 || length > 255 || name.contains(['\\', '/', ':', '\0']) {
+            return Err(NtStatus::OBJECT_NAME_INVALID);
+        }
+        Ok(Self(name.to_owned()))
+    }
+
+    /// In the case that it was given in.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn folded(&self) -> impl Iterator<Item = char> {
+        self.0.chars().flat_map(char::to_uppercase)
+    }
+
+    /// A number for the name, the same for as long as the process lives; never 0. It is keyed, so that no client finds two names
+    /// with one number.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let mut hasher = KEY.build_hasher();
+        self.folded().for_each(|c| hasher.write_u32(c.into()));
+        hasher.finish().max(1)
+    }
+}
+
+impl PartialEq for StreamName {
+    fn eq(&self, other: &Self) -> bool {
+        self.folded().eq(other.folded())
+    }
+}
+
+impl Eq for StreamName {}
+
+/// A named stream as a list shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamEntry {
+    /// Name.
+    pub name: StreamName,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes allocated on the file system.
+    pub allocation_size: u64,
 }
 
 /// A path below the volume's root: components joined by `/`, no leading or trailing `/`, empty for the root itself.
@@ -286,6 +361,9 @@ pub struct OpenRequest {
     /// Owner and permission bits of a new file, as POSIX has them: a group or owner that is not named is that of the directory, and
     /// the set-gid bit of the directory is inherited. `None` leaves all of it to the backend.
     pub ownership: Option<Ownership>,
+    /// The named stream to open. `mode` is about the stream then: a file that is not there is made where the stream may be, with
+    /// the attributes and the owner of this request. It may be a stream of a directory.
+    pub stream: Option<StreamName>,
 }
 
 /// One entry of a directory.
@@ -361,6 +439,11 @@ impl Unlink {
     pub(crate) fn new(removal: impl Any + Send + Sync) -> Self {
         Self { _removal: Some(Box::new(removal)) }
     }
+
+    /// Both go with one operation.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self::new((self, other))
+    }
 }
 
 /// An operation for a backend.
@@ -374,7 +457,7 @@ pub enum FsOpKind {
     },
     /// Ends a handle. With `unlink`, removes the name that it was opened by, or was given by a rename with it, if that name
     /// still denotes this file; other names of the file stay. A directory that is not empty stays and answers
-    /// `STATUS_DIRECTORY_NOT_EMPTY`.
+    /// `STATUS_DIRECTORY_NOT_EMPTY`. With the handle of a named stream, `unlink` removes the stream.
     /// Answered by [`FsReply::Stat`] taken before the end if `stat`, else [`FsReply::Done`].
     Close {
         /// The handle. Other operations on it may be in flight: they hold it, and come to their end.
@@ -505,6 +588,29 @@ pub enum FsOpKind {
         /// What to set.
         eas: Vec<Ea>,
     },
+    /// The named streams of a file or directory, by a handle of it or of one of them. Answered by [`FsReply::Streams`];
+    /// `STATUS_NOT_SUPPORTED` where the backend keeps none.
+    Streams {
+        /// The handle.
+        handle: FsHandle,
+    },
+    /// Replaces the contents of a file or stream by none (FILE_OVERWRITE, FILE_SUPERSEDE). Answered by [`FsReply::Done`].
+    Overwrite {
+        /// The handle.
+        handle: FsHandle,
+        /// Removes the named streams of the file, too.
+        streams: bool,
+    },
+    /// Gives a named stream another name. Answered by [`FsReply::Done`]; `STATUS_OBJECT_NAME_COLLISION` where there is a stream
+    /// `to` and `replace` is not set, `STATUS_INVALID_PARAMETER` where that has contents ([MS-FSA] 2.1.5.15.11.1).
+    RenameStream {
+        /// The handle of a named stream.
+        handle: FsHandle,
+        /// The new name. `None` makes it the file's data, if that has none; the handle then denotes a stream that is gone.
+        to: Option<StreamName>,
+        /// Replace an empty stream.
+        replace: bool,
+    },
     /// Sets the size (truncates or extends with zeros). Answered by [`FsReply::Done`].
     SetEndOfFile {
         /// The handle.
@@ -613,8 +719,19 @@ pub struct Opened {
     pub handle: FsHandle,
     /// Whether it was made by this open.
     pub created: bool,
-    /// Its attributes.
+    /// Its attributes. Of a named stream: its sizes, and the rest as of its file; it is no directory.
     pub stat: Stat,
+    /// The file that a named stream belongs to.
+    pub file: Option<OpenedFile>,
+}
+
+/// The file of a named stream that was opened.
+#[derive(Clone, Debug)]
+pub struct OpenedFile {
+    /// Its handle, to remove its name by.
+    pub handle: FsHandle,
+    /// Whether it was made by this open.
+    pub created: bool,
 }
 
 /// A backend's answer.
@@ -643,6 +760,8 @@ pub enum FsReply {
     Eas(Vec<Ea>),
     /// Bytes of extended attributes.
     EaSize(u32),
+    /// Named streams.
+    Streams(Vec<StreamEntry>),
 }
 
 /// Success or the status to give to the client.

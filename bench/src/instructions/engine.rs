@@ -292,7 +292,7 @@ impl Client {
 /// The backend: one file, of which everything is known.
 fn carry_out(kind: FsOpKind, data: &Data) -> FsResult {
     let stat = Stat {
-        key: FileKey { dev: 1, ino: 2 },
+        key: FileKey { dev: 1, ino: 2, stream: 0 },
         directory: false,
         end_of_file: FILE_BYTES,
         allocation_size: FILE_BYTES,
@@ -306,7 +306,7 @@ fn carry_out(kind: FsOpKind, data: &Data) -> FsResult {
     };
     Ok(match kind {
         FsOpKind::Open { .. } => {
-            FsReply::Opened(Opened { handle: FsHandle(Arc::new(())), created: false, stat })
+            FsReply::Opened(Opened { handle: FsHandle(Arc::new(())), created: false, stat, file: None })
         }
         FsOpKind::Read { .. } => FsReply::Read(Box::new(data.clone())),
         FsOpKind::Write { range, .. } => FsReply::Written(range.len() as u32),

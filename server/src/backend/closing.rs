@@ -40,6 +40,7 @@ fn open(root: &Path, kind: ObjectKind) -> FsHandle {
         attributes: 0,
         allocation_size: 0,
         ownership: None,
+        stream: None,
     };
     let volume = Volume::open(root).expect("a volume").handle();
     match super::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {

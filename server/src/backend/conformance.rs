@@ -50,6 +50,7 @@ fn request(path: &str) -> OpenRequest {
         attributes: 0,
         allocation_size: 0,
         ownership: None,
+        stream: None,
     }
 }
 

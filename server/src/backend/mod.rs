@@ -42,6 +42,7 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
         | Op::EaSize { .. }
+        | Op::Streams { .. }
         | Op::CheckEmpty { .. } => Lane::LookUp,
         Op::Close { unlink: None, .. } => Lane::Close,
         Op::Close { unlink: Some(_), handle, .. }
@@ -54,13 +55,14 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         Op::Write { handle, write_through: false, .. }
         | Op::WriteRemote { handle, write_through: false, .. }
         | Op::SetEndOfFile { handle, .. }
+        | Op::Overwrite { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::ZeroRange { handle, .. } => unless_written_through(handle, Lane::Data),
         Op::CopyRange { target, .. } | Op::CloneRange { target, .. } => {
             unless_written_through(target, Lane::Data)
         }
         // All of them sync a directory or a file.
-        Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => Lane::Sync,
+        Op::Flush { .. } | Op::Rename { .. } | Op::RenameStream { .. } | Op::Link { .. } => Lane::Sync,
     }
 }
 
@@ -91,9 +93,12 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
         | Op::GetReparsePoint { handle }
         | Op::GetEas { handle }
         | Op::SetEas { handle, .. }
+        | Op::Streams { handle }
         | Op::SetEndOfFile { handle, .. }
+        | Op::Overwrite { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::Rename { handle, .. }
+        | Op::RenameStream { handle, .. }
         | Op::Link { handle, .. }
         | Op::ZeroRange { handle, .. }
         | Op::AllocatedRanges { handle, .. } => (handle, 0),
@@ -118,9 +123,11 @@ pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
         | Op::Write { handle, .. }
         | Op::WriteRemote { handle, .. }
         | Op::SetEndOfFile { handle, .. }
+        | Op::Overwrite { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::ZeroRange { handle, .. }
         | Op::Rename { handle, .. }
+        | Op::RenameStream { handle, .. }
         | Op::Link { handle, .. }
         | Op::CopyRange { target: handle, .. }
         | Op::CloneRange { target: handle, .. } => handle,
@@ -133,6 +140,7 @@ pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
         | Op::EaSize { .. }
+        | Op::Streams { .. }
         | Op::CheckEmpty { .. }
         | Op::Read { .. }
         | Op::AllocatedRanges { .. }
@@ -184,6 +192,7 @@ mod tests {
             attributes: 0,
             allocation_size: 0,
             ownership: None,
+            stream: None,
         };
         FsOpKind::Open { volume: volume.clone(), request }
     }

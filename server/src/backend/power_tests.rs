@@ -47,6 +47,7 @@ impl Served {
             attributes: 0,
             allocation_size: 0,
             ownership: None,
+            stream: None,
         };
         match self.run(FsOpKind::Open { volume: self.volume.clone(), request }) {
             Ok(FsReply::Opened(opened)) => opened.handle,

@@ -250,6 +250,7 @@ fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
         attributes: 0,
         allocation_size: 0,
         ownership: None,
+        stream: None,
     };
     let operation = FsOpKind::Open { volume: volume.clone(), request };
     match crate::backend::execute(operation, &BufferPool::default()) {

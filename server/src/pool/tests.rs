@@ -196,6 +196,7 @@ fn replace_by_link(volume: &FsHandle, from: &str, to: &str) {
         attributes: 0,
         allocation_size: 0,
         ownership: None,
+        stream: None,
     };
     let run = |operation| crate::backend::execute(operation, &BufferPool::default());
     let opened = run(FsOpKind::Open { volume: volume.clone(), request });

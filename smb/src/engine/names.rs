@@ -1,6 +1,6 @@
 //! Names and patterns as clients send them ([MS-SMB2] 2.2.13, [MS-FSCC] 2.1.5, [MS-FSA] 2.1.4.3, 2.1.4.4).
 
-use crate::fs::RelPath;
+use crate::fs::{RelPath, StreamName};
 use crate::status::NtStatus;
 
 /// Patterns longer than any name match nothing; matching costs their length times that of each name.
@@ -12,6 +12,32 @@ pub(crate) struct Name {
     pub(crate) path: RelPath,
     /// It ended in `\`: only a directory can be meant.
     pub(crate) directory: bool,
+    /// It named a stream.
+    pub(crate) stream: Option<Stream>,
+}
+
+/// A stream as a name has it after the first `:` ([MS-FSCC] 2.1.5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// `::$DATA`: what the file itself contains.
+    Default,
+    Named(StreamName),
+}
+
+/// Reads what follows the first `:` of a name: a stream's name, its type or both.
+///
+/// # Errors
+/// `STATUS_OBJECT_NAME_INVALID` for types other than `$DATA` and for what no stream can be called.
+pub(crate) fn parse_stream(text: &str) -> Result<Stream, NtStatus> {
+    let name = match text.split_once(':') {
+        None => text,
+        Some((name, kind)) if kind.eq_ignore_ascii_case("$DATA") => name,
+        Some(_) => return Err(NtStatus::OBJECT_NAME_INVALID),
+    };
+    match (name, text) {
+        ("", text) if !text.is_empty() => Ok(Stream::Default),
+        (name, _) => StreamName::new(name).map(Stream::Named),
+    }
 }
 
 /// Whether a character can be part of no name ([MS-FSCC] 2.1.5.2). Clients that have such names map them to others.
@@ -22,23 +48,22 @@ fn forbidden(c: char) -> bool {
 /// Reads a name: components separated by `\`.
 ///
 /// # Errors
-/// `STATUS_OBJECT_NAME_INVALID` for characters that no name has, streams among them; `STATUS_OBJECT_PATH_SYNTAX_BAD` for
+/// `STATUS_OBJECT_NAME_INVALID` for characters that no name has and for streams of no file; `STATUS_OBJECT_PATH_SYNTAX_BAD` for
 /// `..`, `.` and empty components.
 pub(crate) fn parse(name: &str) -> Result<Name, NtStatus> {
-    // The default stream is the file itself ([MS-FSCC] 2.1.5.1); no other exists here.
-    let name = match name.split_once(':') {
-        None => name,
-        Some((file, stream)) if stream.eq_ignore_ascii_case(":$DATA") && !file.is_empty() => file,
-        Some(_) => return Err(NtStatus::OBJECT_NAME_INVALID),
+    let (name, stream) = match name.split_once(':') {
+        None => (name, None),
+        Some(("", _)) => return Err(NtStatus::OBJECT_NAME_INVALID),
+        Some((file, stream)) => (file, Some(parse_stream(stream)?)),
     };
     let (name, directory) = match name.strip_suffix('\\') {
         Some(before) if !before.is_empty() => (before, true),
         _ => (name, false),
     };
-    if name.contains(forbidden) {
+    if name.contains(forbidden) || directory && stream.is_some() {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
-    Ok(Name { path: RelPath::new(&name.replace('\\', "/"))?, directory })
+    Ok(Name { path: RelPath::new(&name.replace('\\', "/"))?, directory, stream })
 }
 
 /// Reads a name of the POSIX extensions: components separated by `/`, of any other characters ([SMB2-POSIX] 2.2.13).
@@ -50,7 +75,7 @@ pub(crate) fn parse_posix(name: &str) -> Result<Name, NtStatus> {
         Some(before) if !before.is_empty() => (before, true),
         _ => (name, false),
     };
-    Ok(Name { path: RelPath::posix(name)?, directory })
+    Ok(Name { path: RelPath::posix(name)?, directory, stream: None })
 }
 
 /// Whether a pattern is a plain name.
@@ -114,12 +139,31 @@ mod tests {
         assert_eq!(ok(r"file::$data"), Ok("file".to_owned()));
         assert_eq!(ok("\u{f03a}\u{e9}"), Ok("\u{f03a}\u{e9}".to_owned()));
         assert!(parse(r"dir\").expect("a directory").directory);
-        for bad in ["a:b", "a:b:$DATA", "::$DATA", "a*", "a/b", "a?b", "a\u{1}", "a\"b", "<", ">", "|"] {
+        for bad in ["::$DATA", ":a", "a*", "a/b", "a?b", "a\u{1}", "a\"b", "<", ">", "|"] {
             assert_eq!(parse(bad), Err(NtStatus::OBJECT_NAME_INVALID), "{bad}");
         }
         for bad in [r"..\..", r"a\..\b", r"a\\b", r".\a", r"\a"] {
             assert_eq!(parse(bad), Err(NtStatus::OBJECT_PATH_SYNTAX_BAD), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_name_may_name_a_stream() {
+        let stream = |name: &str| parse(name).map(|name| name.stream);
+        let named = |name: &str| Ok(Some(Stream::Named(StreamName::new(name).expect("a name"))));
+        assert_eq!(stream("a"), Ok(None));
+        assert_eq!(stream("a::$Data"), Ok(Some(Stream::Default)));
+        assert_eq!(stream("d\\a:b"), named("b"));
+        assert_eq!(stream("a:B:$DATA"), named("b"), "case does not matter");
+        assert_eq!(stream("a:?*\u{5}\n"), named("?*\u{5}\n"));
+        assert_eq!(stream(&format!("a:{}", "n".repeat(255))), named(&"n".repeat(255)));
+        for bad in ["a:", "a:b:", "a::", "a:b:$FOO", "a:b:c:$DATA", "a:b\\c", "a:b/c", "d\\:b", "a*:b", ":b"]
+        {
+            assert_eq!(stream(bad), Err(NtStatus::OBJECT_NAME_INVALID), "{bad}");
+        }
+        assert_eq!(stream(&format!("a:{}", "n".repeat(256))), Err(NtStatus::OBJECT_NAME_INVALID));
+        let numbers = ["Name", "name", "nAME"].map(|name| StreamName::new(name).expect("a name").number());
+        assert!(numbers.iter().all(|number| *number == numbers[0] && *number != 0));
     }
 
     #[test]

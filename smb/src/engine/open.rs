@@ -15,7 +15,7 @@ use crate::engine::replay::Replayable;
 use crate::engine::tally::Taken;
 use crate::engine::volume::Volume;
 use crate::engine::watches::CONTENTS;
-use crate::fs::{DirEntry, FsHandle, RelPath};
+use crate::fs::{DirEntry, FsHandle, RelPath, StreamName};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
@@ -28,6 +28,8 @@ pub(crate) struct Open {
     tree_id: AtomicU32,
     pub(crate) volume: Arc<Volume>,
     pub(crate) handle: FsHandle,
+    /// Of an open of a named stream: the handle of its file.
+    pub(crate) file_handle: Option<FsHandle>,
     /// Share modes and locks of the file behind it, shared by all its opens.
     pub(crate) file: Arc<FileState>,
     pub(crate) directory: bool,
@@ -66,6 +68,8 @@ pub(crate) struct NewOpen {
     pub(crate) tree_id: u32,
     pub(crate) volume: Arc<Volume>,
     pub(crate) handle: FsHandle,
+    pub(crate) file_handle: Option<FsHandle>,
+    pub(crate) stream: Option<StreamName>,
     pub(crate) directory: bool,
     pub(crate) access: u32,
     pub(crate) options: u32,
@@ -81,6 +85,8 @@ pub(crate) struct NewOpen {
 pub(crate) struct OpenState {
     /// Open.PathName below the volume's root; follows renames by this open.
     pub(crate) path: RelPath,
+    /// The named stream; follows renames by this open.
+    pub(crate) stream: Option<StreamName>,
     /// FileModeInformation.
     pub(crate) mode: u32,
     /// The last QUERY_DIRECTORY's pattern and what was fetched but not yet sent.
@@ -137,8 +143,17 @@ impl DirectoryCursor {
 }
 
 impl OpenState {
-    pub(crate) fn new(path: RelPath) -> Self {
-        Self { path, mode: 0, directory: DirectoryCursor::default(), next_ea: 0, lock_sequence: [0xff; 65] }
+    pub(crate) fn new(path: RelPath, stream: Option<StreamName>) -> Self {
+        let directory = DirectoryCursor::default();
+        Self { path, stream, mode: 0, directory, next_ea: 0, lock_sequence: [0xff; 65] }
+    }
+
+    /// The path with the stream, if it is of one, separated by `/` and `:`.
+    pub(crate) fn full_name(&self) -> String {
+        match &self.stream {
+            Some(stream) => format!("{}:{}", self.path.as_str(), stream.as_str()),
+            None => self.path.as_str().to_owned(),
+        }
     }
 }
 
@@ -150,6 +165,7 @@ impl Open {
             tree_id: AtomicU32::new(new.tree_id),
             volume: new.volume,
             handle: new.handle,
+            file_handle: new.file_handle,
             file: entered.into_file(),
             directory: new.directory,
             access: new.access,
@@ -163,7 +179,7 @@ impl Open {
             parent_lease_key: new.parent_lease_key,
             unreported: AtomicBool::new(false),
             reported: AtomicU64::new(0),
-            state: Mutex::new(OpenState::new(new.path)),
+            state: Mutex::new(OpenState::new(new.path, new.stream)),
             counted: OnceLock::new(),
         }
     }
@@ -201,6 +217,11 @@ impl Open {
         !self.closing.swap(true, Ordering::AcqRel)
     }
 
+    /// Whether it is of a named stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.file_handle.is_some()
+    }
+
     /// Whether CLOSE, or another end of it, has begun.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
@@ -221,7 +242,8 @@ impl Open {
     pub(crate) fn contents_changed(&self, clients: &dyn Clients) {
         self.file.data_changed(self.id, clients);
         self.volume.watches.notify_modified(CONTENTS, self, clients);
-        if !self.volume.watches.leased.any() {
+        // What a directory lists does not change with named streams.
+        if self.is_stream() || !self.volume.watches.leased.any() {
             return;
         }
         if !self.file.is_write_cached() {
@@ -257,7 +279,7 @@ impl Open {
         OpenInfo {
             session_id: self.session_id(),
             volume_id: self.volume.id.clone(),
-            path: self.state().path.as_str().to_owned(),
+            path: self.state().full_name(),
             access: self.access,
             directory: self.directory,
             byte_range_locks: self.file.locks_of(self.id) as u32,
@@ -288,6 +310,10 @@ impl LocalOpen for Open {
         self.reported.store(0, Ordering::Release);
     }
 
+    fn stream(&self) -> Option<StreamName> {
+        if self.is_stream() { self.state().stream.clone() } else { None }
+    }
+
     fn parent_lease_key(&self) -> Option<LeaseKey> {
         self.parent_lease_key
     }
@@ -304,7 +330,7 @@ pub struct OpenInfo {
     pub session_id: u64,
     /// The volume it is in.
     pub volume_id: String,
-    /// Path below the volume's root.
+    /// Path below the volume's root; `:` and the name of the stream follow where it is of one.
     pub path: String,
     /// Granted access mask.
     pub access: u32,

@@ -21,8 +21,10 @@ pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -
         deletes: CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE),
         parent_lease_key: open.parent_lease_key(),
         leases: &open.volume.leases,
+        handle: &open.handle,
+        file_handle: open.file_handle.as_ref(),
     };
-    let ended = open.volume.files().leave(&open.volume.files, &open.file, &leaver, &open.handle, clients);
+    let ended = open.volume.files().leave(&open.volume.files, &open.file, &leaver, clients);
     end_watches(open, &ended, clients);
     ended
 }
@@ -30,11 +32,13 @@ pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -
 /// As [`begin`], for an open that its owner lost; what a backend has to do then.
 pub(crate) fn end(open: &Open, creations: &Creations, clients: &dyn Clients) -> FsOpKind {
     let ended = begin(open, creations, clients);
-    if let LinkFate::Unlinked { parent, .. } = ended {
-        removed(open, parent, clients);
-        // It is not removed yet.
-        let path = open.state().path.clone();
-        open.volume.watches.leased.leaves(&open.file, &path, clients);
+    if let LinkFate::Unlinked { parent, stream, .. } = ended {
+        removed(open, parent, stream, clients);
+        if !stream {
+            // It is not removed yet.
+            let path = open.state().path.clone();
+            open.volume.watches.leased.leaves(&open.file, &path, clients);
+        }
     }
     close(open, ended, false)
 }
@@ -60,8 +64,11 @@ fn end_watches(open: &Open, ended: &LinkFate, clients: &dyn Clients) {
     }
 }
 
-/// A name has been removed by who named `parent` as the lease on its directory.
-pub(crate) fn removed(open: &Open, parent: Option<LeaseKey>, clients: &dyn Clients) {
+/// A name, or only the `stream`, has been removed by who named `parent` as the lease on its directory.
+pub(crate) fn removed(open: &Open, parent: Option<LeaseKey>, stream: bool, clients: &dyn Clients) {
+    if stream {
+        return open.volume.watches.stream_changed(NotifyAction::REMOVED_STREAM, open, clients);
+    }
     let filter = name_of(open.directory);
     open.volume.watches.changed_by(parent, NotifyAction::REMOVED, filter, open, clients);
 }

@@ -11,7 +11,7 @@ use crate::engine::file::leased_directories::LeasedDirectories;
 use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::mail::{ConnectionId, Mail};
-use crate::fs::RelPath;
+use crate::fs::{RelPath, StreamName};
 use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
@@ -33,6 +33,9 @@ pub(crate) fn name_of(directory: bool) -> CompletionFilter {
 /// The contents of a file and what goes with them.
 pub(crate) const CONTENTS: CompletionFilter = CompletionFilter::SIZE.union(CompletionFilter::LAST_WRITE);
 
+/// The same of a named stream.
+const STREAM_CONTENTS: CompletionFilter = CompletionFilter::STREAM_SIZE.union(CompletionFilter::STREAM_WRITE);
+
 /// Something that has happened to a name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
@@ -40,6 +43,8 @@ pub(crate) struct Change<'a> {
     /// Who wants to hear of it.
     pub(crate) filter: CompletionFilter,
     pub(crate) path: &'a RelPath,
+    /// It has happened to this named stream.
+    pub(crate) stream: Option<&'a StreamName>,
 }
 
 /// What a client asks for.
@@ -118,10 +123,16 @@ fn list_size(changes: &[FileNotifyInformation]) -> usize {
     changes.iter().fold(0, |sum: usize, change| sum.next_multiple_of(4) + size(change))
 }
 
-/// `path` as seen from `directory`, which is above it.
-fn relative(directory: &RelPath, path: &RelPath) -> String {
-    let below = path.as_str().strip_prefix(directory.as_str()).unwrap_or_default();
-    below.trim_start_matches('/').replace('/', "\\")
+/// The name that a change is reported with to those who watch `directory`, which is above it.
+fn relative(directory: &RelPath, change: &Change<'_>) -> String {
+    let below = change.path.as_str().strip_prefix(directory.as_str()).unwrap_or_default();
+    let mut name = below.trim_start_matches('/').replace('/', "\\");
+    if let Some(stream) = change.stream {
+        name.push(':');
+        name.push_str(stream.as_str());
+        name.push_str(":$DATA");
+    }
+    name
 }
 
 impl Watch {
@@ -165,7 +176,7 @@ impl Inner {
             let before = watch.kept_bytes;
             let filter = watch.filter;
             for change in changes.iter().filter(|c| filter.intersects(c.filter)) {
-                let file_name = relative(at, change.path);
+                let file_name = relative(at, change);
                 let left = limits::NOTIFY_VOLUME_BYTES_MAX.saturating_sub(self.kept_bytes - before);
                 watch.keep(FileNotifyInformation { action: change.action, file_name }, left);
             }
@@ -262,7 +273,7 @@ impl Watches {
     }
 
     /// As [`Self::report`], to those who watch.
-    fn notify(&self, changes: &[Change<'_>], clients: &dyn Clients) {
+    pub(crate) fn notify(&self, changes: &[Change<'_>], clients: &dyn Clients) {
         let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
         if !changes.iter().any(|change| interests.intersects(change.filter)) {
             return;
@@ -315,7 +326,7 @@ impl Watches {
             return;
         }
         let path = open.path();
-        self.report(&[Change { action, filter, path: &path }], parent, clients);
+        self.report(&[Change { action, filter, path: &path, stream: None }], parent, clients);
     }
 
     /// As [`Self::modified`], to those who watch.
@@ -325,15 +336,34 @@ impl Watches {
         open: &dyn LocalOpen,
         clients: &dyn Clients,
     ) {
+        let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
+        if !interests.intersects(filter | STREAM_CONTENTS) {
+            return;
+        }
+        let (path, stream) = (open.path(), open.stream());
+        let (action, filter) = match stream {
+            Some(_) if filter == CONTENTS => (NotifyAction::MODIFIED_STREAM, STREAM_CONTENTS),
+            _ => (NotifyAction::MODIFIED, filter),
+        };
+        let stream = stream.as_ref().filter(|_| action == NotifyAction::MODIFIED_STREAM);
+        self.notify(&[Change { action, filter, path: &path, stream }], clients);
+    }
+
+    /// A named stream was made or removed, by an open of it.
+    pub(crate) fn stream_changed(&self, action: NotifyAction, open: &dyn LocalOpen, clients: &dyn Clients) {
+        let filter = CompletionFilter::STREAM_NAME;
         if self.interests.load(Ordering::Relaxed) & filter.0 == 0 {
             return;
         }
-        let path = open.path();
-        self.notify(&[Change { action: NotifyAction::MODIFIED, filter, path: &path }], clients);
+        let (path, stream) = (open.path(), open.stream());
+        self.notify(&[Change { action, filter, path: &path, stream: stream.as_ref() }], clients);
     }
 
     /// As [`Self::changed`], of a file that stays.
     pub(crate) fn modified(&self, filter: CompletionFilter, open: &dyn LocalOpen, clients: &dyn Clients) {
+        if filter == CONTENTS && open.stream().is_some() {
+            return self.notify_modified(filter, open, clients);
+        }
         self.changed(NotifyAction::MODIFIED, filter, open, clients);
     }
 

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use forebay_smb::fs::{
     DirEntry, Ea, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode,
-    OpenRequest, Opened, Ownership, Payload, RelPath, ReparsePoint, Space, Stat,
+    OpenRequest, Opened, OpenedFile, Ownership, Payload, RelPath, ReparsePoint, Space, Stat, StreamEntry,
+    StreamName,
 };
 use forebay_smb::limits::EA_BYTES_MAX;
 use forebay_smb::status::NtStatus;
@@ -35,10 +36,12 @@ struct Node {
     uid: u32,
     gid: u32,
     eas: Vec<Ea>,
+    streams: Vec<(StreamName, Vec<u8>)>,
 }
 
 struct Handle {
     ino: u64,
+    stream: Mutex<Option<StreamName>>,
     path: Mutex<RelPath>,
     /// The last name that was listed.
     position: Mutex<Option<String>>,
@@ -107,6 +110,7 @@ impl Node {
             uid: 0,
             gid: 0,
             eas: Vec::new(),
+            streams: Vec::new(),
         }
     }
 }
@@ -184,7 +188,7 @@ impl Inner {
             | if node.directory { DIRECTORY } else { 0 }
             | if node.reparse.is_some() { REPARSE_POINT } else { 0 };
         Stat {
-            key: FileKey { dev: 1, ino },
+            key: FileKey { dev: 1, ino, stream: 0 },
             directory: node.directory,
             end_of_file: node.data.len() as u64,
             allocation_size: (node.data.len() as u64)
@@ -200,7 +204,103 @@ impl Inner {
         }
     }
 
+    /// Attributes of what a handle denotes.
+    fn stat_of(&self, handle: &Handle) -> Result<Stat, NtStatus> {
+        let stat = self.stat(handle.ino);
+        let Some(name) = handle.stream.lock().unwrap().clone() else { return Ok(stat) };
+        let size = self.data(handle)?.len() as u64;
+        Ok(Stat {
+            key: FileKey { stream: name.number(), ..stat.key },
+            directory: false,
+            end_of_file: size,
+            allocation_size: size.next_multiple_of(8),
+            attributes: stat.attributes & !DIRECTORY,
+            ..stat
+        })
+    }
+
+    /// Contents of what a handle denotes.
+    fn data(&self, handle: &Handle) -> Result<&Vec<u8>, NtStatus> {
+        let node = &self.nodes[&handle.ino];
+        match &*handle.stream.lock().unwrap() {
+            None => Ok(&node.data),
+            Some(name) => {
+                let stream = node.streams.iter().find(|(known, _)| known == name);
+                stream.map(|(_, data)| data).ok_or(NtStatus::FILE_DELETED)
+            }
+        }
+    }
+
+    fn data_mut(&mut self, handle: &Handle) -> Result<&mut Vec<u8>, NtStatus> {
+        let node = self.nodes.get_mut(&handle.ino).unwrap();
+        match &*handle.stream.lock().unwrap() {
+            None => Ok(&mut node.data),
+            Some(name) => {
+                let stream = node.streams.iter_mut().find(|(known, _)| known == name);
+                stream.map(|(_, data)| data).ok_or(NtStatus::FILE_DELETED)
+            }
+        }
+    }
+
+    fn open_stream(&mut self, request: OpenRequest, name: StreamName) -> Result<Opened, NtStatus> {
+        let mode = if request.mode == OpenMode::Existing { OpenMode::Existing } else { OpenMode::Either };
+        let of_file = OpenRequest { mode, kind: ObjectKind::Any, stream: None, ..request.clone() };
+        let Opened { handle, created: made_file, .. } = self.open(of_file)?;
+        let ino = Arc::clone(&handle.0).downcast::<Handle>().unwrap().ino;
+        let streams = &mut self.nodes.get_mut(&ino).unwrap().streams;
+        let created = match (streams.iter().any(|(known, _)| *known == name), request.mode) {
+            (true, OpenMode::New) => return Err(NtStatus::OBJECT_NAME_COLLISION),
+            (false, OpenMode::Existing) => return Err(NtStatus::OBJECT_NAME_NOT_FOUND),
+            (there, _) => !there,
+        };
+        if created {
+            streams.push((name.clone(), Vec::new()));
+        }
+        let stream = Handle {
+            ino,
+            stream: Mutex::new(Some(name)),
+            path: Mutex::new(request.path),
+            position: Mutex::default(),
+        };
+        let stat = self.stat_of(&stream)?;
+        let file = Some(OpenedFile { handle, created: made_file });
+        Ok(Opened { handle: FsHandle(Arc::new(stream)), created, stat, file })
+    }
+
+    fn rename_stream(
+        &mut self,
+        handle: &Handle,
+        to: Option<StreamName>,
+        replace: bool,
+    ) -> Result<(), NtStatus> {
+        let name = handle.stream.lock().unwrap().clone().ok_or(NtStatus::INVALID_HANDLE)?;
+        let data = self.data(handle)?.clone();
+        let node = self.nodes.get_mut(&handle.ino).unwrap();
+        match &to {
+            None if !node.data.is_empty() => return Err(NtStatus::INVALID_PARAMETER),
+            None => node.data = data,
+            Some(to) => {
+                let there = node.streams.iter().find(|(known, _)| known == to);
+                match there {
+                    Some(_) if !replace => return Err(NtStatus::OBJECT_NAME_COLLISION),
+                    Some((_, there)) if !there.is_empty() => return Err(NtStatus::INVALID_PARAMETER),
+                    _ => {}
+                }
+                node.streams.retain(|(known, _)| known != to);
+                node.streams.push((to.clone(), data));
+            }
+        }
+        node.streams.retain(|(known, _)| *known != name);
+        if to.is_some() {
+            *handle.stream.lock().unwrap() = to;
+        }
+        Ok(())
+    }
+
     fn open(&mut self, request: OpenRequest) -> Result<Opened, NtStatus> {
+        if let Some(stream) = request.stream.clone() {
+            return self.open_stream(request, stream);
+        }
         let (ino, created) = match (self.find(&request.path), request.mode) {
             (Ok(_), OpenMode::New) => return Err(NtStatus::OBJECT_NAME_COLLISION),
             (Ok(ino), _) => (ino, false),
@@ -231,11 +331,12 @@ impl Inner {
             ObjectKind::Directory if !stat.directory => return Err(NtStatus::NOT_A_DIRECTORY),
             _ => {}
         }
-        let handle = Handle { ino, path: Mutex::new(request.path), position: Mutex::default() };
+        let path = Mutex::new(request.path);
+        let handle = Handle { ino, stream: Mutex::default(), path, position: Mutex::default() };
         let handle = Arc::new(handle);
         self.handles.retain(|known| known.strong_count() > 0);
         self.handles.push(Arc::downgrade(&handle));
-        Ok(Opened { handle: FsHandle(handle), created, stat })
+        Ok(Opened { handle: FsHandle(handle), created, stat, file: None })
     }
 
     fn unlink(&mut self, path: &RelPath, ino: u64) -> Result<(), NtStatus> {
@@ -277,15 +378,20 @@ impl Inner {
             FsOpKind::Close { handle: h, unlink, stat } => {
                 self.log.push(if unlink.is_some() { "close+unlink" } else { "close" });
                 let h = handle(&h);
-                let last = self.stat(h.ino);
+                let last = if stat { self.stat_of(&h)? } else { self.stat(h.ino) };
                 if let Some(_token) = unlink {
-                    self.unlink(&h.path.lock().unwrap(), h.ino)?;
+                    match h.stream.lock().unwrap().take() {
+                        Some(name) => {
+                            self.nodes.get_mut(&h.ino).unwrap().streams.retain(|(known, _)| *known != name);
+                        }
+                        None => self.unlink(&h.path.lock().unwrap(), h.ino)?,
+                    }
                 }
                 if stat { FsReply::Stat(last) } else { FsReply::Done }
             }
             FsOpKind::Read { handle: h, offset, length, .. } => {
                 self.log.push("read");
-                let data = &self.nodes[&ino(&h)].data;
+                let data = self.data(&handle(&h))?;
                 let bytes = part(data, offset, length.into());
                 let bytes = (!bytes.is_empty()).then_some(bytes);
                 FsReply::Read(Box::new(Data(bytes.ok_or(NtStatus::END_OF_FILE)?.to_vec())))
@@ -293,7 +399,7 @@ impl Inner {
             FsOpKind::WriteRemote { .. } => return Err(NtStatus::NOT_SUPPORTED),
             FsOpKind::Write { handle: h, offset, frame, range, .. } => {
                 self.log.push("write");
-                let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
+                let data = self.data_mut(&handle(&h))?;
                 limit(offset, 0)?;
                 // As on real file systems, what finds its place is written before the rest does not.
                 let place = range.len().min((FILE_BYTES_MAX - offset) as usize);
@@ -309,7 +415,7 @@ impl Inner {
                 self.log.push("flush");
                 FsReply::Done
             }
-            FsOpKind::Stat { handle: h } => FsReply::Stat(self.stat(ino(&h))),
+            FsOpKind::Stat { handle: h } => FsReply::Stat(self.stat_of(&handle(&h))?),
             FsOpKind::StatPath { path, .. } => FsReply::Stat(self.stat(self.find(&path)?)),
             FsOpKind::Space { .. } => FsReply::Space(Space {
                 total: 1 << 30,
@@ -389,11 +495,38 @@ impl Inner {
                 node.times.change += 1;
                 FsReply::Done
             }
+            FsOpKind::Streams { handle: h } => {
+                let streams = self.nodes[&ino(&h)].streams.iter();
+                let entry = |(name, data): &(StreamName, Vec<u8>)| StreamEntry {
+                    name: name.clone(),
+                    size: data.len() as u64,
+                    allocation_size: (data.len() as u64).next_multiple_of(8),
+                };
+                FsReply::Streams(streams.map(entry).collect())
+            }
+            FsOpKind::Overwrite { handle: h, streams } => {
+                self.log.push("truncate");
+                let h = handle(&h);
+                self.data_mut(&h)?.clear();
+                let node = self.nodes.get_mut(&h.ino).unwrap();
+                if h.stream.lock().unwrap().is_none() {
+                    node.reserved = 0;
+                    if streams {
+                        node.streams.clear();
+                    }
+                }
+                node.times.change += 1;
+                FsReply::Done
+            }
+            FsOpKind::RenameStream { handle: h, to, replace } => {
+                self.rename_stream(&handle(&h), to, replace)?;
+                FsReply::Done
+            }
             FsOpKind::SetEndOfFile { handle: h, size } => {
                 self.log.push("truncate");
                 limit(size, 0)?;
+                self.data_mut(&handle(&h))?.resize(size as usize, 0);
                 let node = self.nodes.get_mut(&ino(&h)).unwrap();
-                node.data.resize(size as usize, 0);
                 node.times.change += 1;
                 node.reserved = 0;
                 FsReply::Done
@@ -439,8 +572,8 @@ impl Inner {
             FsOpKind::CopyRange { source, source_offset, target, target_offset, length } => {
                 limit(target_offset, 0)?;
                 let place = length.min(FILE_BYTES_MAX - target_offset);
-                let bytes = part(&self.nodes[&ino(&source)].data, source_offset, place).to_vec();
-                let to = &mut self.nodes.get_mut(&ino(&target)).unwrap().data;
+                let bytes = part(self.data(&handle(&source))?, source_offset, place).to_vec();
+                let to = self.data_mut(&handle(&target))?;
                 let end = target_offset as usize + bytes.len();
                 if to.len() < end {
                     to.resize(end, 0);

@@ -191,7 +191,7 @@ fn served(x: &Statx) -> bool {
 }
 
 fn key(x: &Statx) -> FileKey {
-    FileKey { dev: u64::from(x.stx_dev_major) << 32 | u64::from(x.stx_dev_minor), ino: x.stx_ino }
+    FileKey { dev: u64::from(x.stx_dev_major) << 32 | u64::from(x.stx_dev_minor), ino: x.stx_ino, stream: 0 }
 }
 
 fn build(x: &Statx, dos: Option<Dos>) -> Stat {
@@ -226,6 +226,14 @@ fn build(x: &Statx, dos: Option<Dos>) -> Stat {
         mode: u32::from(x.stx_mode) & PERMISSIONS,
         uid: x.stx_uid,
         gid: x.stx_gid,
+    }
+}
+
+/// Attributes of a stream of what has `attributes`.
+pub(super) fn without_directory(attributes: u32) -> u32 {
+    match attributes & !DIRECTORY {
+        0 => NORMAL,
+        others => others,
     }
 }
 

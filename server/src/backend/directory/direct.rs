@@ -157,6 +157,7 @@ mod tests {
             attributes,
             allocation_size,
             ownership: None,
+            stream: None,
         };
         match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
             Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),

@@ -7,7 +7,7 @@ use forebay_smb::fs::{FsHandle, FsOpKind, FsReply};
 use forebay_smb::status::NtStatus;
 use rustix::io::Errno;
 
-use super::{OpenFile, file, names};
+use super::{OpenFile, is_stream, names, of_file};
 use crate::backend::errno::status;
 
 /// What a volume promises of an operation that was answered and not flushed.
@@ -56,14 +56,18 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
         | Op::EaSize { .. }
+        | Op::Streams { .. }
         | Op::AllocatedRanges { .. } => (Change::None, None),
         Op::Write { .. } | Op::WriteRemote { .. } => (Change::Write, None),
-        Op::Flush { .. } | Op::Rename { .. } | Op::Link { .. } => (Change::Settled, None),
+        Op::Flush { .. } | Op::Rename { .. } | Op::RenameStream { .. } | Op::Link { .. } => {
+            (Change::Settled, None)
+        }
         Op::SetBasic { handle, .. }
         | Op::SetOwnership { handle, .. }
         | Op::SetEas { handle, .. }
         | Op::SetReparsePoint { handle, .. } => (Change::Attributes, Some(handle)),
         Op::SetEndOfFile { handle, .. }
+        | Op::Overwrite { handle, .. }
         | Op::SetAllocation { handle, .. }
         | Op::ZeroRange { handle, .. }
         | Op::CopyRange { target: handle, .. }
@@ -91,8 +95,13 @@ impl Settlement {
     pub(super) fn of(operation: &FsOpKind) -> Result<Self, NtStatus> {
         let (change, handle) = change(operation);
         let written_through = || -> Result<Option<Arc<OpenFile>>, NtStatus> {
-            let file = handle.map(file).transpose()?;
+            let file = handle.map(of_file).transpose()?;
             Ok(file.filter(|file| file.write_through()))
+        };
+        let change = match change {
+            // A named stream is an attribute of its file.
+            Change::Contents | Change::Removed if handle.is_some_and(is_stream) => Change::Attributes,
+            change => change,
         };
         Ok(match change {
             Change::None | Change::Settled | Change::Write => Self::None,
@@ -109,13 +118,15 @@ impl Settlement {
             Self::None => Ok(()),
             Self::Made => match reply {
                 FsReply::Opened(opened) if opened.created => {
-                    let made = file(&opened.handle)?;
+                    let made = of_file(&opened.handle)?;
                     if made.volume.promise != Promise::AtReply {
                         return Ok(());
                     }
                     names::flush(&made).inspect_err(|_| {
                         // The first error is the one to tell; nothing may stay of what was refused.
-                        let _ = names::unlink(&made);
+                        if opened.file.as_ref().is_none_or(|file| file.created) {
+                            let _ = names::unlink(&made);
+                        }
                     })
                 }
                 _ => Ok(()),

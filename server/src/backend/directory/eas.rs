@@ -1,6 +1,6 @@
 //! Extended attributes: `name` of SMB is `user.name` of the file system, as Samba keeps it.
 //!
-//! `user.forebay.*` is the server's own: no client reads or sets it. Left out are also empty values, which SMB cannot tell from
+//! `user.forebay.*` is the server's own, and so are named streams: no client reads or sets them as attributes. Left out are also empty values, which SMB cannot tell from
 //! attributes that are not there, and names that are not printable ASCII.
 
 use std::ffi::{CStr, CString};
@@ -11,16 +11,16 @@ use forebay_smb::status::NtStatus;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-use super::OpenFile;
+use super::{OpenFile, streams};
 use crate::backend::errno::status;
 
 const PREFIX: &[u8] = b"user.";
 /// What the server's own names have after [`PREFIX`].
 const OWN: &[u8] = b"forebay.";
 /// XATTR_NAME_MAX, XATTR_LIST_MAX and XATTR_SIZE_MAX of linux/limits.h.
-const NAME_BYTES_MAX: usize = 255;
+pub(super) const NAME_BYTES_MAX: usize = 255;
 const LIST_BYTES_MAX: usize = 65_536;
-const VALUE_BYTES_MAX: usize = 65_536;
+pub(super) const VALUE_BYTES_MAX: usize = 65_536;
 /// Bytes of a list of names that is short: most files have none or the server's own.
 const SHORT_LIST_BYTES: usize = 1024;
 
@@ -36,15 +36,18 @@ fn ea_status(errno: Errno) -> NtStatus {
 fn served(key: &CStr) -> Option<&[u8]> {
     let name = key.to_bytes().strip_prefix(PREFIX)?;
     let printable = |byte: &u8| matches!(byte, b' '..=b'~');
+    if streams::is_stream(key) {
+        return None;
+    }
     (!name.is_empty() && !name.starts_with(OWN) && name.iter().all(printable)).then_some(name)
 }
 
 /// What the file system calls an attribute that is to be set.
 fn key(name: &[u8]) -> Result<CString, NtStatus> {
-    if name.starts_with(OWN) {
+    let key = CString::new([PREFIX, name].concat()).map_err(|_| NtStatus::INVALID_EA_NAME)?;
+    if name.starts_with(OWN) || streams::is_stream(&key) {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    let key = CString::new([PREFIX, name].concat()).map_err(|_| NtStatus::INVALID_EA_NAME)?;
     if key.count_bytes() > NAME_BYTES_MAX || served(&key).is_none() {
         return Err(NtStatus::INVALID_EA_NAME);
     }
@@ -52,12 +55,15 @@ fn key(name: &[u8]) -> Result<CString, NtStatus> {
 }
 
 /// The keys in what flistxattr(2) has written.
-fn keys(list: &[u8]) -> impl Iterator<Item = &CStr> {
+pub(super) fn keys(list: &[u8]) -> impl Iterator<Item = &CStr> {
     list.split_inclusive(|byte| *byte == 0).filter_map(|key| CStr::from_bytes_with_nul(key).ok())
 }
 
 /// Runs `each` on the list of names.
-fn with_list<T>(file: &OpenFile, each: impl FnOnce(&[u8]) -> Result<T, NtStatus>) -> Result<T, NtStatus> {
+pub(super) fn with_list<T>(
+    file: &OpenFile,
+    each: impl FnOnce(&[u8]) -> Result<T, NtStatus>,
+) -> Result<T, NtStatus> {
     let mut short = [0; SHORT_LIST_BYTES];
     match rustix::fs::flistxattr(&file.fd, &mut short) {
         Ok(length) => return each(&short[..length]),
@@ -189,7 +195,8 @@ mod tests {
     fn names_of_the_server_and_of_other_namespaces_are_not_served() {
         assert_eq!(served(c"user.a"), Some(&b"a"[..]));
         assert_eq!(served(c"user.Forebay.x"), Some(&b"Forebay.x"[..]));
-        for key in [c"user.forebay.dos", c"user.", c"security.selinux", c"trusted.a", c"user.gr\xc3\xbcn"] {
+        let others = [c"user.", c"security.selinux", c"trusted.a", c"user.gr\xc3\xbcn"];
+        for key in others.into_iter().chain([c"user.forebay.dos", c"user.DosStream.a:$DATA"]) {
             assert_eq!(served(key), None, "{key:?}");
         }
     }
@@ -202,6 +209,7 @@ mod tests {
         assert_eq!(key(b"a\0b"), Err(NtStatus::INVALID_EA_NAME));
         assert_eq!(key(b""), Err(NtStatus::INVALID_EA_NAME));
         assert_eq!(key(b"forebay.dos"), Err(NtStatus::ACCESS_DENIED));
+        assert_eq!(key(b"DosStream.a:$DATA"), Err(NtStatus::ACCESS_DENIED));
     }
 
     #[test]

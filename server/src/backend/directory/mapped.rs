@@ -372,6 +372,7 @@ mod tests {
             attributes: 0,
             allocation_size: 0,
             ownership: None,
+            stream: None,
         };
         match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
             Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),

@@ -22,6 +22,7 @@ mod names;
 mod open;
 mod path;
 pub mod quota;
+mod streams;
 mod xattr;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +34,8 @@ pub use self::durability::Promise;
 use self::durability::Settlement;
 pub use self::mapped::MappedRead;
 use self::name_locks::NameLocks;
-use forebay_smb::fs::{FileKey, FsHandle, FsOpKind, FsReply, FsResult, RelPath, Space};
+use self::streams::{Data, OpenStream};
+use forebay_smb::fs::{FileKey, FsHandle, FsOpKind, FsReply, FsResult, RelPath, Space, Stat};
 use forebay_smb::status::NtStatus;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -228,9 +230,26 @@ pub fn file(handle: &FsHandle) -> Result<Arc<OpenFile>, NtStatus> {
     Arc::clone(&handle.0).downcast().map_err(|_| NtStatus::INVALID_HANDLE)
 }
 
+fn stream(handle: &FsHandle) -> Option<Arc<OpenStream>> {
+    Arc::clone(&handle.0).downcast().ok()
+}
+
+/// The open file behind a handle, or the one that the stream is of: what has the attributes.
+fn of_file(handle: &FsHandle) -> Result<Arc<OpenFile>, NtStatus> {
+    stream(handle).map_or_else(|| file(handle), |stream| Ok(Arc::clone(stream.file())))
+}
+
+fn is_stream(handle: &FsHandle) -> bool {
+    handle.0.is::<OpenStream>()
+}
+
+fn data_of(handle: &FsHandle) -> Result<Data, NtStatus> {
+    stream(handle).map_or_else(|| file(handle).map(Data::File), |stream| Ok(Data::Stream(stream)))
+}
+
 /// Whether all that is done by a handle, of a volume or of a file, has to be on stable storage before it is acknowledged.
 pub(super) fn writes_through(handle: &FsHandle) -> bool {
-    file(handle).map_or_else(
+    of_file(handle).map_or_else(
         |_| volume(handle).is_ok_and(|volume| volume.promise == Promise::AtReply),
         |file| file.write_through,
     )
@@ -250,6 +269,9 @@ fn volume_of(handle: &FsHandle) -> Option<&Volume> {
     if let Some(file) = handle.0.downcast_ref::<OpenFile>() {
         return Some(&file.volume);
     }
+    if let Some(stream) = handle.0.downcast_ref::<OpenStream>() {
+        return Some(&stream.file().volume);
+    }
     handle.0.downcast_ref()
 }
 
@@ -257,7 +279,14 @@ fn volume(handle: &FsHandle) -> Result<Arc<Volume>, NtStatus> {
     if let Ok(volume) = Arc::clone(&handle.0).downcast::<Volume>() {
         return Ok(volume);
     }
-    file(handle).map(|file| Arc::clone(&file.volume))
+    of_file(handle).map(|file| Arc::clone(&file.volume))
+}
+
+fn stat(handle: &FsHandle) -> Result<Stat, NtStatus> {
+    match stream(handle) {
+        Some(stream) => stream.stat(),
+        None => attrs::stat(&*file(handle)?),
+    }
 }
 
 /// Carries an operation out that the kernel answers from memory. `Err` gives back one that may have to wait.
@@ -272,17 +301,15 @@ pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> 
             .ok()
             .and_then(|volume| open::stat_path_cached(&volume, path))
             .map(|r| r.map(FsReply::Stat)),
-        Op::Stat { handle } => Some(file(handle).and_then(|file| attrs::stat(&file)).map(FsReply::Stat)),
-        Op::EaSize { handle } => match file(handle) {
+        Op::Stat { handle } => Some(stat(handle).map(FsReply::Stat)),
+        Op::EaSize { handle } => match of_file(handle) {
             Ok(file) => eas::size_cached(&file).map(|size| size.map(FsReply::EaSize)),
             Err(status) => Some(Err(status)),
         },
         Op::Space { handle } => {
             Some(volume(handle).and_then(|v| v.space().map_err(status)).map(FsReply::Space))
         }
-        Op::Close { handle, unlink: None, stat: true } => {
-            Some(file(handle).and_then(|file| attrs::stat(&file)).map(FsReply::Stat))
-        }
+        Op::Close { handle, unlink: None, stat: true } => Some(stat(handle).map(FsReply::Stat)),
         Op::Close { unlink: None, stat: false, .. } => Some(Ok(FsReply::Done)),
         _ => None,
     };
@@ -301,47 +328,73 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     use FsOpKind as Op;
     match operation {
         Op::Open { volume: at, request } => open::open(&volume(&at)?, &request).map(FsReply::Opened),
-        Op::Close { handle, unlink, stat } => {
-            let file = file(&handle)?;
+        Op::Close { handle, unlink, stat: with_stat } => {
             // Taken first: the name's end shows in neither.
-            let last = if stat { Some(attrs::stat(&file)?) } else { None };
+            let last = if with_stat { Some(stat(&handle)?) } else { None };
             // The name cannot be opened until the token is dropped.
             if let Some(_token) = unlink {
-                names::unlink(&file)?;
+                match stream(&handle) {
+                    Some(stream) => stream.remove()?,
+                    None => names::unlink(&*file(&handle)?)?,
+                }
             }
             Ok(last.map_or(FsReply::Done, FsReply::Stat))
         }
-        Op::Read { handle, offset, length, .. } => {
-            data::read(&*file(&handle)?, offset, length, buffers).map(FsReply::Read)
+        Op::Read { handle, offset, length, .. } => match stream(&handle) {
+            Some(stream) => stream.read(offset, length, buffers),
+            None => data::read(&*file(&handle)?, offset, length, buffers),
         }
+        .map(FsReply::Read),
         // Transports fetch the data and then write them.
         Op::WriteRemote { .. } => Err(NtStatus::INTERNAL_ERROR),
         Op::Write { handle, offset, frame, range, write_through } => {
             let bytes = frame.bytes().get(range).ok_or(NtStatus::INVALID_PARAMETER)?;
-            data::write(&*file(&handle)?, offset, bytes, write_through).map(FsReply::Written)
+            match stream(&handle) {
+                Some(stream) => stream.write(offset, bytes, write_through),
+                None => data::write(&*file(&handle)?, offset, bytes, write_through),
+            }
+            .map(FsReply::Written)
         }
-        Op::Flush { handle } => names::flush(&*file(&handle)?).map(|()| FsReply::Done),
-        Op::Stat { handle } => attrs::stat(&*file(&handle)?).map(FsReply::Stat),
+        Op::Flush { handle } => names::flush(&*of_file(&handle)?).map(|()| FsReply::Done),
+        Op::Stat { handle } => stat(&handle).map(FsReply::Stat),
         Op::Space { handle } => volume(&handle)?.space().map(FsReply::Space).map_err(status),
         Op::ReadDir { handle, restart, limit } => {
             dirs::read(&*file(&handle)?, restart, limit).map(FsReply::Entries)
         }
         Op::Lookup { handle, name } => dirs::lookup(&*file(&handle)?, &name).map(FsReply::Entries),
-        Op::SetBasic { handle, info } => attrs::set(&*file(&handle)?, &info).map(|()| FsReply::Done),
+        Op::SetBasic { handle, info } => attrs::set(&*of_file(&handle)?, &info).map(|()| FsReply::Done),
         Op::SetOwnership { handle, ownership } => {
-            attrs::own(&*file(&handle)?, ownership).map(|()| FsReply::Done)
+            attrs::own(&*of_file(&handle)?, ownership).map(|()| FsReply::Done)
         }
         Op::SetReparsePoint { handle, point } => {
             attrs::set_reparse_point(&*file(&handle)?, point).map(|()| FsReply::Done)
         }
         Op::GetReparsePoint { handle } => attrs::reparse_data(&*file(&handle)?).map(FsReply::ReparseData),
-        Op::GetEas { handle } => eas::get(&*file(&handle)?).map(FsReply::Eas),
-        Op::EaSize { handle } => eas::size(&*file(&handle)?).map(FsReply::EaSize),
-        Op::SetEas { handle, eas } => eas::set(&*file(&handle)?, &eas).map(|()| FsReply::Done),
-        Op::SetEndOfFile { handle, size } => data::set_end(&*file(&handle)?, size).map(|()| FsReply::Done),
-        Op::SetAllocation { handle, size } => {
-            data::set_allocation(&*file(&handle)?, size).map(|()| FsReply::Done)
+        Op::GetEas { handle } => eas::get(&*of_file(&handle)?).map(FsReply::Eas),
+        Op::EaSize { handle } => eas::size(&*of_file(&handle)?).map(FsReply::EaSize),
+        Op::SetEas { handle, eas } => eas::set(&*of_file(&handle)?, &eas).map(|()| FsReply::Done),
+        Op::Streams { handle } => streams::list(&*of_file(&handle)?).map(FsReply::Streams),
+        Op::Overwrite { handle, streams } => {
+            match stream(&handle) {
+                Some(stream) => stream.set_end(0)?,
+                None => overwrite(&*file(&handle)?, streams)?,
+            }
+            Ok(FsReply::Done)
         }
+        Op::RenameStream { handle, to, replace } => {
+            let stream = stream(&handle).ok_or(NtStatus::INVALID_HANDLE)?;
+            stream.rename(to.as_ref(), replace).map(|()| FsReply::Done)
+        }
+        Op::SetEndOfFile { handle, size } => match stream(&handle) {
+            Some(stream) => stream.set_end(size),
+            None => data::set_end(&*file(&handle)?, size),
+        }
+        .map(|()| FsReply::Done),
+        Op::SetAllocation { handle, size } => match stream(&handle) {
+            Some(stream) => stream.set_allocation(size),
+            None => data::set_allocation(&*file(&handle)?, size),
+        }
+        .map(|()| FsReply::Done),
         Op::Rename { handle, to, replace } => {
             names::rename(&*file(&handle)?, &to, replace).map(|()| FsReply::Done)
         }
@@ -351,8 +404,15 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
         Op::CheckEmpty { handle } => dirs::check_empty(&*file(&handle)?).map(|()| FsReply::Done),
         Op::StatPath { volume: at, path } => open::stat_path(&*volume(&at)?, &path).map(FsReply::Stat),
         Op::CopyRange { source, source_offset, target, target_offset, length } => {
-            data::copy(&*file(&source)?, source_offset, &*file(&target)?, target_offset, length)
-                .map(FsReply::Copied)
+            match (data_of(&source)?, data_of(&target)?) {
+                (Data::File(source), Data::File(target)) => {
+                    data::copy(&source, source_offset, &target, target_offset, length)
+                }
+                (source, target) => {
+                    streams::copy(&source, source_offset, &target, target_offset, length, buffers)
+                }
+            }
+            .map(FsReply::Copied)
         }
         Op::CloneRange { source, source_offset, target, target_offset, length } => {
             let (source, target) = (file(&source)?, file(&target)?);
@@ -363,12 +423,20 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
                     errno => status(errno),
                 })
         }
-        Op::ZeroRange { handle, offset, length } => {
-            data::zero(&*file(&handle)?, offset, length).map(|()| FsReply::Done)
+        Op::ZeroRange { handle, offset, length } => match stream(&handle) {
+            Some(stream) => stream.zero(offset, length),
+            None => data::zero(&*file(&handle)?, offset, length),
         }
-        Op::AllocatedRanges { handle, offset, length, limit } => {
-            data::ranges(&*file(&handle)?, offset, length, limit)
-                .map(|(ranges, more)| FsReply::Ranges(ranges, more))
+        .map(|()| FsReply::Done),
+        Op::AllocatedRanges { handle, offset, length, limit } => match stream(&handle) {
+            Some(stream) => stream.ranges(offset, length).map(|ranges| (ranges, false)),
+            None => data::ranges(&*file(&handle)?, offset, length, limit),
         }
+        .map(|(ranges, more)| FsReply::Ranges(ranges, more)),
     }
+}
+
+fn overwrite(file: &OpenFile, with_streams: bool) -> Result<(), NtStatus> {
+    data::set_end(file, 0)?;
+    if with_streams { streams::remove_all(file) } else { Ok(()) }
 }

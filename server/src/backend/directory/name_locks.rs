@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn directories_of_one_group_are_locked_once_and_others_do_not_wait() {
         let locks = NameLocks::default();
-        let key = |ino| FileKey { dev: 0, ino };
+        let key = |ino| FileKey { dev: 0, ino, stream: 0 };
         drop(locks.of_both(key(1), key(1)));
         drop(locks.of_both(key(1), key(1 + NAME_LOCKS as u64)));
         let held = locks.of_both(key(2), key(1));

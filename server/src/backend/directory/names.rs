@@ -253,6 +253,7 @@ mod tests {
             attributes: 0,
             allocation_size: 0,
             ownership: None,
+            stream: None,
         };
         let operation = FsOpKind::Open { volume: volume.clone(), request };
         match backend::execute(operation, &BufferPool::default()) {

@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::durability::Promise;
-use super::{OpenFile, Volume, attrs, dirs, path};
+use super::{OpenFile, Volume, attrs, dirs, path, streams};
 use crate::backend::errno::status;
 use crate::lanes::Descriptor;
 use crate::limits::RACE_ATTEMPTS_MAX;
@@ -19,13 +19,16 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
 
 pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened, NtStatus> {
+    if let Some(stream) = &request.stream {
+        return streams::open(volume, request, stream);
+    }
     let (fd, created) = find_or_make(volume, request)?;
     finish(volume, request, fd, created)
 }
 
 /// Opens what exists and is in the kernel's caches, or fails as they know it must; `None` where that takes more.
 pub(super) fn open_cached(volume: &Arc<Volume>, request: &OpenRequest) -> Option<Result<Opened, NtStatus>> {
-    if request.mode == OpenMode::New {
+    if request.mode == OpenMode::New || request.stream.is_some() {
         return None;
     }
     let kind = if request.kind == ObjectKind::Directory { OFlags::DIRECTORY } else { access(request) };
@@ -75,7 +78,7 @@ fn finish(
         mapped: Mutex::default(),
     });
     let stat = if created { furnish(&file, request, stat)? } else { stat };
-    Ok(Opened { handle: FsHandle(file), created, stat })
+    Ok(Opened { handle: FsHandle(file), created, stat, file: None })
 }
 
 /// Gives a new file what its maker asked for, and tells its attributes, `stat` before that. Where it fails, nothing stays of the file.
@@ -161,6 +164,12 @@ fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
     let parent = path::directory(volume, &request.path.parent())?;
     rustix::fs::mkdirat(&parent, request.path.name(), DIRECTORY_MODE).map_err(status)?;
     find(volume, request).map_err(|errno| path::error(volume, &request.path, errno))
+}
+
+/// A descriptor of the same file that can be written.
+pub(super) fn reopen_for_writing(file: &OpenFile) -> Result<OwnedFd, NtStatus> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    rustix::fs::open(path::proc_path(file.as_fd()), flags, Mode::empty()).map_err(status)
 }
 
 /// As [`stat_path`], from the kernel's caches alone.

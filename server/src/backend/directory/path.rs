@@ -165,6 +165,7 @@ mod tests {
             attributes: 0,
             allocation_size: 0,
             ownership: None,
+            stream: None,
         };
         FsOpKind::Open { volume: volume.clone(), request }
     }

@@ -23,7 +23,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     ctx.session().remove_open(open.id);
     let ended = open_end::begin(&open, &ctx.server.creations, ctx.server);
     let removes = match ended {
-        LinkFate::Unlinked { parent, .. } => Some(parent),
+        LinkFate::Unlinked { parent, stream, .. } => Some((parent, stream)),
         _ => None,
     };
     let query = request.flags.contains(Flags::POSTQUERY_ATTRIB);
@@ -31,7 +31,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         open_end::close(&open, ended, query),
         Box::new(move |ctx, result| {
             match (&result, removes) {
-                (Ok(_), Some(parent)) => open_end::removed(&open, parent, ctx.server),
+                (Ok(_), Some((parent, stream))) => open_end::removed(&open, parent, stream, ctx.server),
                 // [MS-FSA] 2.1.5.5: a directory that is not empty when its last open ends stays, and CLOSE succeeds.
                 (Err(status), Some(_)) if *status != NtStatus::DIRECTORY_NOT_EMPTY => {
                     // The open has ended all the same.

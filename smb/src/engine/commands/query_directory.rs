@@ -205,7 +205,7 @@ impl Query {
         let Some(pattern) = cursor.pattern.clone() else { return false };
         while let Some(dot) = DOTS.get(usize::from(cursor.dots_sent)) {
             if names::matches(&pattern, dot) {
-                let parent = Stat { key: FileKey { dev: stat.key.dev, ino: 0 }, ..*stat };
+                let parent = Stat { key: FileKey { dev: stat.key.dev, ino: 0, stream: 0 }, ..*stat };
                 let stat = if cursor.dots_sent == 0 { stat } else { &parent };
                 if output.full(*single) || !output.push(*class, *limit, dot, stat) {
                     return false;
@@ -319,7 +319,7 @@ mod tests {
 
     fn entry(name: &str) -> DirEntry {
         let times = FileTimes::default();
-        let key = FileKey { dev: 1, ino: 1 };
+        let key = FileKey { dev: 1, ino: 1, stream: 0 };
         let stat = Stat {
             key,
             times,

@@ -1,6 +1,7 @@
 //! QUERY_INFO ([MS-SMB2] 3.3.5.20, [MS-FSA] 2.1.5.12, 2.1.5.13, 2.1.5.14).
 
 mod eas;
+mod streams;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +26,7 @@ use crate::wire::fscc::fs_info::{
     FileFsSectorSizeInformation, FileFsSizeInformation, FileFsVolumeInformation, FileSystemAttributes,
     SectorSizeFlags,
 };
-use crate::wire::fscc::name_info::{FileNameInformation, FileStreamInformation};
+use crate::wire::fscc::name_info::FileNameInformation;
 use crate::wire::fscc::posix::{FileFsPosixInformation, FilePosixInformation};
 use crate::wire::fscc::security::SecurityInformation;
 use crate::wire::fscc::{FileInformationClass as Class, FsInformationClass as FsClass};
@@ -72,7 +73,6 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 mod fixed_len {
     pub(super) const FILE_ALL: usize = 104;
     pub(super) const NAME: usize = 8;
-    pub(super) const STREAM: usize = 32;
     pub(super) const FS_VOLUME: usize = 24;
     pub(super) const FS_ATTRIBUTE: usize = 16;
 }
@@ -111,7 +111,7 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         Class::FILE_ALTERNATE_NAME_INFORMATION => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
         // [MS-FSCC] 2.4.36: a matter of 3.1.1.
         Class::FILE_NORMALIZED_NAME_INFORMATION if ctx.core.dialect() == Dialect::SMB3_1_1 => {
-            let file_name = open.state().path.as_str().replace('/', "\\");
+            let file_name = open.state().full_name().replace('/', "\\");
             answer(encoded(|out| FileNameInformation { file_name }.encode(out)), fixed_len::NAME, limit)
         }
         Class::FILE_STANDARD_INFORMATION
@@ -121,9 +121,9 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
         | Class::FILE_NETWORK_OPEN_INFORMATION
         | Class::FILE_ATTRIBUTE_TAG_INFORMATION
         | Class::FILE_COMPRESSION_INFORMATION
-        | Class::FILE_STREAM_INFORMATION
         | Class::FILE_ID_INFORMATION
         | Class::FILE_POSIX_INFORMATION => with_stat(open, class, FileEaInformation::default(), limit),
+        Class::FILE_STREAM_INFORMATION => streams::query(open, limit),
         Class::FILE_ALL_INFORMATION => eas::size(open, move |open, size| with_stat(open, class, size, limit)),
         // [MS-SMB2] 3.3.5.20.1
         Class::FILE_NAME_INFORMATION
@@ -199,7 +199,7 @@ fn of_stat(open: &Open, class: Class, stat: &Stat, ea: FileEaInformation, limit:
                 position: position(open),
                 mode: mode(open),
                 alignment: FileAlignmentInformation::default(),
-                name: format!("\\{}", open.state().path.as_str().replace('/', "\\")),
+                name: format!("\\{}", open.state().full_name().replace('/', "\\")),
             };
             answer(encoded(|out| all.encode(out)), fixed_len::FILE_ALL, limit)
         }
@@ -239,19 +239,6 @@ fn of_stat(open: &Open, class: Class, stat: &Stat, ea: FileEaInformation, limit:
             }
             .encode(out);
         }),
-        Class::FILE_STREAM_INFORMATION => {
-            let streams: &[FileStreamInformation] = if open.directory {
-                &[]
-            } else {
-                &[FileStreamInformation {
-                    stream_size: stat.end_of_file,
-                    stream_allocation_size: stat.allocation_size,
-                    stream_name: "::$DATA".to_owned(),
-                }]
-            };
-            let output = encoded(|out| FileStreamInformation::encode_list(streams, out));
-            answer(output, fixed_len::STREAM, limit)
-        }
         Class::FILE_ID_INFORMATION => exact(limit, FileIdInformation::LEN, |out| {
             let mut file_id = [0; 16];
             file_id[..8].copy_from_slice(&stat.key.ino.to_le_bytes());
@@ -402,6 +389,7 @@ fn attributes(volume: &Volume) -> FileSystemAttributes {
     }
     if volume.extended_attributes {
         attributes.insert(FileSystemAttributes::SUPPORTS_EXTENDED_ATTRIBUTES);
+        attributes.insert(FileSystemAttributes::NAMED_STREAMS);
     }
     if volume.shared_extents {
         attributes.insert(FileSystemAttributes::SUPPORTS_BLOCK_REFCOUNTING);

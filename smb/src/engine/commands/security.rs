@@ -181,7 +181,7 @@ mod tests {
 
     fn stat() -> Stat {
         Stat {
-            key: FileKey { dev: 1, ino: 1 },
+            key: FileKey { dev: 1, ino: 1, stream: 0 },
             directory: false,
             end_of_file: 0,
             allocation_size: 0,

@@ -2,6 +2,7 @@
 
 mod eas;
 mod rename;
+mod streams;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -40,6 +40,11 @@ impl LeaseTable {
         self.leases().remove(&id);
     }
 
+    /// A stream that leases are of has another name.
+    pub(crate) fn moved(&self, from: FileKey, to: FileKey) {
+        self.leases().values_mut().filter(|file| **file == from).for_each(|file| *file = to);
+    }
+
     pub(crate) fn find(&self, id: LeaseId) -> Option<FileKey> {
         self.leases().get(&id).copied()
     }

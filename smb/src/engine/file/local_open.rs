@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::links::LinkId;
-use crate::fs::RelPath;
+use crate::fs::{RelPath, StreamName};
 use crate::ids::FileId;
 use crate::wire::{AccessMask, ShareAccess};
 
@@ -22,6 +22,11 @@ pub(crate) trait LocalOpen: Send + Sync {
 
     /// Its name was changed.
     fn set_path(&self, path: &RelPath);
+
+    /// The named stream that it is of.
+    fn stream(&self) -> Option<StreamName> {
+        None
+    }
 
     /// Open.ParentOplockKey ([MS-FSA] 2.1.1.6): the lease that its client has on the directory that it is in.
     fn parent_lease_key(&self) -> Option<LeaseKey>;
@@ -49,6 +54,10 @@ impl<T: LocalOpen + ?Sized> LocalOpen for Arc<T> {
 
     fn set_path(&self, path: &RelPath) {
         (**self).set_path(path);
+    }
+
+    fn stream(&self) -> Option<StreamName> {
+        (**self).stream()
     }
 
     fn parent_lease_key(&self) -> Option<LeaseKey> {

@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_move_waits_for_names_below_that_are_being_removed() {
         let mut paths = PathsInUse::default();
-        let key = FileKey { dev: 1, ino: 7 };
+        let key = FileKey { dev: 1, ino: 7, stream: 0 };
         let link = Links::default().enter(&path("d/e/f"));
         let id = paths.begin_move(moving("d", "x"), WAITER).expect("nothing is in its way");
         paths.begin_unlink(key, link, path("y"));

@@ -25,6 +25,11 @@ pub(in crate::engine) fn compatible(a: (AccessMask, ShareAccess), b: (AccessMask
     one_way(a.0, b.1) && one_way(b.0, a.1)
 }
 
+/// Whether an open of a named stream forbids to open its file for deletion ([MS-FSA] 2.1.5.1.2.2).
+pub(in crate::engine) fn forbids_delete(access: AccessMask, share: ShareAccess) -> bool {
+    access.intersects(SHARED_RIGHTS) && !share.contains(ShareAccess::DELETE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

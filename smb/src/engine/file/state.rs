@@ -1,7 +1,7 @@
 //! One file that is open: share modes, names, pending deletion and byte-range locks, whatever sessions opened it
 //! ([MS-FSA] 2.1.1.5, 2.1.1.10). [`crate::engine::file::table`] has the ways in and out.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::engine::file::locks::{LockList, LockRange};
 use crate::engine::file::opener::{Cached, Opener};
 use crate::engine::file::oplocks::Caching;
 use crate::engine::file::paths::PinnedPath;
-use crate::engine::file::share::compatible;
+use crate::engine::file::share::{compatible, forbids_delete};
 use crate::engine::mail::{ConnectionId, Mail, Waiter as BreakWaiter};
 use crate::engine::tally::Tally;
 use crate::fs::{FileKey, FsHandle, RelPath, Stat};
@@ -29,7 +29,9 @@ const LOCK: &str = "no panic under this lock";
 
 /// One file that is open, once for all its opens.
 pub(crate) struct FileState {
-    key: FileKey,
+    file: FileKey,
+    /// [`FileKey::stream`], which a rename of the stream changes.
+    stream: AtomicU64,
     /// Whether `inner.locks` has any, so that READ and WRITE need not look.
     locks_present: AtomicBool,
     /// Whether a client in `inner.caching` may keep what it has read while another writes, so that WRITE need not look.
@@ -44,6 +46,8 @@ pub(crate) struct FileState {
 #[derive(Default)]
 struct Inner {
     opens: Vec<Registered>,
+    /// Opens of its named streams. Each has its own [`FileState`]; here they keep the names of the file.
+    streams: Vec<Registered>,
     links: Links,
     /// ChangeTime as the file system has it and as a client set it.
     change_time: Option<(u64, u64)>,
@@ -85,6 +89,10 @@ pub(crate) struct Leaver<'a> {
     pub(crate) deletes: bool,
     pub(crate) parent_lease_key: Option<LeaseKey>,
     pub(crate) leases: &'a LeaseTable,
+    /// To remove the name by, if that goes with this open.
+    pub(crate) handle: &'a FsHandle,
+    /// Of an open of a named stream: the handle of the file.
+    pub(crate) file_handle: Option<&'a FsHandle>,
 }
 
 /// A LOCK request that waits, in order of arrival.
@@ -127,6 +135,23 @@ impl Inner {
         }
     }
 
+    /// An open by a name has ended, or one of a stream of the file, by who names `parent` as its client's lease on the directory.
+    fn left(&mut self, link: LinkId, parent: Option<LeaseKey>) -> LeavingOutcome {
+        if self.opens.iter().chain(&self.streams).any(|o| o.link == link) {
+            return if self.links.is_delete_pending(link) {
+                LeavingOutcome::DeletePending
+            } else {
+                LeavingOutcome::Stays
+            };
+        }
+        let path = self.links.path(link).cloned();
+        let parent = self.links.deleted_by(link).filter(|key| parent == Some(*key));
+        match (self.links.last_closed(link), path) {
+            (Some(named_by), Some(path)) => LeavingOutcome::Unlinked { link, path, named_by, parent },
+            _ => LeavingOutcome::Stays,
+        }
+    }
+
     /// No lock outlives its open, not even one that was asked for while it was being closed.
     fn must_be_open(&self, owner: FileId) -> Result<(), NtStatus> {
         if self.opens.iter().any(|o| o.id == owner) { Ok(()) } else { Err(NtStatus::FILE_CLOSED) }
@@ -139,12 +164,18 @@ impl FileState {
     }
 
     pub(crate) fn key(&self) -> FileKey {
-        self.key
+        FileKey { stream: self.stream.load(Ordering::Acquire), ..self.file }
+    }
+
+    /// The stream has another name. Its table knows.
+    pub(in crate::engine) fn set_stream(&self, number: u64) {
+        self.stream.store(number, Ordering::Release);
     }
 
     pub(in crate::engine) fn new(key: FileKey) -> Self {
         Self {
-            key,
+            file: key.file(),
+            stream: AtomicU64::new(key.stream),
             locks_present: AtomicBool::new(false),
             breakable: AtomicBool::new(false),
             write_cached: AtomicBool::new(false),
@@ -168,14 +199,16 @@ impl FileState {
         }
         // [MS-SMB2] 3.3.5.9.8
         let lease = opener.ask.lease_id();
-        if lease.is_some_and(|id| leases.is_of_another(id, self.key)) {
+        if lease.is_some_and(|id| leases.is_of_another(id, self.key())) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         let excluding = |o: &&Registered| !compatible((o.access, o.share), (*access, *share));
-        let violation = inner.opens.iter().any(|o| excluding(&o));
+        let deletes = access.contains(AccessMask::DELETE);
+        let keeping = |o: &&Registered| deletes && forbids_delete(o.access, o.share);
+        let in_the_way = || inner.opens.iter().filter(excluding).chain(inner.streams.iter().filter(keeping));
+        let violation = in_the_way().next().is_some();
         let mut displaced = inner.caching.displaced(opener, violation, &inner.opens);
-        let others = inner.opens.iter().filter(excluding).filter(|o| o.is_disconnected());
-        displaced.extend(others.map(|o| o.id));
+        displaced.extend(in_the_way().filter(|o| o.is_disconnected()).map(|o| o.id));
         if !displaced.is_empty() {
             return Ok(Entry::Displaces(displaced));
         }
@@ -188,7 +221,7 @@ impl FileState {
         if violation {
             return Err(NtStatus::SHARING_VIOLATION);
         }
-        if entrant.caches && lease.is_some_and(|id| !leases.claim(id, self.key)) {
+        if entrant.caches && lease.is_some_and(|id| !leases.claim(id, self.key())) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         let open = Arc::new(make());
@@ -225,19 +258,39 @@ impl FileState {
         inner.locks.remove_owner(leaver.id);
         inner.end_waits(leaver.id, clients);
         self.locks_changed(inner, clients);
-        if inner.opens.iter().any(|o| o.link == link) {
-            return if inner.links.is_delete_pending(link) {
-                LeavingOutcome::DeletePending
-            } else {
-                LeavingOutcome::Stays
-            };
-        }
-        let path = inner.links.path(link).cloned();
-        let parent = inner.links.deleted_by(link).filter(|key| leaver.parent_lease_key == Some(*key));
-        match (inner.links.last_closed(link), path) {
-            (Some(named_by), Some(path)) => LeavingOutcome::Unlinked { link, path, named_by, parent },
-            _ => LeavingOutcome::Stays,
-        }
+        inner.left(link, leaver.parent_lease_key)
+    }
+
+    /// Whether a named stream of the file may be opened by a name of the file.
+    ///
+    /// # Errors
+    /// `STATUS_DELETE_PENDING`
+    pub(in crate::engine) fn admits_stream(&self, path: &RelPath) -> Result<(), NtStatus> {
+        if self.delete_pending_at(path) { Err(NtStatus::DELETE_PENDING) } else { Ok(()) }
+    }
+
+    /// A named stream of the file is open.
+    pub(in crate::engine) fn enter_stream<T: LocalOpen + 'static>(&self, open: &Arc<T>, by: &Entrant<'_>) {
+        let mut inner = self.inner();
+        let link = inner.links.enter(by.pin.path());
+        let weak: Weak<T> = Arc::downgrade(open);
+        let registered = Registered { id: open.id(), access: by.access, share: by.share, link, open: weak };
+        inner.streams.push(registered);
+    }
+
+    /// An open of a named stream of the file has ended: what that means for the name of the file.
+    pub(in crate::engine) fn leave_stream(&self, leaver: &Leaver<'_>) -> LeavingOutcome {
+        let mut inner = self.inner();
+        let Some(at) = inner.streams.iter().position(|o| o.id == leaver.id) else {
+            return LeavingOutcome::Stays;
+        };
+        let link = inner.streams.swap_remove(at).link;
+        inner.left(link, leaver.parent_lease_key)
+    }
+
+    /// Whether named streams of the file are open.
+    pub(crate) fn has_open_streams(&self) -> bool {
+        !self.inner().streams.is_empty()
     }
 
     /// Its name goes with an open that alone has it.

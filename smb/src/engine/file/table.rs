@@ -54,6 +54,8 @@ pub(crate) enum LinkFate {
         unlink: Unlink,
         /// The lease on the directory that is not to be broken by that.
         parent: Option<LeaseKey>,
+        /// It is a named stream, and its file stays.
+        stream: bool,
     },
 }
 
@@ -132,39 +134,86 @@ impl FileTable {
             return Err(NtStatus::NETWORK_NAME_DELETED);
         }
         // Found before its name was removed.
-        if entrant.opener.existed && self.paths.has_lost(entrant.pin, entrant.key) {
+        let lost = |key| self.paths.has_lost(entrant.pin, key);
+        if entrant.opener.existed && lost(entrant.key) || entrant.key.is_stream() && lost(entrant.key.file())
+        {
             return Err(NtStatus::DELETE_PENDING);
         }
-        let known = self.files.get(&entrant.key).cloned();
-        let file = known.unwrap_or_else(|| Arc::new(FileState::new(entrant.key)));
+        let of_stream = entrant.key.is_stream().then(|| self.state(entrant.key.file()));
+        if let Some(file) = &of_stream {
+            file.admits_stream(entrant.pin.path())?;
+        }
+        let file = self.state(entrant.key);
         let entry = file.admit(entrant, clients, || make(Entered(Arc::clone(&file))))?;
-        if matches!(entry, Entry::Open(_)) {
+        if let Entry::Open(open) = &entry {
             self.files.entry(entrant.key).or_insert(file);
+            if let Some(file) = of_stream {
+                file.enter_stream(open, entrant);
+                self.files.entry(entrant.key.file()).or_insert(file);
+            }
         }
         Ok(entry)
     }
 
-    /// Ends an open of a file of this table, `files`, by `handle`: its locks, its waiting requests and what it may cache; wakes
-    /// those that waited for them.
+    /// The state of a file, or one that is not in the table yet.
+    fn state(&self, key: FileKey) -> Arc<FileState> {
+        self.find(key).unwrap_or_else(|| Arc::new(FileState::new(key)))
+    }
+
+    /// Ends an open of a file of this table, `files`: its locks, its waiting requests and what it may cache; wakes those that
+    /// waited for them.
     pub(crate) fn leave(
         &mut self,
         files: &Arc<Files>,
         file: &Arc<FileState>,
         leaver: &Leaver<'_>,
-        handle: &FsHandle,
         clients: &dyn Clients,
     ) -> LinkFate {
-        let ended = match file.leave(leaver, clients) {
+        let outcome = file.leave(leaver, clients);
+        let ended = self.fate(files, file, outcome, leaver.handle);
+        self.forget_if_idle(file);
+        let of_stream = leaver.file_handle.zip(self.find(file.key().file()));
+        let Some((handle, file)) = of_stream else { return ended };
+        let outcome = file.leave_stream(leaver);
+        let with_file = self.fate(files, &file, outcome, handle);
+        self.forget_if_idle(&file);
+        match (ended, with_file) {
+            // The file takes the stream with it.
+            (
+                LinkFate::Unlinked { unlink: stream, .. },
+                LinkFate::Unlinked { handle, unlink, parent, .. },
+            ) => LinkFate::Unlinked { handle, unlink: unlink.and(stream), parent, stream: false },
+            (_, with_file @ LinkFate::Unlinked { .. }) => with_file,
+            (ended, _) => ended,
+        }
+    }
+
+    fn fate(
+        &mut self,
+        files: &Arc<Files>,
+        file: &Arc<FileState>,
+        outcome: LeavingOutcome,
+        handle: &FsHandle,
+    ) -> LinkFate {
+        match outcome {
             LeavingOutcome::Stays => LinkFate::Stays,
             LeavingOutcome::DeletePending => LinkFate::DeletePending,
             LeavingOutcome::Unlinked { link, path, named_by, parent } => {
                 self.paths.begin_unlink(file.key(), link, path);
                 let handle = named_by.unwrap_or_else(|| handle.clone());
-                LinkFate::Unlinked { handle, unlink: files.unlink(file, link), parent }
+                let stream = file.key().is_stream();
+                LinkFate::Unlinked { handle, unlink: files.unlink(file, link), parent, stream }
             }
-        };
-        self.forget_if_idle(file);
-        ended
+        }
+    }
+
+    /// A named stream that is open has another name.
+    pub(crate) fn stream_renamed(&mut self, file: &Arc<FileState>, number: u64) {
+        let before = file.key();
+        if let Some(state) = self.files.remove(&before) {
+            state.set_stream(number);
+            self.files.insert(state.key(), state);
+        }
     }
 
     /// A file that was made for an open that comes to nothing goes with it, unless another client has it open meanwhile.

@@ -6,7 +6,7 @@
 //!                     │   └────────────┘
 //!                     ├──► ReadingLink ──► the answer that it is a symbolic link
 //!                     ├──► answer
-//!                     └──► Preparing: Truncate ──► SetAttributes ──► Reserve ──► SetEas ──► Stat ──► answer
+//!                     └──► Preparing: Overwrite ──► SetAttributes ──► Reserve ──► SetEas ──► Stat ──► answer
 //! ```
 
 use std::fmt;
@@ -26,7 +26,7 @@ use crate::engine::mail::Waiter;
 use crate::engine::open::{NewOpen, Open};
 use crate::engine::request::step::{Ctx, Machine, Step, Wake};
 use crate::engine::watches::{CONTENTS, name_of};
-use crate::fs::{BasicInfo, FsOpKind, FsReply, FsResult, Opened, Stat};
+use crate::fs::{BasicInfo, FsOpKind, FsReply, FsResult, Opened, OpenedFile, Stat};
 use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::change_notify::CompletionFilter;
@@ -71,7 +71,7 @@ enum State {
 /// What a file needs after its open is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preparation {
-    Truncate,
+    Overwrite,
     SetAttributes,
     Reserve,
     SetEas,
@@ -83,6 +83,8 @@ struct Registered {
     open: Arc<Open>,
     stat: Stat,
     created: bool,
+    /// The file that the stream is of was made with it.
+    made_file: bool,
 }
 
 /// Whether an open is registered, or what must end first.
@@ -314,8 +316,12 @@ impl Create {
         if registered.created || !overwrites(self.plan.disposition) {
             return self.finish(ctx, registered);
         }
-        let truncate = FsOpKind::SetEndOfFile { handle: registered.open.handle.clone(), size: 0 };
-        self.submit(State::Preparing(registered, Preparation::Truncate), truncate)
+        let overwrite = FsOpKind::Overwrite {
+            handle: registered.open.handle.clone(),
+            // To clients with POSIX semantics it is about contents.
+            streams: !self.plan.posix && registered.open.volume.extended_attributes,
+        };
+        self.submit(State::Preparing(registered, Preparation::Overwrite), overwrite)
     }
 
     /// One more thing is prepared, or could not be.
@@ -326,7 +332,7 @@ impl Create {
         preparation: Preparation,
         result: FsResult,
     ) -> Step {
-        if preparation == Preparation::Truncate {
+        if preparation == Preparation::Overwrite {
             // Another client may have read it since it was opened. A failure may come after the truncation.
             registered.open.file.data_replaced(registered.open.id, ctx.server);
         }
@@ -335,7 +341,7 @@ impl Create {
             Err(status) => return give_up(ctx, &registered, status),
         };
         match (preparation, reply) {
-            (Preparation::Truncate, _) => self.set_attributes(registered),
+            (Preparation::Overwrite, _) => self.set_attributes(registered),
             (Preparation::SetAttributes, _) => self.reserve(registered),
             (Preparation::Reserve, _) => self.set_eas(registered),
             (Preparation::SetEas, _) => self.stat(registered),
@@ -349,8 +355,8 @@ impl Create {
 
     fn set_attributes(self: Box<Self>, registered: Registered) -> Step {
         let attributes = self.plan.attributes | FileAttributes::ARCHIVE;
-        // Saves the round trip where nothing would change.
-        if registered.stat.attributes == attributes.0 {
+        // Saves the round trip where nothing would change. The attributes of the file are not those of a stream.
+        if registered.stat.attributes == attributes.0 || registered.open.is_stream() {
             return self.reserve(registered);
         }
         let info = BasicInfo { attributes: Some(attributes.0), ..BasicInfo::default() };
@@ -386,7 +392,7 @@ impl Create {
     /// Gives the open to its session.
     fn finish(mut self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
         let plan = &mut self.plan;
-        let Registered { open, created, stat } = &registered;
+        let Registered { open, created, stat, made_file } = &registered;
         // Other channels may keep the session alive, but no client will ever receive this FileId.
         if ctx.core.is_closed() {
             return give_up(ctx, &registered, NtStatus::USER_SESSION_DELETED);
@@ -401,7 +407,7 @@ impl Create {
             CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => CreateAction::OVERWRITTEN,
             _ => CreateAction::OPENED,
         };
-        notify(ctx, open, create_action);
+        notify(ctx, open, create_action, *made_file);
         let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
         let mut contexts = Vec::new();
         if plan.query_maximal_access {
@@ -429,15 +435,18 @@ impl Create {
 
 /// What was made for this request goes with it, unless another client has found it meanwhile.
 fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
-    let unlink = opened
-        .created
-        .then(|| plan.volume.files().undo(&plan.volume.files, opened.stat.key, &plan.path))
-        .flatten();
-    let file = unlink.as_ref().and_then(|_| plan.volume.files().find(opened.stat.key));
+    // A file that was made for its stream takes that with it.
+    let (handle, key) = match opened.file {
+        Some(OpenedFile { handle, created: true }) => (handle, opened.stat.key.file()),
+        _ => (opened.handle, opened.stat.key),
+    };
+    let unlink =
+        opened.created.then(|| plan.volume.files().undo(&plan.volume.files, key, &plan.path)).flatten();
+    let file = unlink.as_ref().and_then(|_| plan.volume.files().find(key));
     if let Some(file) = file {
         plan.volume.watches.leased.leaves(&file, &plan.path, ctx.server);
     }
-    ctx.background(FsOpKind::Close { handle: opened.handle, unlink, stat: false });
+    ctx.background(FsOpKind::Close { handle, unlink, stat: false });
 }
 
 /// Share modes, pending deletion and what others may cache are looked at, and the open becomes visible to others, in one
@@ -478,7 +487,8 @@ fn register(
                     // The pin keeps its path.
                     plan.volume.watches.leased.add(open.id, &plan.path, &open.file);
                 }
-                let registered = Registered { open, stat: opened.stat, created: opened.created };
+                let made_file = opened.file.as_ref().is_some_and(|file| file.created);
+                let registered = Registered { open, stat: opened.stat, created: opened.created, made_file };
                 return Ok(Registration::Done(registered));
             }
             Entry::Wait(file) => return Ok(Registration::AwaitsBreak(file)),
@@ -512,6 +522,8 @@ fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, ent
         tree_id: plan.tree_id,
         volume: Arc::clone(&plan.volume),
         handle: opened.handle.clone(),
+        file_handle: opened.file.as_ref().map(|file| file.handle.clone()),
+        stream: plan.stream.clone(),
         directory: opened.stat.directory,
         access: access.0,
         options: plan.options.0,
@@ -527,13 +539,20 @@ fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, ent
 }
 
 /// [MS-FSA] 2.1.5.1.1, 2.1.5.1.2: CHANGE_NOTIFY reports what was made or overwritten.
-fn notify(ctx: &Ctx<'_>, open: &Open, action: CreateAction) {
+fn notify(ctx: &Ctx<'_>, open: &Open, action: CreateAction, made_file: bool) {
     let watches = &open.volume.watches;
+    if made_file {
+        watches.changed(NotifyAction::ADDED, CompletionFilter::FILE_NAME, open, ctx.server);
+    }
     match action {
+        CreateAction::CREATED if open.is_stream() => {
+            watches.stream_changed(NotifyAction::ADDED_STREAM, open, ctx.server);
+        }
         CreateAction::OPENED => {}
         CreateAction::CREATED => {
             watches.changed(NotifyAction::ADDED, name_of(open.directory), open, ctx.server);
         }
+        _ if open.is_stream() => watches.modified(CONTENTS, open, ctx.server),
         _ => watches.modified(CONTENTS | CompletionFilter::ATTRIBUTES, open, ctx.server),
     }
 }

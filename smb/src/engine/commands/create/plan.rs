@@ -9,11 +9,11 @@ use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
 use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::opener::RequestedCaching;
-use crate::engine::names;
+use crate::engine::names::{self, Name, Stream};
 use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
 use crate::engine::volume::Volume;
-use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath};
+use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath, StreamName};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
@@ -44,6 +44,8 @@ pub(super) struct Plan {
     /// TreeConnect.MaximalAccess.
     pub(super) maximal: AccessMask,
     pub(super) path: RelPath,
+    /// The named stream, if it is to open one.
+    pub(super) stream: Option<StreamName>,
     pub(super) desired: AccessMask,
     pub(super) share: ShareAccess,
     pub(super) disposition: CreateDisposition,
@@ -102,6 +104,13 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     if name.directory && options.contains(CreateOptions::NON_DIRECTORY_FILE) {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
+    let stream = match &name.stream {
+        // Neither is a directory.
+        Some(_) if options.contains(CreateOptions::DIRECTORY_FILE) => return Err(NtStatus::NOT_A_DIRECTORY),
+        Some(Stream::Named(_)) if !volume.extended_attributes => return Err(NtStatus::OBJECT_NAME_INVALID),
+        Some(Stream::Named(stream)) => Some(stream.clone()),
+        Some(Stream::Default) | None => None,
+    };
     if options.contains(CreateOptions::DELETE_ON_CLOSE) {
         // [MS-SMB2] 3.3.5.9
         if !desired.intersects(AccessMask::DELETE | AccessMask::MAXIMUM_ALLOWED) || volume.read_only {
@@ -118,11 +127,17 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         volume: Arc::clone(volume),
         tree_id: tree.id,
         maximal,
-        path: name.path,
+        path: name.path.clone(),
+        stream,
         desired,
         share: request.share_access,
         disposition,
-        options: if name.directory { options | CreateOptions::DIRECTORY_FILE } else { options },
+        options: match name {
+            Name { directory: true, .. } => options | CreateOptions::DIRECTORY_FILE,
+            // A directory contains no data of its own.
+            Name { stream: Some(Stream::Default), .. } => options | CreateOptions::NON_DIRECTORY_FILE,
+            _ => options,
+        },
         // Permission bits say what those of DOS would.
         attributes: match posix {
             Some(_) => FileAttributes::empty(),
@@ -316,6 +331,7 @@ impl Plan {
             attributes: self.attributes.0,
             allocation_size: self.allocation_size,
             ownership: self.ownership,
+            stream: self.stream.clone(),
         }
     }
 

@@ -279,12 +279,30 @@ fn duplicate_extents(ctx: &mut Ctx<'_>, open: Arc<Open>, input: &[u8]) -> Result
     if length == 0 {
         return Ok(empty(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, open.id));
     }
-    let op = FsOpKind::CloneRange {
-        source: source.handle.clone(),
-        source_offset: from,
-        target: open.handle.clone(),
-        target_offset: to,
-        length,
-    };
-    Ok(done_after_change(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, open, op))
+    // [MS-FSCC] 2.3.8: ranges that overlap, and named streams.
+    let overlaps = Arc::ptr_eq(&source.file, &open.file) && from < to + length && to < from + length;
+    if overlaps || source.is_stream() || open.is_stream() {
+        return Err(NtStatus::NOT_SUPPORTED);
+    }
+    let stat = FsOpKind::Stat { handle: source.handle.clone() };
+    Ok(Step::Fs(
+        stat,
+        Box::new(move |_, result| match result {
+            Ok(FsReply::Stat(stat)) if from + length > stat.end_of_file => {
+                Step::Fail(NtStatus::NOT_SUPPORTED)
+            }
+            Ok(FsReply::Stat(_)) => {
+                let op = FsOpKind::CloneRange {
+                    source: source.handle.clone(),
+                    source_offset: from,
+                    target: open.handle.clone(),
+                    target_offset: to,
+                    length,
+                };
+                done_after_change(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, open, op)
+            }
+            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => Step::Fail(status),
+        }),
+    ))
 }

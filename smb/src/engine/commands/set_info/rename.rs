@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use super::streams;
+
 use crate::engine::commands::handles::{self, CachedHandles};
 use crate::engine::commands::info::done;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::pins::Move;
 use crate::engine::file::state::FileState;
 use crate::engine::mail::Waiter;
-use crate::engine::names;
+use crate::engine::names::{self, Stream};
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Step, Wake};
 use crate::engine::watches::{Change, name_of};
@@ -20,10 +22,12 @@ use crate::wire::{AccessMask, ShareAccess};
 
 /// Where to.
 pub(super) struct Target {
-    path: RelPath,
+    pub(super) path: RelPath,
     /// The name ended in `\`.
     directory: bool,
-    replace: bool,
+    pub(super) replace: bool,
+    /// It names a stream: of an open of one, of the same file if the path is empty.
+    pub(super) stream: Option<Stream>,
 }
 
 impl Target {
@@ -32,8 +36,13 @@ impl Target {
         if root_directory != 0 || name.is_empty() {
             return Err(NtStatus::INVALID_PARAMETER);
         }
+        if let Some(stream) = name.strip_prefix(':').filter(|_| open.is_stream()) {
+            let stream = Some(names::parse_stream(stream)?);
+            return Ok(Self { path: RelPath::root(), directory: false, replace, stream });
+        }
         let name = if open.posix { names::parse_posix(name)? } else { names::parse(name)? };
-        Ok(Self { path: name.path, directory: name.directory, replace })
+        let stream = name.stream.filter(|stream| *stream != Stream::Default);
+        Ok(Self { path: name.path, directory: name.directory, replace, stream })
     }
 }
 
@@ -41,6 +50,12 @@ impl Target {
 pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
     if !AccessMask(open.access).contains(AccessMask::DELETE) || open.volume.read_only {
         return Err(NtStatus::ACCESS_DENIED);
+    }
+    if open.is_stream() {
+        return streams::rename(ctx, open, target);
+    }
+    if target.stream.is_some() {
+        return Err(NtStatus::OBJECT_NAME_INVALID);
     }
     let from = open.state().path.clone();
     if from.is_root() || target.path.is_root() || open.file.delete_pending(open.id) {
@@ -73,7 +88,7 @@ enum Kind {
     Link,
 }
 
-fn waiter(ctx: &mut Ctx<'_>) -> Waiter {
+pub(super) fn waiter(ctx: &mut Ctx<'_>) -> Waiter {
     Waiter { connection: ctx.core.id, token: ctx.wake_token() }
 }
 
@@ -105,7 +120,7 @@ fn settle(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, moving: Move, target: 
     }
 }
 
-fn wait(
+pub(super) fn wait(
     open: Arc<Open>,
     waiter: Waiter,
     next: impl FnOnce(&mut Ctx<'_>, Arc<Open>) -> Step + Send + 'static,
@@ -126,6 +141,10 @@ fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
     }
     // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
     if open.directory && open.volume.files().any_open_below(moving.from()) {
+        return Step::Fail(NtStatus::ACCESS_DENIED);
+    }
+    // So does a file with open streams.
+    if open.file.has_open_streams() {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     let parent = FsOpKind::StatPath { volume: open.volume.backend.clone(), path: moving.to().parent() };
@@ -203,7 +222,9 @@ fn may_replace(open: &Open, path: &RelPath, result: FsResult) -> Result<(), NtSt
         return Err(NtStatus::ACCESS_DENIED);
     }
     match open.volume.files().find(stat.key) {
-        Some(file) if file.delete_pending_at(path) || !file.shares_delete(open.id) => {
+        Some(file)
+            if file.delete_pending_at(path) || !file.shares_delete(open.id) || file.has_open_streams() =>
+        {
             Err(NtStatus::ACCESS_DENIED)
         }
         _ => Ok(()),
@@ -237,14 +258,15 @@ fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
         (NotifyAction::REMOVED, NotifyAction::ADDED)
     };
     let filter = name_of(open.directory);
-    let names = [Change { action: left, filter, path: from }, Change { action: came, filter, path: to }];
+    let change = |action, filter, path| Change { action, filter, path, stream: None };
+    let names = [change(left, filter, from), change(came, filter, to)];
     if open.directory {
         return watches.report(&names, parent, ctx.server);
     }
     // Not in the specification: Windows says so of files, too.
     let filter = CompletionFilter::ATTRIBUTES | CompletionFilter::CREATION;
     let [left, came] = names;
-    let modified = Change { action: NotifyAction::MODIFIED, filter, path: to };
+    let modified = change(NotifyAction::MODIFIED, filter, to);
     watches.report(&[left, came, modified], parent, ctx.server);
 }
 
@@ -255,6 +277,9 @@ pub(super) fn link(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Resul
     }
     if open.directory {
         return Err(NtStatus::FILE_IS_A_DIRECTORY);
+    }
+    if open.is_stream() || target.stream.is_some() {
+        return Err(NtStatus::INVALID_PARAMETER);
     }
     if open.file.delete_pending(open.id) {
         return Err(NtStatus::ACCESS_DENIED);
@@ -279,7 +304,7 @@ fn add_link(open: Arc<Open>, moving: Move, target: Target) -> Step {
                     Ok(_) => {
                         drop(moving);
                         let (action, filter) = (NotifyAction::ADDED, CompletionFilter::FILE_NAME);
-                        let added = Change { action, filter, path: &to };
+                        let added = Change { action, filter, path: &to, stream: None };
                         open.volume.watches.report(&[added], open.parent_lease_key(), ctx.server);
                         done()
                     }

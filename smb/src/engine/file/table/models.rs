@@ -16,7 +16,7 @@ use crate::sync::model::{check, spawn};
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseState};
 use crate::wire::{AccessMask, ShareAccess};
 
-const KEY: FileKey = FileKey { dev: 1, ino: 1 };
+const KEY: FileKey = FileKey { dev: 1, ino: 1, stream: 0 };
 const ALL: ShareAccess = ShareAccess(7);
 const ALONE: ShareAccess = ShareAccess::empty();
 const READ: AccessMask = AccessMask::FILE_READ_DATA;
@@ -109,6 +109,8 @@ impl World {
             tree_id: 1,
             volume: Arc::clone(&self.volume),
             handle: FsHandle(Arc::new(())),
+            file_handle: None,
+            stream: None,
             directory: how.directory,
             access: how.access.0,
             options: 0,
@@ -264,7 +266,8 @@ fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
             let opened = opened.expect("the holder is no more");
             assert!(world.volume.leases.find(lease_id(1)).is_none(), "the key is free");
             assert!(!opened.file.is_breaking());
-            let other = How { key: FileKey { dev: 1, ino: 2 }, name: "g", ask: lease(1, all), ..PLAIN };
+            let other =
+                How { key: FileKey { dev: 1, ino: 2, stream: 0 }, name: "g", ask: lease(1, all), ..PLAIN };
             world.open(&other).expect("the key can be used for another file");
         });
     }
@@ -277,7 +280,7 @@ fn a_key_of_a_lease_is_of_one_file() {
         let read = LeaseState::READ_CACHING;
         let open = |ino, name| {
             let world = world.clone();
-            let how = How { key: FileKey { dev: 1, ino }, name, ask: lease(1, read), ..PLAIN };
+            let how = How { key: FileKey { dev: 1, ino, stream: 0 }, name, ask: lease(1, read), ..PLAIN };
             spawn(move || world.open(&how))
         };
         let (f, g) = (open(1, "f"), open(2, "g"));
@@ -318,7 +321,7 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
 fn nothing_is_opened_below_a_directory_that_is_being_renamed() {
     check(|| {
         let world = World::new();
-        let directory = How { key: FileKey { dev: 1, ino: 9 }, name: "d", ..PLAIN };
+        let directory = How { key: FileKey { dev: 1, ino: 9, stream: 0 }, name: "d", ..PLAIN };
         let directory = world.open(&directory).expect("opened");
         let mover = spawn({
             let (world, directory) = (world.clone(), Arc::clone(&directory));

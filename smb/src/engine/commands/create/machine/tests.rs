@@ -45,7 +45,7 @@ fn name(op: &FsOpKind) -> &'static str {
         FsOpKind::Open { .. } => "Open",
         FsOpKind::Close { unlink: None, .. } => "Close",
         FsOpKind::Close { unlink: Some(_), .. } => "Close and unlink",
-        FsOpKind::SetEndOfFile { size: 0, .. } => "SetEndOfFile",
+        FsOpKind::Overwrite { .. } => "Overwrite",
         FsOpKind::SetBasic { .. } => "SetBasic",
         FsOpKind::SetAllocation { .. } => "SetAllocation",
         FsOpKind::SetEas { .. } => "SetEas",
@@ -174,7 +174,7 @@ fn stat(attributes: FileAttributes) -> Stat {
 
 fn opened(created: bool) -> FsResult {
     let handle = FsHandle(Arc::new(()));
-    Ok(FsReply::Opened(Opened { handle, created, stat: stat(FileAttributes::NORMAL) }))
+    Ok(FsReply::Opened(Opened { handle, created, stat: stat(FileAttributes::NORMAL), file: None }))
 }
 
 const OPENING: &str = "Opening";
@@ -205,7 +205,7 @@ fn what_a_backend_refuses_is_the_answer() {
 fn an_overwrite_prepares_the_file_in_order() {
     let mut create = Driver::new();
     create.begin(CreateDisposition::OVERWRITE, 1 << 20);
-    assert_eq!(create.complete(opened(false)), submits("SetEndOfFile", "Preparing: Truncate"));
+    assert_eq!(create.complete(opened(false)), submits("Overwrite", "Preparing: Overwrite"));
     assert_eq!(create.opens(), 1, "others see it from now on");
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetBasic", "Preparing: SetAttributes"));
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetAllocation", "Preparing: Reserve"));
@@ -235,7 +235,7 @@ fn extended_attributes_are_set_on_what_is_made_or_overwritten() {
     let (found, _) = with_eas(CreateDisposition::OPEN_IF, opened(false));
     assert_eq!(found, Seen::Answers(NtStatus::SUCCESS), "it keeps those that it has");
     let (truncates, mut create) = with_eas(CreateDisposition::OVERWRITE, opened(false));
-    assert_eq!(truncates, submits("SetEndOfFile", "Preparing: Truncate"));
+    assert_eq!(truncates, submits("Overwrite", "Preparing: Overwrite"));
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetBasic", "Preparing: SetAttributes"));
     assert_eq!(create.complete(Ok(FsReply::Done)), setting);
     let (_, mut create) = with_eas(CreateDisposition::CREATE, opened(true));
@@ -250,7 +250,7 @@ fn an_overwrite_leaves_out_what_would_change_nothing() {
     let Ok(FsReply::Opened(mut found)) = opened(false) else { panic!("it is open") };
     found.stat.attributes = FileAttributes::ARCHIVE.0;
     let truncates = create.complete(Ok(FsReply::Opened(found)));
-    assert_eq!(truncates, submits("SetEndOfFile", "Preparing: Truncate"));
+    assert_eq!(truncates, submits("Overwrite", "Preparing: Overwrite"));
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("Stat", "Preparing: Stat"));
 }
 
@@ -369,7 +369,7 @@ fn an_open_that_others_do_not_share_with_is_refused_and_leaves_nothing() {
 fn a_file_that_was_made_for_a_session_that_has_ended_is_removed() {
     let mut create = Driver::new();
     create.begin(CreateDisposition::OPEN_IF, 0);
-    let key = FileKey { dev: 1, ino: 2 };
+    let key = FileKey { dev: 1, ino: 2, stream: 0 };
     create.request.as_ref().and_then(|r| r.session.as_ref()).expect("it has one").end();
     let Ok(FsReply::Opened(made)) = opened(true) else { panic!("it is open") };
     let made = Opened { stat: Stat { key, ..made.stat }, ..made };
