@@ -83,6 +83,20 @@ pub fn skip(missing: Need, why: impl Display) {
     skip_where(&std::env::var(VARIABLE).unwrap_or_default(), missing, why);
 }
 
+/// Whether the variable allows this to be missing, for suites that are told beforehand what to run.
+///
+/// # Panics
+/// If the variable has a name that nothing has.
+#[track_caller]
+pub fn may_miss(need: Need) -> bool {
+    let allowed = std::env::var(VARIABLE).unwrap_or_default();
+    if let Err(complaint) = verdict(need, &allowed) {
+        assert!(complaint.contains("cannot run here"), "{complaint}");
+        return false;
+    }
+    true
+}
+
 #[track_caller]
 fn skip_where(allowed: &str, missing: Need, why: impl Display) {
     match verdict(missing, allowed) {

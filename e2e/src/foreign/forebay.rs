@@ -16,16 +16,17 @@ use crate::images::product;
 /// How long the admin API may take to answer.
 const ADMIN_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Starts `forebay-server` below `work` and makes both volumes.
-pub(super) fn start(work: &Path, volume: Share, other: Share) -> Result<(Target, Server)> {
+/// Starts `forebay-server` below `work` with a pool in the folder `pool`, and makes both volumes.
+pub(super) fn start(work: &Path, pool: &Path, volume: Share, other: Share) -> Result<(Target, Server)> {
     let binary = product::binaries()?.join("forebay-server");
     if !binary.exists() {
         bail!("{} is not built; run:  cargo build -p forebay-server", binary.display());
     }
     let target = Target::local(volume, other);
     let folder = work.join("forebay");
-    let (pool, socket) = (folder.join("pool"), folder.join("admin.sock"));
-    fs::create_dir_all(&pool)?;
+    let socket = folder.join("admin.sock");
+    fs::create_dir_all(&folder)?;
+    fs::create_dir_all(pool)?;
     let config = folder.join("server.toml");
     fs::write(
         &config,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use forebay_testing::Xfs;
 
 use super::known::Outcome;
 use super::room::Room;
@@ -50,6 +51,8 @@ pub(super) struct Lane<'a> {
     room: Room,
     target: Target,
     server: Server,
+    /// The file system of our server's pool. Unmounted last.
+    _disk: Option<Xfs>,
 }
 
 impl<'a> Lane<'a> {
@@ -64,13 +67,17 @@ impl<'a> Lane<'a> {
         let volume = Share { share: "volume".into(), user: "alice".into(), password: password()? };
         let other = Share { share: "other".into(), user: "bob".into(), password: password()? };
         let room = Room::enter(cache, work)?;
+        let disk = if options.server == ServerKind::Forebay { Xfs::without_quota() } else { None };
         let (target, server) = match options.server {
-            ServerKind::Forebay => forebay::start(work, volume, other)?,
+            ServerKind::Forebay => {
+                let pool = disk.as_ref().map_or_else(|| work.join("pool"), Xfs::path);
+                forebay::start(work, &pool, volume, other)?
+            }
             ServerKind::Samba => samba::start(cache, work, volume, other)?,
         };
         target.write_auth(&work.join("volume.auth"))?;
         clients::write(work, &target)?;
-        Ok(Self { options, work: work.to_owned(), room, target, server })
+        Ok(Self { options, work: work.to_owned(), room, target, server, _disk: disk })
     }
 
     /// Its name: that of its folder.

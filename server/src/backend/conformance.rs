@@ -3,6 +3,8 @@
 //! It runs on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` where that is set (a file
 //! system of another kind, in the lab). Operations go through [`super::execute`] as the protocol's do.
 
+mod streams;
+
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;

@@ -48,13 +48,13 @@ pub struct Granted {
     pub end_of_file: u64,
 }
 
-fn body(open: &Open<'_>, level: OplockLevel) -> Vec<u8> {
+pub fn body(open: &Open<'_>, level: OplockLevel) -> Vec<u8> {
     let mut body = open.body();
     body[3] = level.0;
     body
 }
 
-fn lease(open: Open<'_>, key: u8, lease_state: LeaseState) -> Vec<u8> {
+pub fn lease(open: Open<'_>, key: u8, lease_state: LeaseState) -> Vec<u8> {
     let lease = Lease { lease_key: [key; 16], lease_state, lease_flags: LeaseFlags::empty(), v2: None };
     body(&open.context(RequestContext::Lease(lease)), OplockLevel::LEASE)
 }
@@ -91,7 +91,7 @@ fn leased(client: &mut Client, name: &str, key: u8, state: LeaseState) -> (FileI
     (granted.id, granted.lease.unwrap().lease_state)
 }
 
-/// A request that has to wait; its AsyncId.
+/// A request that has to wait and says so; its AsyncId.
 pub fn waits(client: &mut Client, command: Command, body: &[u8]) -> u64 {
     let answer = client.call(command, body).unwrap();
     assert_eq!(answer.status(), NtStatus::PENDING);
@@ -101,7 +101,8 @@ pub fn waits(client: &mut Client, command: Command, body: &[u8]) -> u64 {
 /// The answer to a request that has waited.
 pub fn waited(client: &mut Client) -> Answer {
     let answer = client.answers.pop_front().expect("an answer");
-    assert!(answer.header.flags.contains(HeaderFlags::ASYNC_COMMAND));
+    let asynchronous = answer.header.flags.contains(HeaderFlags::ASYNC_COMMAND);
+    assert_eq!(asynchronous, answer.header.command != Command::SET_INFO);
     answer
 }
 

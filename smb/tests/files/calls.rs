@@ -548,13 +548,15 @@ pub fn set_file_body(
     body
 }
 
+/// `STATUS_PENDING` where it waits.
 pub fn set_file(
     client: &mut Client,
     file_id: FileId,
     class: FileInformationClass,
     encode: impl FnOnce(&mut Vec<u8>),
 ) -> Result<(), NtStatus> {
-    success(&client.call(Command::SET_INFO, &set_file_body(file_id, class, encode)).unwrap())
+    let answer = client.ask(Command::SET_INFO, &set_file_body(file_id, class, encode));
+    answer.map_or(Err(NtStatus::PENDING), |answer| success(&answer))
 }
 
 pub fn set_security(client: &mut Client, file_id: FileId, parts: u32, buffer: &[u8]) -> Result<(), NtStatus> {

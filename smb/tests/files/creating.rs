@@ -131,7 +131,8 @@ fn names_that_cannot_be_are_refused() {
     for (name, status) in [
         (r"\f", NtStatus::INVALID_PARAMETER),
         (r"..\..", NtStatus::OBJECT_PATH_SYNTAX_BAD),
-        ("f:stream", NtStatus::OBJECT_NAME_INVALID),
+        (":stream", NtStatus::OBJECT_NAME_INVALID),
+        ("f:stream:$INDEX", NtStatus::OBJECT_NAME_INVALID),
         ("f*", NtStatus::OBJECT_NAME_INVALID),
         (r"no\f", NtStatus::OBJECT_PATH_NOT_FOUND),
     ] {

@@ -536,7 +536,7 @@ fn set_info_waits(client: &mut Client, id: FileId, class: FileInformationClass, 
         buffer,
     }
     .encode(&mut body);
-    waits(client, Command::SET_INFO, &body);
+    assert!(client.ask(Command::SET_INFO, &body).is_none());
 }
 
 fn rename_waits(client: &mut Client, id: FileId, to: &str) {

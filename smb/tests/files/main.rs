@@ -37,6 +37,7 @@ mod reading_and_writing;
 mod renaming;
 mod reparse;
 mod replay;
+mod streams;
 mod transform;
 mod volumes;
 mod watching;

@@ -399,6 +399,14 @@ impl Client {
         Ok(self.answers.pop_front().expect("an answer"))
     }
 
+    /// Sends a request of which nothing may come for now: a SET_INFO that waits has no interim response.
+    pub fn ask(&mut self, command: Command, body: &[u8]) -> Option<Answer> {
+        let header = self.header(command, 1);
+        let message = self.message(header, body);
+        self.send(message).expect("the connection stays");
+        self.answers.pop_front()
+    }
+
     pub fn negotiate(&mut self) -> Result<Answer, Disconnect> {
         let body = requests::negotiate_with(
             self.dialect,

@@ -112,16 +112,13 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         }
         Class::FILE_RENAME_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
-            rename::rename(
-                ctx,
-                open,
-                Target::new(open, &info.file_name, info.root_directory, info.replace_if_exists)?,
-            )
+            let replace = info.replace_if_exists;
+            rename(ctx, open, Target::new(open, &info.file_name, info.root_directory, replace)?)
         }
         Class::FILE_RENAME_INFORMATION_EX => {
             let info = parsed(FileRenameInformationEx::parse(buffer))?;
             let replace = info.flags.contains(RenameFlags::REPLACE_IF_EXISTS);
-            rename::rename(ctx, open, Target::new(open, &info.file_name, info.root_directory, replace)?)
+            rename(ctx, open, Target::new(open, &info.file_name, info.root_directory, replace)?)
         }
         Class::FILE_LINK_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
@@ -157,6 +154,11 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         }
         _ => Err(NtStatus::INVALID_INFO_CLASS),
     }
+}
+
+/// A file is renamed within its volume, a named stream within its file.
+fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
+    if open.is_stream() { streams::rename(ctx, open, target) } else { rename::rename(ctx, open, target) }
 }
 
 /// [MS-FSA] 2.1.5.15.2

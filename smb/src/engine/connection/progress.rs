@@ -197,7 +197,8 @@ impl Connection {
             }
         };
         let token = request.wake_token;
-        if chain.async_id.is_none() {
+        // As on Windows, a SET_INFO that waits for a break is answered once: an interim response would split a compound.
+        if chain.async_id.is_none() && request.header.command != Command::SET_INFO {
             chain.async_id = Some(token);
             self.interim(chain, &request, token);
         }

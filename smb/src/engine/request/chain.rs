@@ -113,14 +113,16 @@ impl Segment {
     }
 }
 
-/// Lays the responses out as one frame: padding between them to 8 bytes, NextCommand, signatures.
+/// Lays the responses out as one frame: NextCommand, signatures, and where there are several, padding of each to 8 bytes. The
+/// specification leaves the last one open; Windows pads it.
 pub(in crate::engine) fn assemble(responses: Vec<Response>) -> Vec<Segment> {
     let mut segments = Vec::with_capacity(responses.len() * 2);
     let last = responses.len().saturating_sub(1);
+    let compounded = last > 0;
     for (index, response) in responses.into_iter().enumerate() {
         let Response { mut header, body, payload, sign, .. } = response;
         let length = HEADER_LEN + body.len() + payload.as_ref().map_or(0, |p| p.length());
-        let padding = if index == last { 0 } else { length.next_multiple_of(8) - length };
+        let padding = if compounded { length.next_multiple_of(8) - length } else { 0 };
         header.next_command = if index == last { 0 } else { (length + padding) as u32 };
         if sign.is_some() {
             header.flags.insert(HeaderFlags::SIGNED);

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use super::streams;
-
 use crate::engine::commands::handles::{self, CachedHandles};
 use crate::engine::commands::info::done;
 use crate::engine::file::local_open::LocalOpen;
@@ -51,9 +49,6 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     if !AccessMask(open.access).contains(AccessMask::DELETE) || open.volume.read_only {
         return Err(NtStatus::ACCESS_DENIED);
     }
-    if open.is_stream() {
-        return streams::rename(ctx, open, target);
-    }
     if target.stream.is_some() {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
@@ -64,12 +59,12 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     if target.directory && !open.directory {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
-    if from == target.path {
-        return Ok(done());
-    }
-    // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it.
+    // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it, even if the name stays as it is.
     let moved = Arc::clone(open);
     let next = Box::new(move |ctx: &mut Ctx<'_>| {
+        if from == target.path {
+            return done();
+        }
         if !moved.directory {
             return begin(ctx, moved, Kind::Rename, target);
         }

@@ -11,6 +11,7 @@ use crate::engine::request::step::{Ctx, Step};
 use crate::engine::watches::Change;
 use crate::fs::{FileKey, FsOpKind, StreamName};
 use crate::status::NtStatus;
+use crate::wire::AccessMask;
 use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::notify::NotifyAction;
 
@@ -21,9 +22,10 @@ struct NewName {
     replace: bool,
 }
 
-/// Gives a stream another name. The caller has checked the open's rights.
+/// Gives a stream another name.
 pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
-    if open.file.delete_pending(open.id) {
+    let may = AccessMask(open.access).contains(AccessMask::DELETE) && !open.volume.read_only;
+    if !may || open.file.delete_pending(open.id) {
         return Err(NtStatus::ACCESS_DENIED);
     }
     let name = match target.stream {

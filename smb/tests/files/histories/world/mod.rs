@@ -39,7 +39,8 @@ struct Host {
 #[derive(Clone, Debug)]
 struct Pending {
     message_id: u64,
-    async_id: u64,
+    /// Of its interim response, where it has one.
+    async_id: Option<u64>,
     file: usize,
     what: Waits,
     cancelled: bool,
@@ -178,14 +179,19 @@ impl World {
 
     /// Sends a request; its first answer. Whatever comes with it is looked at later.
     fn call(&mut self, host: usize, command: Command, body: &[u8]) -> Answer {
+        self.ask(host, command, body).expect("an answer")
+    }
+
+    /// As [`Self::call`]; where it waits without an interim response, its MessageId.
+    fn ask(&mut self, host: usize, command: Command, body: &[u8]) -> Result<Answer, u64> {
         let Host { client, inbox, .. } = &mut self.hosts[host];
         let header = client.header(command, 1);
         let message_id = header.message_id;
         let message = client.message(header, body);
         client.send(message).unwrap();
         inbox.extend(client.answers.drain(..));
-        let at = inbox.iter().position(|a| a.header.message_id == message_id).expect("an answer");
-        inbox.remove(at)
+        let at = inbox.iter().position(|a| a.header.message_id == message_id).ok_or(message_id)?;
+        Ok(inbox.remove(at))
     }
 
     /// Hands over everything that is under way, then checks what should hold at rest.
@@ -248,9 +254,16 @@ impl World {
 
     fn wait(&mut self, host: usize, file: usize, answer: &Answer, what: Waits) {
         self.note(format!("host {host}: waits"));
-        let async_id = answer.header.async_id().expect("an interim response");
+        let async_id = Some(answer.header.async_id().expect("an interim response"));
         let message_id = answer.header.message_id;
         self.hosts[host].pending.push(Pending { message_id, async_id, file, what, cancelled: false });
+    }
+
+    /// The same without an interim response.
+    fn wait_unanswered(&mut self, host: usize, file: usize, message_id: u64, what: Waits) {
+        self.note(format!("host {host}: waits, without a word"));
+        let pending = Pending { message_id, async_id: None, file, what, cancelled: false };
+        self.hosts[host].pending.push(pending);
     }
 
     /// What should hold when nothing is under way.

@@ -235,11 +235,11 @@ impl World {
         let body = set_file_body(open.id, class, |b| {
             FileDispositionInformation { delete_pending: true }.encode(b);
         });
-        let answer = self.call(host, Command::SET_INFO, &body);
-        self.note(format!("host {host}: deletes {file} by {:?}: {:?}", open.id, answer.status()));
-        match answer.status() {
-            NtStatus::PENDING => self.wait(host, file, &answer, Waits::Delete(open.id)),
-            status => self.deleted(file, open.id, status),
+        let answer = self.ask(host, Command::SET_INFO, &body).map(|answer| answer.status());
+        self.note(format!("host {host}: deletes {file} by {:?}: {answer:?}", open.id));
+        match answer {
+            Err(message_id) => self.wait_unanswered(host, file, message_id, Waits::Delete(open.id)),
+            Ok(status) => self.deleted(file, open.id, status),
         }
     }
 
@@ -261,11 +261,16 @@ impl World {
         let Host { client, pending, .. } = &mut self.hosts[host];
         let Some(waiting) = pending.first_mut() else { return };
         waiting.cancelled = true;
-        let header = Header {
-            session_id: client.session_id,
-            ids: Ids::Async { async_id: waiting.async_id },
-            flags: HeaderFlags::ASYNC_COMMAND,
-            ..Header::request(Command::CANCEL, 0)
+        let by_message =
+            Header { session_id: client.session_id, ..Header::request(Command::CANCEL, waiting.message_id) };
+        let header = match waiting.async_id {
+            None => by_message,
+            Some(async_id) => Header {
+                ids: Ids::Async { async_id },
+                flags: HeaderFlags::ASYNC_COMMAND,
+                message_id: 0,
+                ..by_message
+            },
         };
         let what = format!("host {host}: cancels {:?}", waiting.what);
         let message = client.message(header, &[4, 0, 0, 0]);
