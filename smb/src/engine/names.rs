@@ -78,6 +78,18 @@ pub(crate) fn parse_posix(name: &str) -> Result<Name, NtStatus> {
     Ok(Name { path: RelPath::posix(name)?, directory, stream: None })
 }
 
+/// Whether a CREATE that comes again names what is open by `path`, and is `stream` of it.
+pub(crate) fn denotes(name: &str, posix: bool, path: &RelPath, stream: Option<&StreamName>) -> bool {
+    let name = if posix { parse_posix(name) } else { parse(name) };
+    name.is_ok_and(|name| {
+        let named = match &name.stream {
+            Some(Stream::Named(stream)) => Some(stream),
+            Some(Stream::Default) | None => None,
+        };
+        name.path == *path && named == stream
+    })
+}
+
 /// Whether a pattern is a plain name.
 pub(crate) fn is_plain(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '<', '>', '"'])
@@ -164,6 +176,19 @@ mod tests {
         assert_eq!(stream(&format!("a:{}", "n".repeat(256))), Err(NtStatus::OBJECT_NAME_INVALID));
         let numbers = ["Name", "name", "nAME"].map(|name| StreamName::new(name).expect("a name").number());
         assert!(numbers.iter().all(|number| *number == numbers[0] && *number != 0));
+    }
+
+    #[test]
+    fn what_is_open_is_known_by_its_name_and_stream() {
+        let path = RelPath::new("d/f").expect("a path");
+        let stream = StreamName::new("s").expect("a name");
+        assert!(denotes(r"d\f", false, &path, None) && denotes(r"d\f::$DATA", false, &path, None));
+        assert!(denotes("d/f", true, &path, None), "as clients with the POSIX extensions write it");
+        assert!(denotes(r"d\f:S", false, &path, Some(&stream)));
+        for (name, posix) in [(r"d\f:s", false), (r"d\g", false), ("d/f", false), (r"d\f", true)] {
+            assert!(!denotes(name, posix, &path, None), "{name}");
+        }
+        assert!(!denotes(r"d\f", false, &path, Some(&stream)));
     }
 
     #[test]

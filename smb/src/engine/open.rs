@@ -11,6 +11,7 @@ use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::opener::Cached;
 use crate::engine::file::state::FileState;
 use crate::engine::file::table::Entered;
+use crate::engine::names;
 use crate::engine::replay::Replayable;
 use crate::engine::tally::Taken;
 use crate::engine::volume::Volume;
@@ -215,6 +216,12 @@ impl Open {
     /// Marks it as closing; true for the one caller that may go on to close it.
     pub(crate) fn begin_close(&self) -> bool {
         !self.closing.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether a CREATE that comes again means this open.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        let state = self.state();
+        names::denotes(name, self.posix, &state.path, state.stream.as_ref())
     }
 
     /// Whether it is of a named stream.

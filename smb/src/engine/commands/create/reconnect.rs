@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::answer::respond;
 use crate::engine::durable::{Durable, DurableReconnect, DurableRequest, timeout_ms};
 use crate::engine::mail::Waiter;
-use crate::engine::names;
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Step, Wake};
 use crate::engine::session::{Session, Share};
@@ -77,7 +76,7 @@ pub(crate) fn reconnect(
             return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
         }
         // A lease is on a file of this name, and the client knows it by that.
-        if held.is_some() && names::parse(&request.name).map(|n| n.path) != Ok(open.state().path.clone()) {
+        if held.is_some() && !open.is_named(&request.name) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         if !durable.is_owned_by(&session.username) {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::answer::respond;
 use super::reconnect::{granted, lease_of, reclaim};
 use crate::engine::durable::Durable;
-use crate::engine::names;
 use crate::engine::open::Open;
 use crate::engine::replay::Replayable;
 use crate::engine::request::step::{Ctx, Step};
@@ -45,7 +44,7 @@ pub(crate) fn answer(ctx: &mut Ctx<'_>, request: &Request<'_>, open: Arc<Open>) 
 
 fn check(ctx: &mut Ctx<'_>, request: &Request<'_>, open: &Open) -> Result<(), NtStatus> {
     let session = ctx.session();
-    if names::parse(&request.name)?.path != open.state().path {
+    if !open.is_named(&request.name) {
         return Err(NtStatus::INVALID_PARAMETER);
     }
     let lease = lease_of(request).map(|lease| lease.lease_key);
