@@ -75,6 +75,8 @@ pub const INFO_ANSWER_BYTES_MAX: u32 = 64 * 1024;
 pub const EA_BYTES_MAX: usize = 64 * 1024 - 5;
 /// Extended attributes of one file.
 pub const EAS_PER_FILE_MAX: usize = 1024;
+/// ChangeTimes of one volume that clients have set and that are remembered.
+pub const CHANGE_TIMES_PER_VOLUME_MAX: usize = 4096;
 /// Directories of one volume that are watched at once.
 pub const WATCHES_PER_VOLUME_MAX: usize = 16_384;
 /// Changes that are kept for one watched directory until its client asks for them, in bytes as they are sent.

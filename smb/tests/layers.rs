@@ -11,6 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["activity"],
     &[
         "access",
+        "change_times",
         "channel_sequence",
         "config",
         "credits",

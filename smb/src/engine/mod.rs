@@ -14,6 +14,7 @@
 
 mod access;
 mod activity;
+mod change_times;
 mod channel_sequence;
 mod channels;
 mod clients;

@@ -11,6 +11,7 @@ pub use self::snapshots::SnapshotConfig;
 use self::snapshots::Snapshots;
 use crate::auth::NtHash;
 use crate::engine::activity::Activity;
+use crate::engine::change_times::ChangeTimes;
 use crate::engine::file::leases::LeaseTable;
 use crate::engine::file::table::{FileTable, Files};
 use crate::engine::lost::LostOpens;
@@ -94,6 +95,7 @@ pub(crate) struct Volume {
     pub(crate) leases: LeaseTable,
     /// Its directories that clients watch.
     pub(crate) watches: Watches,
+    pub(crate) change_times: ChangeTimes,
     /// What its clients use of the server.
     pub(crate) used: Used,
     /// What they have it do.
@@ -160,6 +162,7 @@ impl Volume {
             files: Arc::new(Files::new(mailbox)),
             leases: LeaseTable::default(),
             watches: Watches::default(),
+            change_times: ChangeTimes::default(),
             used: Used::default(),
             activity: Arc::default(),
             lost: Mutex::default(),

@@ -40,7 +40,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
                 _ => {}
             }
             let stat = match result {
-                Ok(FsReply::Stat(stat)) if query => Some(open.file.with_client_change_time(stat)),
+                Ok(FsReply::Stat(stat)) if query => Some(open.volume.change_times.apply(stat)),
                 _ => None,
             };
             Step::Reply(Reply::ok(body(stat)))

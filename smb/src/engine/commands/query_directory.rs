@@ -162,6 +162,7 @@ impl Query {
             cursor.dots_sent = 2;
         }
         let answers = &open.volume.used.dir_answers;
+        let times = &open.volume.change_times;
         while let Some(entry) = cursor.pending.pop() {
             // Only names of the POSIX extensions have the separator of all others in them.
             let is_nameable = open.posix || !entry.name.contains('\\');
@@ -169,7 +170,7 @@ impl Query {
                 continue;
             }
             let room = output.grow(*limit, answers);
-            if output.full(*single) || !output.push(*class, room, &entry.name, &entry.stat) {
+            if output.full(*single) || !output.push(*class, room, &entry.name, &times.apply(entry.stat)) {
                 cursor.pending.push(entry);
                 return Next::Full;
             }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::commands::info::{answer, encoded};
 use crate::engine::commands::{posix, security};
+use crate::engine::names;
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Step};
 use crate::engine::volume::Volume;
@@ -107,8 +108,13 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
             eas::size(open, move |_, size| exact(limit, FileEaInformation::LEN, |out| size.encode(out)))
         }
         Class::FILE_FULL_EA_INFORMATION => eas::query(ctx, open, limit),
-        // There are no short names.
-        Class::FILE_ALTERNATE_NAME_INFORMATION => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
+        Class::FILE_ALTERNATE_NAME_INFORMATION => match open.state().path.name() {
+            name if names::is_short(name) => {
+                let file_name = name.to_owned();
+                answer(encoded(|out| FileNameInformation { file_name }.encode(out)), fixed_len::NAME, limit)
+            }
+            _ => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
+        },
         // [MS-FSCC] 2.4.36: a matter of 3.1.1.
         Class::FILE_NORMALIZED_NAME_INFORMATION if ctx.core.dialect() == Dialect::SMB3_1_1 => {
             let file_name = open.state().full_name().replace('/', "\\");
@@ -144,7 +150,7 @@ fn with_stat(open: Arc<Open>, class: Class, ea: FileEaInformation, limit: u32) -
         FsOpKind::Stat { handle: open.handle.clone() },
         Box::new(move |_, result| match result {
             Ok(FsReply::Stat(stat)) => {
-                of_stat(&open, class, &open.file.with_client_change_time(stat), ea, limit)
+                of_stat(&open, class, &open.volume.change_times.apply(stat), ea, limit)
             }
             Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
             Err(status) => Step::Fail(status),

@@ -247,7 +247,7 @@ fn keep_change_time(open: Arc<Open>, change_time: u64) -> Step {
         FsOpKind::Stat { handle: open.handle.clone() },
         Box::new(move |_, result| {
             if let Ok(FsReply::Stat(stat)) = result {
-                open.file.set_change_time(stat.times.change, change_time);
+                open.volume.change_times.set(&stat, change_time);
             }
             done()
         }),

@@ -16,7 +16,7 @@ use crate::engine::file::paths::PinnedPath;
 use crate::engine::file::share::{compatible, forbids_delete};
 use crate::engine::mail::{ConnectionId, Mail, Waiter as BreakWaiter};
 use crate::engine::tally::Tally;
-use crate::fs::{FileKey, FsHandle, RelPath, Stat};
+use crate::fs::{FileKey, FsHandle, RelPath};
 use crate::ids::FileId;
 use crate::limits::LOCK_WAITERS_PER_FILE_MAX;
 use crate::status::NtStatus;
@@ -38,8 +38,6 @@ pub(crate) struct FileState {
     breakable: AtomicBool,
     /// Whether a client in `inner.caching` may write later.
     write_cached: AtomicBool,
-    /// Whether `inner.change_time` is there.
-    change_time_set: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -49,8 +47,6 @@ struct Inner {
     /// Opens of its named streams. Each has its own [`FileState`]; here they keep the names of the file.
     streams: Vec<Registered>,
     links: Links,
-    /// ChangeTime as the file system has it and as a client set it.
-    change_time: Option<(u64, u64)>,
     locks: LockList,
     waiters: Vec<Waiter>,
     caching: Caching,
@@ -179,7 +175,6 @@ impl FileState {
             locks_present: AtomicBool::new(false),
             breakable: AtomicBool::new(false),
             write_cached: AtomicBool::new(false),
-            change_time_set: AtomicBool::new(false),
             inner: Mutex::default(),
         }
     }
@@ -468,24 +463,6 @@ impl FileState {
         let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
         let mut paths = inner.opens.iter().filter(counts).filter_map(|o| inner.links.path(o.link));
         paths.any(|path| path.is_below(directory))
-    }
-
-    /// Remembers the ChangeTime that a client set, which no file system keeps: it is reported until the file changes again
-    /// or is closed by all. `actual` is what the file system says after the change.
-    pub(crate) fn set_change_time(&self, actual: u64, set: u64) {
-        self.inner().change_time = Some((actual, set));
-        self.change_time_set.store(true, Ordering::Release);
-    }
-
-    /// `stat` with the ChangeTime that a client set.
-    pub(crate) fn with_client_change_time(&self, mut stat: Stat) -> Stat {
-        if self.change_time_set.load(Ordering::Acquire)
-            && let Some((actual, set)) = self.inner().change_time
-            && actual == stat.times.change
-        {
-            stat.times.change = set;
-        }
-        stat
     }
 
     /// [MS-FSCC] 2.4.45 DeletePending: of the name that `open` has.

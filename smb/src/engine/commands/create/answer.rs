@@ -20,7 +20,7 @@ pub(crate) fn respond(
     mut contexts: Vec<ResponseContext<'_>>,
 ) -> Step {
     contexts.extend(cached.lease.map(ResponseContext::Lease));
-    let stat = open.file.with_client_change_time(stat);
+    let stat = open.volume.change_times.apply(stat);
     let response = Response {
         oplock_level: cached.level,
         flags: if stat.reparse.is_some() { ResponseFlags::REPARSEPOINT } else { ResponseFlags::empty() },
