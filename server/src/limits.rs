@@ -250,6 +250,8 @@ pub const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
 pub const RACE_ATTEMPTS_MAX: usize = 16;
 /// Locks of one volume for names that are looked up and then changed; directories share them.
 pub const NAME_LOCKS: usize = 64;
+/// Files of which the server remembers that they have no attributes of DOS: 5 MiB of memory.
+pub const PLAIN_FILES_MAX: usize = 128 * 1024;
 /// Bytes fetched by one getdents call.
 pub const GETDENTS_BYTES: usize = 32 * 1024;
 /// Bytes moved by one step of a copy or of zeroing, so that one request does not keep a thread for long.

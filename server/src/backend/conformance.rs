@@ -741,6 +741,34 @@ fn attributes_that_are_set_meanwhile_leave_a_reparse_point_one() {
 }
 
 #[test]
+fn a_listing_has_the_attributes_of_now_however_often_it_was_made() {
+    let f = Fixture::new();
+    let file = f.file("d-none").clone();
+    f.file("other");
+    // Long enough for listings to remember what they have seen.
+    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    let attributes = || {
+        let root = f.existing("").expect("the root");
+        let entries = f.list(&root, true, usize::MAX);
+        let mut all: Vec<_> = entries.into_iter().map(|entry| (entry.name, entry.stat.attributes)).collect();
+        all.sort();
+        all
+    };
+    let both = |first: u32| vec![("d-none".to_owned(), first), ("other".to_owned(), 0x20)];
+    for _ in 0..3 {
+        assert_eq!(attributes(), both(0x20));
+    }
+    let set = |attributes| {
+        let info = BasicInfo { attributes: Some(attributes), ..BasicInfo::default() };
+        f.done(FsOpKind::SetBasic { handle: file.clone(), info }).expect("set");
+    };
+    for wanted in [0x2, 0x20, 0x3] {
+        set(wanted);
+        assert_eq!(attributes(), both(wanted));
+    }
+}
+
+#[test]
 fn reserving_for_a_new_file_does_not_change_its_size() {
     let f = Fixture::new();
     let made =

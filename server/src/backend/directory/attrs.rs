@@ -17,7 +17,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use super::{OpenFile, Volume, path, xattr};
+use super::plain_files::Moment;
+use super::{OpenFile, Volume, path, plain_files, xattr};
 use crate::backend::errno::status;
 use crate::clock;
 
@@ -111,26 +112,43 @@ pub(super) fn kept(fd: BorrowedFd<'_>) -> bool {
     !matches!(rustix::fs::fgetxattr(fd, XATTR, &mut bytes), Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
+fn read_dos(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
+    match rustix::fs::fgetxattr(fd, XATTR, &mut *bytes) {
+        // Of an O_PATH descriptor.
+        Err(Errno::BADF) => rustix::fs::getxattr(path::proc_path(fd), XATTR, bytes),
+        result => result,
+    }
+}
+
+/// What is kept of an open file now: to change it.
 fn dos_of_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Dos> {
     let mut bytes = [0; XATTR_BYTES_MAX];
     if !volume.xattrs {
         return None;
     }
-    let length = match rustix::fs::fgetxattr(fd, XATTR, &mut bytes) {
-        // Of an O_PATH descriptor.
-        Err(Errno::BADF) => rustix::fs::getxattr(path::proc_path(fd), XATTR, &mut bytes),
-        result => result,
-    };
-    Dos::parse(bytes.get(..length.ok()?)?)
+    let length = read_dos(fd, &mut bytes).ok()?;
+    Dos::parse(bytes.get(..length)?)
 }
 
-fn dos_of_entry(volume: &Volume, directory: BorrowedFd<'_>, name: &CStr) -> Option<Dos> {
-    let mut bytes = [0; XATTR_BYTES_MAX];
+/// What is kept of a file that has the attributes `x`: by `read`, unless it is known to have none.
+fn dos_of(volume: &Volume, x: &Statx, read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Option<Dos> {
     if !volume.xattrs {
         return None;
     }
-    let length = xattr::of_entry(directory, name, XATTR, &mut bytes).ok()?;
-    Dos::parse(bytes.get(..length)?)
+    let moment = Moment::new(key(x).dev, x.stx_ino, x.stx_ctime);
+    if plain_files::is_plain(&moment) {
+        return None;
+    }
+    let mut bytes = [0; XATTR_BYTES_MAX];
+    match read(&mut bytes) {
+        Ok(length) => Dos::parse(bytes.get(..length)?),
+        Err(errno) => {
+            if errno == Errno::NODATA {
+                plain_files::seen(moment);
+            }
+            None
+        }
+    }
 }
 
 /// What `statx` is asked for.
@@ -144,7 +162,7 @@ pub(super) fn stat(file: &OpenFile) -> Result<Stat, NtStatus> {
 /// Attributes of what `fd` is open on; `None` where it is neither a file nor a directory.
 pub(super) fn stat_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Result<Option<Stat>, Errno> {
     let x = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, WANTED)?;
-    Ok(served(&x).then(|| build(&x, dos_of_fd(volume, fd))))
+    Ok(served(&x).then(|| build(&x, dos_of(volume, &x, |bytes| read_dos(fd, bytes)))))
 }
 
 /// The same of a file that has just been made, and so has no attributes of DOS yet.
@@ -161,7 +179,8 @@ pub(super) fn stat_entry(
 ) -> Result<Option<Stat>, Errno> {
     name.into_with_c_str(|name| {
         let x = rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED)?;
-        Ok(served(&x).then(|| build(&x, dos_of_entry(volume, directory, name))))
+        let read = |bytes: &mut [u8]| xattr::of_entry(directory, name, XATTR, bytes);
+        Ok(served(&x).then(|| build(&x, dos_of(volume, &x, read))))
     })
 }
 

@@ -21,6 +21,7 @@ mod name_locks;
 mod names;
 mod open;
 mod path;
+mod plain_files;
 pub mod quota;
 mod streams;
 mod xattr;
