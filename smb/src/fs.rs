@@ -80,7 +80,7 @@ impl FileKey {
 /// The name of a stream besides the file's own data ([MS-FSCC] 2.1.5.3): 1 to 255 UTF-16 code units, without `\`, `/`, `:` and NUL.
 /// Names that differ in case are the same.
 #[derive(Clone, Debug)]
-pub struct StreamName(String);
+pub struct StreamName(Box<str>);
 
 impl StreamName {
     /// Checks `name`.
@@ -92,7 +92,7 @@ impl StreamName {
         if length == 0 || length > 255 || name.contains(['\\', '/', ':', '\0']) {
             return Err(NtStatus::OBJECT_NAME_INVALID);
         }
-        Ok(Self(name.to_owned()))
+        Ok(Self(name.into()))
     }
 
     /// In the case that it was given in.
@@ -363,7 +363,7 @@ pub struct OpenRequest {
     pub ownership: Option<Ownership>,
     /// The named stream to open. `mode` is about the stream then: a file that is not there is made where the stream may be, with
     /// the attributes and the owner of this request. It may be a stream of a directory.
-    pub stream: Option<StreamName>,
+    pub stream: Option<Box<StreamName>>,
 }
 
 /// One entry of a directory.

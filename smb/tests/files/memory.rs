@@ -299,7 +299,7 @@ impl Inner {
 
     fn open(&mut self, request: OpenRequest) -> Result<Opened, NtStatus> {
         if let Some(stream) = request.stream.clone() {
-            return self.open_stream(request, stream);
+            return self.open_stream(request, *stream);
         }
         let (ino, created) = match (self.find(&request.path), request.mode) {
             (Ok(_), OpenMode::New) => return Err(NtStatus::OBJECT_NAME_COLLISION),

@@ -10,7 +10,7 @@ fn name(name: &str) -> StreamName {
 
 impl Fixture {
     fn open_stream(&self, path: &str, stream: &str, mode: OpenMode) -> Result<Opened, NtStatus> {
-        self.open(OpenRequest { mode, stream: Some(name(stream)), ..request(path) })
+        self.open(OpenRequest { mode, stream: Some(Box::new(name(stream))), ..request(path) })
     }
 
     fn stream(&self, path: &str, stream: &str) -> FsHandle {

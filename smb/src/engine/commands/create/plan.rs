@@ -331,7 +331,7 @@ impl Plan {
             attributes: self.attributes.0,
             allocation_size: self.allocation_size,
             ownership: self.ownership,
-            stream: self.stream.clone(),
+            stream: self.stream.clone().map(Box::new),
         }
     }
 
