@@ -1,13 +1,20 @@
 //! Deletion: delete-on-close and FileDispositionInformation.
 
 use forebay_smb::fs::FsOpKind;
+use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{CreateAction, CreateDisposition, CreateOptions};
 use forebay_smb::wire::fscc::FileInformationClass;
-use forebay_smb::wire::fscc::file_info::FileStandardInformation;
+use forebay_smb::wire::fscc::file_info::{
+    DispositionFlags, FileDispositionInformationEx, FileStandardInformation,
+};
+use forebay_smb::wire::fscc::fs_info::{FileFsAttributeInformation, FileSystemAttributes};
 use forebay_smb::wire::{AccessMask, Command, FileAttributes, ShareAccess};
 
-use crate::calls::{Lab, close, close_stat, delete_pending, directory, file, query_file, write};
+use crate::calls::{
+    Lab, close, close_stat, delete_pending, directory, file, query_file, read, set_file, write,
+};
+use crate::support::Client;
 
 fn removes(op: &FsOpKind) -> bool {
     matches!(op, FsOpKind::Close { unlink: Some(_), .. })
@@ -30,6 +37,52 @@ fn a_file_goes_with_its_last_open() {
     assert_eq!(close_stat(&mut b, fb).unwrap().end_of_file, 10);
     assert_eq!(lab.memory.contents("f"), None);
     assert!(file("f").disposition(CreateDisposition::CREATE).send(&mut a).is_ok());
+}
+
+/// FileDispositionInformationEx.
+fn dispose(client: &mut Client, id: FileId, flags: DispositionFlags) -> Result<(), NtStatus> {
+    set_file(client, id, FileInformationClass::FILE_DISPOSITION_INFORMATION_EX, |b| {
+        FileDispositionInformationEx { flags }.encode(b);
+    })
+}
+
+#[test]
+fn with_posix_semantics_a_name_goes_before_others_have_closed_the_file() {
+    let mut lab = Lab::new();
+    let (mut a, mut b) = (lab.client(), lab.client());
+    let info = query_fs_attributes(&mut a);
+    assert!(info.contains(FileSystemAttributes::SUPPORTS_POSIX_UNLINK_RENAME));
+    let (fa, fb, s) = (file("f").id(&mut a), file("f").id(&mut b), file("f:s").id(&mut b));
+    let posix = DispositionFlags::DELETE | DispositionFlags::POSIX_SEMANTICS;
+    dispose(&mut a, fa, posix).unwrap();
+    assert_eq!(file("f").send(&mut b), Err(NtStatus::DELETE_PENDING));
+    dispose(&mut a, fa, DispositionFlags::empty()).unwrap();
+    file("f").touch(&mut b);
+    dispose(&mut a, fa, posix).unwrap();
+    close(&mut a, fa).unwrap();
+    assert_eq!(lab.memory.contents("f"), None);
+    // Who has it open goes on, beside a new file of that name.
+    write(&mut b, fb, 0, b"old").unwrap();
+    write(&mut b, s, 0, b"stream").unwrap();
+    let new = file("f").disposition(CreateDisposition::CREATE).id(&mut a);
+    write(&mut a, new, 0, b"new").unwrap();
+    assert_eq!(read(&mut b, fb, 0, 10).as_deref(), Ok(&b"old"[..]));
+    let bytes = query_file(&mut b, fb, FileInformationClass::FILE_STANDARD_INFORMATION, 24).unwrap();
+    assert_eq!(FileStandardInformation::parse(&bytes).unwrap().number_of_links, 0);
+    delete_pending(&mut b, fb, true).unwrap();
+    close(&mut b, fb).unwrap();
+    close(&mut b, s).unwrap();
+    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"new"[..]), "that is not theirs");
+    close(&mut a, new).unwrap();
+    assert_eq!(lab.server.volume_uses().iter().map(|v| v.open_files).sum::<u64>(), 0);
+}
+
+fn query_fs_attributes(client: &mut Client) -> FileSystemAttributes {
+    let id = directory("").id(client);
+    let class = forebay_smb::wire::fscc::FsInformationClass::FILE_FS_ATTRIBUTE_INFORMATION;
+    let info = crate::calls::query_fs(client, id, class, 4096).unwrap();
+    close(client, id).unwrap();
+    FileFsAttributeInformation::parse(&info).unwrap().file_system_attributes
 }
 
 #[test]

@@ -389,6 +389,7 @@ fn attributes(volume: &Volume) -> FileSystemAttributes {
         | FileSystemAttributes::UNICODE_ON_DISK
         | FileSystemAttributes::SUPPORTS_SPARSE_FILES
         | FileSystemAttributes::SUPPORTS_REPARSE_POINTS
+        | FileSystemAttributes::SUPPORTS_POSIX_UNLINK_RENAME
         | FileSystemAttributes::SUPPORTS_HARD_LINKS;
     if volume.read_only {
         attributes.insert(FileSystemAttributes::READ_ONLY_VOLUME);

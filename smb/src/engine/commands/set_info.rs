@@ -13,6 +13,7 @@ use crate::engine::commands::handles::{self, CachedHandles};
 use crate::engine::commands::info::{done, needs};
 use crate::engine::commands::read::OFFSET_END;
 use crate::engine::commands::security;
+use crate::engine::file::links::Disposition;
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Step};
 use crate::engine::watches::CONTENTS;
@@ -99,16 +100,24 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         }
         Class::FILE_DISPOSITION_INFORMATION => {
             let delete = parsed(FileDispositionInformation::parse(buffer))?.delete_pending;
-            disposition(ctx, open, delete, false)
+            let disposition = if delete { Disposition::Delete } else { Disposition::Keep };
+            dispose(ctx, open, disposition, false)
         }
         Class::FILE_DISPOSITION_INFORMATION_EX => {
             let flags = parsed(FileDispositionInformationEx::parse(buffer))?.flags;
-            // The name goes with the last open, whoever asked for POSIX semantics; delete-on-close is said at CREATE.
+            // Delete-on-close is said at CREATE.
             if flags.contains(DispositionFlags::ON_CLOSE) {
                 return Err(NtStatus::NOT_SUPPORTED);
             }
             let ignore_readonly = flags.contains(DispositionFlags::IGNORE_READONLY_ATTRIBUTE);
-            disposition(ctx, open, flags.contains(DispositionFlags::DELETE), ignore_readonly)
+            let disposition = if !flags.contains(DispositionFlags::DELETE) {
+                Disposition::Keep
+            } else if flags.contains(DispositionFlags::POSIX_SEMANTICS) {
+                Disposition::DeleteWith(open.id)
+            } else {
+                Disposition::Delete
+            };
+            dispose(ctx, open, disposition, ignore_readonly)
         }
         Class::FILE_RENAME_INFORMATION => {
             let info = parsed(FileRenameInformation::parse(buffer))?;
@@ -263,26 +272,26 @@ fn check_size(open: &Open, size: u64) -> Result<(), NtStatus> {
 }
 
 /// [MS-FSA] 2.1.5.15.3
-fn disposition(
+fn dispose(
     ctx: &mut Ctx<'_>,
     open: &Arc<Open>,
-    delete: bool,
+    disposition: Disposition,
     ignore_readonly: bool,
 ) -> Result<Step, NtStatus> {
     needs(open, AccessMask::DELETE)?;
-    if !delete {
-        open.file.set_delete_pending(open, false)?;
+    if disposition == Disposition::Keep {
+        open.file.set_delete_pending(open, disposition)?;
         return Ok(done());
     }
     if open.state().path.is_root() {
         return Err(NtStatus::CANNOT_DELETE);
     }
     let to_go = Arc::clone(open);
-    let next = Box::new(move |_: &mut Ctx<'_>| delete_later(to_go, ignore_readonly));
+    let next = Box::new(move |_: &mut Ctx<'_>| delete_later(to_go, disposition, ignore_readonly));
     Ok(handles::once_closed(ctx, Arc::clone(open), CachedHandles::OtherOpens, next))
 }
 
-fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
+fn delete_later(open: Arc<Open>, disposition: Disposition, ignore_readonly: bool) -> Step {
     let op = if open.directory {
         FsOpKind::CheckEmpty { handle: open.handle.clone() }
     } else {
@@ -298,7 +307,7 @@ fn delete_later(open: Arc<Open>, ignore_readonly: bool) -> Step {
             }
             Ok(_) => {
                 // It may have been closed meanwhile.
-                if let Err(status) = open.file.set_delete_pending(&open, true) {
+                if let Err(status) = open.file.set_delete_pending(&open, disposition) {
                     return Step::Fail(status);
                 }
                 if open.directory {

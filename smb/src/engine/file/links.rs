@@ -3,6 +3,7 @@
 
 use crate::engine::file::leases::LeaseKey;
 use crate::fs::{FsHandle, RelPath};
+use crate::ids::FileId;
 
 /// One name of one file, for as long as it is open or being removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,8 +15,28 @@ enum Fate {
     Stays,
     /// It goes with the last open of it.
     GoesWithLastOpen,
+    /// It goes with this open, whatever others there are (POSIX semantics).
+    GoesWithOpen(FileId),
     /// Its last open has ended, and the backend removes it.
     Unlinking,
+}
+
+/// What a client wants to become of a name ([MS-FSCC] 2.4.11, 2.4.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disposition {
+    Keep,
+    Delete,
+    /// With POSIX semantics: when this open ends, not when all have.
+    DeleteWith(FileId),
+}
+
+/// What the end of an open means for its name.
+#[derive(Debug)]
+pub(in crate::engine) enum Closed {
+    Stays,
+    DeletePending,
+    /// It goes, by the handle that gave it, if one did.
+    Unlinked(Option<FsHandle>),
 }
 
 struct Link {
@@ -86,11 +107,17 @@ impl Links {
     pub(in crate::engine) fn set_delete_pending(
         &mut self,
         id: LinkId,
-        delete_pending: bool,
+        disposition: Disposition,
         parent: Option<LeaseKey>,
     ) {
         if let Some(link) = self.get_mut(id).filter(|link| link.fate != Fate::Unlinking) {
-            link.fate = if delete_pending { Fate::GoesWithLastOpen } else { Fate::Stays };
+            link.fate = match (disposition, link.fate) {
+                (Disposition::Keep, _) => Fate::Stays,
+                // That is sooner.
+                (Disposition::Delete, Fate::GoesWithOpen(open)) => Fate::GoesWithOpen(open),
+                (Disposition::Delete, _) => Fate::GoesWithLastOpen,
+                (Disposition::DeleteWith(open), _) => Fate::GoesWithOpen(open),
+            };
             link.deleted_by = parent;
         }
     }
@@ -100,15 +127,25 @@ impl Links {
         self.get(id)?.deleted_by
     }
 
-    /// The last open of this name has ended. Where the name goes with it, the handle to remove it by, if not that open's own.
-    pub(in crate::engine) fn last_closed(&mut self, id: LinkId) -> Option<Option<FsHandle>> {
-        let link = self.get_mut(id)?;
-        if link.fate == Fate::GoesWithLastOpen {
-            link.fate = Fate::Unlinking;
-            return Some(link.named_by.take());
+    /// An open of this name has ended, the last one or not.
+    pub(in crate::engine) fn closed(&mut self, id: LinkId, open: FileId, last: bool) -> Closed {
+        let Some(link) = self.get_mut(id) else { return Closed::Stays };
+        match link.fate {
+            // Another open has taken it along.
+            Fate::Unlinking => Closed::Stays,
+            Fate::Stays => {
+                if last {
+                    self.forget(id);
+                }
+                Closed::Stays
+            }
+            Fate::GoesWithLastOpen if !last => Closed::DeletePending,
+            Fate::GoesWithOpen(with) if !last && with != open => Closed::DeletePending,
+            Fate::GoesWithLastOpen | Fate::GoesWithOpen(_) => {
+                link.fate = Fate::Unlinking;
+                Closed::Unlinked(link.named_by.take())
+            }
         }
-        self.forget(id);
-        None
     }
 
     /// The name has been removed, could not be, or is not open any more.
@@ -148,6 +185,8 @@ mod tests {
 
     use super::*;
 
+    const OPEN: FileId = FileId { persistent: 1, volatile: 1 };
+
     fn path(name: &str) -> RelPath {
         RelPath::new(name).expect("a path")
     }
@@ -157,12 +196,13 @@ mod tests {
         let mut links = Links::default();
         let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
         assert_eq!(links.enter(&path("a")), a, "one more open of it");
-        links.set_delete_pending(a, true, None);
+        links.set_delete_pending(a, Disposition::Delete, None);
         assert!(links.is_delete_pending_at(&path("a")) && links.is_delete_pending(a));
         assert!(!links.is_delete_pending_at(&path("b")) && !links.is_delete_pending(b));
-        assert!(links.last_closed(b).is_none());
-        assert!(links.last_closed(a).is_some());
-        links.set_delete_pending(a, false, None);
+        assert!(matches!(links.closed(b, OPEN, true), Closed::Stays));
+        assert!(matches!(links.closed(a, OPEN, false), Closed::DeletePending));
+        assert!(matches!(links.closed(a, OPEN, true), Closed::Unlinked(None)));
+        links.set_delete_pending(a, Disposition::Keep, None);
         assert!(links.is_delete_pending_at(&path("a")), "it is being removed");
         links.forget(a);
         assert!(links.is_empty());
@@ -172,10 +212,28 @@ mod tests {
     fn a_mind_can_be_changed_until_the_last_close() {
         let mut links = Links::default();
         let a = links.enter(&path("a"));
-        links.set_delete_pending(a, true, None);
-        links.set_delete_pending(a, false, None);
-        assert!(links.last_closed(a).is_none());
+        links.set_delete_pending(a, Disposition::Delete, None);
+        links.set_delete_pending(a, Disposition::Keep, None);
+        assert!(matches!(links.closed(a, OPEN, true), Closed::Stays));
         assert!(links.is_empty());
+    }
+
+    #[test]
+    fn with_posix_semantics_a_name_goes_before_other_opens_of_it() {
+        let mut links = Links::default();
+        let a = links.enter(&path("a"));
+        let other = FileId { persistent: 2, volatile: 2 };
+        links.set_delete_pending(a, Disposition::DeleteWith(OPEN), None);
+        links.set_delete_pending(a, Disposition::Delete, None);
+        assert!(matches!(links.closed(a, other, false), Closed::DeletePending));
+        assert!(matches!(links.closed(a, OPEN, false), Closed::Unlinked(None)));
+        assert!(links.is_delete_pending_at(&path("a")), "until it is gone");
+        assert!(matches!(links.closed(a, other, true), Closed::Stays));
+        links.forget(a);
+        let again = links.enter(&path("a"));
+        assert!(again != a && !links.is_delete_pending(a));
+        assert!(matches!(links.closed(a, other, true), Closed::Stays));
+        assert!(!links.is_empty(), "another name at the same path");
     }
 
     #[test]
@@ -186,8 +244,8 @@ mod tests {
         assert!(links.renamed(&path("no such name"), &path("c"), &handle).is_none());
         assert_eq!(links.renamed(&path("b"), &path("a"), &handle), Some((b, Some(a))));
         assert_eq!(links.enter(&path("a")), b);
-        links.set_delete_pending(b, true, None);
-        let by = links.last_closed(b).flatten().expect("that handle");
+        links.set_delete_pending(b, Disposition::Delete, None);
+        let Closed::Unlinked(Some(by)) = links.closed(b, OPEN, true) else { panic!("that handle") };
         assert!(Arc::ptr_eq(&by.0, &handle.0));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::engine::clients::{Breakable, Clients};
 use crate::engine::file::leases::{LeaseId, LeaseKey, LeaseTable};
-use crate::engine::file::links::{LinkId, Links};
+use crate::engine::file::links::{Closed, Disposition, LinkId, Links};
 use crate::engine::file::local_open::{LocalOpen, Registered};
 use crate::engine::file::locks::{LockList, LockRange};
 use crate::engine::file::opener::{Cached, Opener};
@@ -131,20 +131,17 @@ impl Inner {
         }
     }
 
-    /// An open by a name has ended, or one of a stream of the file, by who names `parent` as its client's lease on the directory.
-    fn left(&mut self, link: LinkId, parent: Option<LeaseKey>) -> LeavingOutcome {
-        if self.opens.iter().chain(&self.streams).any(|o| o.link == link) {
-            return if self.links.is_delete_pending(link) {
-                LeavingOutcome::DeletePending
-            } else {
-                LeavingOutcome::Stays
-            };
-        }
+    /// `open`, of the file by a name or of a stream, has ended; its client named `parent` as its lease on the directory.
+    fn left(&mut self, open: FileId, link: LinkId, parent: Option<LeaseKey>) -> LeavingOutcome {
+        let last = !self.opens.iter().chain(&self.streams).any(|o| o.link == link);
         let path = self.links.path(link).cloned();
         let parent = self.links.deleted_by(link).filter(|key| parent == Some(*key));
-        match (self.links.last_closed(link), path) {
-            (Some(named_by), Some(path)) => LeavingOutcome::Unlinked { link, path, named_by, parent },
-            _ => LeavingOutcome::Stays,
+        match (self.links.closed(link, open, last), path) {
+            (Closed::Unlinked(named_by), Some(path)) => {
+                LeavingOutcome::Unlinked { link, path, named_by, parent }
+            }
+            (Closed::DeletePending, _) => LeavingOutcome::DeletePending,
+            (Closed::Stays | Closed::Unlinked(_), _) => LeavingOutcome::Stays,
         }
     }
 
@@ -244,7 +241,7 @@ impl FileState {
         let Some(link) = inner.link_of(leaver.id) else { return LeavingOutcome::Stays };
         // [MS-FSA] 2.1.5.5: delete-on-close becomes the name's business when that open ends.
         if leaver.deletes {
-            inner.links.set_delete_pending(link, true, leaver.parent_lease_key);
+            inner.links.set_delete_pending(link, Disposition::Delete, leaver.parent_lease_key);
             inner.caching.break_handles(Some(leaver.id), &inner.opens, clients);
         }
         inner.caching.closed(leaver.id, leaver.leases, clients);
@@ -253,7 +250,7 @@ impl FileState {
         inner.locks.remove_owner(leaver.id);
         inner.end_waits(leaver.id, clients);
         self.locks_changed(inner, clients);
-        inner.left(link, leaver.parent_lease_key)
+        inner.left(leaver.id, link, leaver.parent_lease_key)
     }
 
     /// Whether a named stream of the file may be opened by a name of the file.
@@ -280,7 +277,7 @@ impl FileState {
             return LeavingOutcome::Stays;
         };
         let link = inner.streams.swap_remove(at).link;
-        inner.left(link, leaver.parent_lease_key)
+        inner.left(leaver.id, link, leaver.parent_lease_key)
     }
 
     /// Whether named streams of the file are open.
@@ -294,7 +291,7 @@ impl FileState {
         if let Some(link) = inner.link_of(open)
             && inner.opens.iter().all(|o| o.id == open)
         {
-            inner.links.set_delete_pending(link, true, None);
+            inner.links.set_delete_pending(link, Disposition::Delete, None);
         }
     }
 
@@ -480,10 +477,14 @@ impl FileState {
     ///
     /// # Errors
     /// `STATUS_FILE_CLOSED` where that has ended.
-    pub(crate) fn set_delete_pending(&self, open: &dyn LocalOpen, delete: bool) -> Result<(), NtStatus> {
+    pub(crate) fn set_delete_pending(
+        &self,
+        open: &dyn LocalOpen,
+        disposition: Disposition,
+    ) -> Result<(), NtStatus> {
         let mut inner = self.inner();
         let link = inner.link_of(open.id()).ok_or(NtStatus::FILE_CLOSED)?;
-        inner.links.set_delete_pending(link, delete, open.parent_lease_key());
+        inner.links.set_delete_pending(link, disposition, open.parent_lease_key());
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::engine::config::{Encryption, ServerConfig};
 use crate::engine::file::leases::LeaseId;
+use crate::engine::file::links::Disposition;
 use crate::engine::file::opener::{Opener, RequestedCaching};
 use crate::engine::file::pins::{Move, PathPin};
 use crate::engine::mail::{ConnectionId, Waiter};
@@ -296,7 +297,7 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
     check(|| {
         let world = World::new();
         let doomed = world.open(&PLAIN).expect("opened");
-        doomed.file.set_delete_pending(&*doomed, true).expect("it is open");
+        doomed.file.set_delete_pending(&*doomed, Disposition::Delete).expect("it is open");
         let closer = spawn({
             let world = world.clone();
             move || match world.close(&doomed) {
