@@ -11,7 +11,7 @@ use forebay_smb::wire::fscc::fs_info::{FileFsAttributeInformation, FileSystemAtt
 use forebay_smb::wire::fscc::fsctl::FsctlCode;
 use forebay_smb::wire::fscc::name_info::{FileRenameInformation, FileStreamInformation};
 use forebay_smb::wire::fscc::notify::{FileNotifyInformation, NotifyAction};
-use forebay_smb::wire::{AccessMask, Command, ShareAccess};
+use forebay_smb::wire::{AccessMask, Command, FileAttributes, ShareAccess};
 
 use crate::caching::{acknowledge_lease, body, broken, granted, lease, send, waits};
 use crate::calls::{
@@ -287,6 +287,22 @@ fn what_was_made_for_a_refused_stream_goes_again() {
     let refused = c.call(Command::CREATE, &lease(file("g:s"), 1, rh)).unwrap();
     assert_eq!(refused.status(), NtStatus::INVALID_PARAMETER);
     assert_eq!(lab.memory.contents("g"), None);
+}
+
+#[test]
+fn the_attributes_of_the_file_protect_its_streams() {
+    let mut lab = Lab::new();
+    let mut c = lab.client();
+    file("hidden").attributes(FileAttributes::HIDDEN).touch(&mut c);
+    file("hidden:s").touch(&mut c);
+    file("hidden:s").disposition(CreateDisposition::OVERWRITE_IF).touch(&mut c);
+    let f = file("f").attributes(FileAttributes::READONLY).id(&mut c);
+    let writes = file("f:s").access(AccessMask::FILE_GENERIC_WRITE);
+    assert_eq!(writes.send(&mut c), Err(NtStatus::ACCESS_DENIED));
+    assert_eq!(streams(&mut c, f), named(&[("::$DATA", 0)]), "nor is it made");
+    let both = file("g:s").attributes(FileAttributes::READONLY).send(&mut c).unwrap();
+    write(&mut c, both.id, 0, b"by its maker").unwrap();
+    assert!(both.attributes.contains(FileAttributes::READONLY));
 }
 
 #[test]

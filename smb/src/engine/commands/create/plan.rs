@@ -353,7 +353,9 @@ impl Plan {
     /// What the file as it was found forbids.
     pub(super) fn granted(&self, opened: &Opened) -> Result<AccessMask, NtStatus> {
         let attributes = FileAttributes(opened.stat.attributes);
-        let access = access::grant(self.desired, self.maximal, attributes, opened.created)?;
+        // A stream that was made is protected by its file.
+        let made = opened.file.as_ref().map_or(opened.created, |file| file.created);
+        let access = access::grant(self.desired, self.maximal, attributes, made)?;
         if opened.created {
             return Ok(access);
         }
@@ -365,8 +367,11 @@ impl Plan {
             if opened.stat.directory {
                 return Err(NtStatus::INVALID_PARAMETER);
             }
-            // [MS-FSA] 2.1.5.1.2.3: hidden and system files are only replaced by such.
-            let kept = FileAttributes::HIDDEN | FileAttributes::SYSTEM;
+            // [MS-FSA] 2.1.5.1.2.3: hidden and system files are only replaced by such. A stream has no attributes of its own.
+            let kept = match self.stream {
+                None => FileAttributes::HIDDEN | FileAttributes::SYSTEM,
+                Some(_) => FileAttributes::empty(),
+            };
             if attributes.contains(FileAttributes::READONLY)
                 || !(attributes & kept).without(self.attributes).is_empty()
             {
