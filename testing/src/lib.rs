@@ -83,7 +83,7 @@ pub fn skip(missing: Need, why: impl Display) {
     skip_where(&std::env::var(VARIABLE).unwrap_or_default(), missing, why);
 }
 
-/// Whether the variable allows this to be missing, for suites that are told beforehand what to run.
+/// Whether the variable allows this to be missing: for suites that choose beforehand what to run.
 ///
 /// # Panics
 /// If the variable has a name that nothing has.

@@ -29,7 +29,7 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
         return Err(NtStatus::ACCESS_DENIED);
     }
     let name = match target.stream {
-        // Windows wants to open the file anew, which the open of the stream forbids.
+        // Windows opens the file for that, which the open of the stream forbids.
         _ if !target.path.is_root() => return Err(NtStatus::SHARING_VIOLATION),
         None | Some(Stream::Default) => None,
         Some(Stream::Named(name)) => Some(name),
