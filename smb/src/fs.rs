@@ -725,6 +725,14 @@ pub struct Opened {
     pub file: Option<OpenedFile>,
 }
 
+impl Opened {
+    /// Whether a file was made, for itself or for the stream.
+    #[must_use]
+    pub fn made_file(&self) -> bool {
+        self.file.as_ref().map_or(self.created, |file| file.created)
+    }
+}
+
 /// The file of a named stream that was opened.
 #[derive(Clone, Debug)]
 pub struct OpenedFile {

@@ -58,6 +58,8 @@ pub(crate) struct Entrant<'a> {
     /// The name that it was opened by: no rename has changed it since a backend has found the file.
     pub(crate) pin: &'a PinnedPath,
     pub(crate) directory: bool,
+    /// The file was made by this open, for itself or for the stream.
+    pub(crate) made_file: bool,
     /// It may be granted what it asks for: a directory only by leases of version 2, to clients that know them.
     pub(crate) caches: bool,
     pub(crate) access: AccessMask,

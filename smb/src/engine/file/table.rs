@@ -135,8 +135,7 @@ impl FileTable {
         }
         // Found before its name was removed.
         let lost = |key| self.paths.has_lost(entrant.pin, key);
-        if entrant.opener.existed && lost(entrant.key) || entrant.key.is_stream() && lost(entrant.key.file())
-        {
+        if entrant.opener.existed && lost(entrant.key) || !entrant.made_file && lost(entrant.key.file()) {
             return Err(NtStatus::DELETE_PENDING);
         }
         let of_stream = entrant.key.is_stream().then(|| self.state(entrant.key.file()));

@@ -471,6 +471,7 @@ fn register(
         key: opened.stat.key,
         pin: pin.pinned(),
         directory: opened.stat.directory,
+        made_file: opened.made_file(),
         caches: !opened.stat.directory || plan.leases_directories,
         access,
         share: plan.share,
@@ -487,7 +488,7 @@ fn register(
                     // The pin keeps its path.
                     plan.volume.watches.leased.add(open.id, &plan.path, &open.file);
                 }
-                let made_file = opened.file.as_ref().is_some_and(|file| file.created);
+                let made_file = open.is_stream() && opened.made_file();
                 let registered = Registered { open, stat: opened.stat, created: opened.created, made_file };
                 return Ok(Registration::Done(registered));
             }

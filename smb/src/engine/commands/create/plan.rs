@@ -354,8 +354,7 @@ impl Plan {
     pub(super) fn granted(&self, opened: &Opened) -> Result<AccessMask, NtStatus> {
         let attributes = FileAttributes(opened.stat.attributes);
         // A stream that was made is protected by its file.
-        let made = opened.file.as_ref().map_or(opened.created, |file| file.created);
-        let access = access::grant(self.desired, self.maximal, attributes, made)?;
+        let access = access::grant(self.desired, self.maximal, attributes, opened.made_file())?;
         if opened.created {
             return Ok(access);
         }

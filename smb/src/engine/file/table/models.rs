@@ -137,6 +137,7 @@ impl World {
             key: how.key,
             pin: pin.pinned(),
             directory: how.directory,
+            made_file: !opener.existed,
             caches: true,
             access: how.access,
             share: how.share,
