@@ -141,13 +141,13 @@ pub struct StreamEntry {
 /// (the limit of the file systems below), the whole at most [`crate::limits::PATH_BYTES_MAX`]. Only paths of the POSIX
 /// extensions ([`Self::posix`]) may contain `\`.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct RelPath(String);
+pub struct RelPath(Box<str>);
 
 impl RelPath {
     /// The volume's root.
     #[must_use]
     pub fn root() -> Self {
-        Self(String::new())
+        Self(Box::default())
     }
 
     /// Checks `path`, a list of components separated by `/`.
@@ -180,7 +180,7 @@ impl RelPath {
                 _ => {}
             }
         }
-        Ok(Self(path.to_owned()))
+        Ok(Self(path.into()))
     }
 
     /// The path with `/` between components.
@@ -201,7 +201,7 @@ impl RelPath {
         if directory.is_root() {
             return !self.is_root();
         }
-        self.0.strip_prefix(&directory.0).is_some_and(|rest| rest.starts_with('/'))
+        self.0.strip_prefix(&*directory.0).is_some_and(|rest| rest.starts_with('/'))
     }
 
     /// The last component; empty for the root.
@@ -213,7 +213,7 @@ impl RelPath {
     /// The directory that holds it; the root for top-level names and for the root itself.
     #[must_use]
     pub fn parent(&self) -> RelPath {
-        Self(self.0.rsplit_once('/').map(|(p, _)| p.to_owned()).unwrap_or_default())
+        Self(self.0.rsplit_once('/').map_or("", |(parent, _)| parent).into())
     }
 }
 
@@ -744,8 +744,8 @@ pub struct OpenedFile {
 
 /// A backend's answer.
 pub enum FsReply {
-    /// To [`FsOpKind::Open`].
-    Opened(Opened),
+    /// To [`FsOpKind::Open`]. In a box: all replies are moved about, and this one is the largest and rare.
+    Opened(Box<Opened>),
     /// Nothing to say.
     Done,
     /// Attributes.
@@ -770,6 +770,12 @@ pub enum FsReply {
     EaSize(u32),
     /// Named streams.
     Streams(Vec<StreamEntry>),
+}
+
+impl From<Opened> for FsReply {
+    fn from(opened: Opened) -> Self {
+        Self::Opened(Box::new(opened))
+    }
 }
 
 /// Success or the status to give to the client.

@@ -96,7 +96,7 @@ impl Fixture {
 
     fn open(&self, request: OpenRequest) -> Result<Opened, NtStatus> {
         match self.run(FsOpKind::Open { volume: self.volume.clone(), request })? {
-            FsReply::Opened(opened) => Ok(opened),
+            FsReply::Opened(opened) => Ok(*opened),
             _ => panic!("open answers Opened"),
         }
     }

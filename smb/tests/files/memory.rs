@@ -373,7 +373,7 @@ impl Inner {
         Ok(match op {
             FsOpKind::Open { request, .. } => {
                 self.log.push("open");
-                FsReply::Opened(self.open(request)?)
+                self.open(request)?.into()
             }
             FsOpKind::Close { handle: h, unlink, stat } => {
                 self.log.push(if unlink.is_some() { "close+unlink" } else { "close" });

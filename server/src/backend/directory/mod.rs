@@ -297,7 +297,7 @@ pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> 
         Op::Open { volume: at, request } => volume(at)
             .ok()
             .and_then(|volume| open::open_cached(&volume, request))
-            .map(|r| r.map(FsReply::Opened)),
+            .map(|r| r.map(FsReply::from)),
         Op::StatPath { volume: at, path } => volume(at)
             .ok()
             .and_then(|volume| open::stat_path_cached(&volume, path))
@@ -328,7 +328,7 @@ pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
 fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     use FsOpKind as Op;
     match operation {
-        Op::Open { volume: at, request } => open::open(&volume(&at)?, &request).map(FsReply::Opened),
+        Op::Open { volume: at, request } => open::open(&volume(&at)?, &request).map(FsReply::from),
         Op::Close { handle, unlink, stat: with_stat } => {
             // Taken first: the name's end shows in neither.
             let last = if with_stat { Some(stat(&handle)?) } else { None };

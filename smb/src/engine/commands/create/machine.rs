@@ -205,9 +205,9 @@ impl Create {
         match result {
             Ok(FsReply::Opened(opened)) if plan.stops_at(&opened) => {
                 drop(pin);
-                self.stop_at_reparse_point(ctx, opened)
+                self.stop_at_reparse_point(ctx, *opened)
             }
-            Ok(FsReply::Opened(opened)) => self.admit(ctx, pin, opened),
+            Ok(FsReply::Opened(opened)) => self.admit(ctx, pin, *opened),
             Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
             // [MS-FSA] 2.1.5.1.1: a file would have to be made on a read-only volume.
             Err(NtStatus::OBJECT_NAME_NOT_FOUND)

@@ -174,7 +174,7 @@ fn stat(attributes: FileAttributes) -> Stat {
 
 fn opened(created: bool) -> FsResult {
     let handle = FsHandle(Arc::new(()));
-    Ok(FsReply::Opened(Opened { handle, created, stat: stat(FileAttributes::NORMAL), file: None }))
+    Ok(Opened { handle, created, stat: stat(FileAttributes::NORMAL), file: None }.into())
 }
 
 const OPENING: &str = "Opening";
@@ -372,7 +372,7 @@ fn a_file_that_was_made_for_a_session_that_has_ended_is_removed() {
     let key = FileKey { dev: 1, ino: 2, stream: 0 };
     create.request.as_ref().and_then(|r| r.session.as_ref()).expect("it has one").end();
     let Ok(FsReply::Opened(made)) = opened(true) else { panic!("it is open") };
-    let made = Opened { stat: Stat { key, ..made.stat }, ..made };
-    assert_eq!(create.complete(Ok(FsReply::Opened(made))), Seen::Answers(NtStatus::USER_SESSION_DELETED));
+    let made = Opened { stat: Stat { key, ..made.stat }, ..*made };
+    assert_eq!(create.complete(Ok(made.into())), Seen::Answers(NtStatus::USER_SESSION_DELETED));
     assert_eq!(create.background(), ["Close and unlink"]);
 }
