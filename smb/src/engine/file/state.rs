@@ -314,7 +314,7 @@ impl FileState {
     /// Neither open nor losing a name.
     pub(in crate::engine) fn is_idle(&self) -> bool {
         let inner = self.inner();
-        inner.opens.is_empty() && inner.links.is_empty()
+        inner.opens.is_empty() && inner.streams.is_empty() && inner.links.is_empty()
     }
 
     /// What a CREATE response says of what an open may cache.
