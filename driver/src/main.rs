@@ -33,6 +33,7 @@ mod placement;
 mod registration;
 mod rotation;
 mod secrets;
+mod snapshot_time;
 mod socket;
 mod supervise;
 mod transport;

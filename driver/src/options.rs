@@ -8,6 +8,7 @@ use rustix::mount::MountAttrFlags;
 use crate::error::Error;
 use crate::limits::{MOUNT_FLAGS_BYTES_MAX, MOUNT_VALUE_BYTES_MAX};
 use crate::mount::Setting;
+use crate::snapshot_time;
 
 /// The dialect where neither the volume nor the StorageClass says one.
 pub(crate) const DIALECT_DEFAULT: &str = "3.1.1";
@@ -53,6 +54,9 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("symlink", &["default", "none", "native", "unix", "mfsymlinks", "sfu", "nfs", "wsl"]),
     ("vers", &DIALECTS),
 ];
+
+/// The word for a moment: the volume is shown as it was then, and cannot be written.
+const SNAPSHOT: &str = "snapshot";
 
 /// Words with a security context of SELinux, which the kernel takes for every file system (security/selinux/hooks.c).
 const CONTEXTS: &[&str] = &["context", "defcontext", "fscontext", "rootcontext"];
@@ -194,6 +198,13 @@ impl MountOptions {
                 if value.is_empty() || value.len() > MOUNT_VALUE_BYTES_MAX || number(value).is_none() {
                     return Err(refused(format!("{word} wants a number")));
                 }
+            }
+            Some(value) if word == SNAPSHOT => {
+                let time = snapshot_time::parse(value)
+                    .ok_or_else(|| refused(format!("{word} wants a time as in @GMT-2026.11.25-10.00.00")))?;
+                self.set(word, Some(&time.to_string()));
+                self.attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+                return Ok(());
             }
             Some(value) if CONTEXTS.contains(&word) => {
                 let value = value.strip_prefix('"').and_then(|v| v.strip_suffix('"')).unwrap_or(value);
@@ -394,6 +405,16 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_is_mounted_by_its_time_and_read_only() {
+        let options = build(&["snapshot=@GMT-2025.11.25-16.12.09"]).expect("usable");
+        assert!(words(&options).iter().any(|word| word == "snapshot=134085607290000000"), "{options:?}");
+        assert!(options.attributes.contains(MountAttrFlags::MOUNT_ATTR_RDONLY));
+        for bad in ["snapshot", "snapshot=", "snapshot=now"] {
+            assert!(build(&[bad]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn additions_replace_defaults() {
         let options =
             build(&["soft,vers=3.0", "perm", "dirmode=0700", "uid=1000", "multichannel", "ro", "noatime"])
@@ -485,6 +506,7 @@ mod tests {
         for (word, choices) in CHOICES {
             let _ = writeln!(text, "| `{word}=` | {} |", quoted(choices));
         }
+        let _ = writeln!(text, "| with the time of a snapshot | {} |", quoted(&[SNAPSHOT]));
         let _ = writeln!(text, "| with an SELinux context | {} |", quoted(CONTEXTS));
         let _ =
             writeln!(text, "\nRefused, because they set the identity or the server: {}.", quoted(IDENTITY));

@@ -44,7 +44,7 @@ pub(crate) fn stage(volume: &Answer, staging: &str) -> CsiRequest {
 }
 
 /// Same, with mount options.
-fn stage_with(volume: &Answer, staging: &str, options: &[&str]) -> CsiRequest {
+pub(super) fn stage_with(volume: &Answer, staging: &str, options: &[&str]) -> CsiRequest {
     CsiRequest::NodeStageVolume {
         id: volume.id.clone(),
         staging: staging.into(),

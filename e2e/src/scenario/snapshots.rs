@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{MIB, ONE, Scenario, TWO, ours};
-use crate::guest::calls::grpc::AdminRequest;
+use super::{MIB, ONE, Scenario, TWO, csi, ours};
+use crate::guest::calls::grpc::{AdminRequest, Answer, CsiRequest};
 use crate::lab::Node;
 use crate::site::{Mounted, POOL, Site, Volume};
 
@@ -13,6 +13,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("snapshots: two nodes write, and each snapshot holds all changes up to one moment", written),
         ours("snapshots: a mount of one shows what there was, and cannot be written", mounted),
+        ours("csi: a snapshot is mounted beside its volume", driven),
         ours("copies: cp --reflink shares extents until one of the files changes", reflinked),
         ours("snapshots: space is counted, and a file system without shared extents is named", counted),
     ]
@@ -187,6 +188,44 @@ fn written(site: &Site) -> Result<String> {
     there.unmount()?;
     site.delete(&volume)?;
     Ok(format!("{SNAPSHOTS} while both wrote, at {seen:?}; the longest took {} ms", longest.as_millis()))
+}
+
+/// As a PersistentVolume with `snapshot=` among its mount options has it.
+fn driven(site: &Site) -> Result<String> {
+    const LIVE: [&str; 2] = ["/var/lib/kubelet/shown/staging", "/var/lib/kubelet/shown/pod"];
+    const THEN: [&str; 2] = ["/var/lib/kubelet/then/staging", "/var/lib/kubelet/then/pod"];
+    let volume = site.csi(site.storage(), csi::create("shown", 64 * MIB))?.ok()?;
+    let node = site.node(ONE);
+    node.run(&format!("mkdir -p {} {} $(dirname {}) $(dirname {})", LIVE[0], THEN[0], LIVE[1], THEN[1]))?;
+    site.csi(node, csi::stage(&volume, LIVE[0]))?.ok()?;
+    site.csi(node, csi::publish(&volume, LIVE[0], LIVE[1], false))?.ok()?;
+    node.run(&format!("echo before > {}/file && sync -f {}/file", LIVE[1], LIVE[1]))?;
+    let share = volume.context.get("share").context("the context names the share")?.clone();
+    let id = format!("{share}-then");
+    let made = site.admin(AdminRequest::CreateSnapshot { id: id.clone(), volume: share })?.ok()?;
+    let time: i64 = made.names.first().context("the server says when the snapshot was taken")?.parse()?;
+    node.run(&format!("echo after > {}/file", LIVE[1]))?;
+
+    let unix = time / 10_000_000 - 11_644_473_600;
+    let token = node.run(&format!("date -u -d @{unix} +@GMT-%Y.%m.%d-%H.%M.%S"))?;
+    let token = token.trim();
+    let then = Answer { id: "then".into(), ..volume.clone() };
+    let option = format!("snapshot={token}");
+    site.csi(node, csi::stage_with(&then, THEN[0], &[option.as_str()]))?.ok()?;
+    site.csi(node, csi::publish(&then, THEN[0], THEN[1], true))?.ok()?;
+    let shown = node.run(&format!("cat {}/file {}/file", THEN[1], LIVE[1]))?;
+    ensure!(shown.trim_end() == "before\nafter", "they show {shown:?}");
+    let output =
+        node.attempt(&["sh", "-c", &format!("echo x > {}/file", THEN[1])], &[], Duration::from_secs(20))?;
+    ensure!(!output.success(), "the snapshot can be written");
+    for (volume, [staging, target]) in [(&then, THEN), (&volume, LIVE)] {
+        let (id, target) = (volume.id.clone(), target.into());
+        site.csi(node, CsiRequest::NodeUnpublishVolume { id: id.clone(), target })?.ok()?;
+        site.csi(node, CsiRequest::NodeUnstageVolume { id, staging: staging.into() })?.ok()?;
+    }
+    delete(site, &id)?;
+    site.csi(site.storage(), CsiRequest::DeleteVolume { id: volume.id.clone() })?.ok()?;
+    Ok(token.into())
 }
 
 fn mounted(site: &Site) -> Result<String> {
