@@ -247,6 +247,9 @@ fn a_stream_becomes_the_data_of_an_empty_file() {
     let mut c = lab.client();
     let s = file("f:s").id(&mut c);
     write(&mut c, s, 0, b"stream").unwrap();
+    let f = file("f").disposition(OPEN).id(&mut c);
+    assert_eq!(rename(&mut c, s, "::$DATA", true), Err(NtStatus::SHARING_VIOLATION), "its data are in use");
+    close(&mut c, f).unwrap();
     rename(&mut c, s, "::$DATA", true).unwrap();
     assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"stream"[..]));
     assert_eq!(read(&mut c, s, 0, 10), Err(NtStatus::FILE_DELETED));
