@@ -582,7 +582,10 @@ impl Inner {
                 limit(target_offset, length)?;
                 FsReply::Copied(bytes.len() as u64)
             }
-            FsOpKind::CloneRange { .. } => return Err(NtStatus::NOT_SUPPORTED),
+            FsOpKind::CloneRange { .. } => {
+                self.log.push("clone");
+                return Err(NtStatus::NOT_SUPPORTED);
+            }
             FsOpKind::ZeroRange { handle: h, offset, length } => {
                 let data = &mut self.nodes.get_mut(&ino(&h)).unwrap().data;
                 let length = part(data, offset, length).len();

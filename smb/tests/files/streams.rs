@@ -8,7 +8,7 @@ use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::FsInformationClass;
 use forebay_smb::wire::fscc::file_info::{FileAllInformation, FileStandardInformation};
 use forebay_smb::wire::fscc::fs_info::{FileFsAttributeInformation, FileSystemAttributes};
-use forebay_smb::wire::fscc::fsctl::FsctlCode;
+use forebay_smb::wire::fscc::fsctl::{DuplicateExtents, FsctlCode};
 use forebay_smb::wire::fscc::name_info::{FileRenameInformation, FileStreamInformation};
 use forebay_smb::wire::fscc::notify::{FileNotifyInformation, NotifyAction};
 use forebay_smb::wire::{AccessMask, Command, FileAttributes, ShareAccess};
@@ -327,20 +327,26 @@ fn posix_clients_have_no_streams_and_keep_those_of_others() {
 }
 
 #[test]
-fn extents_are_not_shared_with_streams() {
+fn extents_are_not_shared_with_streams_nor_where_the_specification_forbids_it() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let (f, s) = (file("f").id(&mut c), file("f:s").id(&mut c));
-    let mut request = Vec::new();
-    forebay_smb::wire::fscc::fsctl::DuplicateExtents {
-        source_file_id: s,
-        source_file_offset: 0,
-        target_file_offset: 0,
-        byte_count: 1,
+    for id in [f, s] {
+        write(&mut c, id, 0, &[7; 16]).unwrap();
     }
-    .encode(&mut request);
-    let answer = fsctl(&mut c, f, FsctlCode::DUPLICATE_EXTENTS_TO_FILE, &request, 0);
-    assert_eq!(answer.0, NtStatus::NOT_SUPPORTED);
+    let mut share = |source_file_id, source_file_offset, target, target_file_offset, byte_count| {
+        let mut request = Vec::new();
+        let extents = DuplicateExtents { source_file_id, source_file_offset, target_file_offset, byte_count };
+        extents.encode(&mut request);
+        lab.memory.take_log();
+        let (status, _) = fsctl(&mut c, target, FsctlCode::DUPLICATE_EXTENTS_TO_FILE, &request, 0);
+        assert_eq!(status, NtStatus::NOT_SUPPORTED);
+        lab.memory.take_log().contains(&"clone")
+    };
+    assert!(share(f, 0, f, 8, 8), "only the backend cannot");
+    assert!(!share(s, 0, f, 0, 1) && !share(f, 0, s, 0, 1));
+    assert!(!share(f, 0, f, 4, 8), "they overlap");
+    assert!(!share(f, 8, f, 64, 9), "beyond the end of the source");
 }
 
 #[test]

@@ -116,6 +116,20 @@ fn a_stream_has_a_longest_size() {
 }
 
 #[test]
+fn a_file_has_no_more_streams_than_can_be_listed() {
+    let f = Fixture::new();
+    let file = f.file("a");
+    let open = |number| f.open_stream("a", &format!("{number:0200}"), OpenMode::New);
+    let refused = (0..1000).find_map(|number| open(number).err().map(|status| (number, status)));
+    let (count, status) = refused.expect("not without end");
+    // Some file systems have less room.
+    assert!([NtStatus::FILE_SYSTEM_LIMITATION, NtStatus::DISK_FULL].contains(&status), "{status:?}");
+    assert_eq!(f.streams(&file).len(), count);
+    f.overwrite(&file, true);
+    assert_eq!(f.streams(&file), []);
+}
+
+#[test]
 fn streams_go_with_their_file_or_alone() {
     let f = Fixture::new();
     let file = f.file("a");
@@ -153,6 +167,7 @@ fn streams_are_renamed_within_their_file() {
     assert_eq!(f.rename_stream(&one, Some("Two"), false), Ok(()), "to another case");
     assert_eq!(f.streams(&file), [("Two".to_owned(), 1)]);
     assert_eq!(f.read(&one, 0, 10).as_deref(), Ok(&b"1"[..]), "the handle follows");
+    assert_eq!(f.stat(&one).key, f.stat(&f.stream("a", "two")).key);
     f.write(&file, 0, b"data").expect("written");
     assert_eq!(f.rename_stream(&one, None, false), Err(NtStatus::INVALID_PARAMETER));
     f.overwrite(&file, false);

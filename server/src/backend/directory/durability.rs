@@ -7,7 +7,7 @@ use forebay_smb::fs::{FsHandle, FsOpKind, FsReply};
 use forebay_smb::status::NtStatus;
 use rustix::io::Errno;
 
-use super::{OpenFile, is_stream, names, of_file};
+use super::{OpenFile, is_stream, names, of_file, stream};
 use crate::backend::errno::status;
 
 /// What a volume promises of an operation that was answered and not flushed.
@@ -124,9 +124,10 @@ impl Settlement {
                     }
                     names::flush(&made).inspect_err(|_| {
                         // The first error is the one to tell; nothing may stay of what was refused.
-                        if opened.file.as_ref().is_none_or(|file| file.created) {
-                            let _ = names::unlink(&made);
-                        }
+                        let _ = match stream(&opened.handle) {
+                            Some(stream) if !opened.made_file() => stream.remove(),
+                            _ => names::unlink(&made),
+                        };
                     })
                 }
                 _ => Ok(()),

@@ -19,7 +19,7 @@ const PREFIX: &[u8] = b"user.";
 const OWN: &[u8] = b"forebay.";
 /// XATTR_NAME_MAX, XATTR_LIST_MAX and XATTR_SIZE_MAX of linux/limits.h.
 pub(super) const NAME_BYTES_MAX: usize = 255;
-const LIST_BYTES_MAX: usize = 65_536;
+pub(super) const LIST_BYTES_MAX: usize = 65_536;
 pub(super) const VALUE_BYTES_MAX: usize = 65_536;
 /// Bytes of a list of names that is short: most files have none or the server's own.
 const SHORT_LIST_BYTES: usize = 1024;

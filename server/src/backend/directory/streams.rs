@@ -2,7 +2,8 @@
 //! Samba's `vfs_streams_xattr` keeps them. A change replaces the attribute as a whole, so a stream is short.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_smb::fs::{
@@ -22,6 +23,9 @@ const PREFIX: &[u8] = b"user.DosStream.";
 const SUFFIX: &[u8] = b":$DATA";
 /// Bytes of the longest stream: XATTR_SIZE_MAX less the zero byte.
 const STREAM_BYTES_MAX: usize = eas::VALUE_BYTES_MAX - 1;
+/// Bytes of a file's list of attributes up to which streams are added: a longer one could not be read any more, and extended
+/// attributes need room, too.
+const LIST_BYTES_MAX: usize = eas::LIST_BYTES_MAX / 2;
 /// What the file systems below allocate at once, for want of a better number for an attribute.
 const UNIT_BYTES: u64 = 8;
 
@@ -31,7 +35,6 @@ pub(super) struct OpenStream {
     file: Arc<OpenFile>,
     /// Follows renames by this handle; `None` once it was renamed away to the file's data.
     key: Mutex<Option<CString>>,
-    number: u64,
 }
 
 /// The contents and the name of a stream, read.
@@ -151,7 +154,7 @@ pub(super) fn open(
         }
     });
     let (key, created) = stream?;
-    let stream = OpenStream { file, key: Mutex::new(Some(key)), number: name.number() };
+    let stream = OpenStream { file, key: Mutex::new(Some(key)) };
     let stat = of_stream(&stream, if created { None } else { Some(opened.stat) })?;
     let file = Some(OpenedFile { handle: opened.handle, created: opened.created });
     Ok(Opened { handle: FsHandle(Arc::new(stream)), created, stat, file })
@@ -165,6 +168,9 @@ fn find_or_make(file: &OpenFile, mode: OpenMode, name: &StreamName) -> Result<(C
         (None, OpenMode::Existing) => Err(NtStatus::OBJECT_NAME_NOT_FOUND),
         (None, OpenMode::New | OpenMode::Either) => {
             let key = key_of(name)?;
+            if eas::with_list(file, |list| Ok(list.len()))? + key.count_bytes() >= LIST_BYTES_MAX {
+                return Err(NtStatus::FILE_SYSTEM_LIMITATION);
+            }
             store(file, &key, &[], XattrFlags::CREATE)?;
             Ok((key, true))
         }
@@ -174,9 +180,11 @@ fn find_or_make(file: &OpenFile, mode: OpenMode, name: &StreamName) -> Result<(C
 /// Attributes of a stream, from those of its file if they are known.
 fn of_stream(stream: &OpenStream, file: Option<Stat>) -> Result<Stat, NtStatus> {
     let stat = file.map_or_else(|| attrs::stat(&stream.file), Ok)?;
-    let size = size_of(&stream.file, &stream.key()?)?;
+    let key = stream.key()?;
+    let size = size_of(&stream.file, &key)?;
+    let number = name_of(&key).as_ref().map_or(0, StreamName::number);
     Ok(Stat {
-        key: FileKey { stream: stream.number, ..stat.key },
+        key: FileKey { stream: number, ..stat.key },
         directory: false,
         end_of_file: size,
         allocation_size: allocated(size),
@@ -305,7 +313,7 @@ impl OpenStream {
     }
 
     pub(super) fn rename(&self, to: Option<&StreamName>, replace: bool) -> Result<(), NtStatus> {
-        let _held = self.file.volume.names.of(self.file.key);
+        let held = self.file.volume.names.of(self.file.key);
         let Found { key, contents } = self.contents()?;
         let after = match to {
             None => {
@@ -332,6 +340,7 @@ impl OpenStream {
             remove_key(&self.file, &key)?;
         }
         *self.key.lock().unwrap_or_else(PoisonError::into_inner) = after;
+        drop(held);
         self.flush()
     }
 
@@ -344,10 +353,13 @@ impl OpenStream {
         if contents.is_empty() {
             return Ok(());
         }
-        // This handle was opened for reading.
-        let writable = open::reopen_for_writing(&self.file)?;
-        rustix::io::pwrite(writable.as_fd(), contents, 0).map_err(status)?;
-        rustix::fs::fdatasync(&writable).map_err(status)
+        // This handle was opened for reading. The data are on stable storage before the attribute goes.
+        let writable = File::from(open::reopen_for_writing(&self.file)?);
+        let written = writable.write_all_at(contents, 0).and_then(|()| writable.sync_data());
+        written.map_err(|error| {
+            let _ = writable.set_len(0);
+            Errno::from_io_error(&error).map_or(NtStatus::DISK_FULL, status)
+        })
     }
 }
 

@@ -104,19 +104,31 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     if name.directory && options.contains(CreateOptions::NON_DIRECTORY_FILE) {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
-    let stream = match &name.stream {
-        // Neither is a directory.
-        Some(_) if options.contains(CreateOptions::DIRECTORY_FILE) => return Err(NtStatus::NOT_A_DIRECTORY),
+    let Name { path, directory, stream } = name;
+    if stream.is_some() && options.contains(CreateOptions::DIRECTORY_FILE) {
+        // No stream is a directory.
+        return Err(NtStatus::NOT_A_DIRECTORY);
+    }
+    let mut options = options;
+    if directory {
+        options.insert(CreateOptions::DIRECTORY_FILE);
+    }
+    let stream = match stream {
         Some(Stream::Named(_)) if !volume.extended_attributes => return Err(NtStatus::OBJECT_NAME_INVALID),
-        Some(Stream::Named(stream)) => Some(stream.clone()),
-        Some(Stream::Default) | None => None,
+        Some(Stream::Named(stream)) => Some(stream),
+        Some(Stream::Default) => {
+            // A directory contains no data of its own.
+            options.insert(CreateOptions::NON_DIRECTORY_FILE);
+            None
+        }
+        None => None,
     };
     if options.contains(CreateOptions::DELETE_ON_CLOSE) {
         // [MS-SMB2] 3.3.5.9
         if !desired.intersects(AccessMask::DELETE | AccessMask::MAXIMUM_ALLOWED) || volume.read_only {
             return Err(NtStatus::ACCESS_DENIED);
         }
-        if name.path.is_root() || request.file_attributes.contains(FileAttributes::READONLY) {
+        if path.is_root() || request.file_attributes.contains(FileAttributes::READONLY) {
             return Err(NtStatus::CANNOT_DELETE);
         }
     }
@@ -127,17 +139,12 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         volume: Arc::clone(volume),
         tree_id: tree.id,
         maximal,
-        path: name.path.clone(),
+        path,
         stream,
         desired,
         share: request.share_access,
         disposition,
-        options: match name {
-            Name { directory: true, .. } => options | CreateOptions::DIRECTORY_FILE,
-            // A directory contains no data of its own.
-            Name { stream: Some(Stream::Default), .. } => options | CreateOptions::NON_DIRECTORY_FILE,
-            _ => options,
-        },
+        options,
         // Permission bits say what those of DOS would.
         attributes: match posix {
             Some(_) => FileAttributes::empty(),
