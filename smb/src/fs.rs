@@ -10,6 +10,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
+use crate::descriptor::{Descriptors, Kept};
 use crate::remote::{RemoteBuffer, RemoteProof};
 use crate::status::NtStatus;
 
@@ -364,6 +365,11 @@ pub struct OpenRequest {
     /// The named stream to open. `mode` is about the stream then: a file that is not there is made where the stream may be, with
     /// the attributes and the owner of this request. It may be a stream of a directory.
     pub stream: Option<Box<StreamName>>,
+    /// What a new file keeps of the security descriptor that its maker gave it. A list that it does not have is inherited.
+    pub descriptor: Option<Box<Kept>>,
+    /// Security descriptors of directories hold for the opener: `STATUS_ACCESS_DENIED` where one does not let it add this name, or later
+    /// another one by this handle.
+    pub checked: bool,
 }
 
 /// One entry of a directory.
@@ -588,6 +594,19 @@ pub enum FsOpKind {
         /// What to set.
         eas: Vec<Ea>,
     },
+    /// What a file keeps of a security descriptor. Answered by [`FsReply::Descriptor`].
+    GetDescriptor {
+        /// The handle.
+        handle: FsHandle,
+    },
+    /// Sets what a file keeps of a security descriptor. Answered by [`FsReply::Done`]; `STATUS_NOT_SUPPORTED` where the backend
+    /// cannot keep it.
+    SetDescriptor {
+        /// The handle.
+        handle: FsHandle,
+        /// Nothing: everything is granted.
+        descriptor: Option<Box<Kept>>,
+    },
     /// The named streams of a file or directory, by a handle of it or of one of them. Answered by [`FsReply::Streams`];
     /// `STATUS_NOT_SUPPORTED` where the backend keeps none.
     Streams {
@@ -723,6 +742,8 @@ pub struct Opened {
     pub stat: Stat,
     /// The file that a named stream belongs to.
     pub file: Option<OpenedFile>,
+    /// Security descriptors, if the file or its directory keeps one: of a named stream, those of its file.
+    pub descriptors: Option<Box<Descriptors>>,
 }
 
 impl Opened {
@@ -768,6 +789,8 @@ pub enum FsReply {
     Eas(Vec<Ea>),
     /// Bytes of extended attributes.
     EaSize(u32),
+    /// What a file keeps of a security descriptor.
+    Descriptor(Option<Box<Kept>>),
     /// Named streams.
     Streams(Vec<StreamEntry>),
 }

@@ -3,6 +3,7 @@
 //! * [`wire`]: every message of [MS-SMB2] and the information classes of [MS-FSCC], as checked views of bytes.
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
 //! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
+//! * [`descriptor`]: security descriptors that files keep.
 //! * [`ids`], [`status`]: identifiers and results that all of them name.
 //! * [`time`]: the present, as the caller's clocks say it.
 //! * [`engine`]: the server side as state machines.
@@ -12,6 +13,7 @@
 
 pub mod auth;
 pub mod crypto;
+pub mod descriptor;
 pub mod engine;
 pub mod fs;
 pub mod ids;

@@ -306,7 +306,8 @@ fn carry_out(kind: FsOpKind, data: &Data) -> FsResult {
     };
     Ok(match kind {
         FsOpKind::Open { .. } => {
-            Opened { handle: FsHandle(Arc::new(())), created: false, stat, file: None }.into()
+            Opened { handle: FsHandle(Arc::new(())), created: false, stat, file: None, descriptors: None }
+                .into()
         }
         FsOpKind::Read { .. } => FsReply::Read(Box::new(data.clone())),
         FsOpKind::Write { range, .. } => FsReply::Written(range.len() as u32),

@@ -66,6 +66,8 @@ const SUITES: &[&str] = &[
     "smb2.openattr",
     "smb2.winattr",
     "smb2.sdread",
+    "smb2.acls.",
+    "smb2.acls_non_canonical.",
 ];
 
 /// Tests that measure instead of judge: they run for as long as they are let.

@@ -41,6 +41,8 @@ fn open(root: &Path, kind: ObjectKind) -> FsHandle {
         allocation_size: 0,
         ownership: None,
         stream: None,
+        descriptor: None,
+        checked: true,
     };
     let volume = Volume::open(root).expect("a volume").handle();
     match super::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {

@@ -3,6 +3,7 @@
 //! It runs on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` where that is set (a file
 //! system of another kind, in the lab). Operations go through [`super::execute`] as the protocol's do.
 
+mod descriptors;
 mod streams;
 
 use std::ffi::OsStr;
@@ -53,6 +54,8 @@ fn request(path: &str) -> OpenRequest {
         allocation_size: 0,
         ownership: None,
         stream: None,
+        descriptor: None,
+        checked: true,
     }
 }
 

@@ -41,6 +41,7 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         | Op::Lookup { .. }
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
+        | Op::GetDescriptor { .. }
         | Op::EaSize { .. }
         | Op::Streams { .. }
         | Op::CheckEmpty { .. } => Lane::LookUp,
@@ -49,6 +50,7 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         | Op::SetBasic { handle, .. }
         | Op::SetOwnership { handle, .. }
         | Op::SetEas { handle, .. }
+        | Op::SetDescriptor { handle, .. }
         | Op::SetReparsePoint { handle, .. } => unless_written_through(handle, Lane::Change),
         Op::Read { .. } | Op::AllocatedRanges { .. } => Lane::Data,
         Op::Write { write_through: true, .. } | Op::WriteRemote { write_through: true, .. } => Lane::Sync,
@@ -92,7 +94,9 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
         | Op::SetReparsePoint { handle, .. }
         | Op::GetReparsePoint { handle }
         | Op::GetEas { handle }
+        | Op::GetDescriptor { handle }
         | Op::SetEas { handle, .. }
+        | Op::SetDescriptor { handle, .. }
         | Op::Streams { handle }
         | Op::SetEndOfFile { handle, .. }
         | Op::Overwrite { handle, .. }
@@ -119,6 +123,7 @@ pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
         | Op::SetBasic { handle, .. }
         | Op::SetOwnership { handle, .. }
         | Op::SetEas { handle, .. }
+        | Op::SetDescriptor { handle, .. }
         | Op::SetReparsePoint { handle, .. }
         | Op::Write { handle, .. }
         | Op::WriteRemote { handle, .. }
@@ -139,6 +144,7 @@ pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
         | Op::Lookup { .. }
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
+        | Op::GetDescriptor { .. }
         | Op::EaSize { .. }
         | Op::Streams { .. }
         | Op::CheckEmpty { .. }
@@ -193,6 +199,8 @@ mod tests {
             allocation_size: 0,
             ownership: None,
             stream: None,
+            descriptor: None,
+            checked: true,
         };
         FsOpKind::Open { volume: volume.clone(), request }
     }

@@ -48,6 +48,8 @@ impl Served {
             allocation_size: 0,
             ownership: None,
             stream: None,
+            descriptor: None,
+            checked: true,
         };
         match self.run(FsOpKind::Open { volume: self.volume.clone(), request }) {
             Ok(FsReply::Opened(opened)) => opened.handle,

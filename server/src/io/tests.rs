@@ -251,6 +251,8 @@ fn open(volume: &FsHandle, name: &str) -> Arc<OpenFile> {
         allocation_size: 0,
         ownership: None,
         stream: None,
+        descriptor: None,
+        checked: true,
     };
     let operation = FsOpKind::Open { volume: volume.clone(), request };
     match crate::backend::execute(operation, &BufferPool::default()) {

@@ -197,6 +197,8 @@ fn replace_by_link(volume: &FsHandle, from: &str, to: &str) {
         allocation_size: 0,
         ownership: None,
         stream: None,
+        descriptor: None,
+        checked: true,
     };
     let run = |operation| crate::backend::execute(operation, &BufferPool::default());
     let opened = run(FsOpKind::Open { volume: volume.clone(), request });

@@ -17,6 +17,7 @@ mod cancelling;
 mod copying;
 mod creating;
 mod deleting;
+mod descriptors;
 mod dir_leases;
 mod directories;
 mod durable;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 
+use forebay_smb::descriptor::{Descriptors, Kept, Owner};
 use forebay_smb::fs::{
     DirEntry, Ea, FileKey, FileTimes, FsHandle, FsOpKind, FsReply, FsResult, ObjectKind, OpenMode,
     OpenRequest, Opened, OpenedFile, Ownership, Payload, RelPath, ReparsePoint, Space, Stat, StreamEntry,
@@ -37,6 +38,7 @@ struct Node {
     gid: u32,
     eas: Vec<Ea>,
     streams: Vec<(StreamName, Vec<u8>)>,
+    descriptor: Option<Kept>,
 }
 
 struct Handle {
@@ -45,6 +47,7 @@ struct Handle {
     path: Mutex<RelPath>,
     /// The last name that was listed.
     position: Mutex<Option<String>>,
+    checked: bool,
 }
 
 struct Data(Vec<u8>);
@@ -111,7 +114,17 @@ impl Node {
             gid: 0,
             eas: Vec::new(),
             streams: Vec::new(),
+            descriptor: None,
         }
+    }
+
+    fn owner(&self) -> Owner {
+        Owner { uid: self.uid, gid: self.gid }
+    }
+
+    fn may_add(&self, directory: bool) -> Result<(), NtStatus> {
+        let list = self.descriptor.as_ref();
+        list.map_or(Ok(()), |list| list.may_add(self.owner(), directory))
     }
 }
 
@@ -245,7 +258,7 @@ impl Inner {
     fn open_stream(&mut self, request: OpenRequest, name: StreamName) -> Result<Opened, NtStatus> {
         let mode = if request.mode == OpenMode::Existing { OpenMode::Existing } else { OpenMode::Either };
         let of_file = OpenRequest { mode, kind: ObjectKind::Any, stream: None, ..request.clone() };
-        let Opened { handle, created: made_file, .. } = self.open(of_file)?;
+        let Opened { handle, created: made_file, descriptors, .. } = self.open(of_file)?;
         let ino = Arc::clone(&handle.0).downcast::<Handle>().unwrap().ino;
         let streams = &mut self.nodes.get_mut(&ino).unwrap().streams;
         let created = match (streams.iter().any(|(known, _)| *known == name), request.mode) {
@@ -261,10 +274,11 @@ impl Inner {
             stream: Mutex::new(Some(name)),
             path: Mutex::new(request.path),
             position: Mutex::default(),
+            checked: request.checked,
         };
         let stat = self.stat_of(&stream)?;
         let file = Some(OpenedFile { handle, created: made_file });
-        Ok(Opened { handle: FsHandle(Arc::new(stream)), created, stat, file })
+        Ok(Opened { handle: FsHandle(Arc::new(stream)), created, stat, file, descriptors })
     }
 
     fn rename_stream(
@@ -306,7 +320,11 @@ impl Inner {
             (Ok(ino), _) => (ino, false),
             (Err(NtStatus::OBJECT_NAME_NOT_FOUND), OpenMode::New | OpenMode::Either) => {
                 let parent = self.parent(&request.path)?;
-                let mut node = Node::new(request.kind == ObjectKind::Directory);
+                let directory = request.kind == ObjectKind::Directory;
+                if request.checked {
+                    self.nodes[&parent].may_add(directory)?;
+                }
+                let mut node = Node::new(directory);
                 node.attributes |= request.attributes & !NORMAL;
                 node.reserved = request.allocation_size;
                 if let Some(ownership) = request.ownership {
@@ -317,6 +335,8 @@ impl Inner {
                         ..ownership
                     });
                 }
+                let above = self.nodes[&parent].descriptor.as_ref();
+                node.descriptor = Kept::of_new(request.descriptor.as_deref(), above, directory, node.owner());
                 let ino = self.next;
                 self.next += 1;
                 self.nodes.insert(ino, node);
@@ -331,12 +351,34 @@ impl Inner {
             ObjectKind::Directory if !stat.directory => return Err(NtStatus::NOT_A_DIRECTORY),
             _ => {}
         }
+        let descriptors = self.descriptors(ino, &request.path);
         let path = Mutex::new(request.path);
-        let handle = Handle { ino, stream: Mutex::default(), path, position: Mutex::default() };
+        let checked = request.checked;
+        let handle = Handle { ino, stream: Mutex::default(), path, position: Mutex::default(), checked };
         let handle = Arc::new(handle);
         self.handles.retain(|known| known.strong_count() > 0);
         self.handles.push(Arc::downgrade(&handle));
-        Ok(Opened { handle: FsHandle(handle), created, stat, file: None })
+        Ok(Opened { handle: FsHandle(handle), created, stat, file: None, descriptors })
+    }
+
+    fn descriptors(&self, ino: u64, path: &RelPath) -> Option<Box<Descriptors>> {
+        let own = self.nodes[&ino].descriptor.clone();
+        let parent = self.parent(path).ok().filter(|_| !path.is_root()).map(|parent| &self.nodes[&parent]);
+        let directory = parent.and_then(|node| Some((node.descriptor.clone()?, node.owner())));
+        (own.is_some() || directory.is_some()).then(|| Box::new(Descriptors { own, directory }))
+    }
+
+    /// Whether security descriptors let the opener of `handle` give it the name `to`.
+    fn may_be_named(&self, handle: &Handle, to: &RelPath) -> Result<(), NtStatus> {
+        if !handle.checked {
+            return Ok(());
+        }
+        self.nodes[&self.parent(to)?].may_add(self.nodes[&handle.ino].directory)?;
+        let Ok(there) = self.find(to) else { return Ok(()) };
+        match self.descriptors(there, to) {
+            Some(descriptors) => descriptors.may_remove(self.nodes[&there].owner()),
+            None => Ok(()),
+        }
     }
 
     fn unlink(&mut self, path: &RelPath, ino: u64) -> Result<(), NtStatus> {
@@ -475,6 +517,13 @@ impl Inner {
                 let (_, data) = reparse.as_ref().ok_or(NtStatus::NOT_A_REPARSE_POINT)?;
                 FsReply::ReparseData(data.clone())
             }
+            FsOpKind::GetDescriptor { handle: h } => {
+                FsReply::Descriptor(self.nodes[&ino(&h)].descriptor.clone().map(Box::new))
+            }
+            FsOpKind::SetDescriptor { handle: h, descriptor } => {
+                self.nodes.get_mut(&ino(&h)).unwrap().descriptor = descriptor.map(|kept| *kept);
+                FsReply::Done
+            }
             FsOpKind::GetEas { handle: h } => FsReply::Eas(self.nodes[&ino(&h)].eas.clone()),
             FsOpKind::EaSize { handle: h } => FsReply::EaSize(ea_bytes(&self.nodes[&ino(&h)].eas) as u32),
             FsOpKind::SetEas { handle: h, eas } => {
@@ -544,6 +593,7 @@ impl Inner {
                 let from = h.path.lock().unwrap().clone();
                 // Of the handles by another name of the file only this one follows it.
                 let takes_place = self.find(&to) == Ok(h.ino);
+                self.may_be_named(&h, &to)?;
                 self.name(h.ino, &to, replace)?;
                 let parent = self.parent(&from)?;
                 self.nodes.get_mut(&parent).unwrap().children.remove(from.name());
@@ -557,6 +607,7 @@ impl Inner {
                 FsReply::Done
             }
             FsOpKind::Link { handle: h, to, replace } => {
+                self.may_be_named(&handle(&h), &to)?;
                 let ino = ino(&h);
                 self.name(ino, &to, replace)?;
                 self.nodes.get_mut(&ino).unwrap().links += 1;

@@ -158,6 +158,8 @@ mod tests {
             allocation_size,
             ownership: None,
             stream: None,
+            descriptor: None,
+            checked: true,
         };
         match crate::backend::execute(FsOpKind::Open { volume, request }, &BufferPool::default()) {
             Ok(FsReply::Opened(opened)) => file(&opened.handle).expect("a file"),

@@ -55,6 +55,7 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         | Op::StatPath { .. }
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
+        | Op::GetDescriptor { .. }
         | Op::EaSize { .. }
         | Op::Streams { .. }
         | Op::AllocatedRanges { .. } => (Change::None, None),
@@ -65,6 +66,7 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         Op::SetBasic { handle, .. }
         | Op::SetOwnership { handle, .. }
         | Op::SetEas { handle, .. }
+        | Op::SetDescriptor { handle, .. }
         | Op::SetReparsePoint { handle, .. } => (Change::Attributes, Some(handle)),
         Op::SetEndOfFile { handle, .. }
         | Op::Overwrite { handle, .. }

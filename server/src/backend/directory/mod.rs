@@ -11,6 +11,7 @@
 
 mod attrs;
 pub mod data;
+mod descriptors;
 mod direct;
 mod dirs;
 mod durability;
@@ -56,6 +57,8 @@ pub struct Volume {
     root: OwnedFd,
     /// Whether the file system keeps user extended attributes.
     xattrs: bool,
+    /// Whether files keep security descriptors.
+    secured: AtomicBool,
     /// Whether the file system is memory, on which no read or write waits for a device.
     in_memory: bool,
     /// What is on stable storage when it is answered.
@@ -86,9 +89,10 @@ impl Volume {
         let root = rustix::fs::open(path, flags, Mode::empty())?;
         let aside = aside.map(|path| rustix::fs::open(path, flags, Mode::empty())).transpose()?;
         let xattrs = attrs::kept(root.as_fd());
+        let secured = AtomicBool::new(descriptors::marked(root.as_fd())?);
         let in_memory = rustix::fs::fstatfs(&root)?.f_type == TMPFS_MAGIC;
         let (names, limiter, gate) = (NameLocks::default(), Arc::default(), Arc::default());
-        Ok(Arc::new(Self { root, xattrs, in_memory, promise, aside, names, limiter, gate }))
+        Ok(Arc::new(Self { root, xattrs, secured, in_memory, promise, aside, names, limiter, gate }))
     }
 
     /// A snapshot of it with the root directory `path`, which its clients only read. It has the limits of the volume.
@@ -97,8 +101,10 @@ impl Volume {
     /// Those of opening it.
     pub fn snapshot_at(&self, path: &Path) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())?;
         Ok(Arc::new(Self {
-            root: rustix::fs::open(path, flags, Mode::empty())?,
+            secured: AtomicBool::new(descriptors::marked(root.as_fd())?),
+            root,
             xattrs: self.xattrs,
             in_memory: self.in_memory,
             promise: self.promise,
@@ -165,6 +171,8 @@ pub struct OpenFile {
     key: FileKey,
     directory: bool,
     write_through: bool,
+    /// Security descriptors hold for its opener.
+    checked: bool,
     /// By what name it was opened or renamed last: where /proc is not to be had.
     path: Mutex<RelPath>,
     /// Its name was made or changed and the directory that holds it not yet synced.
@@ -303,6 +311,11 @@ pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> 
             .and_then(|volume| open::stat_path_cached(&volume, path))
             .map(|r| r.map(FsReply::Stat)),
         Op::Stat { handle } => Some(stat(handle).map(FsReply::Stat)),
+        Op::GetDescriptor { handle } => match of_file(handle) {
+            Ok(file) if file.volume.secured.load(Ordering::Acquire) => None,
+            Ok(_) => Some(Ok(FsReply::Descriptor(None))),
+            Err(status) => Some(Err(status)),
+        },
         Op::EaSize { handle } => match of_file(handle) {
             Ok(file) => eas::size_cached(&file).map(|size| size.map(FsReply::EaSize)),
             Err(status) => Some(Err(status)),
@@ -374,6 +387,11 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
         Op::GetEas { handle } => eas::get(&*of_file(&handle)?).map(FsReply::Eas),
         Op::EaSize { handle } => eas::size(&*of_file(&handle)?).map(FsReply::EaSize),
         Op::SetEas { handle, eas } => eas::set(&*of_file(&handle)?, &eas).map(|()| FsReply::Done),
+        Op::GetDescriptor { handle } => descriptors::get(&*of_file(&handle)?)
+            .map(|descriptor| FsReply::Descriptor(descriptor.map(Box::new))),
+        Op::SetDescriptor { handle, descriptor } => {
+            descriptors::set(&*of_file(&handle)?, descriptor.as_deref()).map(|()| FsReply::Done)
+        }
         Op::Streams { handle } => streams::list(&*of_file(&handle)?).map(FsReply::Streams),
         Op::Overwrite { handle, streams } => {
             match stream(&handle) {

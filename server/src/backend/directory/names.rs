@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::name_locks::NamesHeld;
 use super::path::{Place, current, directory, place};
-use super::{OpenFile, attrs};
+use super::{OpenFile, attrs, descriptors};
 use crate::backend::errno::status;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
@@ -94,6 +94,7 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
     let target = directory(&file.volume, &to.parent())?;
     let held = hold(file, Some(&target))?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     let from = &held.place;
+    descriptors::check_name(file, target.as_fd(), to.name())?;
     match attrs::key_of_entry(target.as_fd(), to.name().as_bytes()) {
         Ok((key, _)) if key == file.key => {
             let same_name = from.name == to.name().as_bytes()
@@ -153,6 +154,7 @@ pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), N
     let target = directory(&file.volume, &to.parent())?;
     let held = hold(file, Some(&target))?.ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
     let from = &held.place;
+    descriptors::check_name(file, target.as_fd(), to.name())?;
     let name = to.name().as_bytes();
     match attrs::key_of_entry(target.as_fd(), name) {
         Ok((key, _)) if replace && key == file.key => return Ok(()),
@@ -254,6 +256,8 @@ mod tests {
             allocation_size: 0,
             ownership: None,
             stream: None,
+            descriptor: None,
+            checked: true,
         };
         let operation = FsOpKind::Open { volume: volume.clone(), request };
         match backend::execute(operation, &BufferPool::default()) {

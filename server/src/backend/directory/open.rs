@@ -1,7 +1,7 @@
 //! Opening and making files and directories.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_smb::fs::{FsHandle, ObjectKind, OpenMode, OpenRequest, Opened, RelPath, Stat};
@@ -10,13 +10,13 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::durability::Promise;
-use super::{OpenFile, Volume, attrs, dirs, path, streams};
+use super::{OpenFile, Volume, attrs, descriptors, dirs, path, streams};
 use crate::backend::errno::status;
 use crate::lanes::Descriptor;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
-const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
-const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
+pub(super) const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
+pub(super) const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
 
 pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened, NtStatus> {
     if let Some(stream) = &request.stream {
@@ -28,7 +28,8 @@ pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened
 
 /// Opens what exists and is in the kernel's caches, or fails as they know it must; `None` where that takes more.
 pub(super) fn open_cached(volume: &Arc<Volume>, request: &OpenRequest) -> Option<Result<Opened, NtStatus>> {
-    if request.mode == OpenMode::New || request.stream.is_some() {
+    let asks_device = request.stream.is_some() || volume.secured.load(Ordering::Acquire);
+    if request.mode == OpenMode::New || asks_device {
         return None;
     }
     let kind = if request.kind == ObjectKind::Directory { OFlags::DIRECTORY } else { access(request) };
@@ -69,6 +70,7 @@ fn finish(
         key: stat.key,
         directory: stat.directory,
         write_through: request.write_through || volume.promise == Promise::AtReply,
+        checked: request.checked,
         path: Mutex::new(request.path.clone()),
         name_unsynced: AtomicBool::new(created),
         removed_from: Mutex::default(),
@@ -78,7 +80,8 @@ fn finish(
         mapped: Mutex::default(),
     });
     let stat = if created { furnish(&file, request, stat)? } else { stat };
-    Ok(Opened { handle: FsHandle(file), created, stat, file: None })
+    let descriptors = descriptors::around(volume, file.as_fd(), &request.path)?;
+    Ok(Opened { handle: FsHandle(file), created, stat, file: None, descriptors })
 }
 
 /// Gives a new file what its maker asked for, and tells its attributes, `stat` before that. Where it fails, nothing stays of the file.
@@ -127,7 +130,7 @@ fn find_or_make(volume: &Volume, request: &OpenRequest) -> Result<(OwnedFd, bool
     Err(NtStatus::SHARING_VIOLATION)
 }
 
-fn access(request: &OpenRequest) -> OFlags {
+pub(super) fn access(request: &OpenRequest) -> OFlags {
     match (request.read, request.write) {
         (true, true) => OFlags::RDWR,
         (false, true) => OFlags::WRONLY,
@@ -155,6 +158,9 @@ fn find(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, Errno> {
 fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
     if request.path.is_root() {
         return Err(NtStatus::OBJECT_NAME_COLLISION);
+    }
+    if let Some(made) = descriptors::make(volume, request)? {
+        return Ok(made);
     }
     if request.kind != ObjectKind::Directory {
         let flags = access(request) | OFlags::CREATE | OFlags::EXCL;

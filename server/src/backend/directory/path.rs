@@ -166,6 +166,8 @@ mod tests {
             allocation_size: 0,
             ownership: None,
             stream: None,
+            descriptor: None,
+            checked: true,
         };
         FsOpKind::Open { volume: volume.clone(), request }
     }

@@ -156,8 +156,9 @@ pub(super) fn open(
     let (key, created) = stream?;
     let stream = OpenStream { file, key: Mutex::new(Some(key)) };
     let stat = of_stream(&stream, if created { None } else { Some(opened.stat) })?;
+    let descriptors = opened.descriptors;
     let file = Some(OpenedFile { handle: opened.handle, created: opened.created });
-    Ok(Opened { handle: FsHandle(Arc::new(stream)), created, stat, file })
+    Ok(Opened { handle: FsHandle(Arc::new(stream)), created, stat, file, descriptors })
 }
 
 fn find_or_make(file: &OpenFile, mode: OpenMode, name: &StreamName) -> Result<(CString, bool), NtStatus> {

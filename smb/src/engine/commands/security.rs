@@ -1,10 +1,11 @@
 //! Security descriptors ([MS-SMB2] 3.3.5.20.3, 3.3.5.21.3): owner, group and permission bits of a Unix file as SIDs
-//! (S-1-5-88-*). A volume's credentials may do everything, so the list grants everything to everyone; clients enforce
-//! the permission bits.
+//! (S-1-5-88-*), and the access control list that a client gave it. A file without a list grants everything to everyone. Permission
+//! bits are for clients to enforce, lists are enforced here ([`crate::descriptor`]).
 
 use std::sync::Arc;
 
 use super::info::{answer, done, encoded, needs};
+use crate::descriptor::{Kept, PARTS, list_to_keep};
 use crate::engine::open::Open;
 use crate::engine::request::step::Step;
 use crate::fs::{FsOpKind, FsReply, Ownership, Stat};
@@ -16,8 +17,8 @@ use crate::wire::fscc::security::{
     Ace, AceBody, AceType, Acl, Control, SecurityDescriptor, SecurityInformation, Sid,
 };
 
-/// The list that every file has. The first entry grants nothing: its SID carries the permission bits.
-fn dacl(mode: u32) -> Acl {
+/// The list of a file that keeps none. The first entry grants nothing: its SID carries the permission bits.
+fn default_list(mode: u32) -> Acl {
     Acl {
         acl_revision: 2,
         aces: vec![
@@ -27,19 +28,42 @@ fn dacl(mode: u32) -> Acl {
     }
 }
 
-fn descriptor(stat: &Stat, asked: SecurityInformation) -> SecurityDescriptor {
+/// The descriptor of a file that has the attributes `stat` and keeps `kept`.
+fn descriptor(stat: &Stat, kept: Option<&Kept>, asked: SecurityInformation) -> SecurityDescriptor {
+    let kept = kept.map(|kept| kept.descriptor().clone()).unwrap_or_default();
     let mut descriptor = SecurityDescriptor::default();
     if asked.contains(SecurityInformation::OWNER) {
-        descriptor.owner = Some(Sid::unix_user(stat.uid));
+        descriptor.owner = kept.owner.or_else(|| Some(Sid::unix_user(stat.uid)));
     }
     if asked.contains(SecurityInformation::GROUP) {
-        descriptor.group = Some(Sid::unix_group(stat.gid));
+        descriptor.group = kept.group.or_else(|| Some(Sid::unix_group(stat.gid)));
     }
     if asked.contains(SecurityInformation::DACL) {
-        descriptor.control.insert(Control::DACL_PRESENT);
-        descriptor.dacl = Some(dacl(stat.mode));
+        descriptor.control = kept.control | Control::DACL_PRESENT;
+        descriptor.dacl = match kept.dacl {
+            list if kept.control.contains(Control::DACL_PRESENT) => {
+                list.map(|list| with_mode(list, stat.mode))
+            }
+            _ => Some(default_list(stat.mode)),
+        };
     }
     descriptor
+}
+
+/// The list with the permission bits as they are now, if it carries any.
+fn with_mode(mut list: Acl, mode: u32) -> Acl {
+    for ace in &mut list.aces {
+        if let AceBody::Basic { sid, .. } = &mut ace.body
+            && carries_mode(sid)
+        {
+            *sid = Sid::unix_mode(mode);
+        }
+    }
+    list
+}
+
+fn carries_mode(sid: &Sid) -> bool {
+    sid.as_unix_mode().is_some_and(|mode| mode <= PERMISSIONS)
 }
 
 /// The permission bits that a list carries.
@@ -50,11 +74,16 @@ fn mode_of(dacl: &Acl) -> Option<u32> {
     })
 }
 
+/// Whether a list is about permission bits only, as Linux's client writes it: besides them it grants everything.
+fn only_carries_mode(dacl: &Acl) -> bool {
+    mode_of(dacl).is_some() && dacl.aces.iter().all(restricts_none)
+}
+
 /// Whether an entry restricts no one: it carries permission bits, or grants everything to everyone, to all who have logged on
 /// (S-1-5-11) or to a Unix user, as Linux's client adds them.
 fn restricts_none(ace: &Ace) -> bool {
     let AceBody::Basic { mask, sid } = &ace.body else { return false };
-    if sid.as_unix_mode().is_some_and(|mode| mode <= PERMISSIONS) {
+    if carries_mode(sid) {
         return true;
     }
     let authenticated = Sid { identifier_authority: 5, sub_authorities: vec![11] };
@@ -63,80 +92,100 @@ fn restricts_none(ace: &Ace) -> bool {
         && (*sid == Sid::everyone() || *sid == authenticated || sid.as_unix_user().is_some())
 }
 
-/// Owner and permission bits that the descriptor in a CREATE asks for; the rest of it is ignored. A list with all bits set says
-/// nothing of them: mounted with `idsfromsid` alone, Linux's client sends it where it has only an owner to tell.
-pub(super) fn of_new_file(descriptor: &[u8]) -> Ownership {
-    let Ok(given) = SecurityDescriptor::parse(descriptor) else { return Ownership::default() };
-    Ownership {
-        uid: given.owner.and_then(|sid| sid.as_unix_user()),
-        gid: given.group.and_then(|sid| sid.as_unix_group()),
+/// What a descriptor in a CREATE asks for: owner and permission bits, and what else the file is to keep. A list with all bits set says
+/// nothing of them: mounted with `idsfromsid` alone, Linux's client sends it where it has only an owner to name. What cannot be read
+/// is ignored.
+pub(super) fn of_new_file(descriptor: &[u8]) -> (Ownership, Option<Box<Kept>>) {
+    let Ok(given) = SecurityDescriptor::parse(descriptor) else { return Default::default() };
+    let ownership = Ownership {
+        uid: given.owner.as_ref().and_then(Sid::as_unix_user),
+        gid: given.group.as_ref().and_then(Sid::as_unix_group),
         mode: given.dacl.as_ref().and_then(mode_of).filter(|mode| *mode != PERMISSIONS),
-    }
+    };
+    let says_nothing =
+        !given.control.contains(Control::DACL_PRESENT) || given.dacl.as_ref().is_some_and(only_carries_mode);
+    let (control, dacl) = if says_nothing { (Control::empty(), None) } else { list_to_keep(&given) };
+    (ownership, Kept::new(SecurityDescriptor { control, dacl, ..given }).map(Box::new))
 }
 
-/// What a descriptor changes of a file.
+/// What a descriptor changes of a file that has the attributes `stat` and keeps `kept`: its owner and permission bits, and what it
+/// is to keep from now on.
 ///
 /// # Errors
-/// `STATUS_NOT_SUPPORTED` for an owner, a group or a list that a Unix file cannot have (docs/reference/spec-exceptions.md).
+/// `STATUS_INVALID_PARAMETER` where an owner or a group is to be set and there is none.
 fn change(
-    given: &SecurityDescriptor,
+    given: SecurityDescriptor,
     asked: SecurityInformation,
     stat: &Stat,
-) -> Result<Ownership, NtStatus> {
+    kept: Option<&Kept>,
+) -> Result<(Ownership, Option<Kept>), NtStatus> {
     let mut change = Ownership::default();
+    let mut keep = kept.map(|kept| kept.descriptor().clone()).unwrap_or_default();
+    if asked.contains(SecurityInformation::DACL) {
+        change.mode = given.dacl.as_ref().and_then(mode_of).filter(|mode| *mode != stat.mode);
+        (keep.control, keep.dacl) = match &given.dacl {
+            Some(list) if only_carries_mode(list) => (Control::empty(), None),
+            _ => list_to_keep(&given),
+        };
+    }
     if asked.contains(SecurityInformation::OWNER) {
-        let owner = given.owner.as_ref().ok_or(NtStatus::INVALID_PARAMETER)?;
-        let uid = owner.as_unix_user().ok_or(NtStatus::NOT_SUPPORTED)?;
-        change.uid = Some(uid).filter(|uid| *uid != stat.uid);
+        let owner = given.owner.ok_or(NtStatus::INVALID_PARAMETER)?;
+        change.uid = owner.as_unix_user().filter(|uid| *uid != stat.uid);
+        keep.owner = Some(owner);
     }
     if asked.contains(SecurityInformation::GROUP) {
-        let group = given.group.as_ref().ok_or(NtStatus::INVALID_PARAMETER)?;
-        let gid = group.as_unix_group().ok_or(NtStatus::NOT_SUPPORTED)?;
-        change.gid = Some(gid).filter(|gid| *gid != stat.gid);
+        let group = given.group.ok_or(NtStatus::INVALID_PARAMETER)?;
+        change.gid = group.as_unix_group().filter(|gid| *gid != stat.gid);
+        keep.group = Some(group);
     }
-    if asked.contains(SecurityInformation::DACL) {
-        match &given.dacl {
-            Some(dacl) if !dacl.aces.iter().all(restricts_none) => return Err(NtStatus::NOT_SUPPORTED),
-            Some(dacl) => {
-                // Without permission bits they stay as they are; an empty list would deny everything.
-                if dacl.aces.is_empty() {
-                    return Err(NtStatus::NOT_SUPPORTED);
-                }
-                change.mode = mode_of(dacl).filter(|mode| *mode != stat.mode);
-            }
-            None => return Err(NtStatus::NOT_SUPPORTED),
-        }
-    }
-    Ok(change)
+    Ok((change, Kept::new(keep)))
 }
 
-fn after_stat(open: &Open, next: impl FnOnce(&Stat) -> Step + Send + 'static) -> Step {
+type Next = Box<dyn FnOnce(&Stat, Option<Box<Kept>>) -> Step + Send>;
+
+/// Reads what is known of the descriptor, where the volume keeps any.
+fn read(open: &Open, next: Next) -> Step {
+    let get =
+        open.volume.extended_attributes.then(|| FsOpKind::GetDescriptor { handle: open.handle.clone() });
     Step::Fs(
         FsOpKind::Stat { handle: open.handle.clone() },
-        Box::new(move |_, result| match result {
-            Ok(FsReply::Stat(stat)) => next(&stat),
-            Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-            Err(status) => Step::Fail(status),
+        Box::new(move |_, result| {
+            let stat = match result {
+                Ok(FsReply::Stat(stat)) => stat,
+                Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+                Err(status) => return Step::Fail(status),
+            };
+            let Some(get) = get else { return next(&stat, None) };
+            Step::Fs(
+                get,
+                Box::new(move |_, result| match result {
+                    Ok(FsReply::Descriptor(kept)) => next(&stat, kept),
+                    Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+                    Err(status) => Step::Fail(status),
+                }),
+            )
         }),
     )
 }
 
 /// QUERY_INFO of the descriptor.
 pub(super) fn query(open: &Arc<Open>, asked: SecurityInformation, limit: u32) -> Step {
-    let control = SecurityInformation::OWNER | SecurityInformation::GROUP | SecurityInformation::DACL;
-    if asked.intersects(control) && !AccessMask(open.access).contains(AccessMask::READ_CONTROL)
+    if asked.intersects(PARTS) && !AccessMask(open.access).contains(AccessMask::READ_CONTROL)
         || asked.contains(SecurityInformation::SACL)
     {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
-    after_stat(open, move |stat| {
-        let output = encoded(|out| descriptor(stat, asked).encode(out));
-        // [MS-SMB2] 3.3.5.20.3: half a descriptor is of no use.
-        if output.len() > limit as usize {
-            return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
-        }
-        answer(output, 0, limit)
-    })
+    read(
+        open,
+        Box::new(move |stat, kept| {
+            let output = encoded(|out| descriptor(stat, kept.as_deref(), asked).encode(out));
+            // [MS-SMB2] 3.3.5.20.3: half a descriptor is of no use.
+            if output.len() > limit as usize {
+                return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
+            }
+            answer(output, 0, limit)
+        }),
+    )
 }
 
 /// SET_INFO of the descriptor.
@@ -150,16 +199,32 @@ pub(super) fn set(open: &Arc<Open>, asked: SecurityInformation, buffer: &[u8]) -
     }
     let given = SecurityDescriptor::parse(buffer).map_err(|_| NtStatus::INVALID_PARAMETER)?;
     let changed = Arc::clone(open);
-    Ok(after_stat(open, move |stat| match change(&given, asked, stat) {
-        Ok(ownership) if ownership == Ownership::default() => done(),
-        Ok(ownership) => set_ownership(changed, ownership),
-        Err(status) => Step::Fail(status),
-    }))
+    let next = Box::new(move |stat: &Stat, kept: Option<Box<Kept>>| {
+        let (ownership, keep) = match change(given, asked, stat, kept.as_deref()) {
+            Ok(change) => change,
+            Err(status) => return Step::Fail(status),
+        };
+        let keep = keep.map(Box::new);
+        let replaced = keep != kept;
+        if replaced && !changed.volume.extended_attributes {
+            return Step::Fail(NtStatus::NOT_SUPPORTED);
+        }
+        let handle = changed.handle.clone();
+        let set = replaced.then_some(FsOpKind::SetDescriptor { handle, descriptor: keep });
+        if ownership == Ownership::default() {
+            return set.map_or_else(done, |set| carry_out(changed, set));
+        }
+        let own = FsOpKind::SetOwnership { handle: changed.handle.clone(), ownership };
+        let Some(set) = set else { return carry_out(changed, own) };
+        Step::Fs(own, Box::new(move |_, result| result.map_or_else(Step::Fail, |_| carry_out(changed, set))))
+    });
+    Ok(read(open, next))
 }
 
-fn set_ownership(open: Arc<Open>, ownership: Ownership) -> Step {
+/// The last operation of a change.
+fn carry_out(open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(
-        FsOpKind::SetOwnership { handle: open.handle.clone(), ownership },
+        op,
         Box::new(move |ctx, result| {
             if let Err(status) = result {
                 return Step::Fail(status);
@@ -174,10 +239,6 @@ fn set_ownership(open: Arc<Open>, ownership: Ownership) -> Step {
 mod tests {
     use super::*;
     use crate::fs::{FileKey, FileTimes};
-
-    const ALL: SecurityInformation = SecurityInformation(
-        SecurityInformation::OWNER.0 | SecurityInformation::GROUP.0 | SecurityInformation::DACL.0,
-    );
 
     fn stat() -> Stat {
         Stat {
@@ -195,10 +256,18 @@ mod tests {
         }
     }
 
+    fn with_list(aces: Vec<Ace>) -> SecurityDescriptor {
+        let dacl = Some(Acl { acl_revision: 2, aces });
+        SecurityDescriptor { control: Control::DACL_PRESENT, dacl, ..SecurityDescriptor::default() }
+    }
+
     #[test]
     fn what_a_client_has_read_changes_nothing_when_it_writes_it_back() {
-        let read = descriptor(&stat(), ALL);
-        assert_eq!(change(&read, ALL, &stat()), Ok(Ownership::default()));
+        let read = descriptor(&stat(), None, PARTS);
+        assert_eq!(change(read, PARTS, &stat(), None), Ok((Ownership::default(), None)));
+        let kept = Kept::new(with_list(vec![Ace::allow(Sid::unix_user(1000), AccessMask::FILE_READ_DATA)]));
+        let read = descriptor(&stat(), kept.as_ref(), PARTS);
+        assert_eq!(change(read, PARTS, &stat(), kept.as_ref()), Ok((Ownership::default(), kept)));
     }
 
     #[test]
@@ -206,53 +275,66 @@ mod tests {
         let given = SecurityDescriptor {
             owner: Some(Sid { identifier_authority: 22, sub_authorities: vec![1, 7] }),
             group: Some(Sid::unix_group(8)),
-            dacl: Some(Acl {
-                acl_revision: 2,
-                aces: vec![Ace::allow(Sid::unix_mode(0o4755), AccessMask::empty())],
-            }),
-            ..SecurityDescriptor::default()
+            ..with_list(vec![Ace::allow(Sid::unix_mode(0o4755), AccessMask::empty())])
         };
         let all = Ownership { mode: Some(0o4755), uid: Some(7), gid: Some(8) };
-        assert_eq!(change(&given, ALL, &stat()), Ok(all));
+        assert_eq!(change(given.clone(), PARTS, &stat(), None), Ok((all, None)));
         let owner = Ownership { uid: Some(7), ..Ownership::default() };
-        assert_eq!(change(&given, SecurityInformation::OWNER, &stat()), Ok(owner));
+        assert_eq!(change(given, SecurityInformation::OWNER, &stat(), None), Ok((owner, None)));
     }
 
     #[test]
-    fn a_list_that_restricts_anyone_is_refused_also_beside_permission_bits() {
-        let mut list = dacl(0o600);
-        let with = |dacl: &Acl| {
-            let given = SecurityDescriptor { dacl: Some(dacl.clone()), ..SecurityDescriptor::default() };
-            change(&given, SecurityInformation::DACL, &stat()).map(|change| change.mode)
+    fn a_list_that_restricts_is_kept_and_shows_the_permission_bits_of_the_moment() {
+        let deny =
+            Ace { ace_type: AceType::ACCESS_DENIED, ..Ace::allow(Sid::everyone(), AccessMask::DELETE) };
+        let aces = [vec![deny], default_list(0o600).aces].concat();
+        let given = with_list(aces.clone());
+        let changed = change(given, SecurityInformation::DACL, &stat(), None);
+        let (ownership, kept) = changed.expect("possible");
+        assert_eq!(ownership, Ownership { mode: Some(0o600), ..Ownership::default() });
+        let shown = |mode| {
+            let stat = Stat { mode, ..stat() };
+            descriptor(&stat, kept.as_ref(), SecurityInformation::DACL).dacl.expect("a list").aces
         };
-        assert_eq!(with(&list), Ok(Some(0o600)));
-        list.aces.push(Ace::allow(Sid::everyone(), AccessMask::FILE_READ_DATA));
-        assert_eq!(with(&list), Err(NtStatus::NOT_SUPPORTED));
-        list.aces.pop();
-        list.aces.push(Ace {
-            ace_type: AceType::ACCESS_DENIED,
-            ..Ace::allow(Sid::unix_user(1), AccessMask::FILE_ALL_ACCESS)
-        });
-        assert_eq!(with(&list), Err(NtStatus::NOT_SUPPORTED));
+        assert_eq!(shown(0o600), aces);
+        assert_eq!(mode_of(&Acl { acl_revision: 2, aces: shown(0o644) }), Some(0o644));
+        // Permission bits alone, as Linux sets them, take it away.
+        let given = with_list(default_list(0o600).aces);
+        let changed = change(given, SecurityInformation::DACL, &stat(), kept.as_ref());
+        assert_eq!(changed, Ok((ownership, None)));
     }
 
     #[test]
-    fn what_a_unix_file_cannot_have_is_refused() {
-        let given = SecurityDescriptor {
-            owner: Some(Sid::everyone()),
-            group: None,
-            dacl: Some(Acl {
-                acl_revision: 2,
-                aces: vec![Ace::allow(Sid::unix_mode(0o10000), AccessMask::empty())],
-            }),
-            ..SecurityDescriptor::default()
+    fn an_owner_that_is_no_unix_user_is_kept_until_there_is_another() {
+        let given = SecurityDescriptor { owner: Some(Sid::everyone()), ..SecurityDescriptor::default() };
+        let owner = SecurityInformation::OWNER;
+        let (ownership, kept) = change(given.clone(), owner, &stat(), None).expect("possible");
+        assert_eq!(ownership, Ownership::default());
+        assert_eq!(descriptor(&stat(), kept.as_ref(), owner).owner, Some(Sid::everyone()));
+        let unix = SecurityDescriptor { owner: Some(Sid::unix_user(1000)), ..SecurityDescriptor::default() };
+        assert_eq!(change(unix, owner, &stat(), kept.as_ref()), Ok((Ownership::default(), None)));
+        let none = change(given, SecurityInformation::GROUP, &stat(), None);
+        assert_eq!(none, Err(NtStatus::INVALID_PARAMETER));
+    }
+
+    #[test]
+    fn a_new_file_keeps_the_list_that_it_is_given_and_not_one_for_permission_bits() {
+        let encoded = |given: &SecurityDescriptor| {
+            let mut bytes = Vec::new();
+            given.encode(&mut bytes);
+            bytes
         };
-        assert_eq!(change(&given, SecurityInformation::OWNER, &stat()), Err(NtStatus::NOT_SUPPORTED));
-        assert_eq!(change(&given, SecurityInformation::GROUP, &stat()), Err(NtStatus::INVALID_PARAMETER));
-        assert_eq!(change(&given, SecurityInformation::DACL, &stat()), Err(NtStatus::NOT_SUPPORTED));
-        assert_eq!(
-            change(&SecurityDescriptor::default(), SecurityInformation::DACL, &stat()),
-            Err(NtStatus::NOT_SUPPORTED)
-        );
+        let given = with_list(default_list(0o640).aces);
+        let mode = Ownership { mode: Some(0o640), ..Ownership::default() };
+        assert_eq!(of_new_file(&encoded(&given)), (mode, None));
+        let given = with_list(vec![Ace::allow(Sid::everyone(), AccessMask::GENERIC_READ)]);
+        let (ownership, kept) = of_new_file(&encoded(&given));
+        assert_eq!(ownership, Ownership::default());
+        let read = vec![Ace::allow(Sid::everyone(), AccessMask::FILE_GENERIC_READ)];
+        assert_eq!(kept.expect("kept").descriptor(), &with_list(read));
+        // The null list is one.
+        let null = SecurityDescriptor { dacl: None, ..given };
+        assert_eq!(of_new_file(&encoded(&null)).1.expect("kept").descriptor(), &null);
+        assert_eq!(of_new_file(b"damaged"), Default::default());
     }
 }

@@ -83,6 +83,8 @@ struct Registered {
     open: Arc<Open>,
     stat: Stat,
     created: bool,
+    /// What a client could be granted.
+    maximal: AccessMask,
     /// The file that the stream is of was made with it.
     made_file: bool,
 }
@@ -392,7 +394,7 @@ impl Create {
     /// Gives the open to its session.
     fn finish(mut self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
         let plan = &mut self.plan;
-        let Registered { open, created, stat, made_file } = &registered;
+        let Registered { open, created, stat, maximal, made_file } = &registered;
         // Other channels may keep the session alive, but no client will ever receive this FileId.
         if ctx.core.is_closed() {
             return give_up(ctx, &registered, NtStatus::USER_SESSION_DELETED);
@@ -414,7 +416,7 @@ impl Create {
             // [MS-SMB2] 3.3.5.9.5
             contexts.push(ResponseContext::MaximalAccess {
                 query_status: NtStatus::SUCCESS,
-                maximal_access: plan.maximal,
+                maximal_access: *maximal,
             });
         }
         if plan.query_on_disk_id {
@@ -489,7 +491,9 @@ fn register(
                     plan.volume.watches.leased.add(open.id, &plan.path, &open.file);
                 }
                 let made_file = open.is_stream() && opened.made_file();
-                let registered = Registered { open, stat: opened.stat, created: opened.created, made_file };
+                let (stat, created) = (opened.stat, opened.created);
+                let registered =
+                    Registered { open, stat, created, maximal: plan.permitted(opened), made_file };
                 return Ok(Registration::Done(registered));
             }
             Entry::Wait(file) => return Ok(Registration::AwaitsBreak(file)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::descriptor::{Kept, Owner};
 use crate::engine::access::{self, DATA_CHANGING};
 use crate::engine::commands::{eas, security};
 use crate::engine::creations::Creation;
@@ -13,7 +14,7 @@ use crate::engine::names::{self, Name, Stream};
 use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
 use crate::engine::volume::Volume;
-use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath, StreamName};
+use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath, Stat, StreamName};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
@@ -60,6 +61,8 @@ pub(super) struct Plan {
     pub(super) posix: bool,
     /// Owner and permission bits that a new file gets.
     pub(super) ownership: Option<Ownership>,
+    /// What a new file keeps of the security descriptor that came with it.
+    pub(super) descriptor: Option<Box<Kept>>,
     /// RequestedOplockLevel.
     pub(super) oplock_level: OplockLevel,
     /// The lease that was asked for, if that is what the level says.
@@ -156,6 +159,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         query_on_disk_id: false,
         posix: posix.is_some(),
         ownership: posix.map(|mode| Ownership { mode, ..Ownership::default() }),
+        descriptor: None,
         oplock_level: OplockLevel::NONE,
         ask: RequestedCaching::Nothing,
         leases_directories: false,
@@ -279,9 +283,9 @@ impl Plan {
                 }
                 Ok(())
             }
-            // Of a security descriptor, what says owner and permission bits of a new file is kept.
             RequestContext::SdBuffer(descriptor) => {
-                let given = security::of_new_file(descriptor);
+                let (given, kept) = security::of_new_file(descriptor);
+                self.descriptor = kept.filter(|_| self.volume.extended_attributes);
                 if given != Ownership::default() {
                     let ownership = self.ownership.get_or_insert_default();
                     ownership.uid = given.uid;
@@ -339,6 +343,8 @@ impl Plan {
             allocation_size: self.allocation_size,
             ownership: self.ownership,
             stream: self.stream.clone().map(Box::new),
+            descriptor: self.descriptor.clone(),
+            checked: !self.posix,
         }
     }
 
@@ -357,11 +363,45 @@ impl Plan {
         !matches!(self.ask, RequestedCaching::Nothing)
     }
 
+    /// What security descriptors and the share leave of all rights. To clients with the POSIX extensions permission bits matter, which
+    /// they enforce themselves.
+    pub(super) fn permitted(&self, opened: &Opened) -> AccessMask {
+        match &opened.descriptors {
+            Some(descriptors) if !self.posix => {
+                let Stat { uid, gid, .. } = opened.stat;
+                self.maximal & descriptors.rights(Owner { uid, gid })
+            }
+            _ => self.maximal,
+        }
+    }
+
+    /// What it takes, besides what was asked for, to do what the CREATE does to an existing file ([MS-FSA] 2.1.5.1.2.1).
+    fn needed(&self) -> AccessMask {
+        let mut needed = match self.disposition {
+            CreateDisposition::SUPERSEDE => AccessMask::DELETE,
+            CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => AccessMask::FILE_WRITE_DATA,
+            _ => AccessMask::empty(),
+        };
+        if self.options.contains(CreateOptions::DELETE_ON_CLOSE) {
+            needed |= AccessMask::DELETE;
+        }
+        needed
+    }
+
     /// What the file as it was found forbids.
     pub(super) fn granted(&self, opened: &Opened) -> Result<AccessMask, NtStatus> {
         let attributes = FileAttributes(opened.stat.attributes);
         // A stream that was made is protected by its file.
-        let access = access::grant(self.desired, self.maximal, attributes, opened.made_file())?;
+        let made_file = opened.made_file();
+        let mut maximal = self.maximal;
+        if opened.descriptors.is_some() && !made_file {
+            maximal = self.permitted(opened);
+            let asked = self.desired.without(AccessMask::MAXIMUM_ALLOWED) | self.needed();
+            if !asked.without(maximal).is_empty() {
+                return Err(NtStatus::ACCESS_DENIED);
+            }
+        }
+        let access = access::grant(self.desired, maximal, attributes, made_file)?;
         if opened.created {
             return Ok(access);
         }

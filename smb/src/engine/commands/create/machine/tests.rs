@@ -174,7 +174,7 @@ fn stat(attributes: FileAttributes) -> Stat {
 
 fn opened(created: bool) -> FsResult {
     let handle = FsHandle(Arc::new(()));
-    Ok(Opened { handle, created, stat: stat(FileAttributes::NORMAL), file: None }.into())
+    Ok(Opened { handle, created, stat: stat(FileAttributes::NORMAL), file: None, descriptors: None }.into())
 }
 
 const OPENING: &str = "Opening";

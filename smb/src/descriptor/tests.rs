@@ -1,0 +1,148 @@
+use super::*;
+
+const OF: Owner = Owner { uid: 1000, gid: 100 };
+const READ: AccessMask = AccessMask::FILE_READ_DATA;
+const WRITE: AccessMask = AccessMask::FILE_WRITE_DATA;
+
+fn deny(sid: Sid, mask: AccessMask) -> Ace {
+    Ace { ace_type: AceType::ACCESS_DENIED, ..Ace::allow(sid, mask) }
+}
+
+fn with_flags(ace: Ace, ace_flags: AceFlags) -> Ace {
+    Ace { ace_flags, ..ace }
+}
+
+fn kept(aces: Vec<Ace>) -> Kept {
+    let dacl = Some(Acl { acl_revision: 2, aces });
+    let control = Control::DACL_PRESENT;
+    Kept::new(SecurityDescriptor { control, dacl, ..SecurityDescriptor::default() }).expect("kept")
+}
+
+fn aces(kept: &Kept) -> &[Ace] {
+    &kept.descriptor().dacl.as_ref().expect("a list").aces
+}
+
+#[test]
+fn of_each_right_the_first_entry_decides() {
+    let owner = Sid::unix_user(1000);
+    let list = |aces: Vec<Ace>| kept(aces).rights(OF).without(OF_OWNERS);
+    let (allow_read, deny_read) = (Ace::allow(owner.clone(), READ | WRITE), deny(owner.clone(), READ));
+    assert_eq!(list(vec![allow_read.clone(), deny_read.clone()]), READ | WRITE);
+    assert_eq!(list(vec![deny_read, allow_read.clone()]), WRITE);
+    // Entries that are for others, or for what will be made, do not count.
+    assert_eq!(list(vec![Ace::allow(Sid::unix_user(1), READ)]), AccessMask::empty());
+    assert_eq!(list(vec![with_flags(allow_read, AceFlags::INHERIT_ONLY)]), AccessMask::empty());
+    for sid in [Sid::unix_group(100), Sid::everyone(), of_everybody()[1].clone()] {
+        assert_eq!(list(vec![Ace::allow(sid, READ)]), READ);
+    }
+    let as_samba = Sid { identifier_authority: 22, sub_authorities: vec![1, 1000] };
+    assert_eq!(list(vec![Ace::allow(as_samba, READ)]), READ);
+    assert_eq!(
+        list(vec![Ace::allow(owner, AccessMask::GENERIC_ALL)]),
+        AccessMask::FILE_ALL_ACCESS.without(OF_OWNERS)
+    );
+}
+
+#[test]
+fn owners_can_always_change_the_list_unless_it_says_what_owners_can() {
+    assert_eq!(kept(Vec::new()).rights(OF), OF_OWNERS);
+    assert_eq!(kept(vec![deny(Sid::everyone(), AccessMask::FILE_ALL_ACCESS)]).rights(OF), OF_OWNERS);
+    assert_eq!(kept(vec![Ace::allow(owner_rights(), READ)]).rights(OF), READ);
+}
+
+#[test]
+fn the_null_list_grants_everything_and_damage_nothing() {
+    let control = Control::DACL_PRESENT;
+    let null = SecurityDescriptor { control, ..SecurityDescriptor::default() };
+    let null = Kept::new(null).expect("kept");
+    assert_eq!(null.rights(OF), AccessMask::FILE_ALL_ACCESS);
+    assert_eq!(Kept::parse(&null.encode()), null);
+    let list = kept(vec![Ace::allow(Sid::everyone(), READ)]);
+    let bytes = list.encode();
+    assert_eq!(Kept::parse(&bytes), list);
+    for damaged in [&bytes[..bytes.len() - 1], &[], &[2], &[VERSION]] {
+        assert_eq!(Kept::parse(damaged).rights(OF), OF_OWNERS, "{damaged:?}");
+    }
+    assert_eq!(Kept::new(SecurityDescriptor::default()), None);
+}
+
+/// Flags of an entry of the directory, of that of a new file, and of those of a new directory.
+type Inherits<'a> = (AceFlags, Option<AceFlags>, &'a [AceFlags]);
+
+#[test]
+fn entries_are_passed_on_as_their_flags_say() {
+    let none = AceFlags::empty();
+    let (file, directory) = (AceFlags::OBJECT_INHERIT, AceFlags::CONTAINER_INHERIT);
+    let (only, ends) = (AceFlags::INHERIT_ONLY, AceFlags::NO_PROPAGATE_INHERIT);
+    let all: &[Inherits<'_>] = &[
+        (none, None, &[]),
+        (only, None, &[]),
+        (file, Some(none), &[file | only]),
+        (directory, None, &[directory]),
+        (file | directory, Some(none), &[file | directory]),
+        (file | only, Some(none), &[file | only]),
+        (directory | only, None, &[directory]),
+        (file | ends, Some(none), &[]),
+        (directory | ends, None, &[none]),
+        (file | directory | ends, Some(none), &[none]),
+    ];
+    let passed_on = |above: &Kept, directory| {
+        let new = Kept::of_new(None, Some(above), directory, OF);
+        new.map(|new| aces(&new).to_vec()).unwrap_or_default()
+    };
+    for &(flags, of_file, of_directory) in all {
+        let ace = Ace::allow(Sid::everyone(), READ);
+        let above = kept(vec![with_flags(ace.clone(), flags)]);
+        let expected = |flags: &[AceFlags]| -> Vec<Ace> {
+            flags.iter().map(|flags| with_flags(ace.clone(), *flags)).collect()
+        };
+        assert_eq!(passed_on(&above, false), expected(of_file.as_slice()), "{flags:?}");
+        assert_eq!(passed_on(&above, true), expected(of_directory), "{flags:?}");
+    }
+    // CREATOR OWNER: who makes it, and in a directory for what is made there as well.
+    let both = file | directory;
+    let above = kept(vec![with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both)]);
+    let own = Ace::allow(Sid::unix_user(1000), AccessMask::FILE_GENERIC_READ);
+    assert_eq!(passed_on(&above, false), [own.clone()]);
+    let rest = with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both | only);
+    assert_eq!(passed_on(&above, true), [own, rest]);
+}
+
+#[test]
+fn what_a_maker_gives_takes_the_place_of_what_is_inherited() {
+    let flags = AceFlags::OBJECT_INHERIT;
+    let above = kept(vec![with_flags(Ace::allow(Sid::everyone(), READ), flags)]);
+    let given = kept(vec![Ace::allow(Sid::everyone(), WRITE)]);
+    assert_eq!(Kept::of_new(Some(&given), Some(&above), false, OF), Some(given));
+    let owner = SecurityDescriptor { owner: Some(Sid::everyone()), ..SecurityDescriptor::default() };
+    let owner = Kept::new(owner).expect("kept");
+    let new = Kept::of_new(Some(&owner), Some(&above), false, OF).expect("kept");
+    assert_eq!((aces(&new).len(), &new.descriptor().owner), (1, &Some(Sid::everyone())));
+    // Inheritance that was said to be automatic shows.
+    let automatic = Control::DACL_AUTO_INHERITED | Control::DACL_COMPUTED_INHERITANCE_REQUIRED;
+    for (control, automatic) in [(automatic, true), (Control::DACL_AUTO_INHERITED, false)] {
+        let given = SecurityDescriptor { control, ..above.descriptor().clone() };
+        let (control, dacl) = list_to_keep(&given);
+        let above = Kept::new(SecurityDescriptor { control, dacl, ..given }).expect("kept");
+        let new = Kept::of_new(None, Some(&above), false, OF).expect("kept");
+        assert_eq!(aces(&new)[0].ace_flags.contains(AceFlags::INHERITED), automatic);
+        assert_eq!(new.descriptor().control.contains(Control::DACL_AUTO_INHERITED), automatic);
+    }
+}
+
+#[test]
+fn a_directory_can_allow_what_the_file_does_not() {
+    let own = Some(kept(vec![Ace::allow(Sid::everyone(), READ)]));
+    let rights = |above: Option<AccessMask>| {
+        let directory = above.map(|mask| (kept(vec![Ace::allow(Sid::everyone(), mask)]), OF));
+        Descriptors { own: own.clone(), directory }.rights(OF).without(OF_OWNERS)
+    };
+    let (delete, attributes) = (AccessMask::DELETE, AccessMask::FILE_READ_ATTRIBUTES);
+    assert_eq!(rights(None), READ | delete | attributes);
+    assert_eq!(rights(Some(AccessMask::FILE_DELETE_CHILD)), READ | delete);
+    assert_eq!(rights(Some(AccessMask::FILE_LIST_DIRECTORY)), READ | attributes);
+    assert_eq!(rights(Some(AccessMask::FILE_ADD_FILE)), READ);
+    let above = kept(vec![Ace::allow(Sid::everyone(), AccessMask::FILE_ADD_FILE)]);
+    assert_eq!(above.may_add(OF, false), Ok(()));
+    assert_eq!(above.may_add(OF, true), Err(NtStatus::ACCESS_DENIED));
+}
