@@ -84,6 +84,16 @@ class Smbclient:
             raise Refused((done.stdout + done.stderr).strip())
         return done.stdout
 
+    def access_list(self, path, *arguments):
+        done = subprocess.run(
+            ["smbcacls", "--numeric", self.share, path, *arguments, f"--option=smb ports={PORT}", "-A", self.auth, "-m", self.protocol,
+             f"--client-protection={self.protection}", "--option=client min protocol=SMB2_02", *self.options],
+            capture_output=True, text=True, timeout=60,
+        )
+        if done.returncode != 0 or "NT_STATUS_" in done.stdout + done.stderr:
+            raise Refused((done.stdout + done.stderr).strip())
+        return done.stdout
+
     def put(self, path, data):
         local = os.path.join(self.scratch.name, "up")
         with open(local, "wb") as f:
@@ -392,6 +402,19 @@ def checks(client_class, variant):
         assert sorted(names) == ["epoch", "origin"] and "thirteen" in found and "another" in found, found
         client.delete(path)
 
+    def access_lists(client):
+        path = f"list {prefix}"
+        client.put(path, b"content")
+        read_only = "ACL:S-1-1-0:0/0x0/0x001a00a9"
+        client.access_list(path, "--set", f"REVISION:1,{read_only}")
+        assert read_only in client.access_list(path), client.access_list(path)
+        assert client.get(path) == b"content"
+        refused(lambda: client.put(path, b"other") or client)
+        client.access_list(path, "--add", "ACL:S-1-1-0:0/0x0/0x001f01ff")
+        client.put(path, b"other")
+        assert client.get(path) == b"other"
+        client.delete(path)
+
     check(f"{prefix}.put-get", with_client(put_get))
     check(f"{prefix}.list", with_client(listing))
     check(f"{prefix}.overwrite", with_client(overwrite))
@@ -399,6 +422,8 @@ def checks(client_class, variant):
     check(f"{prefix}.delete", with_client(delete))
     if client_class is Smbclient:
         check(f"{prefix}.extended-attributes", with_client(extended_attributes))
+    if prefix == "smbclient.3.1.1-sign":
+        check(f"{prefix}.access-lists", with_client(access_lists))
     check(f"{prefix}.refuses-wrong-password", lambda: refused(lambda: connect(password="not the password")))
     check(f"{prefix}.refuses-unknown-user", lambda: refused(lambda: connect(user="unknown-user")))
     check(f"{prefix}.refuses-guest", lambda: refused(lambda: connect(user="guest", password="")))

@@ -157,10 +157,7 @@ pub(super) fn make(volume: &Volume, request: &OpenRequest) -> Result<Option<Owne
     if request.descriptor.is_none() && !volume.secured.load(Ordering::Acquire) {
         return Ok(None);
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let parent = &request.path.parent();
-    let opened = path::open_below(volume, parent.as_str().as_bytes(), flags, Mode::empty());
-    let parent = opened.map_err(|errno| path::error(volume, parent, errno))?;
+    let parent = path::directory(volume, &request.path.parent())?;
     let name = request.path.name();
     if request.mode == OpenMode::New
         && rustix::fs::statx(&parent, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE).is_ok()

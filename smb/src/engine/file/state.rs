@@ -196,7 +196,8 @@ impl FileState {
         if lease.is_some_and(|id| leases.is_of_another(id, self.key())) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
-        let excluding = |o: &&Registered| !compatible((o.access, o.share), (*access, *share));
+        // To replace the contents is to write, also for the one who may only read them afterwards.
+        let excluding = |o: &&Registered| !compatible((o.access, o.share), (opener.access, *share));
         let deletes = access.contains(AccessMask::DELETE);
         let keeping = |o: &&Registered| deletes && forbids_delete(o.access, o.share);
         let in_the_way = || inner.opens.iter().filter(excluding).chain(inner.streams.iter().filter(keeping));

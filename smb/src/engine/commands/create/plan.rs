@@ -377,11 +377,13 @@ impl Plan {
 
     /// What it takes, besides what was asked for, to do what the CREATE does to an existing file ([MS-FSA] 2.1.5.1.2.1).
     fn needed(&self) -> AccessMask {
-        let mut needed = match self.disposition {
-            CreateDisposition::SUPERSEDE => AccessMask::DELETE,
-            CreateDisposition::OVERWRITE | CreateDisposition::OVERWRITE_IF => AccessMask::FILE_WRITE_DATA,
-            _ => AccessMask::empty(),
-        };
+        let mut needed = AccessMask::empty();
+        if overwrites(self.disposition) {
+            needed |= AccessMask::FILE_WRITE_DATA;
+        }
+        if self.disposition == CreateDisposition::SUPERSEDE {
+            needed |= AccessMask::DELETE;
+        }
         if self.options.contains(CreateOptions::DELETE_ON_CLOSE) {
             needed |= AccessMask::DELETE;
         }
