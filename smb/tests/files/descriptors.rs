@@ -5,9 +5,11 @@ use forebay_smb::status::NtStatus;
 use forebay_smb::wire::AccessMask;
 use forebay_smb::wire::create::{CreateDisposition, CreateOptions};
 use forebay_smb::wire::create_context::RequestContext;
+use forebay_smb::wire::fscc::FsInformationClass;
+use forebay_smb::wire::fscc::fs_info::{FileFsAttributeInformation, FileSystemAttributes};
 use forebay_smb::wire::fscc::security::{Ace, AceFlags, AceType, Acl, Control, SecurityDescriptor, Sid};
 
-use crate::calls::{Lab, Open, close, directory, file, query_security, rename, set_security};
+use crate::calls::{Lab, Open, close, directory, file, query_fs, query_security, rename, set_security};
 use crate::support::Client;
 
 const DACL: u32 = 4;
@@ -145,9 +147,18 @@ fn clients_with_the_posix_extensions_enforce_permission_bits_instead() {
 
 #[test]
 fn a_volume_without_attributes_keeps_no_list() {
+    let says_so = |client: &mut Client, id| {
+        let bytes = query_fs(client, id, FsInformationClass::FILE_FS_ATTRIBUTE_INFORMATION, 4096).unwrap();
+        let info = FileFsAttributeInformation::parse(&bytes).unwrap();
+        info.file_system_attributes.contains(FileSystemAttributes::PERSISTENT_ACLS)
+    };
+    let mut with = Lab::new().client();
+    let id = file("a").id(&mut with);
+    assert!(says_so(&mut with, id));
     let mut lab = Lab::with(|volume| volume.extended_attributes = false);
     let mut client = lab.client();
     let id = file("a").id(&mut client);
+    assert!(!says_so(&mut client, id));
     let list = encoded(&with_list(vec![everyone(READ)]));
     assert_eq!(set_security(&mut client, id, DACL, &list), Err(NtStatus::NOT_SUPPORTED));
     let given = file("b").context(RequestContext::SdBuffer(&list)).id(&mut client);

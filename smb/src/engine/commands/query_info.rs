@@ -396,7 +396,7 @@ fn attributes(volume: &Volume) -> FileSystemAttributes {
     }
     if volume.extended_attributes {
         attributes.insert(FileSystemAttributes::SUPPORTS_EXTENDED_ATTRIBUTES);
-        attributes.insert(FileSystemAttributes::NAMED_STREAMS);
+        attributes.insert(FileSystemAttributes::NAMED_STREAMS | FileSystemAttributes::PERSISTENT_ACLS);
     }
     if volume.shared_extents {
         attributes.insert(FileSystemAttributes::SUPPORTS_BLOCK_REFCOUNTING);
