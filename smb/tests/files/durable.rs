@@ -227,21 +227,39 @@ fn it_is_kept_for_the_time_that_was_granted() {
 }
 
 #[test]
+fn what_is_durable_outlives_a_logoff() {
+    let mut lab = Lab::caching();
+    let mut a = lab.client();
+    let mut b = lab.channel(&a);
+    let id = durable(&mut a, "f");
+    make(&mut a, &file("g")).unwrap();
+    success(&b.call(Command::LOGOFF, &LOGOFF).unwrap()).unwrap();
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(lab.server.open_infos(None).len(), 1);
+    assert!(lab.server.session_infos().is_empty());
+    let mut again = back(&mut lab);
+    assert_eq!(make(&mut again, &claim(id, GUID)).unwrap().id.persistent, id.persistent);
+    // Without a claim it ends when its time is over.
+    success(&again.call(Command::LOGOFF, &LOGOFF).unwrap()).unwrap();
+    tick(&lab, start() + Duration::from_millis(DURABLE_TIMEOUT_DEFAULT_MS.into()));
+    assert!(lab.server.open_infos(None).is_empty());
+}
+
+#[test]
 fn what_is_ended_on_purpose_is_not_kept() {
     let mut lab = Lab::caching();
-    for case in 0..5 {
+    for case in 0..4 {
         let mut a = lab.client();
         durable(&mut a, "f");
         match case {
-            0 => success(&a.call(Command::LOGOFF, &LOGOFF).unwrap()).unwrap(),
-            1 => success(&a.call(Command::TREE_DISCONNECT, &LOGOFF).unwrap()).unwrap(),
-            2 => {
+            0 => success(&a.call(Command::TREE_DISCONNECT, &LOGOFF).unwrap()).unwrap(),
+            1 => {
                 lab.server.close_session(a.session_id);
                 for (_, mail) in lab.server.take_mail() {
                     a.connection.deliver(a.now, mail).unwrap_err();
                 }
             }
-            3 => {
+            2 => {
                 // The connection is lost before it learns of that.
                 lab.server.close_session(a.session_id);
             }

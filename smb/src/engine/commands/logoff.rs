@@ -13,7 +13,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         ctx.request.signing = Some(channel.signing.clone());
         ctx.core.last_sealing = channel.seal.take().map(|keys| (session_id, keys));
     }
-    ctx.core.end_session(ctx.server, ctx.now.instant, session_id);
+    ctx.core.lose_session(ctx.server, ctx.now.instant, session_id);
     let mut body = Vec::new();
     logoff::Response {}.encode(&mut body);
     Step::Reply(Reply::ok(body))

@@ -171,5 +171,5 @@ fn replace_previous(ctx: &mut Ctx<'_>, previous: u64, session: &Session) {
     if !same_user {
         return;
     }
-    ctx.core.replace_session(ctx.server, ctx.now.instant, previous);
+    ctx.core.lose_session(ctx.server, ctx.now.instant, previous);
 }

@@ -201,9 +201,9 @@ impl Core {
         }
     }
 
-    /// Ends a session after its client has come back with another: its channels are lost, whether that was noticed or not
-    /// ([MS-SMB2] 3.3.5.5.3).
-    pub(crate) fn replace_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
+    /// Ends a session after its client has logged off ([MS-SMB2] 3.3.5.6), or come back with another, so that its channels are lost
+    /// whether that was noticed or not ([MS-SMB2] 3.3.5.5.3). What is durable is kept.
+    pub(crate) fn lose_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(session) = server.sessions().remove(&session_id) else { return };
         let connections = session.end();
         // Here and now: the client asks for what was kept as soon as it has its answer.
