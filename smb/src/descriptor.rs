@@ -236,7 +236,7 @@ pub(crate) const PARTS: SecurityInformation =
 pub struct Descriptors {
     /// That of the file.
     pub own: Option<Kept>,
-    /// That of the directory it lies in, and whose that is.
+    /// That of the directory it lies in, and its owner.
     pub directory: Option<(Kept, Owner)>,
 }
 

@@ -126,7 +126,7 @@ fn compare(place: &str, found: &str) -> Result<()> {
 const READ_ONLY: &str = "ACL:S-1-1-0:0/0x0/0x001a00a9";
 const PASSED_ON: &str = "ACL:S-1-1-0:0/0x9/0x001a00a9,ACL:S-1-1-0:0/0x0/0x001f01ff";
 
-/// Another client sets lists, as one on Windows does. The server enforces them, except for a mount whose kernel enforces modes.
+/// Another client sets lists, as one on Windows does. The server enforces them, except for a POSIX mount, where the kernel enforces modes.
 fn lists(site: &Site) -> Result<String> {
     let volume = site.volume(64 * MIB)?;
     let here = site.mount(site.node(ONE), &volume, &[])?;

@@ -375,6 +375,7 @@ mod tests {
         let sparse = File::create(source.join("sparse")).expect("made");
         sparse.set_len(1 << 40).expect("sparse");
         rustix::fs::setxattr(source.join("a"), c"user.it", b"value", XattrFlags::empty()).expect("set");
+        rustix::fs::setxattr(&source, c"user.it", b"of the root", XattrFlags::empty()).expect("set");
         rustix::fs::setxattr(source.join("empty"), c"user.it", &[9; 1000], XattrFlags::empty()).expect("set");
         fs::hard_link(source.join("a/large"), source.join("a/b/c/link")).expect("linked");
         fs::hard_link(source.join("a/large"), source.join("link")).expect("linked");
@@ -392,6 +393,7 @@ mod tests {
         rustix::fs::syncfs(open(&source)).expect("synced");
         assert_eq!(copied, Copied { inodes: 8, left_out: 1 });
         assert_eq!(sorted(&source), sorted(&target));
+        assert_eq!(rustix::fs::getxattr(&target, c"user.it", &mut [0_u8; 16]), Ok(11), "the root, too");
         assert_eq!(target.metadata().expect("there").mode(), source.metadata().expect("there").mode());
         let taken = before.saturating_sub(free());
         assert!(taken < 8 << 20, "{taken} bytes for a copy of 40 MiB");

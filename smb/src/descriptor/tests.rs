@@ -103,7 +103,7 @@ fn entries_are_passed_on_as_their_flags_say() {
     let both = file | directory;
     let above = kept(vec![with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both)]);
     let own = Ace::allow(Sid::unix_user(1000), AccessMask::FILE_GENERIC_READ);
-    assert_eq!(passed_on(&above, false), [own.clone()]);
+    assert_eq!(passed_on(&above, false), std::slice::from_ref(&own));
     let rest = with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both | only);
     assert_eq!(passed_on(&above, true), [own, rest]);
 }
