@@ -56,7 +56,7 @@ const CHOICES: &[(&str, &[&str])] = &[
 ];
 
 /// The word for a moment: the volume is shown as it was then, and cannot be written.
-const SNAPSHOT: &str = "snapshot";
+pub(crate) const SNAPSHOT: &str = "snapshot";
 
 /// Words with a security context of SELinux, which the kernel takes for every file system (security/selinux/hooks.c).
 const CONTEXTS: &[&str] = &["context", "defcontext", "fscontext", "rootcontext"];

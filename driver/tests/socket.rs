@@ -87,7 +87,7 @@ async fn bad_requests_are_refused_with_a_reason() {
     let mut controller = ControllerClient::new(channel);
 
     type Change = fn(&mut CreateVolumeRequest);
-    let changes: [(Code, &str, Change); 15] = [
+    let changes: [(Code, &str, Change); 16] = [
         (Code::InvalidArgument, "name is required", |r| r.name.clear()),
         (Code::InvalidArgument, "200 bytes", |r| r.name = "x".repeat(200)),
         (Code::InvalidArgument, "volume_capabilities is required", |r| r.volume_capabilities.clear()),
@@ -108,6 +108,11 @@ async fn bad_requests_are_refused_with_a_reason() {
         }),
         (Code::InvalidArgument, "mount_flags: ip is set", |r| {
             let flags = vec!["ip=10.0.0.1".into()];
+            r.volume_capabilities[0].access_type =
+                Some(AccessType::Mount(MountVolume { mount_flags: flags, ..Default::default() }));
+        }),
+        (Code::InvalidArgument, "a new volume has no snapshot", |r| {
+            let flags = vec!["hard,snapshot=@GMT-2026.11.25-10.00.00".into()];
             r.volume_capabilities[0].access_type =
                 Some(AccessType::Mount(MountVolume { mount_flags: flags, ..Default::default() }));
         }),

@@ -12,8 +12,8 @@ use tracing::{info, warn};
 use super::home::{Home, Servers};
 use super::snapshots::Source;
 use super::volume::{
-    LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, LABEL_TRANSPORT, check_compatible, check_mount_flags,
-    size_bytes,
+    LABEL_NAME, LABEL_REQUESTED_BYTES, LABEL_SERVER, LABEL_TRANSPORT, check_compatible,
+    check_mount_flags_of_new, size_bytes,
 };
 use super::{ControllerService, Record, set_attributes};
 use crate::address;
@@ -58,7 +58,7 @@ impl ControllerService {
         let capacity = Capacity::parse(request.capacity_range.as_ref())?;
         // Refused now and not when the first pod starts.
         let transport = parameters.transport.unwrap_or_default();
-        check_mount_flags(&request.volume_capabilities, parameters.protection, transport)?;
+        check_mount_flags_of_new(&request.volume_capabilities, parameters.protection, transport)?;
         let source = self.source(request.volume_content_source.as_ref()).await?;
         let capacity = match &source {
             Some(source) => capacity.at_least(source.size_bytes)?,

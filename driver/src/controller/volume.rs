@@ -11,7 +11,7 @@ use crate::capability::Capability;
 use crate::capacity::Capacity;
 use crate::context::VolumeContext;
 use crate::error::Error;
-use crate::options::MountOptions;
+use crate::options::{MountOptions, SNAPSHOT};
 use crate::parameters::Parameters;
 use crate::secrets::Credentials;
 use crate::transport::Transport;
@@ -106,11 +106,34 @@ pub(super) fn check_mount_flags(
     protection: Protection,
     transport: Transport,
 ) -> Result<(), Error> {
+    capabilities.iter().try_for_each(|capability| mount_options(capability, protection, transport).map(drop))
+}
+
+/// Whether a node would take the mount flags of a new volume.
+pub(super) fn check_mount_flags_of_new(
+    capabilities: &[csi::VolumeCapability],
+    protection: Protection,
+    transport: Transport,
+) -> Result<(), Error> {
     for capability in capabilities {
-        let capability = Capability::parse(Some(capability))?;
-        let flags = &capability.mount.mount_flags;
-        let dialect = crate::options::DIALECT_DEFAULT;
-        transport.with(&MountOptions::build(dialect, protection, capability.group()?, flags)?)?;
+        if mount_options(capability, protection, transport)?.has(SNAPSHOT) {
+            let reason =
+                "a new volume has no snapshot to mount: snapshot= is for a PersistentVolume of your own";
+            return Err(Error::invalid("mount_flags", reason));
+        }
     }
     Ok(())
+}
+
+fn mount_options(
+    capability: &csi::VolumeCapability,
+    protection: Protection,
+    transport: Transport,
+) -> Result<MountOptions, Error> {
+    let capability = Capability::parse(Some(capability))?;
+    let flags = &capability.mount.mount_flags;
+    let dialect = crate::options::DIALECT_DEFAULT;
+    let options = MountOptions::build(dialect, protection, capability.group()?, flags)?;
+    transport.with(&options)?;
+    Ok(options)
 }
