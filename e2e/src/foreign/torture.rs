@@ -8,7 +8,8 @@ use super::known::Outcome;
 use super::room::{Done, Room};
 use super::target::Target;
 
-/// The suites that are run, by the beginning of their tests' names. A name that ends in a sign is all that begin with it.
+/// The suites that are run, by the beginning of their tests' names. A name that ends in a dot is all that begin with it. Not among them
+/// (docs/internals/foreign.md): those that need a server configured by Samba's selftest, and those that measure.
 const SUITES: &[&str] = &[
     "smb2.connect",
     "smb2.tcon",
@@ -32,15 +33,6 @@ const SUITES: &[&str] = &[
     "smb2.durable-open.",
     "smb2.durable-v2-open.",
     "smb2.delete-on-close-perms.",
-    "smb2.session.reconnect",
-    "smb2.session.reauth",
-    "smb2.session.bind",
-    "smb2.session.bind_",
-    "smb2.session.two_logoff",
-    "smb2.session.ntlmssp_bug14932",
-    "smb2.session.signing-",
-    "smb2.session.encryption-",
-    "smb2.session.anon-",
     "smb2.notify.",
     "smb2.notify-inotify.",
     "smb2.ioctl.",
@@ -51,7 +43,6 @@ const SUITES: &[&str] = &[
     "smb2.check-sharemode",
     "smb2.maxfid",
     "smb2.async_dosmode",
-    "smb2.winattr2",
     "smb2.compound_async.",
     "smb2.sharemode.",
     "smb2.deny.",
@@ -67,6 +58,10 @@ const SUITES: &[&str] = &[
     "smb2.winattr",
     "smb2.sdread",
     "smb2.acls.",
+    "smb2.stream-inherit-perms",
+    "smb2.scan.",
+    "smb2.name-mangling.",
+    "smb2.session.",
     "smb2.acls_non_canonical.",
 ];
 
@@ -116,9 +111,9 @@ fn chosen(list: &str) -> Vec<String> {
             Some((suite, test)) if suite.ends_with(&format!(".{test}")) => suite,
             _ => line,
         };
-        let wanted = SUITES.iter().any(|suite| match suite.ends_with(['.', '-', '_']) {
+        let wanted = SUITES.iter().any(|suite| match suite.ends_with('.') {
             true => name.starts_with(suite),
-            // "smb2.session.reauth" means reauth1 to 6, "smb2.mkdir" itself alone.
+            // "smb2.winattr" means winattr2, too, "smb2.mkdir" itself alone.
             false => {
                 name.strip_prefix(suite).is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
             }
@@ -195,8 +190,8 @@ mod tests {
 
     #[test]
     fn suites_are_chosen_by_name() {
-        let list = "smb2.connect\nsmb2.connectx\nsmb2.read.eof.eof\nsmb2.readx.a.a\nsmb2.session.reauth1\n\
-                    smb2.session.reauthx\nsmb2.session.bind1\nsmb2.session.bind_invalid_auth\nsmb2.session.signing-aes-128-cmac\n\
+        let list = "smb2.connect\nsmb2.connectx\nsmb2.read.eof.eof\nsmb2.readx.a.a\nsmb2.session.reauth1.reauth1\n\
+                    smb2.session-id\nsmb2.sessions\nsmb2.winattr2\nsmb2.winattrx\n\
                     smb2.delete-on-close-perms.CREATE Existing.CREATE Existing\nsmb2.mkdir.mkdir\nsmb2.read.eof.eof\n\
                     smb2.rename.rename_dir_bench.rename_dir_bench\n";
         assert_eq!(
@@ -205,9 +200,8 @@ mod tests {
                 "smb2.connect",
                 "smb2.read.eof",
                 "smb2.session.reauth1",
-                "smb2.session.bind1",
-                "smb2.session.bind_invalid_auth",
-                "smb2.session.signing-aes-128-cmac",
+                "smb2.session-id",
+                "smb2.winattr2",
                 "smb2.delete-on-close-perms.CREATE Existing",
                 "smb2.mkdir",
             ]
