@@ -5,7 +5,9 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use forebay_smb::descriptor::{Descriptors, Kept, Owner};
 use forebay_smb::fs::{ObjectKind, OpenMode, OpenRequest, RelPath};
@@ -189,8 +191,12 @@ fn owner_of_new(request: &OpenRequest, parent: BorrowedFd<'_>) -> Result<Owner, 
 
 fn make_with(parent: &OwnedFd, name: &str, request: &OpenRequest, kept: &Kept) -> Result<OwnedFd, NtStatus> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
+    /// What a server that was killed has left is not in the way, also where each has the same process id, as in a container.
+    static STARTED: LazyLock<u128> = LazyLock::new(|| {
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos())
+    });
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = format!("{TEMPORARY}{}-{count}", std::process::id());
+    let temporary = format!("{TEMPORARY}{:x}-{count}", *STARTED);
     let directory = request.kind == ObjectKind::Directory;
     let made = if directory {
         rustix::fs::mkdirat(parent, &temporary, DIRECTORY_MODE).and_then(|()| {
