@@ -28,8 +28,14 @@ fn default_list(mode: u32) -> Acl {
     }
 }
 
-/// The descriptor of a file that has the attributes `stat` and keeps `kept`.
-fn descriptor(stat: &Stat, kept: Option<&Kept>, asked: SecurityInformation) -> SecurityDescriptor {
+/// The descriptor of a file that has the attributes `stat` and keeps `kept`. To clients with the POSIX extensions each list carries
+/// the permission bits: Linux's client makes some of the list where there are none.
+fn descriptor(
+    stat: &Stat,
+    kept: Option<&Kept>,
+    asked: SecurityInformation,
+    posix: bool,
+) -> SecurityDescriptor {
     let kept = kept.map(|kept| kept.descriptor().clone()).unwrap_or_default();
     let mut descriptor = SecurityDescriptor::default();
     if asked.contains(SecurityInformation::OWNER) {
@@ -42,7 +48,7 @@ fn descriptor(stat: &Stat, kept: Option<&Kept>, asked: SecurityInformation) -> S
         descriptor.control = kept.control | Control::DACL_PRESENT;
         descriptor.dacl = match kept.dacl {
             list if kept.control.contains(Control::DACL_PRESENT) => {
-                list.map(|list| with_mode(list, stat.mode))
+                list.map(|list| with_mode(list, stat.mode, posix))
             }
             _ => Some(default_list(stat.mode)),
         };
@@ -50,8 +56,11 @@ fn descriptor(stat: &Stat, kept: Option<&Kept>, asked: SecurityInformation) -> S
     descriptor
 }
 
-/// The list with the permission bits as they are now, if it carries any.
-fn with_mode(mut list: Acl, mode: u32) -> Acl {
+/// The list with the permission bits as they are now, if it carries any or is to (`always`).
+fn with_mode(mut list: Acl, mode: u32, always: bool) -> Acl {
+    if always && mode_of(&list).is_none() {
+        list.aces.insert(0, Ace::allow(Sid::unix_mode(mode), AccessMask::empty()));
+    }
     for ace in &mut list.aces {
         if let AceBody::Basic { sid, .. } = &mut ace.body
             && carries_mode(sid)
@@ -175,10 +184,11 @@ pub(super) fn query(open: &Arc<Open>, asked: SecurityInformation, limit: u32) ->
     {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
+    let posix = open.posix;
     read(
         open,
         Box::new(move |stat, kept| {
-            let output = encoded(|out| descriptor(stat, kept.as_deref(), asked).encode(out));
+            let output = encoded(|out| descriptor(stat, kept.as_deref(), asked, posix).encode(out));
             // [MS-SMB2] 3.3.5.20.3: half a descriptor is of no use.
             if output.len() > limit as usize {
                 return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
@@ -263,11 +273,21 @@ mod tests {
 
     #[test]
     fn what_a_client_has_read_changes_nothing_when_it_writes_it_back() {
-        let read = descriptor(&stat(), None, PARTS);
+        let read = descriptor(&stat(), None, PARTS, false);
         assert_eq!(change(read, PARTS, &stat(), None), Ok((Ownership::default(), None)));
         let kept = Kept::new(with_list(vec![Ace::allow(Sid::unix_user(1000), AccessMask::FILE_READ_DATA)]));
-        let read = descriptor(&stat(), kept.as_ref(), PARTS);
+        let read = descriptor(&stat(), kept.as_ref(), PARTS, false);
         assert_eq!(change(read, PARTS, &stat(), kept.as_ref()), Ok((Ownership::default(), kept)));
+    }
+
+    #[test]
+    fn a_client_with_the_posix_extensions_finds_the_permission_bits_in_each_list() {
+        let read = Ace::allow(Sid::everyone(), AccessMask::FILE_READ_DATA);
+        let kept = Kept::new(with_list(vec![read.clone()]));
+        let shown = |posix| descriptor(&stat(), kept.as_ref(), SecurityInformation::DACL, posix);
+        let list = shown(true).dacl.expect("a list");
+        assert_eq!((mode_of(&list), &list.aces[1..]), (Some(0o640), std::slice::from_ref(&read)));
+        assert_eq!(shown(false).dacl.expect("a list").aces, [read]);
     }
 
     #[test]
@@ -294,7 +314,7 @@ mod tests {
         assert_eq!(ownership, Ownership { mode: Some(0o600), ..Ownership::default() });
         let shown = |mode| {
             let stat = Stat { mode, ..stat() };
-            descriptor(&stat, kept.as_ref(), SecurityInformation::DACL).dacl.expect("a list").aces
+            descriptor(&stat, kept.as_ref(), SecurityInformation::DACL, false).dacl.expect("a list").aces
         };
         assert_eq!(shown(0o600), aces);
         assert_eq!(mode_of(&Acl { acl_revision: 2, aces: shown(0o644) }), Some(0o644));
@@ -310,7 +330,7 @@ mod tests {
         let owner = SecurityInformation::OWNER;
         let (ownership, kept) = change(given.clone(), owner, &stat(), None).expect("possible");
         assert_eq!(ownership, Ownership::default());
-        assert_eq!(descriptor(&stat(), kept.as_ref(), owner).owner, Some(Sid::everyone()));
+        assert_eq!(descriptor(&stat(), kept.as_ref(), owner, false).owner, Some(Sid::everyone()));
         let unix = SecurityDescriptor { owner: Some(Sid::unix_user(1000)), ..SecurityDescriptor::default() };
         assert_eq!(change(unix, owner, &stat(), kept.as_ref()), Ok((Ownership::default(), None)));
         let none = change(given, SecurityInformation::GROUP, &stat(), None);
