@@ -106,17 +106,23 @@ impl Kept {
             is_owner || is_group || *sid == owner_rights() || of_everybody().contains(sid)
         };
         let entries = list.aces.iter().filter(|ace| !ace.ace_flags.contains(AceFlags::INHERIT_ONLY));
-        let entries = entries.filter_map(|ace| match &ace.body {
-            AceBody::Basic { mask, sid } => Some((ace.ace_type, *mask, sid)),
-            AceBody::Other(_) => None,
-        });
-        let restricted = entries.clone().any(|(_, _, sid)| *sid == owner_rights());
+        let for_owners =
+            |ace: &Ace| matches!(&ace.body, AceBody::Basic { sid, .. } if *sid == owner_rights());
+        let restricted = entries.clone().any(for_owners);
         let mut allowed = if restricted { AccessMask::empty() } else { OF_OWNERS };
         let mut denied = AccessMask::empty();
-        for (kind, mask, _) in entries.filter(|(_, _, sid)| applies(sid)) {
-            match kind {
-                AceType::ACCESS_ALLOWED => allowed |= mask.map_generic().without(denied),
-                AceType::ACCESS_DENIED => denied |= mask.map_generic().without(allowed),
+        for ace in entries {
+            match (ace.ace_type, &ace.body) {
+                (AceType::ACCESS_ALLOWED, AceBody::Basic { mask, sid }) if applies(sid) => {
+                    allowed |= mask.map_generic().without(denied);
+                }
+                (AceType::ACCESS_DENIED, AceBody::Basic { mask, sid }) if applies(sid) => {
+                    denied |= mask.map_generic().without(allowed);
+                }
+                // Conditions and kinds of objects are not looked at: what may deny denies, what may allow does not.
+                (AceType::ACCESS_DENIED_OBJECT | AceType::ACCESS_DENIED_CALLBACK, AceBody::Other(body)) => {
+                    denied |= leading_mask(body).map_generic().without(allowed);
+                }
                 _ => {}
             }
         }
@@ -190,6 +196,11 @@ fn inherit(ace: &Ace, directory: bool, owner: &Sid, group: &Sid, mut add: impl F
         add(AceFlags::empty(), resolved);
         add(passed_on | AceFlags::INHERIT_ONLY, ace.body.clone());
     }
+}
+
+/// `Mask`, which an entry of any kind begins with; everything where it is cut off.
+fn leading_mask(body: &[u8]) -> AccessMask {
+    body.first_chunk().map_or(AccessMask::FILE_ALL_ACCESS, |mask| AccessMask(u32::from_le_bytes(*mask)))
 }
 
 /// S-1-3-0 CREATOR OWNER, S-1-3-1 CREATOR GROUP: in entries that are passed on, the owner and the group of what is made.

@@ -44,6 +44,23 @@ fn of_each_right_the_first_entry_decides() {
 }
 
 #[test]
+fn entries_with_a_condition_deny_and_do_not_allow() {
+    let conditional = |ace_type, body: &[u8]| Ace {
+        ace_type,
+        ace_flags: AceFlags::empty(),
+        body: AceBody::Other(body.to_vec()),
+    };
+    let read = READ.0.to_le_bytes();
+    let rights =
+        |first| kept(vec![first, Ace::allow(Sid::everyone(), READ | WRITE)]).rights(OF).without(OF_OWNERS);
+    assert_eq!(rights(conditional(AceType::ACCESS_DENIED_CALLBACK, &read)), WRITE);
+    assert_eq!(rights(conditional(AceType::ACCESS_DENIED_OBJECT, &read)), WRITE);
+    assert_eq!(rights(conditional(AceType::ACCESS_DENIED_OBJECT, &[1])), AccessMask::empty());
+    let allows = kept(vec![conditional(AceType::ACCESS_ALLOWED_CALLBACK, &read)]);
+    assert_eq!(allows.rights(OF), OF_OWNERS);
+}
+
+#[test]
 fn owners_can_always_change_the_list_unless_it_says_what_owners_can() {
     assert_eq!(kept(Vec::new()).rights(OF), OF_OWNERS);
     assert_eq!(kept(vec![deny(Sid::everyone(), AccessMask::FILE_ALL_ACCESS)]).rights(OF), OF_OWNERS);
