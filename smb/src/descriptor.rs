@@ -98,12 +98,12 @@ impl Kept {
             Some(list) if self.has_list() => list,
             _ => return AccessMask::FILE_ALL_ACCESS,
         };
-        let (owner, group) = (self.owner(of), self.group(of));
+        let (owner, group, everybody) = (self.owner(of), self.group(of), of_everybody());
         let applies = |sid: &Sid| {
             // Equal in either of the ways in which Unix users are written.
             let is_owner = *sid == owner || self.0.owner.is_none() && sid.as_unix_user() == Some(of.uid);
             let is_group = *sid == group || self.0.group.is_none() && sid.as_unix_group() == Some(of.gid);
-            is_owner || is_group || *sid == owner_rights() || of_everybody().contains(sid)
+            is_owner || is_group || *sid == owner_rights() || everybody.contains(sid)
         };
         let entries = list.aces.iter().filter(|ace| !ace.ace_flags.contains(AceFlags::INHERIT_ONLY));
         let for_owners =
