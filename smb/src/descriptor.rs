@@ -3,11 +3,13 @@
 //! Everyone who opens a volume does so as one user. That user is the owner of each file and a member of its group, and so has the
 //! owner's right to read and change the descriptor. A file that keeps none grants everything.
 
+use crate::limits::DESCRIPTOR_BYTES_MAX;
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::fscc::security::{
     Ace, AceBody, AceFlags, AceType, Acl, Control, SecurityDescriptor, SecurityInformation, Sid,
 };
+use crate::wire::limits::ACES_MAX;
 
 /// First byte of what is stored.
 const VERSION: u8 = 1;
@@ -64,11 +66,18 @@ impl Kept {
     }
 
     /// The bytes to store.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// `STATUS_INSUFFICIENT_RESOURCES` where it is longer than [`DESCRIPTOR_BYTES_MAX`], or has too many entries to be read again:
+    /// what is inherited can be longer than the list that it comes from.
+    pub fn encode(&self) -> Result<Vec<u8>, NtStatus> {
         let mut bytes = vec![VERSION];
         self.0.encode(&mut bytes);
-        bytes
+        let entries = self.0.dacl.as_ref().map_or(0, |list| list.aces.len());
+        if bytes.len() > DESCRIPTOR_BYTES_MAX || entries > ACES_MAX {
+            return Err(NtStatus::INSUFFICIENT_RESOURCES);
+        }
+        Ok(bytes)
     }
 
     /// As a descriptor.

@@ -77,6 +77,8 @@ pub const EA_BYTES_MAX: usize = 64 * 1024 - 5;
 pub const EAS_PER_FILE_MAX: usize = 1024;
 /// ChangeTimes of one volume that clients have set and that are remembered.
 pub const CHANGE_TIMES_PER_VOLUME_MAX: usize = 4096;
+/// Bytes that a file keeps of a security descriptor, so that it fits an extended attribute and has room for an entry more.
+pub const DESCRIPTOR_BYTES_MAX: usize = 32 * 1024;
 /// Directories of one volume that are watched at once.
 pub const WATCHES_PER_VOLUME_MAX: usize = 16_384;
 /// Changes that are kept for one watched directory until its client asks for them, in bytes as they are sent.

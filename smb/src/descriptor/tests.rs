@@ -73,9 +73,9 @@ fn the_null_list_grants_everything_and_damage_nothing() {
     let null = SecurityDescriptor { control, ..SecurityDescriptor::default() };
     let null = Kept::new(null).expect("kept");
     assert_eq!(null.rights(OF), AccessMask::FILE_ALL_ACCESS);
-    assert_eq!(Kept::parse(&null.encode()), null);
+    assert_eq!(Kept::parse(&null.encode().expect("short")), null);
     let list = kept(vec![Ace::allow(Sid::everyone(), READ)]);
-    let bytes = list.encode();
+    let bytes = list.encode().expect("short");
     assert_eq!(Kept::parse(&bytes), list);
     for damaged in [&bytes[..bytes.len() - 1], &[], &[2], &[VERSION]] {
         assert_eq!(Kept::parse(damaged).rights(OF), OF_OWNERS, "{damaged:?}");
@@ -145,6 +145,20 @@ fn what_a_maker_gives_takes_the_place_of_what_is_inherited() {
         assert_eq!(aces(&new)[0].ace_flags.contains(AceFlags::INHERITED), automatic);
         assert_eq!(new.descriptor().control.contains(Control::DACL_AUTO_INHERITED), automatic);
     }
+}
+
+#[test]
+fn what_could_not_be_read_again_is_not_stored() {
+    let creator =
+        with_flags(Ace::allow(creator(0), READ), AceFlags::OBJECT_INHERIT | AceFlags::CONTAINER_INHERIT);
+    let above = kept(vec![creator; 1000]);
+    assert!(above.encode().is_ok());
+    // An entry for the directory itself, and one that it passes on.
+    let below = Kept::of_new(None, Some(&above), true, OF).expect("inherited");
+    assert_eq!((aces(&below).len(), below.encode()), (2000, Err(NtStatus::INSUFFICIENT_RESOURCES)));
+    let longest = Sid { identifier_authority: 5, sub_authorities: vec![u32::MAX; 15] };
+    let long = kept(vec![Ace::allow(longest, READ); 500]);
+    assert_eq!(long.encode(), Err(NtStatus::INSUFFICIENT_RESOURCES));
 }
 
 #[test]

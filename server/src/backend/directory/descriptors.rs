@@ -5,9 +5,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::sync::atomic::Ordering;
 
 use forebay_smb::descriptor::{Descriptors, Kept, Owner};
 use forebay_smb::fs::{ObjectKind, OpenMode, OpenRequest, RelPath};
@@ -18,7 +16,7 @@ use rustix::path::Arg;
 
 use super::eas::VALUE_BYTES_MAX;
 use super::open::{DIRECTORY_MODE, FILE_MODE, access};
-use super::{OpenFile, Volume, path, xattr};
+use super::{OpenFile, Volume, names, path, xattr};
 use crate::backend::errno::status;
 
 const KEY: &CStr = c"user.forebay.security";
@@ -107,11 +105,7 @@ pub(super) fn set(file: &OpenFile, kept: Option<&Kept>) -> Result<(), NtStatus> 
 }
 
 fn store(fd: BorrowedFd<'_>, kept: &Kept) -> Result<(), NtStatus> {
-    let bytes = kept.encode();
-    if bytes.len() > VALUE_BYTES_MAX {
-        return Err(NtStatus::INSUFFICIENT_RESOURCES);
-    }
-    rustix::fs::fsetxattr(fd, KEY, &bytes, XattrFlags::empty()).map_err(status)
+    rustix::fs::fsetxattr(fd, KEY, &kept.encode()?, XattrFlags::empty()).map_err(status)
 }
 
 /// Those of an open file and of the directory that `path` says it lies in.
@@ -190,13 +184,7 @@ fn owner_of_new(request: &OpenRequest, parent: BorrowedFd<'_>) -> Result<Owner, 
 }
 
 fn make_with(parent: &OwnedFd, name: &str, request: &OpenRequest, kept: &Kept) -> Result<OwnedFd, NtStatus> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    /// What a server that was killed has left is not in the way, also where each has the same process id, as in a container.
-    static STARTED: LazyLock<u128> = LazyLock::new(|| {
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos())
-    });
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = format!("{TEMPORARY}{:x}-{count}", *STARTED);
+    let temporary = names::temporary(TEMPORARY);
     let directory = request.kind == ObjectKind::Directory;
     let made = if directory {
         rustix::fs::mkdirat(parent, &temporary, DIRECTORY_MODE).and_then(|()| {

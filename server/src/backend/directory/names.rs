@@ -1,8 +1,9 @@
 //! Changing names by handle, and making them durable.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, PoisonError};
+use std::time::SystemTime;
 
 use forebay_smb::fs::RelPath;
 use forebay_smb::status::NtStatus;
@@ -174,22 +175,24 @@ pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), N
 /// Puts a further name of the file in the place of another file's in one step, so that there is no moment without that name:
 /// link(2) replaces nothing, rename(2) does.
 fn link_over(file: &OpenFile, from: &Place, target: &OwnedFd, name: &[u8]) -> Result<(), NtStatus> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
     let aside = file.volume.aside.as_ref().unwrap_or(target);
-    for _ in 0..RACE_ATTEMPTS_MAX {
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let temporary = format!("{TEMPORARY}{}-{count}", std::process::id());
-        match rustix::fs::linkat(&from.parent, from.name.as_slice(), aside, &temporary, AtFlags::empty()) {
-            // Left by a server that was killed here.
-            Err(Errno::EXIST) => continue,
-            linked => linked.map_err(status)?,
-        }
-        return rustix::fs::renameat(aside, &temporary, target, name).map_err(|errno| {
-            let _ = rustix::fs::unlinkat(aside, &temporary, AtFlags::empty());
-            status(errno)
-        });
-    }
-    Err(NtStatus::SHARING_VIOLATION)
+    let temporary = temporary(TEMPORARY);
+    rustix::fs::linkat(&from.parent, from.name.as_slice(), aside, &temporary, AtFlags::empty())
+        .map_err(status)?;
+    rustix::fs::renameat(aside, &temporary, target, name).map_err(|errno| {
+        let _ = rustix::fs::unlinkat(aside, &temporary, AtFlags::empty());
+        status(errno)
+    })
+}
+
+/// A name for something on its way to its place. What a server that was killed has left is not in the way, also where each has the same
+/// process id, as in a container.
+pub(super) fn temporary(prefix: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    static STARTED: LazyLock<u128> = LazyLock::new(|| {
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos())
+    });
+    format!("{prefix}{:x}-{}", *STARTED, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// What names of links begin with that are on their way to their place.

@@ -80,7 +80,12 @@ fn finish(
         mapped: Mutex::default(),
     });
     let stat = if created { furnish(&file, request, stat)? } else { stat };
-    let descriptors = descriptors::around(volume, file.as_fd(), &request.path)?;
+    let descriptors = descriptors::around(volume, file.as_fd(), &request.path).inspect_err(|_| {
+        if created {
+            // The first error is the one to tell; nothing stays of what was refused.
+            let _ = super::names::unlink(&file);
+        }
+    })?;
     Ok(Opened { handle: FsHandle(file), created, stat, file: None, descriptors })
 }
 

@@ -16,6 +16,7 @@ use crate::wire::fscc::posix::PERMISSIONS;
 use crate::wire::fscc::security::{
     Ace, AceBody, AceType, Acl, Control, SecurityDescriptor, SecurityInformation, Sid,
 };
+use crate::wire::limits::ACES_MAX;
 
 /// The list of a file that keeps none. The first entry grants nothing: its SID carries the permission bits.
 fn default_list(mode: u32) -> Acl {
@@ -58,7 +59,7 @@ fn descriptor(
 
 /// The list with the permission bits as they are now, if it carries any or is to (`always`).
 fn with_mode(mut list: Acl, mode: u32, always: bool) -> Acl {
-    if always && mode_of(&list).is_none() {
+    if always && list.aces.len() < ACES_MAX && mode_of(&list).is_none() {
         list.aces.insert(0, Ace::allow(Sid::unix_mode(mode), AccessMask::empty()));
     }
     for ace in &mut list.aces {
