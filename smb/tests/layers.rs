@@ -27,7 +27,7 @@ const LAYERS: &[&[&str]] = &[
     ],
     &["channels", "clients", "mailbox"],
     &["file"],
-    &["watches"],
+    &["app_instances", "watches"],
     &["volume"],
     &["open"],
     &["creations", "kept_opens", "session"],

@@ -14,6 +14,7 @@
 
 mod access;
 mod activity;
+mod app_instances;
 mod change_times;
 mod channel_sequence;
 mod channels;

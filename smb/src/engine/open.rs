@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::engine::app_instances::Membership;
 use crate::engine::channel_sequence::ChannelSequence;
 use crate::engine::clients::Clients;
 use crate::engine::durable::Durable;
@@ -50,6 +51,8 @@ pub(crate) struct Open {
     pub(crate) durable: OnceLock<Durable>,
     /// By what its CREATE is found where it is sent again.
     pub(crate) replayable: Option<Replayable>,
+    /// Of an application that may move to another client: set once its client has it.
+    pub(crate) app_instance: OnceLock<Membership>,
     parent_lease_key: Option<LeaseKey>,
     /// It has written what those who cache the directory have yet to hear of.
     unreported: AtomicBool,
@@ -177,6 +180,7 @@ impl Open {
             channel_sequence: ChannelSequence::new(new.channel_sequence),
             durable: OnceLock::new(),
             replayable: new.replayable,
+            app_instance: OnceLock::new(),
             parent_lease_key: new.parent_lease_key,
             unreported: AtomicBool::new(false),
             reported: AtomicU64::new(0),

@@ -10,6 +10,7 @@ use std::time::Instant;
 use crate::auth::NtHash;
 use crate::crypto::Cipher;
 use crate::engine::activity::Activity;
+use crate::engine::app_instances::AppInstances;
 use crate::engine::clients::{Breakable, Clients};
 use crate::engine::config::{NetworkInterface, Predecessor, ServerConfig};
 use crate::engine::creations::Creations;
@@ -76,6 +77,7 @@ pub struct Server {
     mailbox: Arc<Mailbox>,
     kept_opens: Mutex<KeptOpens>,
     pub(crate) creations: Arc<Creations>,
+    pub(crate) app_instances: Arc<AppInstances>,
     /// Files with a break that waits for its acknowledgment.
     breaking: Mutex<Vec<Weak<dyn Breakable>>>,
     is_breaking: AtomicBool,
@@ -96,6 +98,7 @@ impl Server {
             mailbox: Arc::default(),
             kept_opens: Mutex::default(),
             creations: Arc::default(),
+            app_instances: Arc::default(),
             breaking: Mutex::default(),
             is_breaking: AtomicBool::new(false),
         })

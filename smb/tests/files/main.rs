@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod app_instances;
 mod budget;
 mod caching;
 mod calls;

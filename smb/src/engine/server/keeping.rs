@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Server;
+use crate::engine::app_instances::Superseded;
 use crate::engine::kept_opens::{KeptOpens, may_keep};
 use crate::engine::open::Open;
 use crate::engine::open_end;
@@ -32,6 +33,16 @@ impl Server {
     pub(crate) fn displace(&self, id: FileId) -> Option<FsOpKind> {
         let open = self.kept().forget(id)?;
         open.begin_close().then(|| self.end_open(&open))
+    }
+
+    /// Ends an open of an application that has moved to another client; what a backend has to do for that.
+    pub(crate) fn supersede(&self, open: Superseded) -> Option<FsOpKind> {
+        let session = self.sessions().get(&open.session_id).cloned();
+        match session.and_then(|session| session.remove_open(open.id)) {
+            Some(open) => open.begin_close().then(|| self.end_open(&open)),
+            // Its session has ended meanwhile, or before.
+            None => self.displace(open.id),
+        }
     }
 
     /// When [`Self::handle_timeout`] is to be called next.

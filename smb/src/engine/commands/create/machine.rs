@@ -10,7 +10,7 @@
 //! ```
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::answer::{respond, stopped_on_symlink};
 use super::plan::{Plan, overwrites, plan};
@@ -130,7 +130,10 @@ pub(super) fn begin(
             // Only opens of the share's own volume are found again.
             let durable = durable.filter(|_| !plan.volume.is_snapshot);
             let plan = Plan { durable, creation, ..plan };
-            Box::new(Create { plan, state: State::Running }).open(ctx)
+            match supersede(ctx, &plan) {
+                Ok(removals) => Box::new(Create { plan, state: State::Running }).remove_names(ctx, removals),
+                Err(status) => status.into(),
+            }
         }
         Err(status) => status.into(),
     }
@@ -410,6 +413,10 @@ impl Create {
             _ => CreateAction::OPENED,
         };
         notify(ctx, open, create_action, *made_file);
+        if let Some(instance) = plan.app_instance {
+            let weak: Weak<Open> = Arc::downgrade(open);
+            let _ = open.app_instance.set(ctx.server.app_instances.add(instance, weak));
+        }
         let cached = if plan.caches() { open.cached() } else { Cached::NOTHING };
         let mut contexts = Vec::new();
         if plan.query_maximal_access {
@@ -509,12 +516,27 @@ fn register(
 
 /// Ends opens of clients that are away. What has to be done first, where names go with them.
 fn displace(ctx: &mut Ctx<'_>, others: &[FileId]) -> Vec<FsOpKind> {
+    let ended = others.iter().filter_map(|other| ctx.server.displace(*other)).collect();
+    names_first(ctx, ended)
+}
+
+/// Ends what the same application has open by this name on another client ([MS-SMB2] 3.3.5.9.13). As [`displace`]. All users
+/// of a volume may read all of it, as far as the server knows before it looks at the file.
+fn supersede(ctx: &mut Ctx<'_>, plan: &Plan) -> Result<Vec<FsOpKind>, NtStatus> {
+    let Some(instance) = &plan.app_instance else { return Ok(Vec::new()) };
+    let instances = &ctx.server.app_instances;
+    let opens = instances.superseded(instance, &plan.volume.id, &plan.path, plan.stream.as_ref())?;
+    let ended = opens.iter().filter_map(|open| ctx.server.supersede(*open)).collect();
+    Ok(names_first(ctx, ended))
+}
+
+/// Has backends do what is to be done for opens that have ended; returned is what removes names.
+fn names_first(ctx: &mut Ctx<'_>, ended: Vec<FsOpKind>) -> Vec<FsOpKind> {
     let mut removals = Vec::new();
-    for other in others {
-        match ctx.server.displace(*other) {
-            Some(op @ FsOpKind::Close { unlink: Some(_), .. }) => removals.push(op),
-            Some(op) => ctx.background(op),
-            None => {}
+    for op in ended {
+        match op {
+            FsOpKind::Close { unlink: Some(_), .. } => removals.push(op),
+            op => ctx.background(op),
         }
     }
     removals

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::descriptor::{Kept, Owner};
 use crate::engine::access::{self, DATA_CHANGING};
+use crate::engine::app_instances::AppInstance;
 use crate::engine::commands::{eas, security};
 use crate::engine::creations::Creation;
 use crate::engine::durable::DurableRequest;
@@ -76,6 +77,8 @@ pub(super) struct Plan {
     pub(super) durable: Option<DurableRequest>,
     /// Of a CREATE that can be sent again.
     pub(super) creation: Option<Creation>,
+    /// The application that it is for, if that may move to another client.
+    pub(super) app_instance: Option<AppInstance>,
 }
 
 /// Everything that can be refused without looking at the file.
@@ -167,6 +170,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         first: true,
         durable: None,
         creation: None,
+        app_instance: None,
     };
     if ctx.server.config.caching {
         plan.oplock_level = request.requested_oplock_level;
@@ -174,6 +178,11 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     }
     for context in &request.contexts {
         plan.context(ctx, context)?;
+    }
+    // An application does not move with what it reads from a snapshot.
+    if !plan.volume.is_snapshot {
+        plan.app_instance =
+            AppInstance::of(&request.contexts, ctx.core.dialect(), ctx.core.client_guid());
     }
     Ok(plan)
 }
@@ -296,7 +305,7 @@ impl Plan {
                 }
                 Ok(())
             }
-            // Durable handles are looked at elsewhere; the rest is to be ignored.
+            // Durable handles and instances of applications are looked at elsewhere; the rest is to be ignored.
             _ => Ok(()),
         }
     }

@@ -1,0 +1,186 @@
+//! Instances of applications that take their files with them from one client to another ([MS-SMB2] 3.3.5.9.13): a virtual
+//! machine or a clustered database that starts on another node closes what it has open on the one that it left, without
+//! waiting for that node's session to end.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use crate::engine::file::local_open::LocalOpen;
+use crate::fs::{RelPath, StreamName};
+use crate::ids::FileId;
+use crate::status::NtStatus;
+use crate::sync::{Mutex, MutexGuard};
+use crate::wire::Dialect;
+use crate::wire::create_context::RequestContext;
+
+/// Open.ApplicationInstanceVersionHigh and Open.ApplicationInstanceVersionLow.
+type Version = (u64, u64);
+
+/// What the contexts of a CREATE say of the application that it is for, and of the client that it runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AppInstance {
+    /// Open.AppInstanceId.
+    id: [u8; 16],
+    version: Option<Version>,
+    client_guid: [u8; 16],
+}
+
+impl AppInstance {
+    /// `None` for a CREATE without one, and in dialects that have none.
+    pub(crate) fn of(
+        contexts: &[RequestContext<'_>],
+        dialect: Dialect,
+        client_guid: [u8; 16],
+    ) -> Option<Self> {
+        if matches!(dialect, Dialect::SMB2_0_2 | Dialect::SMB2_1) {
+            return None;
+        }
+        let (mut id, mut version) = (None, None);
+        for context in contexts {
+            match *context {
+                RequestContext::AppInstanceId(given) => id = Some(given),
+                RequestContext::AppInstanceVersion { high, low } if dialect == Dialect::SMB3_1_1 => {
+                    version = Some((high, low));
+                }
+                _ => {}
+            }
+        }
+        Some(Self { id: id?, version, client_guid })
+    }
+
+    /// Whether it is the same application on another client.
+    fn has_moved_from(&self, earlier: &Self) -> bool {
+        self.id == earlier.id && self.client_guid != earlier.client_guid
+    }
+
+    /// Whether an open of this version gives way to one of `later`: not to an instance that may be the older one.
+    fn gives_way_to(&self, later: &Self) -> bool {
+        self.version.is_none_or(|version| later.version.is_some_and(|later| version < later))
+    }
+}
+
+/// Opens of applications that have an AppInstanceId.
+#[derive(Default)]
+pub(crate) struct AppInstances(Mutex<HashMap<[u8; 16], Vec<Member>>>);
+
+struct Member {
+    instance: AppInstance,
+    open: Weak<dyn LocalOpen>,
+}
+
+/// The place of an open among those of its application, for as long as the open lives.
+pub(crate) struct Membership {
+    all: Arc<AppInstances>,
+    id: [u8; 16],
+}
+
+/// An open that is to be closed, and its session: 0 while it is kept for a client that has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Superseded {
+    pub(crate) id: FileId,
+    pub(crate) session_id: u64,
+}
+
+impl AppInstances {
+    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 16], Vec<Member>>> {
+        self.0.lock().expect("no panic under this lock")
+    }
+
+    /// Adds an open.
+    pub(crate) fn add(self: &Arc<Self>, instance: AppInstance, open: Weak<dyn LocalOpen>) -> Membership {
+        self.lock().entry(instance.id).or_default().push(Member { instance, open });
+        Membership { all: Arc::clone(self), id: instance.id }
+    }
+
+    /// Opens that the same application has on other clients, by this name.
+    ///
+    /// # Errors
+    /// `STATUS_FILE_FORCED_CLOSED` where one of them is of a version that is not older.
+    pub(crate) fn superseded(
+        &self,
+        by: &AppInstance,
+        volume_id: &str,
+        path: &RelPath,
+        stream: Option<&StreamName>,
+    ) -> Result<Vec<Superseded>, NtStatus> {
+        // What an open says of itself is asked without this lock: its last reference may end here, and takes it.
+        let members: Vec<(AppInstance, Arc<dyn LocalOpen>)> = match self.lock().get(&by.id) {
+            None => return Ok(Vec::new()),
+            Some(members) => members.iter().filter_map(|m| Some((m.instance, m.open.upgrade()?))).collect(),
+        };
+        let mut superseded = Vec::new();
+        for (instance, open) in members {
+            let same = by.has_moved_from(&instance)
+                && !open.is_closing()
+                && open.volume_id() == volume_id
+                && open.path() == *path
+                && open.stream().as_ref() == stream;
+            if same && !instance.gives_way_to(by) {
+                return Err(NtStatus::FILE_FORCED_CLOSED);
+            }
+            if same {
+                superseded.push(Superseded { id: open.id(), session_id: open.session_id() });
+            }
+        }
+        Ok(superseded)
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        if let Some(members) = all.get_mut(&self.id) {
+            members.retain(|member| member.open.strong_count() > 0);
+            if members.is_empty() {
+                all.remove(&self.id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUIDS: [[u8; 16]; 2] = [[1; 16], [2; 16]];
+
+    fn instance(client: usize, version: Option<Version>) -> AppInstance {
+        AppInstance { id: [7; 16], version, client_guid: GUIDS[client] }
+    }
+
+    #[test]
+    fn only_a_later_version_takes_over_from_one_that_has_a_version() {
+        let table = [
+            (None, None, true),
+            (None, Some((0, 0)), true),
+            (Some((1, 5)), None, false),
+            (Some((1, 5)), Some((1, 5)), false),
+            (Some((1, 5)), Some((1, 4)), false),
+            (Some((1, 5)), Some((0, 9)), false),
+            (Some((1, 5)), Some((1, 6)), true),
+            (Some((1, 5)), Some((2, 0)), true),
+        ];
+        for (earlier, later, gives_way) in table {
+            assert_eq!(
+                instance(0, earlier).gives_way_to(&instance(1, later)),
+                gives_way,
+                "{earlier:?} {later:?}"
+            );
+        }
+        assert!(instance(1, None).has_moved_from(&instance(0, None)));
+        assert!(!instance(0, None).has_moved_from(&instance(0, None)), "the same client");
+        let other = AppInstance { id: [8; 16], ..instance(1, None) };
+        assert!(!other.has_moved_from(&instance(0, None)));
+    }
+
+    #[test]
+    fn contexts_count_in_dialects_that_have_them() {
+        let id = RequestContext::AppInstanceId([7; 16]);
+        let version = RequestContext::AppInstanceVersion { high: 1, low: 5 };
+        let of = |contexts: &[RequestContext<'_>], dialect| AppInstance::of(contexts, dialect, GUIDS[0]);
+        assert_eq!(of(&[id, version], Dialect::SMB3_1_1), Some(instance(0, Some((1, 5)))));
+        assert_eq!(of(&[version, id], Dialect::SMB3_0_2), Some(instance(0, None)));
+        assert_eq!(of(&[id], Dialect::SMB2_1), None);
+        assert_eq!(of(&[version], Dialect::SMB3_1_1), None, "a version of nothing");
+    }
+}
