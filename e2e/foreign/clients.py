@@ -94,6 +94,16 @@ class Smbclient:
             raise Refused((done.stdout + done.stderr).strip())
         return done.stdout
 
+    def shares(self):
+        done = subprocess.run(
+            ["smbclient", "-L", f"//{HOST}", "-g", "-p", str(PORT), "-A", self.auth, "-m", self.protocol,
+             f"--client-protection={self.protection}", "--option=client min protocol=SMB2_02", *self.options],
+            capture_output=True, text=True, timeout=60,
+        )
+        if done.returncode != 0 or "NT_STATUS_" in done.stdout + done.stderr:
+            raise Refused((done.stdout + done.stderr).strip())
+        return {name: kind for kind, name in re.findall(r"^(\w+)\|([^|]*)\|", done.stdout, re.M)}
+
     def put(self, path, data):
         local = os.path.join(self.scratch.name, "up")
         with open(local, "wb") as f:
@@ -212,6 +222,21 @@ class Impacket:
 
         transport.recv_packet = checked
         return verified
+
+    def shares(self):
+        return {share["shi1_netname"][:-1]: share["shi1_type"] for share in self.connection.listShares()}
+
+    def call(self, pipe, interface, request):
+        """One remote procedure call over a named pipe."""
+        from impacket.dcerpc.v5 import transport
+
+        rpc = transport.SMBTransport(HOST, PORT, rf"\{pipe}", smb_connection=self.connection).get_dce_rpc()
+        rpc.connect()
+        rpc.bind(interface)
+        try:
+            return request(rpc)
+        finally:
+            rpc.disconnect()
 
     def put(self, path, data):
         chunks = [data[at : at + 300_000] for at in range(0, len(data), 300_000)] + [b""]
@@ -415,7 +440,48 @@ def checks(client_class, variant):
         assert client.get(path) == b"other"
         client.delete(path)
 
+    def shares(client):
+        found = client.shares()
+        assert VOLUME["share"] in found and "IPC$" in found, f"listed {found}"
+
+    def no_other_shares(client):
+        found = client.shares()
+        assert OTHER["share"] not in found, f"listed {found}"
+
+    def calls(client):
+        from impacket.dcerpc.v5 import rpcrt, srvs, wkst
+
+        def served(rpc):
+            for level in (0, 1, 501):
+                info = srvs.hNetrShareGetInfo(rpc, VOLUME["share"] + "\0", level)["InfoStruct"][f"ShareInfo{level}"]
+                assert info[f"shi{level}_netname"] == VOLUME["share"] + "\0", info.dump()
+            for level in (0, 1, 501):
+                assert srvs.hNetrShareEnum(rpc, level)["TotalEntries"] >= 2
+            for level in (100, 101):
+                info = srvs.hNetrServerGetInfo(rpc, level)["InfoStruct"][f"ServerInfo{level}"]
+                assert info[f"sv{level}_platform_id"] == 500, info.dump()
+            # NERR_NetNameNotFound ([MS-SRVS] 3.1.4.10); Samba's is ERROR_INVALID_NAME.
+            try:
+                srvs.hNetrShareGetInfo(rpc, "nosuchshare\0", 1)
+            except rpcrt.DCERPCException as error:
+                assert error.get_error_code() in (2310, 123), error
+            else:
+                raise AssertionError("a share that does not exist has been found")
+
+        def workstation(rpc):
+            info = wkst.hNetrWkstaGetInfo(rpc, 100)["WkstaInfo"]["WkstaInfo100"]
+            assert info["wki100_platform_id"] == 500 and len(info["wki100_computername"]) > 1, info.dump()
+
+        client.call("srvsvc", srvs.MSRPC_UUID_SRVS, served)
+        client.call("wkssvc", wkst.MSRPC_UUID_WKST, workstation)
+
     check(f"{prefix}.put-get", with_client(put_get))
+    if client_class in (Smbclient, Impacket):
+        check(f"{prefix}.shares", with_client(shares))
+    if client_class is Impacket:
+        check(f"{prefix}.calls", with_client(calls))
+    if prefix == "smbclient.3.1.1-sign":
+        check(f"{prefix}.no-other-shares", with_client(no_other_shares))
     check(f"{prefix}.list", with_client(listing))
     check(f"{prefix}.overwrite", with_client(overwrite))
     check(f"{prefix}.rename", with_client(rename))

@@ -5,6 +5,8 @@
 
 use forebay_smb::auth::{Acceptor, AcceptorConfig, ClientStep, Initiator, InitiatorConfig, NtHash, Step};
 use forebay_smb::crypto::SessionKey;
+use forebay_smb::limits::RPC_ANSWER_BYTES_MAX;
+use forebay_smb::rpc::{Association, Exposed, Interface, Share, ShareKind};
 use forebay_smb::wire::create_context::{
     encode_request_chain, encode_response_chain, parse_request_chain, parse_response_chain,
 };
@@ -339,4 +341,33 @@ pub fn initiate(data: &[u8]) {
             last = matches!(initiator.step(token, NOW), Ok(ClientStep::Last(..)));
         }
     }
+}
+
+/// A pipe: the first byte chooses the interface, the second how much is written and read at a time. Every second time it writes the
+/// client reads, too.
+pub fn rpc(data: &[u8]) {
+    let [interface, size, stream @ ..] = data else { return };
+    let interface = if interface & 1 == 0 { Interface::Srvsvc } else { Interface::Wkssvc };
+    let size = usize::from(*size).max(1);
+    let share = |name: &str, kind| Share { name: name.to_owned(), kind, remark: String::new() };
+    let shares = vec![share("vol", ShareKind::Disk), share("IPC$", ShareKind::Pipes)];
+    let exposed = Exposed { server_name: "NODE1".to_owned(), shares };
+    let mut pipe = Association::new(interface);
+    for (turn, piece) in stream.chunks(size).enumerate() {
+        if pipe.write(piece, &exposed).is_err() {
+            break;
+        }
+        if turn % 2 == 1
+            && let Some(message) = pipe.read(size)
+        {
+            assert!(!message.bytes.is_empty() && message.bytes.len() <= size);
+            assert!(!message.more || pipe.is_readable());
+        }
+    }
+    let mut unread = 0;
+    while let Some(message) = pipe.read(usize::MAX) {
+        unread += message.bytes.len();
+    }
+    // The last answer may be beyond the limit.
+    assert!(unread <= RPC_ANSWER_BYTES_MAX + 8192);
 }

@@ -7,6 +7,7 @@
 //! * [`ids`], [`status`]: identifiers and results that all of them name.
 //! * [`time`]: the present, as the caller's clocks say it.
 //! * [`engine`]: the server side as state machines.
+//! * [`rpc`]: remote procedure calls over named pipes, which list what is shared.
 //! * [`fs`]: the contract with file-system backends; [`limits`]: every limit by name.
 //!
 //! Payload never enters this crate: READ and WRITE data stay in the transport's buffers.
@@ -19,6 +20,7 @@ pub mod fs;
 pub mod ids;
 pub mod limits;
 mod remote;
+pub mod rpc;
 pub mod status;
 mod sync;
 pub mod time;

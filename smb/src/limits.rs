@@ -28,6 +28,16 @@ pub const OPENS_PER_VOLUME_MAX: u64 = 262_144;
 pub const SESSIONS_PER_VOLUME_MAX: u64 = 16_384;
 /// Connections on which a user of one volume was the first to log on. A connection stays one of them until it ends.
 pub const CONNECTIONS_PER_VOLUME_MAX: u64 = 8192;
+/// Named pipes that one session has open.
+pub const PIPES_PER_SESSION_MAX: usize = 16;
+/// The same in all sessions of one volume.
+pub const PIPES_PER_VOLUME_MAX: u64 = 1024;
+/// Parameters of one remote procedure call, in bytes: a few names.
+pub const RPC_REQUEST_BYTES_MAX: usize = 8 * 1024;
+/// Answers on one pipe that its client has not read, in bytes.
+pub const RPC_ANSWER_BYTES_MAX: usize = 16 * 1024;
+/// Presentation contexts of one pipe.
+pub const RPC_CONTEXTS_MAX: usize = 16;
 /// Byte-range locks held on one open.
 pub const LOCKS_PER_OPEN_MAX: usize = 16_384;
 /// The same on one file, by all opens of it.

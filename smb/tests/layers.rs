@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
         "tally",
         "transforms",
     ],
-    &["channels", "clients", "mailbox"],
+    &["channels", "clients", "mailbox", "pipe"],
     &["file"],
     &["app_instances", "watches"],
     &["volume"],

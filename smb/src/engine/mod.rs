@@ -35,6 +35,7 @@ mod names;
 mod open;
 mod open_end;
 mod pending_auth;
+mod pipe;
 mod replay;
 mod reports;
 mod request;

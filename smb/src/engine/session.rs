@@ -8,6 +8,7 @@ use crate::crypto::{Cipher, OpeningKey, SealingKey, SigningKey};
 use crate::engine::channels::{ChannelLink, ChannelList, NoncePart};
 use crate::engine::mail::ConnectionId;
 use crate::engine::open::Open;
+use crate::engine::pipe::Pipe;
 use crate::engine::tally::Taken;
 use crate::engine::volume::Volume;
 use crate::ids::FileId;
@@ -54,6 +55,7 @@ struct Inner {
     trees: HashMap<u32, Arc<TreeConnect>>,
     next_tree: u32,
     opens: HashMap<u64, Arc<Open>>,
+    pipes: HashMap<u64, Arc<Pipe>>,
 }
 
 impl Inner {
@@ -61,6 +63,7 @@ impl Inner {
         for (_, tree) in self.trees.drain() {
             tree.disconnected.store(true, Ordering::Release);
         }
+        self.pipes.clear();
         self.opens.drain().map(|(_, open)| open).collect()
     }
 }
@@ -87,7 +90,7 @@ impl TreeConnect {
 pub(crate) enum Share {
     /// A volume.
     Volume(Arc<Volume>),
-    /// `IPC$`: no pipes are served, but FSCTLs on the server as a whole are.
+    /// `IPC$`: named pipes, and FSCTLs on the server as a whole.
     Ipc,
 }
 
@@ -150,6 +153,7 @@ impl Session {
                 trees: HashMap::new(),
                 next_tree: 1,
                 opens: HashMap::new(),
+                pipes: HashMap::new(),
             }),
             _counted: new.counted,
         }
@@ -192,6 +196,7 @@ impl Session {
         let mut inner = self.inner();
         let tree = inner.trees.remove(&id)?;
         tree.disconnected.store(true, Ordering::Release);
+        inner.pipes.retain(|_, pipe| pipe.tree_id != id);
         let ids: Vec<u64> =
             inner.opens.iter().filter(|(_, o)| o.tree_id() == id).map(|(volatile, _)| *volatile).collect();
         let opens = ids.iter().filter_map(|volatile| inner.opens.remove(volatile)).collect();
@@ -296,6 +301,30 @@ impl Session {
 
     pub(crate) fn remove_open(&self, id: FileId) -> Option<Arc<Open>> {
         self.inner().opens.remove(&id.volatile)
+    }
+
+    /// Adds a named pipe. As [`Self::add_open`], `STATUS_INSUFFICIENT_RESOURCES` beyond the limit.
+    pub(crate) fn add_pipe(&self, pipe: Arc<Pipe>) -> Result<(), NtStatus> {
+        let mut inner = self.inner();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(NtStatus::USER_SESSION_DELETED);
+        }
+        if !inner.trees.contains_key(&pipe.tree_id) {
+            return Err(NtStatus::NETWORK_NAME_DELETED);
+        }
+        if inner.pipes.len() >= limits::PIPES_PER_SESSION_MAX {
+            return Err(NtStatus::INSUFFICIENT_RESOURCES);
+        }
+        inner.pipes.insert(pipe.id.volatile, pipe);
+        Ok(())
+    }
+
+    pub(crate) fn pipe(&self, id: FileId) -> Option<Arc<Pipe>> {
+        self.inner().pipes.get(&id.volatile).filter(|pipe| pipe.id == id).cloned()
+    }
+
+    pub(crate) fn remove_pipe(&self, id: FileId) {
+        self.inner().pipes.remove(&id.volatile);
     }
 
     /// All opens, for lists and for ends.

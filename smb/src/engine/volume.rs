@@ -118,6 +118,8 @@ pub(crate) struct Used {
     /// Connections that its users were the first to log on to.
     pub(crate) connections: Tally,
     pub(crate) opens: Tally,
+    /// Named pipes of its users.
+    pub(crate) pipes: Tally,
     /// Opens without a session.
     pub(crate) kept: Tally,
     /// Byte-range locks.
@@ -138,6 +140,7 @@ impl Default for Used {
             sessions: Tally::new(limits::SESSIONS_PER_VOLUME_MAX),
             connections: Tally::new(limits::CONNECTIONS_PER_VOLUME_MAX),
             opens: Tally::new(limits::OPENS_PER_VOLUME_MAX),
+            pipes: Tally::new(limits::PIPES_PER_VOLUME_MAX),
             kept: Tally::new(limits::KEPT_OPENS_PER_VOLUME_MAX),
             locks: Tally::new(limits::LOCKS_PER_VOLUME_MAX),
             waiting: Tally::new(limits::ASYNC_PER_VOLUME_MAX),

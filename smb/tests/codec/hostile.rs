@@ -24,6 +24,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("fscc", targets::fscc),
     ("authenticate", targets::authenticate),
     ("initiate", targets::initiate),
+    ("rpc", targets::rpc),
 ];
 
 fn target(name: &str) -> Target {

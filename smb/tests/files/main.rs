@@ -33,6 +33,7 @@ mod locking;
 mod lost;
 mod memory;
 mod moving;
+mod pipes;
 mod posix;
 mod rdma;
 mod reading_and_writing;

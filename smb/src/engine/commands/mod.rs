@@ -13,6 +13,7 @@ mod lock;
 mod logoff;
 pub(crate) mod negotiate;
 mod oplock_break;
+mod pipe;
 mod posix;
 mod query_directory;
 mod query_info;
@@ -33,6 +34,11 @@ use crate::wire::Command;
 
 /// Begins a request that was admitted.
 pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
+    if pipe::is_addressed(ctx)
+        && let Some(step) = pipe::handle(ctx)
+    {
+        return step;
+    }
     match ctx.request.header.command {
         Command::NEGOTIATE => negotiate::handle(ctx),
         Command::SESSION_SETUP => session_setup::handle(ctx),

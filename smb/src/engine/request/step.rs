@@ -229,15 +229,21 @@ impl Ctx<'_> {
     }
 
     /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
-    /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
-    pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
-        // [MS-SMB2] 3.3.5.2.7.2: whatever a related request names, it is about the file of the one before it.
+    /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no previous one.
+    pub(crate) fn named(&mut self, id: FileId) -> Result<FileId, NtStatus> {
+        // Whatever a related request names, it is about the file of the one before it.
         let id = match self.request.related_file.filter(|_| self.request.related) {
             Some(file) => file,
             None if self.request.related && id.is_related() => return Err(NtStatus::FILE_CLOSED),
             None => id,
         };
         self.request.related_file = Some(id);
+        Ok(id)
+    }
+
+    /// The open of a FileId of this request, as [`Self::named`] has it. `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
+    pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
+        let id = self.named(id)?;
         let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
         let channel = self.core.channels.get_mut(&session.id).ok_or(NtStatus::USER_SESSION_DELETED)?;
         let open = channel.lookup.open(session, id).ok_or(NtStatus::FILE_CLOSED)?;

@@ -85,7 +85,7 @@ pub(super) struct Plan {
 pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
     let tree = ctx.tree();
     let Share::Volume(volume) = &tree.share else {
-        // No pipes.
+        // Pipes are opened elsewhere.
         return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
     };
     if volume.removed.load(Ordering::Acquire) {
@@ -181,8 +181,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     }
     // An application does not move with what it reads from a snapshot.
     if !plan.volume.is_snapshot {
-        plan.app_instance =
-            AppInstance::of(&request.contexts, ctx.core.dialect(), ctx.core.client_guid());
+        plan.app_instance = AppInstance::of(&request.contexts, ctx.core.dialect(), ctx.core.client_guid());
     }
     Ok(plan)
 }
