@@ -55,6 +55,9 @@ pub const UNACKNOWLEDGED_TIME_MAX: Duration = STALL_TIME_DEFAULT_MAX;
 /// The same where a break is among it, for which others may wait, and the client has other channels: long enough for a route or a bond to change over, short
 /// enough that a client of many channels gets the break on all of them before its time is over.
 pub const BREAK_UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(6);
+/// The same where the client has no other channel: it is not heard before its time for the break is over, and what it has cached by then
+/// must not replace what others write.
+pub const SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time a peer has, once the server has said that it sends no more, to say the same.
 pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(3);
 /// Bytes of responses queued or being read for one connection before further READs of it wait.
@@ -257,8 +260,10 @@ pub const GETDENTS_BYTES: usize = 32 * 1024;
 /// Bytes moved by one step of a copy or of zeroing, so that one request does not keep a thread for long.
 pub const COPY_STEP_BYTES: u64 = 16 * 1024 * 1024;
 
-const _: () =
-    assert!(BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() < forebay_smb::limits::OPLOCK_BREAK_SECONDS_MAX);
+const _: () = assert!(
+    BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() < SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs()
+        && SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() < forebay_smb::limits::OPLOCK_BREAK_SECONDS_MAX
+);
 const _: () = assert!(
     forebay_smb::limits::CONNECTIONS_PER_VOLUME_MAX as usize + CONNECTIONS_UNAUTHENTICATED_MAX
         < CONNECTIONS_MAX,

@@ -13,6 +13,9 @@ use crate::progress::step;
 /// Debian release of the nodes.
 pub const RELEASE: &str = "trixie";
 
+/// Where the newest Samba for this release comes from: suites and comparisons are to be the newest there are.
+const BACKPORTS: &str = "trixie-backports";
+
 /// One root for guests and for foreign suites: a megabyte saved is not worth a second recipe.
 const PACKAGES: &[&str] = &[
     "acl",
@@ -54,8 +57,9 @@ const PACKAGES: &[&str] = &[
 /// ksmbd's own tools: only unpacked, because the package refuses to be installed beside Samba's (both want port 445).
 const KSMBD_TOOLS: &str = r#"into=$(mktemp -d); cd "$into"; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download -qq ksmbd-tools; dpkg-deb -x ksmbd-tools_*.deb "$1"; cd /; rm -r "$into""#;
 
-/// Services must not start while packages are unpacked.
-const SETUP: &str = r#"mkdir -p "$1/usr/sbin"; printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d"; chmod +x "$1/usr/sbin/policy-rc.d""#;
+/// Services must not start while packages are unpacked. Of the backports come Samba and the QUIC library that it needs, and nothing else.
+const SETUP: &str = r#"mkdir -p "$1/usr/sbin" "$1/etc/apt/preferences.d"; printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d"; chmod +x "$1/usr/sbin/policy-rc.d"
+printf 'Package: src:samba src:ngtcp2 src:nghttp3\nPin: release n=%s\nPin-Priority: 990\n' trixie-backports > "$1/etc/apt/preferences.d/samba""#;
 
 /// Mount points of the boot, and an empty machine-id so that no two guests share one.
 const CUSTOMIZE: &str = r#"mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/srv" "$1/scratch"; : > "$1/etc/machine-id"; rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*"#;
@@ -64,6 +68,7 @@ const CUSTOMIZE: &str = r#"mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/sr
 pub fn get(cache: &Cache) -> Result<Artefact> {
     let recipe = Recipe::default()
         .with("release", RELEASE)
+        .with("backports", BACKPORTS)
         .with("packages", PACKAGES.join("\n"))
         .with("setup", SETUP)
         .with("ksmbd", KSMBD_TOOLS)
@@ -81,6 +86,7 @@ pub fn get(cache: &Cache) -> Result<Artefact> {
 
 fn make(into: &Path) -> Result<()> {
     let tree = into.join("tree");
+    let mirror = host::mirror()?;
     host::run(
         Command::new("mmdebstrap")
             .args(["--variant=minbase", "--mode=root", "--quiet"])
@@ -96,7 +102,7 @@ fn make(into: &Path) -> Result<()> {
             .arg(format!("--customize-hook={CUSTOMIZE}"))
             .arg(RELEASE)
             .arg(&tree)
-            .arg(host::mirror()?),
+            .args([RELEASE, BACKPORTS].map(|release| format!("deb {mirror} {release} main"))),
     )?;
     let packages = host::run(Command::new("dpkg-query").arg(format!("--root={}", tree.display())).args([
         "-W",

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::limits::{BREAK_UNACKNOWLEDGED_TIME_MAX, UNACKNOWLEDGED_TIME_MAX};
+use crate::limits::{
+    BREAK_UNACKNOWLEDGED_TIME_MAX, SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX, UNACKNOWLEDGED_TIME_MAX,
+};
 
 /// What TCP knows of the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +53,22 @@ pub(crate) fn outstanding(socket: impl AsFd) -> Result<Outstanding, Errno> {
 pub(crate) struct Unacknowledged {
     /// Something was sent since all was seen to be acknowledged.
     sent: bool,
-    /// So was a break that others may wait for.
-    sent_break: bool,
+    /// How long a break that was among it, and that others may wait for, can be outstanding.
+    break_time_max: Option<Duration>,
     /// Since when something was outstanding at each look.
     since: Option<Instant>,
 }
 
 impl Unacknowledged {
-    /// Something is given to TCP.
-    pub(crate) fn sending(&mut self, is_break: bool) {
+    /// Something is given to TCP: a break for a client of so many channels, or with 0 something else.
+    pub(crate) fn sending(&mut self, break_channels: usize) {
         self.sent = true;
-        self.sent_break |= is_break;
+        let time_max = match break_channels {
+            0 => return,
+            1 => SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX,
+            _ => BREAK_UNACKNOWLEDGED_TIME_MAX,
+        };
+        self.break_time_max = Some(self.break_time_max.map_or(time_max, |before| before.min(time_max)));
     }
 
     /// Whether [`Self::is_gone`] has anything to look at.
@@ -82,7 +89,7 @@ impl Unacknowledged {
         let since = *self.since.get_or_insert(now);
         // An acknowledgment of anything counts; before the first look nothing is held against anybody.
         let silent = outstanding.quiet.min(now.saturating_duration_since(since));
-        silent >= if self.sent_break { BREAK_UNACKNOWLEDGED_TIME_MAX } else { UNACKNOWLEDGED_TIME_MAX }
+        silent >= self.break_time_max.unwrap_or(UNACKNOWLEDGED_TIME_MAX)
     }
 }
 
@@ -96,9 +103,9 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// How many looks, a second apart, until the peer counts as gone; 1000 where it never does.
-    fn looks(is_break: bool, mut outstanding: impl FnMut(u32) -> Outstanding) -> u32 {
+    fn looks(break_channels: usize, mut outstanding: impl FnMut(u32) -> Outstanding) -> u32 {
         let mut watched = Unacknowledged::default();
-        watched.sending(is_break);
+        watched.sending(break_channels);
         let began = Instant::now();
         (0..1000)
             .find(|look| watched.is_gone(began + SECOND * *look, outstanding(*look), false))
@@ -109,29 +116,30 @@ mod tests {
     fn a_silent_peer_is_gone_after_its_time_and_sooner_where_others_wait() {
         // What was acknowledged long before is nothing against the peer.
         let silent = |look| Outstanding { segments: 1, quiet: SECOND * (500 + look) };
-        assert_eq!(looks(true, silent), BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
-        assert_eq!(looks(false, silent), UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
+        assert_eq!(looks(2, silent), BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
+        assert_eq!(looks(1, silent), SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
+        assert_eq!(looks(0, silent), UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
     }
 
     #[test]
     fn a_peer_that_acknowledges_anything_is_there_however_slow_it_is() {
         let most = BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32 - 1;
         let slow = |look| Outstanding { segments: 40, quiet: SECOND * (look % (most + 1)) };
-        assert_eq!(looks(true, slow), 1000);
+        assert_eq!(looks(2, slow), 1000);
         let stalled = |_| Outstanding { segments: 0, quiet: SECOND * 60 };
-        assert_eq!(looks(true, stalled), 1000);
+        assert_eq!(looks(2, stalled), 1000);
     }
 
     #[test]
     fn an_acknowledged_break_is_no_reason_for_haste_any_more() {
         let mut watched = Unacknowledged::default();
         let now = Instant::now();
-        watched.sending(true);
+        watched.sending(2);
         assert!(!watched.is_gone(now, Outstanding { segments: 0, quiet: SECOND }, true));
-        assert!(watched.is_watched() && watched.sent_break, "it may be what is queued");
+        assert!(watched.is_watched() && watched.break_time_max.is_some(), "it may be what is queued");
         assert!(!watched.is_gone(now, Outstanding { segments: 0, quiet: SECOND }, false));
         assert!(!watched.is_watched());
-        watched.sending(false);
+        watched.sending(0);
         for look in 0..20 {
             assert!(!watched.is_gone(
                 now + SECOND * look,

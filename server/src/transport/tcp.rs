@@ -50,7 +50,7 @@ impl TcpLink {
 
     /// Queues a frame.
     pub(crate) fn push(&mut self, transmit: Transmit, memory: &Allowance) -> Result<(), Disconnect> {
-        self.unacknowledged.sending(transmit.is_break);
+        self.unacknowledged.sending(transmit.break_channels);
         self.queue.push(message(transmit, memory)?);
         Ok(())
     }

@@ -335,7 +335,13 @@ fn a_file_with_locks_is_not_read_from_a_cache() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let plain = oplock(&mut a, "f", OplockLevel::NONE);
-    lock(&mut a, plain.id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+    write(&mut a, plain.id, 0, b"content").unwrap();
+    // What lies beyond its end is not read from a cache either way.
+    lock(&mut a, plain.id, &[(7, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
+    let (leased_file, state) = leased(&mut b, "f", 1, RWH);
+    assert_eq!(state, RH);
+    close(&mut b, leased_file).unwrap();
+    lock(&mut a, plain.id, &[(6, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
     assert_eq!(leased(&mut b, "f", 1, RWH).1, NONE);
 }
 

@@ -95,11 +95,11 @@ fn what_was_lost_with_the_last_connection_is_found_again() {
     assert_eq!(again(&mut b, &new()).unwrap(), first);
     write(&mut b, first.id, 0, b"x").unwrap();
     assert_eq!(read(&mut b, first.id, 0, 1).unwrap(), b"x");
-    // One that is still held by a session of the same user waits for that session's end.
+    // One that a session of the same user still holds is that session's.
     let next = Open { name: "next", ..new() };
     let next_made = make(&mut b, &next).unwrap();
     let mut c = lab.back("vol-user", "vol-secret", 0);
-    assert_eq!(again(&mut c, &next), Err(NtStatus::FILE_NOT_AVAILABLE));
+    assert_eq!(again(&mut c, &next), DUPLICATE);
     b.disconnect();
     assert_eq!(again(&mut c, &next).unwrap(), next_made);
 }

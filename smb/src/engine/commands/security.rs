@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::info::{answer, done, encoded, needs};
 use crate::descriptor::{Kept, PARTS, list_to_keep};
 use crate::engine::open::Open;
-use crate::engine::request::step::Step;
+use crate::engine::request::step::{Ctx, Step};
 use crate::fs::{FsOpKind, FsReply, Ownership, Stat};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
@@ -151,7 +151,7 @@ fn change(
     Ok((change, Kept::new(keep)))
 }
 
-type Next = Box<dyn FnOnce(&Stat, Option<Box<Kept>>) -> Step + Send>;
+type Next = Box<dyn FnOnce(&mut Ctx<'_>, &Stat, Option<Box<Kept>>) -> Step + Send>;
 
 /// Reads what is known of the descriptor, where the volume keeps any.
 fn read(open: &Open, next: Next) -> Step {
@@ -159,17 +159,17 @@ fn read(open: &Open, next: Next) -> Step {
         open.volume.extended_attributes.then(|| FsOpKind::GetDescriptor { handle: open.handle.clone() });
     Step::Fs(
         FsOpKind::Stat { handle: open.handle.clone() },
-        Box::new(move |_, result| {
+        Box::new(move |ctx, result| {
             let stat = match result {
                 Ok(FsReply::Stat(stat)) => stat,
                 Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
                 Err(status) => return Step::Fail(status),
             };
-            let Some(get) = get else { return next(&stat, None) };
+            let Some(get) = get else { return next(ctx, &stat, None) };
             Step::Fs(
                 get,
-                Box::new(move |_, result| match result {
-                    Ok(FsReply::Descriptor(kept)) => next(&stat, kept),
+                Box::new(move |ctx, result| match result {
+                    Ok(FsReply::Descriptor(kept)) => next(ctx, &stat, kept),
                     Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
                     Err(status) => Step::Fail(status),
                 }),
@@ -188,7 +188,7 @@ pub(super) fn query(open: &Arc<Open>, asked: SecurityInformation, limit: u32) ->
     let posix = open.posix;
     read(
         open,
-        Box::new(move |stat, kept| {
+        Box::new(move |_, stat, kept| {
             let output = encoded(|out| descriptor(stat, kept.as_deref(), asked, posix).encode(out));
             // [MS-SMB2] 3.3.5.20.3: half a descriptor is of no use.
             if output.len() > limit as usize {
@@ -210,7 +210,7 @@ pub(super) fn set(open: &Arc<Open>, asked: SecurityInformation, buffer: &[u8]) -
     }
     let given = SecurityDescriptor::parse(buffer).map_err(|_| NtStatus::INVALID_PARAMETER)?;
     let changed = Arc::clone(open);
-    let next = Box::new(move |stat: &Stat, kept: Option<Box<Kept>>| {
+    let next = Box::new(move |ctx: &mut Ctx<'_>, stat: &Stat, kept: Option<Box<Kept>>| {
         let (ownership, keep) = match change(given, asked, stat, kept.as_deref()) {
             Ok(change) => change,
             Err(status) => return Step::Fail(status),
@@ -223,7 +223,12 @@ pub(super) fn set(open: &Arc<Open>, asked: SecurityInformation, buffer: &[u8]) -
         let handle = changed.handle.clone();
         let set = replaced.then_some(FsOpKind::SetDescriptor { handle, descriptor: keep });
         if ownership == Ownership::default() {
-            return set.map_or_else(done, |set| carry_out(changed, set));
+            let Some(set) = set else {
+                // What stays as it was is reported, too, as by Windows.
+                report(&changed, ctx);
+                return done();
+            };
+            return carry_out(changed, set);
         }
         let own = FsOpKind::SetOwnership { handle: changed.handle.clone(), ownership };
         let Some(set) = set else { return carry_out(changed, own) };
@@ -240,10 +245,15 @@ fn carry_out(open: Arc<Open>, op: FsOpKind) -> Step {
             if let Err(status) = result {
                 return Step::Fail(status);
             }
-            open.volume.watches.modified(CompletionFilter::SECURITY, &open, ctx.server);
+            report(&open, ctx);
             done()
         }),
     )
+}
+
+/// CHANGE_NOTIFY reports a descriptor that was set.
+fn report(open: &Arc<Open>, ctx: &Ctx<'_>) {
+    open.volume.watches.modified(CompletionFilter::SECURITY, open, ctx.server);
 }
 
 #[cfg(test)]

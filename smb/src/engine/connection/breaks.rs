@@ -39,10 +39,10 @@ impl Connection {
         };
         let mut body = Vec::with_capacity(44);
         notice.notification.encode(&mut body);
-        let is_break = session.connections().len() > 1;
+        let channels = session.connections().len();
         self.push(vec![Response::reply(header, Reply::ok(body))], sealed.then_some(notice.session_id));
         if let Some(transmit) = self.transmit.back_mut() {
-            transmit.is_break = is_break;
+            transmit.break_channels = channels;
         }
     }
 }

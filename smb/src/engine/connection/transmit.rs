@@ -16,9 +16,9 @@ pub struct Transmit {
     pub remote_writes: Vec<RemoteWrite>,
     /// The token of the peer that the frame invalidates; over RDMA only.
     pub invalidate: Option<Token>,
-    /// A break for a client of several channels. Others may wait for its end: a channel that does not take it can be done
-    /// without.
-    pub is_break: bool,
+    /// Of a break, for which others may wait: how many channels the client has. A channel of several that does not take it can be done
+    /// without. 0 for all else.
+    pub break_channels: usize,
     /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
     pub seal: Option<Sealer>,
     /// What it takes of limits of its volume: to be dropped when the frame is sent, not before.
@@ -31,7 +31,7 @@ impl Transmit {
         // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);
         let held = Held(responses.iter_mut().filter_map(|r| r.counted.take()).collect());
-        Self { segments: assemble(responses), remote_writes, invalidate, is_break: false, seal, held }
+        Self { segments: assemble(responses), remote_writes, invalidate, break_channels: 0, seal, held }
     }
 
     /// Bytes of all parts, before sealing.

@@ -42,6 +42,11 @@ impl LockList {
         self.count == 0
     }
 
+    /// Whether one begins before the end of the file: others cover nothing that could be read.
+    pub(crate) fn covers(&self, end_of_file: u64) -> bool {
+        self.exclusive.meets(0, end_of_file, None) || self.shared.meets(0, end_of_file, None)
+    }
+
     pub(crate) fn count(&self, owner: FileId) -> usize {
         self.owners.get(&owner).map_or(0, BTreeSet::len)
     }

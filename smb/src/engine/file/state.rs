@@ -58,6 +58,7 @@ pub(crate) struct Entrant<'a> {
     /// The name that it was opened by: no rename has changed it since a backend has found the file.
     pub(crate) pin: &'a PinnedPath,
     pub(crate) directory: bool,
+    pub(crate) end_of_file: u64,
     /// The file was made by this open, for itself or for the stream.
     pub(crate) made_file: bool,
     /// It may be granted what it asks for: a directory only by leases of version 2, to clients that know them.
@@ -221,7 +222,7 @@ impl FileState {
         }
         let open = Arc::new(make());
         if entrant.caches {
-            let locked = !inner.locks.is_empty();
+            let locked = inner.locks.covers(entrant.end_of_file);
             let granted = inner.caching.grantable(opener, entrant.directory, &inner.opens, locked);
             inner.caching.grant(open.id(), &opener.ask, granted);
         }

@@ -480,6 +480,7 @@ fn register(
         key: opened.stat.key,
         pin: pin.pinned(),
         directory: opened.stat.directory,
+        end_of_file: opened.stat.end_of_file,
         made_file: opened.made_file(),
         caches: !opened.stat.directory || plan.leases_directories,
         access,

@@ -60,10 +60,9 @@ fn check(ctx: &mut Ctx<'_>, request: &Request<'_>, open: &Open) -> Result<(), Nt
         return reclaim(ctx, open.id.persistent, owner).map(drop);
     }
     if open.session_id() != session.id {
-        // That session's end has not been noticed yet.
         let theirs = ctx.server.sessions().get(&open.session_id()).cloned();
         let ours = theirs.is_none_or(|s| s.username.eq_ignore_ascii_case(&session.username));
-        return Err(if ours { NtStatus::FILE_NOT_AVAILABLE } else { NtStatus::ACCESS_DENIED });
+        return Err(if ours { NtStatus::DUPLICATE_OBJECTID } else { NtStatus::ACCESS_DENIED });
     }
     if open.tree_id() == ctx.tree().id { Ok(()) } else { Err(NtStatus::INVALID_PARAMETER) }
 }

@@ -137,6 +137,7 @@ impl World {
             key: how.key,
             pin: pin.pinned(),
             directory: how.directory,
+            end_of_file: u64::MAX,
             made_file: !opener.existed,
             caches: true,
             access: how.access,
