@@ -9,6 +9,27 @@
 //!
 //! All calls block, some as long as a target takes to answer: they belong on a thread of their own. What a target, the
 //! kernel or sysfs says is bounded ([`limits`]) and never trusted to be well formed.
+//!
+//! # Example
+//!
+//! Which host, and which epoch of it, holds a namespace is in the reservation key:
+//!
+//! ```
+//! use forebay_nvmeof::{Epoch, HostIdentity, InstanceHash, ReservationKey, Sysfs};
+//!
+//! let host = HostIdentity::of("main-0", "node-1")?;
+//! assert!(host.nqn().as_str().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
+//!
+//! let instance = InstanceHash::of("main-0");
+//! let key = ReservationKey::new(instance, Epoch::new(3).expect("not 0"));
+//! assert_eq!(key.epoch_of(instance), Epoch::new(3));
+//! assert_eq!(key.epoch_of(InstanceHash::of("main-1")), None);
+//!
+//! // A machine without NVMe has no subsystems; that is no error.
+//! let found = Sysfs::at("/nonexistent").read();
+//! assert!(found.subsystem(host.nqn()).is_none());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod acquire;
 mod attributes;

@@ -3,6 +3,27 @@
 //! What is safe about it: memory that a device may reach is owned by what reaches it ([`Region`], [`Endpoint`]) until the
 //! completion came or the queue pair is destroyed; objects are destroyed in the order in which they depend on each other,
 //! because each holds what it depends on.
+//!
+//! # Example
+//!
+//! Buffers come from a budget, with or without a device that can reach them:
+//!
+//! ```
+//! use forebay_rdma::{BufferPool, EventChannel};
+//!
+//! let pool = BufferPool::new(64 << 20);
+//! let mut buffer = pool.take(1 << 20)?;
+//! buffer.bytes_mut(0..4).copy_from_slice(b"data");
+//! assert_eq!(buffer.bytes(0..4), b"data");
+//! assert!(buffer.region().is_none(), "no device was given");
+//!
+//! // On a machine without RDMA the reason is there to be reported.
+//! match EventChannel::new() {
+//!     Ok(_) => println!("connections can be made and accepted"),
+//!     Err(reason) => println!("no RDMA here: {reason}"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![allow(unsafe_code)]
 
 mod budget;

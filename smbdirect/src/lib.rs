@@ -27,6 +27,31 @@
 //! Two promises keep a connection from standing still: receive buffers of a delivered message are given back without
 //! waiting for a send on the same connection, and `receives_posted` gets every receive once it is posted.
 //! In steady state nothing is allocated.
+//!
+//! # Example
+//!
+//! A client and a server negotiate; each message would be one send of the device:
+//!
+//! ```
+//! use std::time::Instant;
+//!
+//! use forebay_smbdirect::{BufferId, Config, Connection};
+//!
+//! let now = Instant::now();
+//! let mut client = Connection::new(Config::active(), now)?;
+//! let mut server = Connection::new(Config::passive(), now)?;
+//! for connection in [&mut client, &mut server] {
+//!     connection.receives_posted(32);
+//!     connection.handle_established();
+//! }
+//! let request = client.poll_transmit(now).expect("NEGOTIATE").header().to_vec();
+//! server.handle_receive(now, BufferId(0), &request, None)?;
+//! let response = server.poll_transmit(now).expect("its answer").header().to_vec();
+//! client.handle_receive(now, BufferId(0), &response, None)?;
+//! // Each may send as many messages as the other has granted.
+//! assert!(client.credits().send > 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod config;
 mod connection;
