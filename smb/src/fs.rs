@@ -675,6 +675,14 @@ pub enum FsOpKind {
         /// The path.
         path: RelPath,
     },
+    /// Names instead of short names ([`crate::short_name`]): each component of the path that denotes nothing, and is the short name
+    /// of one file of its directory, is replaced by that file's name. Answered by [`FsReply::Path`].
+    LongPath {
+        /// The volume's backend.
+        volume: FsHandle,
+        /// The path.
+        path: RelPath,
+    },
     /// Copies within the volume, server-side. Answered by [`FsReply::Copied`], which may be short at the source's end.
     CopyRange {
         /// Source handle.
@@ -793,6 +801,8 @@ pub enum FsReply {
     Descriptor(Option<Box<Kept>>),
     /// Named streams.
     Streams(Vec<StreamEntry>),
+    /// A path below the volume's root.
+    Path(RelPath),
 }
 
 impl From<Opened> for FsReply {

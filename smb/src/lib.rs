@@ -4,6 +4,7 @@
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
 //! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
 //! * [`descriptor`]: security descriptors that files keep.
+//! * [`short_name`]: 8.3 names.
 //! * [`ids`], [`status`]: identifiers and results that all of them name.
 //! * [`time`]: the present, as the caller's clocks say it.
 //! * [`engine`]: the server side as state machines.
@@ -80,6 +81,7 @@ pub mod ids;
 pub mod limits;
 mod remote;
 pub mod rpc;
+pub mod short_name;
 pub mod status;
 mod sync;
 pub mod time;

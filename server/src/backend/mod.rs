@@ -36,6 +36,7 @@ pub fn lane(operation: &FsOpKind) -> Lane {
         },
         Op::Stat { .. }
         | Op::StatPath { .. }
+        | Op::LongPath { .. }
         | Op::Space { .. }
         | Op::ReadDir { .. }
         | Op::Lookup { .. }
@@ -85,7 +86,7 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
         }
         Op::Write { handle, range, .. } => (handle, range.len() as u64),
         Op::CopyRange { target, length, .. } => (target, *length),
-        Op::Open { volume, .. } | Op::StatPath { volume, .. } => (volume, 0),
+        Op::Open { volume, .. } | Op::StatPath { volume, .. } | Op::LongPath { volume, .. } => (volume, 0),
         Op::CloneRange { target: handle, .. }
         | Op::ReadDir { handle, .. }
         | Op::Lookup { handle, .. }
@@ -139,6 +140,7 @@ pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
         Op::Close { unlink: None, .. }
         | Op::Stat { .. }
         | Op::StatPath { .. }
+        | Op::LongPath { .. }
         | Op::Space { .. }
         | Op::ReadDir { .. }
         | Op::Lookup { .. }

@@ -90,18 +90,6 @@ pub(crate) fn denotes(name: &str, posix: bool, path: &RelPath, stream: Option<&S
     })
 }
 
-/// Whether a name is an 8.3 name ([MS-FSCC] 2.1.5.2.1), and so its own short name. There are no others.
-pub(crate) fn is_short(name: &str) -> bool {
-    let fits = |part: &str, max: usize| {
-        let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'()-@^_`{}~".contains(&byte);
-        (1..=max).contains(&part.len()) && part.bytes().all(letter)
-    };
-    match name.split_once('.') {
-        Some((base, extension)) => fits(base, 8) && fits(extension, 3),
-        None => fits(name, 8),
-    }
-}
-
 /// Whether a pattern is a plain name.
 pub(crate) fn is_plain(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '<', '>', '"'])
@@ -201,16 +189,6 @@ mod tests {
             assert!(!denotes(name, posix, &path, None), "{name}");
         }
         assert!(!denotes(r"d\f", false, &path, Some(&stream)));
-    }
-
-    #[test]
-    fn short_names_are_8_3() {
-        for short in ["a", "A.B", "bufsize.txt", "12345678.123", "~!#$%.x"] {
-            assert!(is_short(short), "{short}");
-        }
-        for long in ["", ".a", "a.", "123456789", "a.1234", "a.b.c", "a b", "a+b", "\u{e9}"] {
-            assert!(!is_short(long), "{long}");
-        }
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod reading_and_writing;
 mod renaming;
 mod reparse;
 mod replay;
+mod short_names;
 mod streams;
 mod transform;
 mod volumes;

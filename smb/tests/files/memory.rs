@@ -10,6 +10,7 @@ use forebay_smb::fs::{
     StreamName,
 };
 use forebay_smb::limits::EA_BYTES_MAX;
+use forebay_smb::short_name;
 use forebay_smb::status::NtStatus;
 
 use crate::support::{Backend, NOW};
@@ -170,6 +171,22 @@ impl Memory {
 }
 
 impl Inner {
+    fn long(&self, path: &RelPath) -> RelPath {
+        let mut long: Vec<String> = Vec::new();
+        for part in path.as_str().split('/') {
+            let directory = self.find(&RelPath::new(&long.join("/")).unwrap());
+            let names: Vec<&String> =
+                directory.iter().flat_map(|at| self.nodes[at].children.keys()).collect();
+            let mut behind = names.iter().filter(|name| short_name::is_of(part, name));
+            let name = match (names.iter().any(|name| *name == part), behind.next(), behind.next()) {
+                (false, Some(name), None) => name.as_str(),
+                _ => part,
+            };
+            long.push(name.to_owned());
+        }
+        RelPath::new(&long.join("/")).unwrap()
+    }
+
     fn find(&self, path: &RelPath) -> Result<u64, NtStatus> {
         let mut at = ROOT;
         let mut parts = path.as_str().split('/').filter(|p| !p.is_empty()).peekable();
@@ -459,6 +476,7 @@ impl Inner {
             }
             FsOpKind::Stat { handle: h } => FsReply::Stat(self.stat_of(&handle(&h))?),
             FsOpKind::StatPath { path, .. } => FsReply::Stat(self.stat(self.find(&path)?)),
+            FsOpKind::LongPath { path, .. } => FsReply::Path(self.long(&path)),
             FsOpKind::Space { .. } => FsReply::Space(Space {
                 total: 1 << 30,
                 free: 1 << 29,

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::PoisonError;
 
 use forebay_smb::fs::DirEntry;
+use forebay_smb::short_name;
 use forebay_smb::status::NtStatus;
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -81,6 +82,21 @@ fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
 fn servable(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
     (name != "." && name != "..").then_some(name)
+}
+
+/// The one name that has this short name; `None` where there is none, or more than one.
+pub(super) fn name_of_short(directory: BorrowedFd<'_>, short: &str) -> Result<Option<String>, NtStatus> {
+    let mut position = Position::default();
+    let mut found = None;
+    while !position.end {
+        fetch(directory, &mut position)?;
+        for name in position.names.drain(..).filter(|name| short_name::is_of(short, name)) {
+            if found.replace(name).is_some() {
+                return Ok(None);
+            }
+        }
+    }
+    Ok(found)
 }
 
 pub(super) fn lookup(file: &OpenFile, name: &str) -> Result<Vec<DirEntry>, NtStatus> {

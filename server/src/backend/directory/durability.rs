@@ -53,6 +53,7 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
         | Op::Lookup { .. }
         | Op::CheckEmpty { .. }
         | Op::StatPath { .. }
+        | Op::LongPath { .. }
         | Op::GetReparsePoint { .. }
         | Op::GetEas { .. }
         | Op::GetDescriptor { .. }

@@ -422,6 +422,7 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
         }
         Op::CheckEmpty { handle } => dirs::check_empty(&*file(&handle)?).map(|()| FsReply::Done),
         Op::StatPath { volume: at, path } => open::stat_path(&*volume(&at)?, &path).map(FsReply::Stat),
+        Op::LongPath { volume: at, path } => path::long(&*volume(&at)?, &path).map(FsReply::Path),
         Op::CopyRange { source, source_offset, target, target_offset, length } => {
             match (data_of(&source)?, data_of(&target)?) {
                 (Data::File(source), Data::File(target)) => {

@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use forebay_smb::fs::RelPath;
+use forebay_smb::short_name;
 use forebay_smb::status::NtStatus;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::Volume;
+use super::{Volume, dirs};
 use crate::backend::errno::status;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
@@ -123,6 +124,33 @@ pub(super) fn place(volume: &Volume, path: &[u8]) -> Result<Place, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     let parent = open_below(volume, parent, flags, Mode::empty())?;
     Ok(Place { parent, name: name.to_vec() })
+}
+
+/// The path with names instead of short names, as [`forebay_smb::fs::FsOpKind::LongPath`] wants it.
+pub(super) fn long(volume: &Volume, path: &RelPath) -> Result<RelPath, NtStatus> {
+    let mut long = String::with_capacity(path.as_str().len());
+    for (at, component) in path.as_str().split('/').enumerate() {
+        let may_be_short = short_name::may_be_made(component);
+        let name = if may_be_short { name_behind(volume, &long, component)? } else { None };
+        if at > 0 {
+            long.push('/');
+        }
+        long.push_str(name.as_deref().unwrap_or(component));
+    }
+    RelPath::new(&long)
+}
+
+/// The name of the one file that has this short name; `None` where a file is called that, or none or several have it.
+fn name_behind(volume: &Volume, directory: &str, short: &str) -> Result<Option<String>, NtStatus> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    // Who opens the file learns what is wrong with its path.
+    let Ok(directory) = open_below(volume, directory.as_bytes(), flags, Mode::empty()) else {
+        return Ok(None);
+    };
+    match rustix::fs::statat(&directory, short, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => dirs::name_of_short(directory.as_fd(), short),
+        _ => Ok(None),
+    }
 }
 
 #[cfg(test)]

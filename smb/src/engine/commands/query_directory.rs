@@ -10,6 +10,7 @@ use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::tally::{Taken, Tally};
 use crate::fs::{DirEntry, FileKey, FsOpKind, FsReply, Stat};
 use crate::limits;
+use crate::short_name;
 use crate::status::NtStatus;
 use crate::wire::fscc::FileInformationClass;
 use crate::wire::fscc::directory::{self, DirEncoder};
@@ -166,7 +167,9 @@ impl Query {
         while let Some(entry) = cursor.pending.pop() {
             // Only names of the POSIX extensions have the separator of all others in them.
             let is_nameable = open.posix || !entry.name.contains('\\');
-            if !is_nameable || !names::matches(&pattern, &entry.name) {
+            let is_meant = names::matches(&pattern, &entry.name)
+                || !open.posix && short_name::is_of(&pattern, &entry.name);
+            if !is_nameable || !is_meant {
                 continue;
             }
             let room = output.grow(*limit, answers);
@@ -183,7 +186,8 @@ impl Query {
             return Next::Nothing(if cursor.any { NtStatus::NO_MORE_FILES } else { NtStatus::NO_SUCH_FILE });
         }
         let handle = open.handle.clone();
-        if names::is_plain(&pattern) {
+        // A short name is found among all names.
+        if names::is_plain(&pattern) && (open.posix || !short_name::may_be_made(&pattern)) {
             cursor.end = true;
             return Next::Fetch(FsOpKind::Lookup { handle, name: pattern });
         }
@@ -298,6 +302,11 @@ impl Output {
             reparse_tag: tag,
             file_id: stat.key.ino.into(),
             posix: posix::fields(stat),
+            short_name: match class {
+                FileInformationClass::FILE_BOTH_DIRECTORY_INFORMATION
+                | FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION => short_name::listed(name),
+                _ => "".into(),
+            },
             name: name.into(),
             ..directory::DirEntry::default()
         });

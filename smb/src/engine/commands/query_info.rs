@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::commands::info::{answer, encoded};
 use crate::engine::commands::{posix, security};
-use crate::engine::names;
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Step};
 use crate::engine::volume::Volume;
 use crate::fs::{FsOpKind, FsReply, Space, Stat};
+use crate::short_name;
 use crate::status::NtStatus;
 use crate::wire::create::CreateOptions;
 use crate::wire::fscc::file_info::{
@@ -108,12 +108,11 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
             eas::size(open, move |_, size| exact(limit, FileEaInformation::LEN, |out| size.encode(out)))
         }
         Class::FILE_FULL_EA_INFORMATION => eas::query(ctx, open, limit),
-        Class::FILE_ALTERNATE_NAME_INFORMATION => match open.state().path.name() {
-            name if names::is_short(name) => {
-                let file_name = name.to_owned();
+        Class::FILE_ALTERNATE_NAME_INFORMATION => match alternate_name(&open) {
+            Some(file_name) => {
                 answer(encoded(|out| FileNameInformation { file_name }.encode(out)), fixed_len::NAME, limit)
             }
-            _ => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
+            None => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
         },
         // [MS-FSCC] 2.4.36: a matter of 3.1.1.
         Class::FILE_NORMALIZED_NAME_INFORMATION if ctx.core.dialect() == Dialect::SMB3_1_1 => {
@@ -252,6 +251,14 @@ fn of_stat(open: &Open, class: Class, stat: &Stat, ea: FileEaInformation, limit:
         }),
         _ => Step::Fail(NtStatus::INVALID_INFO_CLASS),
     }
+}
+
+/// The 8.3 name; none of the root, and none that clients with the POSIX extensions could use.
+fn alternate_name(open: &Open) -> Option<String> {
+    let state = open.state();
+    let name = state.path.name();
+    let has_one = !name.is_empty() && (!open.posix || short_name::is_short(name));
+    has_one.then(|| short_name::of(name).into_owned())
 }
 
 fn basic(stat: &Stat) -> FileBasicInformation {

@@ -1,6 +1,7 @@
 //! The steps of a CREATE ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
 //!
 //! ```text
+//! LongPath ──► (Opening)
 //! AwaitingRename ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, where the file was made for this request)
 //!                     │   ▲ └──► RemovingNames ──► (again: Opening)
 //!                     │   └────────────┘
@@ -54,6 +55,8 @@ struct Create {
 enum State {
     /// Nothing: it is in the middle of a step.
     Running,
+    /// A backend that looks for the names behind short ones.
+    LongPath,
     /// The end of a rename of a name on its path.
     AwaitingRename,
     /// A backend that opens the file. The path keeps its name meanwhile.
@@ -108,6 +111,7 @@ impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Running => f.write_str("Running"),
+            Self::LongPath => f.write_str("LongPath"),
             Self::AwaitingRename => f.write_str("AwaitingRename"),
             Self::Opening(_) => f.write_str("Opening"),
             Self::ReadingLink(_) => f.write_str("ReadingLink"),
@@ -130,10 +134,8 @@ pub(super) fn begin(
             // Only opens of the share's own volume are found again.
             let durable = durable.filter(|_| !plan.volume.is_snapshot);
             let plan = Plan { durable, creation, ..plan };
-            match supersede(ctx, &plan) {
-                Ok(removals) => Box::new(Create { plan, state: State::Running }).remove_names(ctx, removals),
-                Err(status) => status.into(),
-            }
+            let create = Box::new(Create { plan, state: State::Running });
+            if create.plan.may_have_short_names() { create.find_names() } else { create.start(ctx) }
         }
         Err(status) => status.into(),
     }
@@ -142,6 +144,7 @@ pub(super) fn begin(
 impl Machine for Create {
     fn completed(mut self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
         match std::mem::replace(&mut self.state, State::Running) {
+            State::LongPath => self.found_names(ctx, result),
             State::Opening(pin) => self.opened(ctx, pin, result),
             State::ReadingLink(opened) => self.stopped_on_link(ctx, opened, result),
             State::RemovingNames(removals) => self.remove_names(ctx, removals),
@@ -167,6 +170,7 @@ impl Machine for Create {
             }
             (
                 State::Running
+                | State::LongPath
                 | State::Opening(_)
                 | State::ReadingLink(_)
                 | State::RemovingNames(_)
@@ -191,6 +195,28 @@ impl Create {
     fn wait(mut self: Box<Self>, state: State) -> Step {
         self.state = state;
         Step::Wait(self)
+    }
+
+    fn find_names(self: Box<Self>) -> Step {
+        let (volume, path) = (self.plan.volume.backend.clone(), self.plan.path.clone());
+        self.submit(State::LongPath, FsOpKind::LongPath { volume, path })
+    }
+
+    fn found_names(mut self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
+        match result {
+            Ok(FsReply::Path(path)) => self.plan.path = path,
+            Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+            Err(status) => return Step::Fail(status),
+        }
+        self.start(ctx)
+    }
+
+    /// The file is known by its name.
+    fn start(self: Box<Self>, ctx: &mut Ctx<'_>) -> Step {
+        match supersede(ctx, &self.plan) {
+            Ok(removals) => self.remove_names(ctx, removals),
+            Err(status) => status.into(),
+        }
     }
 
     /// Has a backend open the file, once nothing on its path is being renamed.

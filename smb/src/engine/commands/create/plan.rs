@@ -16,6 +16,7 @@ use crate::engine::request::step::Ctx;
 use crate::engine::session::Share;
 use crate::engine::volume::Volume;
 use crate::fs::{Ea, ObjectKind, OpenMode, OpenRequest, Opened, Ownership, RelPath, Stat, StreamName};
+use crate::short_name;
 use crate::status::NtStatus;
 use crate::wire::create::{CreateDisposition, CreateOptions, ImpersonationLevel, OplockLevel, Request};
 use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
@@ -359,6 +360,11 @@ impl Plan {
     /// Whether the client wants what a reparse point stands for, and not the reparse point itself ([MS-FSA] 2.1.5.1).
     pub(super) fn stops_at(&self, opened: &Opened) -> bool {
         opened.stat.reparse.is_some() && !self.options.contains(CreateOptions::OPEN_REPARSE_POINT)
+    }
+
+    /// Whether the path may name files by their short names. To clients with the POSIX extensions there are none.
+    pub(super) fn may_have_short_names(&self) -> bool {
+        !self.posix && self.path.as_str().split('/').any(short_name::may_be_made)
     }
 
     /// Whether what was found loses its contents.
