@@ -36,7 +36,9 @@ pub const PIPES_PER_VOLUME_MAX: u64 = 1024;
 pub const RPC_REQUEST_BYTES_MAX: usize = 8 * 1024;
 /// Answers on one pipe that its client has not read, in bytes.
 pub const RPC_ANSWER_BYTES_MAX: usize = 16 * 1024;
-/// Presentation contexts of one pipe.
+/// Bytes of one write to a pipe: clients write a message of at most 4280 bytes at a time.
+pub const RPC_WRITE_BYTES_MAX: usize = 64 * 1024;
+/// Presentation contexts of one pipe, and in one message.
 pub const RPC_CONTEXTS_MAX: usize = 16;
 /// Byte-range locks held on one open.
 pub const LOCKS_PER_OPEN_MAX: usize = 16_384;

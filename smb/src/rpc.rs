@@ -12,7 +12,7 @@ mod wkssvc;
 use std::collections::VecDeque;
 
 use self::pdu::{Bind, ContextResult, Fragment, Header, PacketType, Syntax};
-use crate::limits::{RPC_ANSWER_BYTES_MAX, RPC_CONTEXTS_MAX, RPC_REQUEST_BYTES_MAX};
+use crate::limits::{RPC_ANSWER_BYTES_MAX, RPC_CONTEXTS_MAX, RPC_REQUEST_BYTES_MAX, RPC_WRITE_BYTES_MAX};
 use crate::wire::Malformed;
 
 /// What a client may learn from calls.
@@ -57,9 +57,14 @@ impl Interface {
     /// The interface behind a pipe; names of pipes have no case.
     #[must_use]
     pub fn of_pipe(name: &str) -> Option<Self> {
-        [(Self::Srvsvc, "srvsvc"), (Self::Wkssvc, "wkssvc")]
-            .into_iter()
-            .find_map(|(interface, pipe)| name.eq_ignore_ascii_case(pipe).then_some(interface))
+        [Self::Srvsvc, Self::Wkssvc].into_iter().find(|i| name.eq_ignore_ascii_case(i.pipe()))
+    }
+
+    const fn pipe(self) -> &'static str {
+        match self {
+            Self::Srvsvc => "srvsvc",
+            Self::Wkssvc => "wkssvc",
+        }
     }
 
     const fn syntax(self) -> Syntax {
@@ -158,6 +163,9 @@ impl Association {
     /// # Errors
     /// [`Broken`] where that is no PDU, or one that no client may send, or more than the limits allow. The pipe is to be given up.
     pub fn write(&mut self, bytes: &[u8], exposed: &Exposed) -> Result<(), Broken> {
+        if bytes.len() > RPC_WRITE_BYTES_MAX {
+            return Err(Broken);
+        }
         let mut rest = bytes;
         loop {
             // The header first, then what it says.
@@ -242,11 +250,7 @@ impl Association {
         if answer == PacketType::BIND_ACK {
             self.fragment_bytes_max = bind.fragment_bytes_max();
         }
-        let pipe = match self.interface {
-            Interface::Srvsvc => r"\PIPE\srvsvc",
-            Interface::Wkssvc => r"\PIPE\wkssvc",
-        };
-        self.output.push_back(pdu::bind_ack(answer, header.call_id, pipe, &results));
+        self.output.push_back(pdu::bind_ack(answer, header.call_id, self.interface.pipe(), &results));
         Ok(())
     }
 

@@ -75,10 +75,10 @@ pub fn may_be_made(name: &str) -> bool {
         }
 }
 
-/// Whether `short` is the short name that was made of `name`.
+/// Whether `short` is the short name that was made of `name`. To those who use short names a name with a backslash is none.
 #[must_use]
 pub fn is_of(short: &str, name: &str) -> bool {
-    may_be_made(short) && !is_short(name) && of(name) == short
+    may_be_made(short) && !name.contains('\\') && !is_short(name) && of(name) == short
 }
 
 /// FNV-1a, as so many digits.
@@ -161,5 +161,7 @@ mod tests {
         }
         assert!(may_be_made("AAAAAA~1") && may_be_made("_00000~Z.TXT"));
         assert!(!is_of("AAAAAA~1", "AAAAAA~1"), "its own name is none that was made");
+        let separated = r"a long\name";
+        assert!(!is_of(&of(separated), separated), "a name that cannot be named");
     }
 }

@@ -1,7 +1,9 @@
 //! Remote procedure calls over named pipes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use forebay_smb::limits::{RPC_ANSWER_BYTES_MAX, RPC_REQUEST_BYTES_MAX};
+use forebay_smb::limits::{
+    RPC_ANSWER_BYTES_MAX, RPC_CONTEXTS_MAX, RPC_REQUEST_BYTES_MAX, RPC_WRITE_BYTES_MAX,
+};
 use forebay_smb::rpc::{Association, Broken, Exposed, Interface, Share, ShareKind};
 
 const SRVSVC: &str = "c84f324b7016d30112785a47bf6ee18803000000";
@@ -272,6 +274,10 @@ fn a_client_that_does_not_read_or_end_its_call_is_stopped() {
     assert!((50..=RPC_ANSWER_BYTES_MAX / 100).contains(&unread), "{unread} answers");
     let mut pipe = bound();
     pipe.write(&part(1, 15, &[0; 4000]), &exposed()).unwrap();
+    assert_eq!(bound().write(&vec![0; RPC_WRITE_BYTES_MAX + 1], &exposed()), Err(Broken));
+    let too_many = bind_body(&vec![(0, WKSSVC, &[NDR][..]); RPC_CONTEXTS_MAX + 1]);
+    let mut unbound = Association::new(Interface::Srvsvc);
+    assert_eq!(unbound.write(&pdu(BIND, WHOLE, &too_many), &exposed()), Err(Broken));
     let parts = (1..1000).find(|_| pipe.write(&part(0, 15, &[0; 4000]), &exposed()).is_err()).unwrap();
     assert_eq!(parts, RPC_REQUEST_BYTES_MAX / 4000);
 }

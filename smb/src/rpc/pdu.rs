@@ -1,5 +1,6 @@
 //! Protocol data units of connection-oriented RPC ([C706] 12.6, [MS-RPCE] 2.2.2).
 
+use crate::limits::RPC_CONTEXTS_MAX;
 use crate::wire::cursor::{Put, Reader, align, len_u16, len_u32, patch_u16, zeros};
 use crate::wire::{Fault, Malformed};
 
@@ -138,6 +139,9 @@ impl Bind {
         let count: u8 = r.get()?;
         r.skip(3)?;
         let mut contexts = Vec::new();
+        if usize::from(count) > RPC_CONTEXTS_MAX {
+            return Err(r.fault(Fault::TooMany));
+        }
         for _ in 0..count {
             let id = r.get()?;
             let encodings: u8 = r.get()?;
@@ -212,9 +216,9 @@ pub(super) fn bind_ack(
     out.put_u16(FRAGMENT_BYTES_MAX as u16);
     out.put_u16(FRAGMENT_BYTES_MAX as u16);
     out.put_u32(GROUP);
-    out.put_u16(len_u16(pipe.len() + 1));
-    out.extend_from_slice(pipe.as_bytes());
-    out.push(0);
+    let address = format!("\\PIPE\\{pipe}\0");
+    out.put_u16(len_u16(address.len()));
+    out.extend_from_slice(address.as_bytes());
     align(&mut out, 0, 4);
     out.put_u32(len_u32(results.len()));
     for result in results {
