@@ -12,7 +12,7 @@ mod inbox;
 mod throttle;
 mod turn;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use forebay_smb::engine::{Disconnect, Event, Server};
 use forebay_smb::fs::{FsResult, OpId};
+use forebay_smb::ids::IdMap;
 use forebay_smb::time::Now;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
@@ -31,7 +32,7 @@ use crate::backend;
 use crate::buffers::{BufferPool, FrameBuffer};
 use crate::clock;
 use crate::gate::Passage;
-use crate::io::{Completion, Engine, Operation, Purpose, Token};
+use crate::io::{Completion, Engine, Operation, Purpose, SpareParts, Token};
 use crate::lanes::{ClosesElsewhere, Lane, Lanes, Origin};
 use crate::limits::{READ_AHEAD_BYTES_MAX, TRIM_BYTES_MAX};
 use crate::memory::Memory;
@@ -70,7 +71,7 @@ pub struct EventLoop<E> {
     shared: Shared,
     index: usize,
     inbox: Inbox,
-    clients: HashMap<u64, Box<Client>>,
+    clients: IdMap<u64, Box<Client>>,
     /// Ids of those without a session, and so the oldest first.
     unauthenticated: BTreeSet<u64>,
     next_id: u64,
@@ -80,6 +81,7 @@ pub struct EventLoop<E> {
     last_tick: Instant,
     /// Who goes on in the next turn, and who waits for memory.
     turn: turn::Turn,
+    spare: SpareParts,
     /// What waits because of its volume's limits.
     throttle: throttle::Throttle,
     done: Vec<Completion>,
@@ -96,13 +98,14 @@ impl<E: Engine> EventLoop<E> {
             shared,
             index,
             inbox,
-            clients: HashMap::new(),
+            clients: IdMap::default(),
             unauthenticated: BTreeSet::new(),
             next_id: 0,
             rdma: None,
             draining: None,
             last_tick: Instant::now(),
             turn: turn::Turn::new(inbox_waker),
+            spare: SpareParts::default(),
             throttle: throttle::Throttle::default(),
             done: Vec::new(),
         }
@@ -314,7 +317,7 @@ impl<E: Engine> EventLoop<E> {
                     continue;
                 }
                 match &mut client.link {
-                    Link::Tcp(link) => link.push(transmit, &client.memory)?,
+                    Link::Tcp(link) => link.push(transmit, &client.memory, &mut self.spare)?,
                     Link::SmbDirect(link) => link.push(transmit, &self.shared.metrics, &client.memory)?,
                 }
             }
@@ -404,6 +407,7 @@ impl<E: Engine> EventLoop<E> {
                     link.sending = None;
                     link.queue.completed(&message);
                     this.shared.metrics.bytes_sent.inc_by(message.sent() as u64);
+                    this.spare.keep(message);
                     result.map_err(|_| Disconnect("connection reset"))
                 }
                 _ => Ok(()),

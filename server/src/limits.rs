@@ -101,6 +101,10 @@ pub const STAGING_AFTER_LARGE_BYTES: usize = 256;
 pub const SMALL_FRAME_BYTES_MAX: usize = 8 * 1024;
 /// Parts of one vectored send.
 pub const SEND_PARTS_MAX: usize = 64;
+/// Lists of parts that an event loop keeps to use them again, and parts that such a list has room for: 200 KiB in all.
+pub const SPARE_LISTS_MAX: usize = 256;
+/// See [`SPARE_LISTS_MAX`].
+pub const SPARE_PARTS_MAX: usize = 8;
 /// Bytes gathered from several responses into one send: more data that were read would not stay in a core's cache until they
 /// are sent.
 pub const SEND_GATHER_BYTES_MAX: usize = 256 * 1024;

@@ -1,6 +1,11 @@
 //! Identifiers of [MS-SMB2] as distinct types: a session is never looked up by a tree's number.
 
+use std::collections::HashMap;
 use std::fmt;
+
+/// A table by identifiers that the server itself has chosen. Clients cannot choose keys that collide, so the hash is a fast
+/// one instead of the standard library's.
+pub type IdMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 macro_rules! id {
     ($(#[$meta:meta])* $name:ident($int:ty)) => {

@@ -17,7 +17,7 @@ use forebay_smb::time::Now;
 use super::EventLoop;
 use super::client::{Client, Link};
 use super::files::written_bytes;
-use crate::io::{Engine, Operation, Purpose, Waker};
+use crate::io::{Engine, Operation, Purpose, SpareParts, Waker};
 use crate::limits::TRIM_INTERVAL;
 use crate::metrics::Metrics;
 use crate::qos::Priority;
@@ -148,7 +148,7 @@ impl<E: Engine> EventLoop<E> {
             let Some(client) = self.clients.get_mut(&id) else { continue };
             client.queued.send = false;
             if !client.closing {
-                send(&mut self.engine, &mut self.turn, client);
+                send(&mut self.engine, &mut self.turn, &mut self.spare, client);
             }
         }
         self.turn.send = ids;
@@ -188,7 +188,7 @@ impl<E: Engine> EventLoop<E> {
 }
 
 /// Sends what is queued, unless a send is in flight.
-fn send(engine: &mut impl Engine, turn: &mut Turn, client: &mut Client) {
+fn send(engine: &mut impl Engine, turn: &mut Turn, spare: &mut SpareParts, client: &mut Client) {
     let Link::Tcp(link) = &client.link else { return };
     // The kernel copies at the submission what is not copied yet.
     let copied = link.queue.next_mapped_bytes() > 0;
@@ -196,7 +196,7 @@ fn send(engine: &mut impl Engine, turn: &mut Turn, client: &mut Client) {
         return;
     }
     let Link::Tcp(link) = &mut client.link else { return };
-    let Some(message) = link.queue.take() else { return };
+    let Some(message) = link.queue.take(spare) else { return };
     turn.count(client.priority, message.mapped_bytes());
     link.sending = Some(Instant::now());
     let operation = Operation::Send { socket: Arc::clone(&link.socket), message };

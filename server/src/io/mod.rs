@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use crate::backend::directory::{MappedRead, OpenFile};
 use crate::buffers::{Buffer, Charge};
 use crate::gate::Passage;
-use crate::limits::SEND_PARTS_MAX;
+use crate::limits::{SEND_PARTS_MAX, SPARE_LISTS_MAX, SPARE_PARTS_MAX};
 
 /// What an operation was submitted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,6 +337,33 @@ impl Message {
             })
             .flatten()
             .take(SEND_PARTS_MAX)
+    }
+}
+
+/// Lists of parts of messages that were sent, to be used again.
+#[derive(Default)]
+pub struct SpareParts(Vec<Vec<Part>>);
+
+impl fmt::Debug for SpareParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SpareParts({})", self.0.len())
+    }
+}
+
+impl SpareParts {
+    /// An empty list.
+    #[must_use]
+    pub fn take(&mut self) -> Vec<Part> {
+        self.0.pop().unwrap_or_default()
+    }
+
+    /// Drops the parts of a message and keeps their list, unless it is long or there are many.
+    pub fn keep(&mut self, message: Message) {
+        let mut parts = message.parts;
+        parts.clear();
+        if parts.capacity() <= SPARE_PARTS_MAX && self.0.len() < SPARE_LISTS_MAX {
+            self.0.push(parts);
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use super::on_lanes::{OnLanes, run};
 use super::{Completion, Engine, Operation, Token, Waker, next_read};
 use crate::lanes::Queues;
-use crate::limits::{RING_ENTRIES, SEND_PARTS_MAX};
+use crate::limits::RING_ENTRIES;
 
 /// user_data of the waker's poll; slots count from 0.
 const WAKER: u64 = u64::MAX;
@@ -80,12 +80,20 @@ pub fn probe() -> Result<(), Unavailable> {
     }
 }
 
-/// An operation in flight and what its submission points to.
+/// A place for an operation in flight and what its submission points to. It is used again when the operation is complete.
 struct Slot {
-    token: Token,
-    operation: Operation,
+    /// `None`: the slot is free.
+    in_flight: Option<(Token, Operation)>,
     vectors: Vec<libc::iovec>,
     header: libc::msghdr,
+}
+
+impl Slot {
+    fn new() -> Box<Self> {
+        // SAFETY: msghdr is plain numbers and pointers, for which all zeros is a valid value.
+        let header = unsafe { std::mem::zeroed() };
+        Box::new(Self { in_flight: None, vectors: Vec::new(), header })
+    }
 }
 
 /// The engine of one event loop. To be made, used and dropped on the loop's thread.
@@ -100,10 +108,9 @@ pub struct Uring {
     /// Completions that were taken off the ring to make room there: what completed, and its result.
     set_aside: VecDeque<(u64, i32)>,
     /// Boxed: the kernel has their addresses.
-    slots: Vec<Option<Box<Slot>>>,
+    #[allow(clippy::vec_box, reason = "they must not move when the list grows")]
+    slots: Vec<Box<Slot>>,
     free: Vec<usize>,
-    /// Vectors of earlier sends, to be used again.
-    spare_vectors: Vec<Vec<libc::iovec>>,
 }
 
 impl fmt::Debug for Uring {
@@ -130,7 +137,6 @@ impl Uring {
             set_aside: VecDeque::new(),
             slots: Vec::new(),
             free: Vec::new(),
-            spare_vectors: Vec::new(),
         };
         engine.watch_waker();
         Ok(engine)
@@ -162,8 +168,9 @@ impl Uring {
 
     /// Submits what is left of the operation in `index`.
     fn start(&mut self, index: usize) {
-        let slot = self.slots[index].as_mut().expect("a slot in flight is filled");
-        let entry = match &mut slot.operation {
+        let Slot { in_flight, vectors, header } = &mut *self.slots[index];
+        let (_, operation) = in_flight.as_mut().expect("an operation is in flight in its slot");
+        let entry = match operation {
             Operation::Receive { socket, buffer, start, filled, least, most } => {
                 let range = *start + filled.cast_signed()..*start + most.cast_signed();
                 let bytes = buffer.bytes_mut(range);
@@ -173,16 +180,16 @@ impl Uring {
                     .build()
             }
             Operation::Send { socket, message } => {
-                slot.vectors.clear();
-                slot.vectors.extend(message.rest().map(|part| libc::iovec {
+                vectors.clear();
+                vectors.extend(message.rest().map(|part| libc::iovec {
                     // The kernel only reads from it.
                     iov_base: part.as_ptr().cast_mut().cast(),
                     iov_len: part.len(),
                 }));
-                slot.header.msg_iov = slot.vectors.as_mut_ptr();
-                slot.header.msg_iovlen = slot.vectors.len();
+                header.msg_iov = vectors.as_mut_ptr();
+                header.msg_iovlen = vectors.len();
                 let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned();
-                opcode::SendMsg::new(Fd(socket.as_raw_fd()), &raw const slot.header).flags(flags).build()
+                opcode::SendMsg::new(Fd(socket.as_raw_fd()), &raw const *header).flags(flags).build()
             }
             Operation::Read { file, buffer, offset, length, filled, past_cache } => {
                 #[cfg(test)]
@@ -206,19 +213,17 @@ impl Uring {
             }
         };
         let entry = entry.user_data(index as u64);
-        // SAFETY: buffers, frame, message, vectors and header belong to the slot, a Box that is neither moved out of
-        // nor freed before its completion (`finish`, and `drop`, which leaks what is in flight); descriptors are kept
+        // SAFETY: buffers, frame, message, vectors and header belong to the slot, a Box whose operation is not moved out of
+        // it, and which is not freed, before its completion (`finish`, and `drop`, which leaks what is in flight); descriptors are kept
         // open by the Arcs in it. Parts and frames are heap memory that does not move with the operation.
         unsafe { self.push(&entry) };
     }
 
     fn finish(&mut self, index: usize, result: Result<(), Errno>) -> Completion {
-        let slot = *self.slots[index].take().expect("a completion belongs to a filled slot");
+        let in_flight = self.slots[index].in_flight.take();
+        let (token, operation) = in_flight.expect("a completion belongs to an operation in flight");
         self.free.push(index);
-        if slot.vectors.capacity() > 0 && self.spare_vectors.len() < SEND_PARTS_MAX {
-            self.spare_vectors.push(slot.vectors);
-        }
-        Completion { token: slot.token, operation: slot.operation, result }
+        Completion { token, operation, result }
     }
 
     fn next_completion(&mut self) -> Option<(u64, i32)> {
@@ -236,15 +241,16 @@ impl Uring {
                 continue;
             }
             let index = of as usize;
-            let slot = self.slots[index].as_mut().expect("a completion belongs to a filled slot");
+            let (_, operation) =
+                self.slots[index].in_flight.as_mut().expect("a completion belongs to an operation in flight");
             let result = match result {
-                moved @ 0.. if slot.operation.advance(moved.cast_unsigned() as usize) => Ok(()),
+                moved @ 0.. if operation.advance(moved.cast_unsigned() as usize) => Ok(()),
                 0.. => {
                     self.start(index);
                     continue;
                 }
                 error => match Errno::from_raw_os_error(-error) {
-                    errno if slot.operation.turns_back(errno) => {
+                    errno if operation.turns_back(errno) => {
                         self.start(index);
                         continue;
                     }
@@ -283,23 +289,11 @@ impl Engine for Uring {
         {
             return self.ready.push(Completion { token, operation, result });
         }
-        let vectors = match operation {
-            Operation::Send { .. } => self.spare_vectors.pop().unwrap_or_default(),
-            _ => Vec::new(),
-        };
-        // SAFETY: msghdr is plain numbers and pointers, for which all zeros is a valid value.
-        let header = unsafe { std::mem::zeroed() };
-        let slot = Box::new(Slot { token, operation, vectors, header });
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.slots[index] = Some(slot);
-                index
-            }
-            None => {
-                self.slots.push(Some(slot));
-                self.slots.len() - 1
-            }
-        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::new());
+            self.slots.len() - 1
+        });
+        self.slots[index].in_flight = Some((token, operation));
         self.start(index);
     }
 
@@ -325,7 +319,7 @@ impl Engine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         // The kernel may still write to what is in flight: better leaked than reused. An orderly end has nothing left.
-        for slot in self.slots.drain(..).flatten() {
+        for slot in self.slots.drain(..).filter(|slot| slot.in_flight.is_some()) {
             std::mem::forget(slot);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use forebay_smb::engine::{Disconnect, Sealer, Segment};
+use forebay_smb::engine::{Disconnect, Sealer, Segment, Segments};
 
 use crate::buffers::{Buffer, PAGE, ReadBuffer};
 use crate::memory::Allowance;
@@ -17,7 +17,7 @@ const PREFIX: usize = 4;
 /// Puts a response into one buffer, in the range returned, sealed where that is asked for. Before it there is place for a
 /// prefix.
 pub(crate) fn in_one_piece(
-    segments: Vec<Segment>,
+    segments: Segments,
     seal: Option<Sealer>,
     memory: &Allowance,
 ) -> Result<(Buffer, Range<isize>), Disconnect> {
@@ -31,12 +31,8 @@ pub(crate) fn in_one_piece(
 }
 
 /// Puts all segments in one buffer, from the position returned on: before the data that were read, if there is place.
-fn contiguous(
-    segments: Vec<Segment>,
-    length: usize,
-    memory: &Allowance,
-) -> Result<(Buffer, isize), Disconnect> {
-    let segments = match <[Segment; 2]>::try_from(segments) {
+fn contiguous(segments: Segments, length: usize, memory: &Allowance) -> Result<(Buffer, isize), Disconnect> {
+    let segments = match segments.into_inner() {
         Ok([Segment::Bytes(headers), Segment::Payload(payload)])
             if headers.len() + TRANSFORM.unsigned_abs() + PREFIX <= PAGE =>
         {
@@ -50,7 +46,7 @@ fn contiguous(
                 Err(_) => return Err(Disconnect("data read by another backend than this transport knows")),
             }
         }
-        Ok(segments) => Vec::from(segments),
+        Ok(segments) => Segments::from(segments),
         Err(segments) => segments,
     };
     let mut buffer = memory.owed(length)?;

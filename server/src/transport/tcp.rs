@@ -16,7 +16,7 @@ use super::acknowledged::{Unacknowledged, outstanding};
 use super::frame::{TRANSFORM, WRITE_DATA, in_one_piece};
 use crate::backend::directory::MappedRead;
 use crate::buffers::{Buffer, FrameBuffer, ReadBuffer};
-use crate::io::{Message, Operation, Part};
+use crate::io::{Message, Operation, Part, SpareParts};
 use crate::limits::{
     SEND_GATHER_BYTES_MAX, SEND_GATHER_MAPPED_BYTES_MAX, STAGING_AFTER_LARGE_BYTES, STAGING_BYTES,
 };
@@ -49,9 +49,14 @@ impl TcpLink {
     }
 
     /// Queues a frame.
-    pub(crate) fn push(&mut self, transmit: Transmit, memory: &Allowance) -> Result<(), Disconnect> {
+    pub(crate) fn push(
+        &mut self,
+        transmit: Transmit,
+        memory: &Allowance,
+        spare: &mut SpareParts,
+    ) -> Result<(), Disconnect> {
         self.unacknowledged.sending(transmit.break_channels);
-        self.queue.push(message(transmit, memory)?);
+        self.queue.push(message(transmit, memory, spare)?);
         Ok(())
     }
 
@@ -298,14 +303,14 @@ impl SendQueue {
     }
 
     /// The next message to send, small ones gathered.
-    pub(crate) fn take(&mut self) -> Option<Message> {
+    pub(crate) fn take(&mut self, spare: &mut SpareParts) -> Option<Message> {
         let mut message = self.messages.pop_front()?;
         let is_mapped = message.mapped_bytes() > 0;
         let bytes_max = if is_mapped { SEND_GATHER_MAPPED_BYTES_MAX } else { SEND_GATHER_BYTES_MAX };
         while let Some(next) = self.messages.front_mut()
             && message.gather(next, bytes_max)
         {
-            self.messages.pop_front();
+            self.messages.pop_front().into_iter().for_each(|gathered| spare.keep(gathered));
         }
         Some(message)
     }
@@ -324,11 +329,12 @@ impl SendQueue {
 }
 
 /// Makes a message of a frame, sealing it where that is asked for.
-fn message(transmit: Transmit, memory: &Allowance) -> Result<Message, Disconnect> {
+fn message(transmit: Transmit, memory: &Allowance, spare: &mut SpareParts) -> Result<Message, Disconnect> {
     let length = transmit.len();
     let Transmit { segments, seal, held, .. } = transmit;
     let Some(sealer) = seal else {
-        let mut parts = Vec::with_capacity(1 + segments.len());
+        let mut parts = spare.take();
+        parts.reserve(1 + segments.len());
         parts.push(Part::Prefix(prefix(length)?));
         for segment in segments {
             parts.push(match segment {
@@ -344,7 +350,9 @@ fn message(transmit: Transmit, memory: &Allowance) -> Result<Message, Disconnect
     let (mut buffer, range) = in_one_piece(segments, Some(sealer), memory)?;
     let begin = range.start - PREFIX.cast_signed();
     buffer.bytes_mut(begin..range.start).copy_from_slice(&prefix(range.len())?);
-    Ok(Message::new(vec![Part::Whole(buffer, begin..range.end)]).holding(held))
+    let mut parts = spare.take();
+    parts.push(Part::Whole(buffer, begin..range.end));
+    Ok(Message::new(parts).holding(held))
 }
 
 /// Data that were read, in a buffer or in a mapping.

@@ -7,7 +7,7 @@ mod progress;
 mod receive;
 mod transmit;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::progress::Parked;
@@ -22,6 +22,7 @@ use crate::engine::request::core::Entropy;
 use crate::engine::request::step::Wake;
 use crate::engine::server::Server;
 use crate::fs::FsOp;
+use crate::ids::IdMap;
 use crate::limits;
 use crate::time::Now;
 
@@ -30,10 +31,10 @@ pub struct Connection {
     server: Arc<Server>,
     core: Core,
     credits: CreditWindow,
-    chains: HashMap<u64, Chain>,
+    chains: IdMap<u64, Chain>,
     next_chain: u64,
     /// By wake token, which is the AsyncId too.
-    parked: HashMap<u64, Parked>,
+    parked: IdMap<u64, Parked>,
     /// Bytes of their frames.
     parked_bytes: u64,
     /// Bytes that all chains keep in memory.
@@ -50,9 +51,9 @@ impl Connection {
             server,
             core: Core::new(id, peer, entropy),
             credits: CreditWindow::new(),
-            chains: HashMap::new(),
+            chains: IdMap::default(),
             next_chain: 1,
-            parked: HashMap::new(),
+            parked: IdMap::default(),
             parked_bytes: 0,
             pinned_bytes: 0,
             transmit: VecDeque::new(),

@@ -1,12 +1,11 @@
 //! What a channel has found in its session before: trees and opens, so that a request takes no lock that the requests of
 //! other channels take.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use crate::engine::open::Open;
 use crate::engine::session::{Session, TreeConnect};
-use crate::ids::FileId;
+use crate::ids::{FileId, IdMap};
 
 /// Below this many, what has ended is not looked for.
 const SWEEP_MIN: usize = 64;
@@ -31,13 +30,13 @@ impl Ends for TreeConnect {
 
 /// Found before, by id. Keeps nothing alive, and no more than twice as many as lived when it last looked.
 struct Found<T> {
-    by_id: HashMap<u64, Weak<T>>,
+    by_id: IdMap<u64, Weak<T>>,
     sweep_at: usize,
 }
 
 impl<T: Ends> Found<T> {
     fn new() -> Self {
-        Self { by_id: HashMap::new(), sweep_at: SWEEP_MIN }
+        Self { by_id: IdMap::default(), sweep_at: SWEEP_MIN }
     }
 
     fn get(&self, id: u64) -> Option<Arc<T>> {

@@ -12,6 +12,8 @@
 //!
 //! The files are in layers: each imports lower layers or its own folder only (smb/tests/layers.rs has the list).
 
+#![allow(clippy::result_large_err, reason = "a Step is as large where it is no error")]
+
 mod access;
 mod activity;
 mod app_instances;
@@ -52,7 +54,7 @@ pub use self::connection::{Connection, Held, Sealer, Transmit, Unsealed};
 pub use self::mail::{BreakNotice, ConnectionId, Mail};
 pub use self::open::OpenInfo;
 pub use self::reports::{Disconnect, Event};
-pub use self::request::chain::Segment;
+pub use self::request::chain::{Segment, Segments};
 pub use self::request::core::Entropy;
 pub use self::request::step::RemoteWrite;
 pub use self::server::{Server, SessionInfo, VolumeUse};

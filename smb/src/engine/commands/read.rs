@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::engine::commands::{remote, remote::Target, transform};
-use crate::engine::request::step::{Ctx, RemoteWrite, Reply, Step};
-use crate::fs::{FsOpKind, FsReply};
+use crate::engine::request::step::{Ctx, RemoteWrite, Reply, Step, Transfer};
+use crate::fs::{FsOpKind, FsReply, FsResult, Payload};
 use crate::status::NtStatus;
 use crate::wire::read::{RESPONSE_FIXED_LEN, Request, Response, ResponseFlags};
 use crate::wire::{AccessMask, HeaderFlags};
@@ -42,32 +42,23 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
     if length == 0 {
-        return if minimum_count > 0 {
-            NtStatus::END_OF_FILE.into()
-        } else {
-            Step::Reply(Reply::ok(fixed(0)))
-        };
+        return if minimum_count > 0 { NtStatus::END_OF_FILE.into() } else { Step::Reply(fixed(0)) };
     }
     if open.file.forbids_read(open.id, offset, length.into()) {
         return Step::Fail(NtStatus::FILE_LOCK_CONFLICT);
     }
-    let plain =
-        target.is_none() && !ctx.must_protect() && !ctx.request.header.flags.contains(HeaderFlags::SIGNED);
+    let handle = open.handle.clone();
+    let Some(Target { buffer, outgoing }) = target else {
+        let plain = !ctx.must_protect() && !ctx.request.header.flags.contains(HeaderFlags::SIGNED);
+        let transfer = Transfer { open, offset, minimum_count, then: in_the_answer };
+        return Step::Transfer(FsOpKind::Read { handle, offset, length, plain }, transfer);
+    };
     Step::Fs(
-        FsOpKind::Read { handle: open.handle.clone(), offset, length, plain },
+        FsOpKind::Read { handle, offset, length, plain: false },
         Box::new(move |ctx, result| {
-            let mut payload = match result {
-                Ok(FsReply::Read(payload)) => payload,
-                Ok(_) => return Step::Fail(NtStatus::INTERNAL_ERROR),
+            let (mut payload, count) = match found(result, minimum_count) {
+                Ok(found) => found,
                 Err(status) => return Step::Fail(status),
-            };
-            let count = payload.length() as u32;
-            if count == 0 || count < minimum_count {
-                return Step::Fail(NtStatus::END_OF_FILE);
-            }
-            let Some(Target { buffer, outgoing }) = target else {
-                open.position.store(offset + u64::from(count), Ordering::Relaxed);
-                return Step::Reply(Reply { payload: Some(payload), ..Reply::ok(fixed(count)) });
             };
             let transform = match outgoing {
                 None => Vec::new(),
@@ -83,10 +74,28 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     )
 }
 
-fn fixed(count: u32) -> Vec<u8> {
-    let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN);
-    Response::inline(count).encode(&mut body);
-    body
+/// What was read goes into the answer.
+fn in_the_answer(_ctx: &mut Ctx<'_>, transfer: Transfer, result: FsResult) -> Step {
+    let (payload, count) = match found(result, transfer.minimum_count) {
+        Ok(found) => found,
+        Err(status) => return Step::Fail(status),
+    };
+    transfer.open.position.store(transfer.offset + u64::from(count), Ordering::Relaxed);
+    Step::Reply(Reply { payload: Some(payload), ..fixed(count) })
+}
+
+/// What a backend has read, and how much that is.
+fn found(result: FsResult, minimum_count: u32) -> Result<(Box<dyn Payload>, u32), NtStatus> {
+    let FsReply::Read(payload) = result? else { return Err(NtStatus::INTERNAL_ERROR) };
+    let count = payload.length() as u32;
+    if count == 0 || count < minimum_count {
+        return Err(NtStatus::END_OF_FILE);
+    }
+    Ok((payload, count))
+}
+
+fn fixed(count: u32) -> Reply {
+    Reply::short(|body| Response::inline(count).encode(body))
 }
 
 /// The body of a response to a READ by RDMA, with data that went through this transform if it is not empty.

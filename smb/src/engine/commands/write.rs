@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use crate::engine::access::DATA_CHANGING;
 use crate::engine::commands::read::OFFSET_END;
 use crate::engine::commands::remote::{self, Source};
-use crate::engine::request::step::{Ctx, Reply, Step};
-use crate::fs::{FsOpKind, FsReply};
+use crate::engine::request::step::{Ctx, Reply, Step, Transfer};
+use crate::fs::{FsOpKind, FsReply, FsResult};
 use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::create::CreateOptions;
@@ -56,7 +56,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
     if length == 0 {
-        return Step::Reply(Reply::ok(body(0)));
+        return Step::Reply(fixed(0));
     }
     if open.file.forbids_write(open.id, offset, length.into()) {
         return Step::Fail(NtStatus::FILE_LOCK_CONFLICT);
@@ -64,33 +64,32 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let write_through = flags.contains(Flags::WRITE_THROUGH)
         || CreateOptions(open.options).contains(CreateOptions::WRITE_THROUGH);
     let handle = open.handle.clone();
-    Step::Fs(
-        match source {
-            None => {
-                let frame = Arc::clone(&ctx.request.frame);
-                FsOpKind::Write { handle, offset, frame, range: start..end, write_through }
-            }
-            Some(Source { buffer: source, proof }) => {
-                FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through }
-            }
-        },
-        Box::new(move |ctx, result| {
-            // A write that failed, for want of place for example, may have been done in part.
-            open.contents_changed(ctx.server);
-            match result {
-                Ok(FsReply::Written(count)) => {
-                    open.position.store(offset + u64::from(count), Ordering::Relaxed);
-                    Step::Reply(Reply::ok(body(count)))
-                }
-                Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-                Err(status) => Step::Fail(status),
-            }
-        }),
-    )
+    let kind = match source {
+        None => {
+            let frame = Arc::clone(&ctx.request.frame);
+            FsOpKind::Write { handle, offset, frame, range: start..end, write_through }
+        }
+        Some(Source { buffer: source, proof }) => {
+            FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through }
+        }
+    };
+    Step::Transfer(kind, Transfer { open, offset, minimum_count: 0, then: written })
 }
 
-fn body(count: u32) -> Vec<u8> {
-    let mut body = Vec::with_capacity(16);
-    Response { count, remaining: 0 }.encode(&mut body);
-    body
+fn written(ctx: &mut Ctx<'_>, transfer: Transfer, result: FsResult) -> Step {
+    let Transfer { open, offset, .. } = transfer;
+    // A write that failed, for want of place for example, may have been done in part.
+    open.contents_changed(ctx.server);
+    match result {
+        Ok(FsReply::Written(count)) => {
+            open.position.store(offset + u64::from(count), Ordering::Relaxed);
+            Step::Reply(fixed(count))
+        }
+        Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+        Err(status) => Step::Fail(status),
+    }
+}
+
+fn fixed(count: u32) -> Reply {
+    Reply::short(|body| Response { count, remaining: 0 }.encode(body))
 }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use smallvec::smallvec;
+
 use super::Connection;
 use super::transmit::{Sealer, Transmit};
 use crate::crypto::SigningKey;
 use crate::engine::commands;
 use crate::engine::reports::Event;
-use crate::engine::request::chain::{Chain, Response};
+use crate::engine::request::chain::{Chain, Response, Responses};
 use crate::engine::request::step::{Reply, Request};
 use crate::status::NtStatus;
 use crate::wire::{Command, Dialect, HeaderFlags, Ids};
@@ -130,10 +132,10 @@ impl Connection {
 
     pub(super) fn finish(&mut self, mut response: Response) {
         response.header.credits = self.credits.grant(1);
-        self.transmit.push_back(Transmit::new(vec![response], None));
+        self.transmit.push_back(Transmit::new(smallvec![response], None));
     }
 
-    pub(super) fn push(&mut self, responses: Vec<Response>, sealed_for: Option<u64>) {
+    pub(super) fn push(&mut self, responses: Responses, sealed_for: Option<u64>) {
         if self.core.closed || responses.is_empty() {
             return;
         }

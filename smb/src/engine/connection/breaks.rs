@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::Connection;
+use smallvec::smallvec;
+
 use crate::engine::file::holder::send;
 use crate::engine::mail::BreakNotice;
 use crate::engine::request::chain::Response;
@@ -40,7 +42,7 @@ impl Connection {
         let mut body = Vec::with_capacity(44);
         notice.notification.encode(&mut body);
         let channels = session.connections().len();
-        self.push(vec![Response::reply(header, Reply::ok(body))], sealed.then_some(notice.session_id));
+        self.push(smallvec![Response::reply(header, Reply::ok(body))], sealed.then_some(notice.session_id));
         if let Some(transmit) = self.transmit.back_mut() {
             transmit.break_channels = channels;
         }

@@ -137,6 +137,9 @@ impl Connection {
     ) -> Result<Outcome, Disconnect> {
         match step {
             Step::Fs(kind, then) => Ok(self.submit(id, chain, request, kind, Resumption::Completed(then))),
+            Step::Transfer(kind, transfer) => {
+                Ok(self.submit(id, chain, request, kind, Resumption::Transferred(transfer)))
+            }
             Step::Submit(kind, machine) => {
                 Ok(self.submit(id, chain, request, kind, Resumption::Machine(machine)))
             }

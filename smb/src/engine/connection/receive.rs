@@ -9,7 +9,7 @@ use super::progress::Parked;
 use crate::crypto::{SealedFrame, TRANSFORM_HEADER_LEN};
 use crate::engine::commands;
 use crate::engine::reports::Disconnect;
-use crate::engine::request::chain::{Chain, Related, Response};
+use crate::engine::request::chain::{Chain, Related, Requests, Response, Responses};
 use crate::engine::request::step::Wake;
 use crate::fs::Frame;
 use crate::limits;
@@ -66,7 +66,7 @@ impl Connection {
         if frame.bytes().starts_with(&crate::wire::smb1::PROTOCOL_ID) {
             return self.multi_protocol(now, frame.bytes());
         }
-        let mut requests = Vec::new();
+        let mut requests = Requests::new();
         let mut cancels = Vec::new();
         for message in compound::split(frame.bytes()) {
             let range = message.map_err(|_| Disconnect("malformed compound"))?;
@@ -109,7 +109,7 @@ impl Connection {
             next: 0,
             waiting: None,
             related: Related::default(),
-            responses: Vec::new(),
+            responses: Responses::new(),
             sealed_for,
             async_id: None,
         };

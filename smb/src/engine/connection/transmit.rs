@@ -4,14 +4,14 @@ use forebay_smbdirect::wire::Token;
 
 use crate::crypto::{Nonce, SealingKey, TRANSFORM_HEADER_LEN};
 use crate::engine::reports::Disconnect;
-use crate::engine::request::chain::{Response, Segment, assemble};
+use crate::engine::request::chain::{Responses, Segment, Segments, assemble};
 use crate::engine::request::step::RemoteWrite;
 use crate::engine::tally::Taken;
 
 /// A frame to send, in order of [`Connection::poll_transmit`](crate::engine::Connection::poll_transmit).
 pub struct Transmit {
     /// The frame in parts.
-    pub segments: Vec<Segment>,
+    pub segments: Segments,
     /// What must be in the peer's memory before the frame; over RDMA only.
     pub remote_writes: Vec<RemoteWrite>,
     /// The token of the peer that the frame invalidates; over RDMA only.
@@ -26,7 +26,7 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    pub(super) fn new(mut responses: Vec<Response>, seal: Option<Sealer>) -> Self {
+    pub(super) fn new(mut responses: Responses, seal: Option<Sealer>) -> Self {
         let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
         // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);

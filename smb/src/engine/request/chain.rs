@@ -5,27 +5,37 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_smbdirect::wire::Token;
+use smallvec::SmallVec;
 
 use crate::crypto::SigningKey;
-use crate::engine::request::step::{RemoteWrite, Reply, Request, Resumption};
+use crate::engine::request::step::{RemoteWrite, Reply, Request, Resumption, SHORT_BODY_MAX};
 use crate::engine::tally::Taken;
 use crate::fs::{Frame, Payload};
 use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::{HEADER_LEN, Header, HeaderFlags};
 
+/// Requests with their ranges in their frame. Most frames have one, for which nothing is allocated.
+pub(in crate::engine) type Requests = SmallVec<[(Header, Range<usize>); 1]>;
+
+/// The responses of a frame; as [`Requests`].
+pub(in crate::engine) type Responses = SmallVec<[Response; 1]>;
+
+/// The parts of a frame to send. A response to a READ has two.
+pub type Segments = SmallVec<[Segment; 2]>;
+
 /// A frame being worked on.
 pub(in crate::engine) struct Chain {
     pub(in crate::engine) frame: Arc<dyn Frame>,
     /// Requests with their ranges in the frame, CANCEL taken out.
-    pub(in crate::engine) requests: Vec<(Header, Range<usize>)>,
+    pub(in crate::engine) requests: Requests,
     /// The next one to begin.
     pub(in crate::engine) next: usize,
     /// The one that waits, if any.
     pub(in crate::engine) waiting: Option<Waiting>,
     /// What related operations inherit.
     pub(in crate::engine) related: Related,
-    pub(in crate::engine) responses: Vec<Response>,
+    pub(in crate::engine) responses: Responses,
     /// The session with the key that opened the frame; the answer is sealed for it.
     pub(in crate::engine) sealed_for: Option<u64>,
     /// Bytes that it keeps in memory: its frame, and the answers that are being made.
@@ -113,10 +123,27 @@ impl Segment {
     }
 }
 
+/// Puts the header before a body, in place where the body is short and has room for it ([`Reply::short`]).
+fn with_header(header: &Header, mut body: Vec<u8>) -> Vec<u8> {
+    let length = body.len();
+    let mut copy = [0; SHORT_BODY_MAX];
+    if length > SHORT_BODY_MAX || body.capacity() < HEADER_LEN + length {
+        let mut head = Vec::with_capacity(HEADER_LEN + length + 8);
+        header.encode(&mut head);
+        head.extend_from_slice(&body);
+        return head;
+    }
+    copy[..length].copy_from_slice(&body);
+    body.clear();
+    header.encode(&mut body);
+    body.extend_from_slice(&copy[..length]);
+    body
+}
+
 /// Lays the responses out as one frame: NextCommand, signatures, and where there are several, padding of each to 8 bytes. The
 /// specification leaves the last one open; Windows pads it.
-pub(in crate::engine) fn assemble(responses: Vec<Response>) -> Vec<Segment> {
-    let mut segments = Vec::with_capacity(responses.len() * 2);
+pub(in crate::engine) fn assemble(responses: Responses) -> Segments {
+    let mut segments = Segments::new();
     let last = responses.len().saturating_sub(1);
     let compounded = last > 0;
     for (index, response) in responses.into_iter().enumerate() {
@@ -127,9 +154,7 @@ pub(in crate::engine) fn assemble(responses: Vec<Response>) -> Vec<Segment> {
         if sign.is_some() {
             header.flags.insert(HeaderFlags::SIGNED);
         }
-        let mut head = Vec::with_capacity(HEADER_LEN + body.len() + 8);
-        header.encode(&mut head);
-        head.extend_from_slice(&body);
+        let mut head = with_header(&header, body);
         let pad = [0u8; 8];
         let pad = pad.get(..padding).unwrap_or_default();
         match payload {

@@ -1,7 +1,7 @@
 //! What the requests of a connection share ([MS-SMB2] 3.3.1.7): its negotiated properties, its channels, and what goes to
 //! backends and to the log.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,6 +18,7 @@ use crate::engine::tally::Taken;
 use crate::engine::transforms::Transforms;
 use crate::engine::volume::Volume;
 use crate::fs::{FsOp, FsOpKind, OpId};
+use crate::ids::IdMap;
 use crate::status::NtStatus;
 use crate::wire::{Capabilities, Dialect, SecurityMode};
 
@@ -61,9 +62,9 @@ pub(crate) struct Core {
     pub(crate) negotiated: Option<Negotiated>,
     /// An SMB1 negotiate was answered with the wildcard dialect: an SMB2 one must follow.
     pub(crate) wildcard: bool,
-    pub(crate) channels: HashMap<u64, Channel>,
+    pub(crate) channels: IdMap<u64, Channel>,
     /// Sessions that are being authenticated.
-    pub(crate) pending: HashMap<u64, PendingAuth>,
+    pub(crate) pending: IdMap<u64, PendingAuth>,
     /// Its part of the connections of the volume that its first user opens.
     counted: Option<Taken>,
     pub(crate) entropy: Entropy,
@@ -76,7 +77,7 @@ pub(crate) struct Core {
     /// Operations that no backend has taken yet.
     pub(in crate::engine) fs: VecDeque<FsOp>,
     /// Operations that no backend has completed yet, and who waits for them.
-    pub(in crate::engine) ops: HashMap<OpId, OpOwner>,
+    pub(in crate::engine) ops: IdMap<OpId, OpOwner>,
     next_op: u64,
 }
 
@@ -88,8 +89,8 @@ impl Core {
             over_rdma: false,
             negotiated: None,
             wildcard: false,
-            channels: HashMap::new(),
-            pending: HashMap::new(),
+            channels: IdMap::default(),
+            pending: IdMap::default(),
             counted: None,
             entropy,
             events: VecDeque::new(),
@@ -97,7 +98,7 @@ impl Core {
             closed: false,
             leaving: false,
             fs: VecDeque::new(),
-            ops: HashMap::new(),
+            ops: IdMap::default(),
             next_op: 1,
         }
     }

@@ -19,7 +19,7 @@ use crate::ids::FileId;
 use crate::remote::RemoteBuffer;
 use crate::status::NtStatus;
 use crate::time::Now;
-use crate::wire::{Command, Header, HeaderFlags, Malformed};
+use crate::wire::{Command, HEADER_LEN, Header, HeaderFlags, Malformed};
 
 /// The outcome of one step of a request.
 pub(crate) enum Step {
@@ -29,6 +29,8 @@ pub(crate) enum Step {
     Fail(NtStatus),
     /// A backend has to do something first; go on with the closure when it has.
     Fs(FsOpKind, Then),
+    /// As [`Self::Fs`], for a READ whose data go into the answer, and for a WRITE: nothing is allocated for them.
+    Transfer(FsOpKind, Transfer),
     /// Waits for something that another request must do; answered with STATUS_PENDING and woken by
     /// [`Mail::Wake`](crate::engine::mail::Mail::Wake) with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
     Park(Resume),
@@ -50,6 +52,19 @@ pub struct RemoteWrite {
     pub target: RemoteBuffer,
 }
 
+/// A READ or WRITE that a backend does.
+pub(crate) struct Transfer {
+    pub(crate) open: Arc<Open>,
+    pub(crate) offset: u64,
+    /// READ: fewer bytes are STATUS_END_OF_FILE.
+    pub(crate) minimum_count: u32,
+    /// Continues the request.
+    pub(crate) then: fn(&mut Ctx<'_>, Self, FsResult) -> Step,
+}
+
+/// The longest body for which [`Reply::short`] is meant, in bytes.
+pub(in crate::engine) const SHORT_BODY_MAX: usize = 32;
+
 /// A finished response.
 pub(crate) struct Reply {
     /// Usually SUCCESS; warnings such as BUFFER_OVERFLOW keep their body.
@@ -68,6 +83,13 @@ impl Reply {
     /// Success with a body.
     pub(crate) fn ok(body: Vec<u8>) -> Self {
         Self { status: NtStatus::SUCCESS, body, payload: None, remote: None, counted: None }
+    }
+
+    /// Success with a short body, which `encode` appends. It has room for the header, so that both are one allocation.
+    pub(crate) fn short(encode: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let mut body = Vec::with_capacity(HEADER_LEN + SHORT_BODY_MAX);
+        encode(&mut body);
+        Self::ok(body)
     }
 }
 
@@ -90,6 +112,8 @@ pub(crate) trait Machine: fmt::Debug + Send {
 pub(crate) enum Resumption {
     /// When the backend has answered.
     Completed(Then),
+    /// The same.
+    Transferred(Transfer),
     /// When it is woken.
     Woken(Resume),
     /// On whichever of the two its state is for.
@@ -100,6 +124,7 @@ impl Resumption {
     pub(in crate::engine) fn complete(self, ctx: &mut Ctx<'_>, result: FsResult) -> Step {
         match self {
             Self::Completed(then) => then(ctx, result),
+            Self::Transferred(transfer) => (transfer.then)(ctx, transfer, result),
             Self::Machine(machine) => machine.completed(ctx, result),
             Self::Woken(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
         }
@@ -109,7 +134,7 @@ impl Resumption {
         match self {
             Self::Woken(resume) => resume(ctx, wake),
             Self::Machine(machine) => machine.woken(ctx, wake),
-            Self::Completed(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
+            Self::Completed(_) | Self::Transferred(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
         }
     }
 }
