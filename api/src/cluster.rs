@@ -540,13 +540,15 @@ impl Default for Certificates {
 pub struct Io {
     /// Clients may cache files (leases and oplocks). Without, every request goes to the server.
     pub caching: bool,
+    /// Clients may cache the names in a directory and the attributes of its files, too (leases on directories).
+    pub directory_leases: bool,
     /// Large READs go past the page cache: for data sets that are larger than memory and read once.
     pub direct_reads: bool,
 }
 
 impl Default for Io {
     fn default() -> Self {
-        Self { caching: true, direct_reads: false }
+        Self { caching: true, directory_leases: true, direct_reads: false }
     }
 }
 

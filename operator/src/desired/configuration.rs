@@ -60,6 +60,8 @@ struct Server {
     #[serde(skip_serializing_if = "Option::is_none")]
     caching: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    directory_leases: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     direct_reads: Option<bool>,
     #[serde(flatten)]
     limits: BTreeMap<&'static str, toml::Value>,
@@ -220,6 +222,7 @@ pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<St
             iwarp_port: ports.smb_direct,
             drain_timeout_s: spec.upgrade.drain_timeout_seconds,
             caching: (!spec.io.caching).then_some(false),
+            directory_leases: (!spec.io.directory_leases).then_some(false),
             direct_reads: spec.io.direct_reads.then_some(true),
             limits,
         },

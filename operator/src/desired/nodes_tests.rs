@@ -223,15 +223,18 @@ fn what_a_server_may_cache_and_how_it_reads_is_configured() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let file = moves_tests::config(&found, "a-0-config-1");
-    assert!(file["server"].get("caching").is_none() && file["server"].get("direct_reads").is_none());
+    for key in ["caching", "directory_leases", "direct_reads"] {
+        assert!(file["server"].get(key).is_none(), "{key}");
+    }
     assert!(file["pool"][0]["nvmeof"].get("write_through").is_none());
     let mut backends = moves_tests::nvmeof(2);
     backends[0]["nvmeof"]["writeThrough"] = json!(false);
-    let io = json!({ "caching": false, "directReads": true });
+    let io = json!({ "caching": false, "directoryLeases": false, "directReads": true });
     let (cluster, observed) = fabric_running(json!({ "io": io, "backends": backends }));
     let found = desired(&cluster, &settings(), &observed);
     let file = moves_tests::config(&found, "a-0-config-1");
     assert_eq!(file["server"]["caching"].as_bool(), Some(false));
+    assert_eq!(file["server"]["directory_leases"].as_bool(), Some(false));
     assert_eq!(file["server"]["direct_reads"].as_bool(), Some(true));
     assert_eq!(file["pool"][0]["nvmeof"]["write_through"].as_bool(), Some(false));
 }

@@ -115,9 +115,9 @@ pub const OPTIONS: &[OptionHelp] = &[
     OptionHelp {
         section: "server",
         key: "directory_leases",
-        value: "false",
+        value: "true",
         set: false,
-        help: "Directories are leased, too, where caching is on: clients cache names and attributes. Sizes and times of a file that another client is writing can then be up to 30 s old.",
+        help: "Directories are leased, too, where caching is on: clients cache names and attributes. A file with several names is looked at under the name that was used only: in other directories its size and times can be up to 30 s old.",
     },
     OptionHelp {
         section: "server",

@@ -72,7 +72,7 @@ impl Default for ServerSection {
             encryption: Encryption::default(),
             max_io: Bytes(8 << 20),
             caching: true,
-            directory_leases: false,
+            directory_leases: true,
             event_loops: 0,
             workers: WORKERS_DEFAULT,
             io_engine: IoEngine::default(),

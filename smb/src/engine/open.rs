@@ -54,8 +54,6 @@ pub(crate) struct Open {
     /// Of an application that may move to another client: set once its client has it.
     pub(crate) app_instance: OnceLock<Membership>,
     parent_lease_key: Option<LeaseKey>,
-    /// It has written what those who cache the directory have yet to hear of.
-    unreported: AtomicBool,
     /// [`LeasedDirectories::grants`] when its writes were last reported.
     ///
     /// [`LeasedDirectories::grants`]: crate::engine::file::leased_directories::LeasedDirectories::grants
@@ -182,7 +180,6 @@ impl Open {
             replayable: new.replayable,
             app_instance: OnceLock::new(),
             parent_lease_key: new.parent_lease_key,
-            unreported: AtomicBool::new(false),
             reported: AtomicU64::new(0),
             state: Mutex::new(OpenState::new(new.path, new.stream)),
             counted: OnceLock::new(),
@@ -254,20 +251,7 @@ impl Open {
         self.file.data_changed(self.id, clients);
         self.volume.watches.notify_modified(CONTENTS, self, clients);
         // What a directory lists does not change with named streams.
-        if self.is_stream() || !self.volume.watches.leased.any() {
-            return;
-        }
-        if !self.file.is_write_cached() {
-            self.report_writes(clients);
-        } else if !self.unreported.load(Ordering::Acquire) {
-            // What its client has not sent yet is not to be seen either.
-            self.unreported.store(true, Ordering::Release);
-        }
-    }
-
-    /// Its client has sent all that it has written, for the time being: those who cache the directory see its size and times.
-    pub(crate) fn flushed(&self, clients: &dyn Clients) {
-        if self.unreported.swap(false, Ordering::AcqRel) {
+        if !self.is_stream() && self.volume.watches.leased.any() {
             self.report_writes(clients);
         }
     }

@@ -35,11 +35,8 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     Step::Fs(
         FsOpKind::Flush { handle: open.handle.clone() },
-        Box::new(move |ctx, result| match result {
-            Ok(_) => {
-                open.flushed(ctx.server);
-                done()
-            }
+        Box::new(move |_, result| match result {
+            Ok(_) => done(),
             Err(status) => Step::Fail(status),
         }),
     )
