@@ -127,7 +127,6 @@ fn grows(site: &Site) -> Result<String> {
     let one = site.mount(site.node(ONE), &volume, &[])?;
     let two = site.mount(site.node(TWO), &volume, &[])?;
     one.node().run(&format!("cd {} && mkdir d && printf 0 > d/log", one.path()))?;
-    let log = one.join("d/log");
     // Past the page cache: each byte is a WRITE at once, and nothing is flushed.
     one.node().run(&format!(
         "mkfifo /run/bytes; setsid dd if=/run/bytes of={} bs=1 oflag=append,direct conv=notrunc > /dev/null 2>&1 &\n\
