@@ -333,9 +333,9 @@ impl Site {
         self.mount_with(node, volume, at, &all)
     }
 
-    /// Starts the server again with this key of its section `[server]` true; without it again when that is dropped.
-    pub fn switched_on(&self, key: &'static str) -> Result<Switched<'_>> {
-        self.storage().run(&format!("sed -i 's/^\\[server\\]$/&\\n{key} = true/' {SERVER_CONFIG}"))?;
+    /// Starts the server again with this key of its section `[server]`; without it again when that is dropped.
+    pub fn switched(&self, key: &'static str, on: bool) -> Result<Switched<'_>> {
+        self.storage().run(&format!("sed -i 's/^\\[server\\]$/&\\n{key} = {on}/' {SERVER_CONFIG}"))?;
         let switched = Switched { site: self, key };
         self.end_server()?;
         self.start_server()?;

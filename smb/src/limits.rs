@@ -99,6 +99,9 @@ pub const NOTIFY_BUFFER_BYTES_MAX: usize = 64 * 1024;
 pub const NOTIFY_VOLUME_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How long a client may take to acknowledge a break, in seconds; then it has lost what was to be broken.
 pub const OPLOCK_BREAK_SECONDS_MAX: u64 = 35;
+/// After how long leases on a directory are broken for what a client with WRITE caching has written in it, if it neither flushes nor
+/// closes the file before, in seconds. Windows waits for that alone.
+pub const WRITES_UNREPORTED_SECONDS_MAX: u64 = 6;
 /// How long at most until a break that was not acknowledged is sent on another channel, too, in seconds. Less where a
 /// client has so many channels that not each would get its turn.
 pub const OPLOCK_BREAK_RESEND_SECONDS: u64 = 5;

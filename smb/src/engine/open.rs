@@ -1,12 +1,14 @@
 //! An open file or directory ([MS-SMB2] 3.3.1.10).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use crate::engine::app_instances::Membership;
 use crate::engine::channel_sequence::ChannelSequence;
 use crate::engine::clients::Clients;
 use crate::engine::durable::Durable;
+use crate::engine::file::leased_directories::Writer;
 use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::opener::Cached;
@@ -54,6 +56,8 @@ pub(crate) struct Open {
     /// Of an application that may move to another client: set once its client has it.
     pub(crate) app_instance: OnceLock<Membership>,
     parent_lease_key: Option<LeaseKey>,
+    /// It has written what leases on its directory were not broken for.
+    unreported: AtomicBool,
     /// [`LeasedDirectories::grants`] when its writes were last reported.
     ///
     /// [`LeasedDirectories::grants`]: crate::engine::file::leased_directories::LeasedDirectories::grants
@@ -180,6 +184,7 @@ impl Open {
             replayable: new.replayable,
             app_instance: OnceLock::new(),
             parent_lease_key: new.parent_lease_key,
+            unreported: AtomicBool::new(false),
             reported: AtomicU64::new(0),
             state: Mutex::new(OpenState::new(new.path, new.stream)),
             counted: OnceLock::new(),
@@ -247,12 +252,20 @@ impl Open {
 
     /// The contents have changed; where a change has failed they may have changed in part, which counts as much: what others
     /// have read is not to be used any more, and CHANGE_NOTIFY reports it.
-    pub(crate) fn contents_changed(&self, clients: &dyn Clients) {
+    pub(crate) fn contents_changed(self: &Arc<Self>, now: Instant, clients: &dyn Clients) {
         self.file.data_changed(self.id, clients);
         self.volume.watches.notify_modified(CONTENTS, self, clients);
         // What a directory lists does not change with named streams.
-        if !self.is_stream() && self.volume.watches.leased.any() {
+        let leased = &self.volume.watches.leased;
+        if self.is_stream() || !leased.any() {
+            return;
+        }
+        if !self.file.is_write_cached() {
             self.report_writes(clients);
+        } else if !self.unreported.load(Ordering::Acquire) && !self.unreported.swap(true, Ordering::AcqRel) {
+            // As on Windows, what its client has not sent yet is not to be seen either: there is time for more.
+            let writer: Weak<Self> = Arc::downgrade(self);
+            leased.written(now, writer, clients);
         }
     }
 
@@ -278,6 +291,16 @@ impl Open {
             access: self.access,
             directory: self.directory,
             byte_range_locks: self.file.locks_of(self.id) as u32,
+        }
+    }
+}
+
+impl Writer for Open {
+    /// Its client has sent all that it has written, for the time being, or had time to: those who cache the directory see its size
+    /// and times.
+    fn flushed(&self, clients: &dyn Clients) {
+        if self.unreported.swap(false, Ordering::AcqRel) {
+            self.report_writes(clients);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::engine::clients::Clients;
 use crate::engine::creations::Creations;
+use crate::engine::file::leased_directories::Writer;
 use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::state::Leaver;
@@ -15,6 +16,7 @@ use crate::wire::fscc::notify::NotifyAction;
 /// Takes an open from its file and ends its watch. The caller has won [`Open::begin_close`] and removed it from its session.
 pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -> LinkFate {
     creations.used(open);
+    open.flushed(clients);
     let leaver = Leaver {
         id: open.id,
         deletes: CreateOptions(open.options).contains(CreateOptions::DELETE_ON_CLOSE),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_smb::engine::ServerConfig;
 use forebay_smb::ids::FileId;
-use forebay_smb::limits::OPLOCK_BREAK_SECONDS_MAX;
+use forebay_smb::limits::{OPLOCK_BREAK_SECONDS_MAX, WRITES_UNREPORTED_SECONDS_MAX};
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::create::{self, CreateDisposition, CreateOptions, OplockLevel};
 use forebay_smb::wire::create_context::{
@@ -364,33 +364,62 @@ fn a_name_that_moves_breaks_both_directories_but_the_one_it_names() {
 }
 
 #[test]
-fn writes_of_a_client_that_has_write_caching_break_it_as_they_arrive() {
+fn writes_of_a_client_that_writes_later_are_reported_when_it_has_flushed_or_closed() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let f = opened_under(&mut b, "f", 1, RWH, None);
     // In the root.
     leased(&mut a, "", D, RH);
-    for _ in 0..2 {
-        write(&mut b, f, 0, b"later").unwrap();
-    }
+    write(&mut b, f, 0, b"later").unwrap();
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert!(a.answers.is_empty());
+    flush(&mut b, f).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
-    assert!(a.answers.is_empty(), "once");
     acknowledge_lease(&mut a, D, NONE);
     leased(&mut a, "", D, RH);
     flush(&mut b, f).unwrap();
-    close(&mut b, f).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
     assert!(a.answers.is_empty(), "nothing was written");
-    let f = opened_under(&mut b, "f", 1, RWH, Some(D));
     write(&mut b, f, 0, b"later").unwrap();
     close(&mut b, f).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
-    assert!(a.answers.is_empty(), "the writer holds the lease of the directory");
+    assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
+    acknowledge_lease(&mut a, D, NONE);
+    leased(&mut a, "", D, RH);
+    let f = opened_under(&mut b, "f", 1, RWH, None);
+    close(&mut b, f).unwrap();
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert!(a.answers.is_empty(), "nothing was written");
 }
 
 #[test]
-fn each_lease_on_the_directory_is_broken_by_a_write() {
+fn writes_of_a_client_that_keeps_its_file_open_are_reported_in_time() {
+    let mut lab = Lab::caching();
+    let (mut a, mut b) = two(&mut lab);
+    let f = opened_under(&mut b, "f", 1, RWH, None);
+    let own = opened_under(&mut b, "own", 2, RWH, Some(D));
+    leased(&mut a, "", D, RH);
+    for _ in 0..2 {
+        write(&mut b, f, 0, b"a line").unwrap();
+    }
+    lab.server.tick(start() + Duration::from_secs(WRITES_UNREPORTED_SECONDS_MAX - 1));
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert!(a.answers.is_empty(), "the client may have more to send");
+    lab.server.tick(start() + Duration::from_secs(WRITES_UNREPORTED_SECONDS_MAX));
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
+    acknowledge_lease(&mut a, D, NONE);
+    leased(&mut a, "", D, RH);
+    // Nothing more of this one, and the other names the lease of its directory.
+    write(&mut b, own, 0, b"a line").unwrap();
+    lab.server.tick(start() + Duration::from_secs(60));
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert!(a.answers.is_empty());
+}
+
+#[test]
+fn writes_that_others_see_at_once_break_each_lease_at_once() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let f = opened_under(&mut b, "f", 1, RH, None);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::engine::access::DATA_CHANGING;
+use crate::engine::file::leased_directories::Writer;
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;
@@ -35,8 +36,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
     Step::Fs(
         FsOpKind::Flush { handle: open.handle.clone() },
-        Box::new(move |_, result| match result {
-            Ok(_) => done(),
+        Box::new(move |ctx, result| match result {
+            Ok(_) => {
+                open.flushed(ctx.server);
+                done()
+            }
             Err(status) => Step::Fail(status),
         }),
     )

@@ -79,7 +79,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 fn written(ctx: &mut Ctx<'_>, transfer: Transfer, result: FsResult) -> Step {
     let Transfer { open, offset, .. } = transfer;
     // A write that failed, for want of place for example, may have been done in part.
-    open.contents_changed(ctx.server);
+    open.contents_changed(ctx.now.instant, ctx.server);
     match result {
         Ok(FsReply::Written(count)) => {
             open.position.store(offset + u64::from(count), Ordering::Relaxed);

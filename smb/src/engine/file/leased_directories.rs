@@ -1,9 +1,9 @@
 //! The directories that clients have leases on, by path: what changes in one of them breaks its leases ([MS-FSA] 2.1.4.12 with
 //! PARENT_OBJECT). What each lease allows is kept with the directory ([`crate::engine::file::oplocks`]).
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use crate::engine::clients::{Breakable, Clients};
@@ -12,7 +12,11 @@ use crate::engine::file::state::FileState;
 use crate::engine::mail::ConnectionId;
 use crate::fs::RelPath;
 use crate::ids::FileId;
+use crate::limits::WRITES_UNREPORTED_SECONDS_MAX;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
+
+/// How many writers are swept at least.
+const SWEEP_MIN: usize = 64;
 
 /// The leased directories of a volume. As many as there are opens with leases.
 #[derive(Default)]
@@ -31,6 +35,15 @@ struct Inner {
     by_open: HashMap<FileId, RelPath>,
     /// Names that backends are removing for clients that are gone.
     leaving: Vec<(Arc<FileState>, RelPath)>,
+    /// Those who have written, and when; the oldest first. No more than twice as many as lived at the last sweep.
+    written: VecDeque<(Instant, Weak<dyn Writer>)>,
+    sweep_at: usize,
+}
+
+/// An open with WRITEs that leases on its directory were not broken for.
+pub(crate) trait Writer: Send + Sync {
+    /// Breaks them, if there are any such WRITEs still.
+    fn flushed(&self, clients: &dyn Clients);
 }
 
 impl LeasedDirectories {
@@ -103,6 +116,33 @@ impl LeasedDirectories {
         }
     }
 
+    /// A client that may send more later has written: leases on the directory are broken when it flushes or closes the file, or in
+    /// [`WRITES_UNREPORTED_SECONDS_MAX`].
+    pub(crate) fn written(self: &Arc<Self>, now: Instant, writer: Weak<dyn Writer>, clients: &dyn Clients) {
+        let mut inner = self.inner();
+        if inner.written.len() >= inner.sweep_at {
+            inner.written.retain(|(_, writer)| writer.strong_count() > 0);
+            inner.sweep_at = (2 * inner.written.len()).max(SWEEP_MIN);
+        }
+        inner.written.push_back((now, writer));
+        let is_first = inner.written.len() == 1;
+        drop(inner);
+        if is_first {
+            let all: Arc<Self> = Arc::clone(self);
+            clients.watch(all);
+        }
+    }
+
+    /// Takes out those who have written long enough ago.
+    fn due(&self, now: Instant) -> Vec<Arc<dyn Writer>> {
+        let mut inner = self.inner();
+        let is_due = |(written, _): &(Instant, Weak<dyn Writer>)| {
+            now.saturating_duration_since(*written).as_secs() >= WRITES_UNREPORTED_SECONDS_MAX
+        };
+        let count = inner.written.iter().take_while(|entry| is_due(entry)).count();
+        inner.written.drain(..count).filter_map(|(_, writer)| writer.upgrade()).collect()
+    }
+
     /// A backend is about to remove a name of `file`, and no request waits for it: leases on the directory that are granted before
     /// it has are broken when it has.
     pub(crate) fn leaves(self: &Arc<Self>, file: &Arc<FileState>, path: &RelPath, clients: &dyn Clients) {
@@ -116,7 +156,10 @@ impl LeasedDirectories {
 }
 
 impl Breakable for LeasedDirectories {
-    fn tick(&self, _: Instant, clients: &dyn Clients) -> bool {
+    fn tick(&self, now: Instant, clients: &dyn Clients) -> bool {
+        for writer in self.due(now) {
+            writer.flushed(clients);
+        }
         let all = std::mem::take(&mut self.inner().leaving);
         let (there, gone): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(file, path)| file.delete_pending_at(path));
@@ -125,7 +168,7 @@ impl Breakable for LeasedDirectories {
         }
         let mut inner = self.inner();
         inner.leaving.extend(there);
-        !inner.leaving.is_empty()
+        !inner.leaving.is_empty() || !inner.written.is_empty()
     }
 
     fn channel_lost(&self, _: ConnectionId, _: &dyn Clients) {}

@@ -39,6 +39,11 @@ impl Caching {
         self.holders.iter().any(|h| h.state.intersects(R) && !h.state.contains(W))
     }
 
+    /// Whether a client may write later.
+    pub(in crate::engine) fn is_write_cached(&self) -> bool {
+        self.holders.iter().any(|h| h.state.contains(W))
+    }
+
     /// Whether a break waits for its acknowledgment.
     pub(in crate::engine) fn is_breaking(&self) -> bool {
         self.holders.iter().any(|h| h.breaking.is_some())

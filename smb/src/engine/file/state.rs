@@ -36,6 +36,8 @@ pub(crate) struct FileState {
     locks_present: AtomicBool,
     /// Whether a client in `inner.caching` may keep what it has read while another writes, so that WRITE need not look.
     breakable: AtomicBool,
+    /// Whether a client in `inner.caching` may write later.
+    write_cached: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -172,6 +174,7 @@ impl FileState {
             stream: AtomicU64::new(key.stream),
             locks_present: AtomicBool::new(false),
             breakable: AtomicBool::new(false),
+            write_cached: AtomicBool::new(false),
             inner: Mutex::default(),
         }
     }
@@ -358,6 +361,11 @@ impl FileState {
         self.caching_changed(inner, clients);
     }
 
+    /// Whether a client may write later: those who look at the file do not see all that it has written.
+    pub(crate) fn is_write_cached(&self) -> bool {
+        self.write_cached.load(Ordering::Acquire)
+    }
+
     /// Has handles closed that others than `except` keep for the cache alone. True where a client has to; `waiter` is woken
     /// when one of them has.
     pub(crate) fn break_handles(
@@ -439,6 +447,7 @@ impl FileState {
 
     fn note_caching(&self, inner: &Inner) {
         self.breakable.store(inner.caching.is_breakable(), Ordering::Release);
+        self.write_cached.store(inner.caching.is_write_cached(), Ordering::Release);
     }
 
     fn caching_changed(self: &Arc<Self>, inner: &Inner, clients: &dyn Clients) {

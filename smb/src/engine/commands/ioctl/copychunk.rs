@@ -154,7 +154,7 @@ fn next(mut copy: Copy) -> Step {
         op,
         Box::new(move |ctx, result| {
             // A copy that failed may have been done in part.
-            copy.target.contents_changed(ctx.server);
+            copy.target.contents_changed(ctx.now.instant, ctx.server);
             match result {
                 Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
                 Ok(FsReply::Copied(bytes)) => {

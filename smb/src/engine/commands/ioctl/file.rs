@@ -192,7 +192,7 @@ fn done_after_change(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(
         op,
         Box::new(move |ctx, result| {
-            open.contents_changed(ctx.server);
+            open.contents_changed(ctx.now.instant, ctx.server);
             result.map_or_else(Step::Fail, |_| empty(code, open.id))
         }),
     )
