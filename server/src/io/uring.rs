@@ -213,7 +213,7 @@ impl Uring {
             }
         };
         let entry = entry.user_data(index as u64);
-        // SAFETY: buffers, frame, message, vectors and header belong to the slot, a Box whose operation is not moved out of
+        // SAFETY: buffers, frame, message, vectors and header belong to the slot, a Box: the operation is not moved out of
         // it, and which is not freed, before its completion (`finish`, and `drop`, which leaks what is in flight); descriptors are kept
         // open by the Arcs in it. Parts and frames are heap memory that does not move with the operation.
         unsafe { self.push(&entry) };

@@ -29,7 +29,7 @@ pub(crate) enum Step {
     Fail(NtStatus),
     /// A backend has to do something first; go on with the closure when it has.
     Fs(FsOpKind, Then),
-    /// As [`Self::Fs`], for a READ whose data go into the answer, and for a WRITE: nothing is allocated for them.
+    /// As [`Self::Fs`], for a READ with its data in the answer, and for a WRITE: nothing is allocated for them.
     Transfer(FsOpKind, Transfer),
     /// Waits for something that another request must do; answered with STATUS_PENDING and woken by
     /// [`Mail::Wake`](crate::engine::mail::Mail::Wake) with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
