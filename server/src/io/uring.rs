@@ -213,9 +213,9 @@ impl Uring {
             }
         };
         let entry = entry.user_data(index as u64);
-        // SAFETY: buffers, frame, message, vectors and header belong to the slot, a Box: the operation is not moved out of
-        // it, and which is not freed, before its completion (`finish`, and `drop`, which leaks what is in flight); descriptors are kept
-        // open by the Arcs in it. Parts and frames are heap memory that does not move with the operation.
+        // SAFETY: buffers, frame, message, vectors and header belong to the slot. It is a Box that is not freed before the completion,
+        // and the operation is not moved out of it (`finish`, and `drop`, which leaks what is in flight). Descriptors are kept open by
+        // the Arcs in it. Parts and frames are heap memory that does not move with the operation.
         unsafe { self.push(&entry) };
     }
 
