@@ -156,6 +156,16 @@ fn a_busy_volume_is_found_by_metrics_of_its_own() {
         for _ in 0..20 {
             client.send_read(file, 0, 7);
         }
+        // A server that gets no processor takes them when the limit is gone.
+        let throttled = "forebay_volume_throttled_operations_total{volume=\"v\"} ";
+        let is_throttled = |text: &str| {
+            text.lines().find_map(|line| line.strip_prefix(throttled)).is_some_and(|count| count != "0")
+        };
+        let began = Instant::now();
+        while !is_throttled(&place.metrics()) {
+            assert!(began.elapsed() < Duration::from_secs(20), "nothing was throttled");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         set(&mut daemon, operations(0)).unwrap();
         for _ in 0..20 {
             assert_eq!(data(&client.answer()).unwrap().len(), 7);
