@@ -58,6 +58,10 @@ pub(crate) struct Open {
     parent_lease_key: Option<LeaseKey>,
     /// It has written what leases on its directory were not broken for.
     unreported: AtomicBool,
+    /// It is among those who have written ([`LeasedDirectories::written`]), for what it has not flushed since or for something earlier.
+    ///
+    /// [`LeasedDirectories::written`]: crate::engine::file::leased_directories::LeasedDirectories::written
+    is_listed: AtomicBool,
     /// [`LeasedDirectories::grants`] when its writes were last reported.
     ///
     /// [`LeasedDirectories::grants`]: crate::engine::file::leased_directories::LeasedDirectories::grants
@@ -185,6 +189,7 @@ impl Open {
             app_instance: OnceLock::new(),
             parent_lease_key: new.parent_lease_key,
             unreported: AtomicBool::new(false),
+            is_listed: AtomicBool::new(false),
             reported: AtomicU64::new(0),
             state: Mutex::new(OpenState::new(new.path, new.stream)),
             counted: OnceLock::new(),
@@ -262,10 +267,20 @@ impl Open {
         }
         if !self.file.is_write_cached() {
             self.report_writes(clients);
-        } else if !self.unreported.load(Ordering::Acquire) && !self.unreported.swap(true, Ordering::AcqRel) {
+        } else if !self.unreported.load(Ordering::Acquire) {
             // As on Windows, what its client has not sent yet is not to be seen either: there is time for more.
-            let writer: Weak<Self> = Arc::downgrade(self);
-            leased.written(now, writer, clients);
+            self.unreported.store(true, Ordering::Release);
+            if !self.is_listed.swap(true, Ordering::AcqRel) {
+                let writer: Weak<Self> = Arc::downgrade(self);
+                leased.written(now, writer, clients);
+            }
+        }
+    }
+
+    /// Its client has sent all that it has written, for the time being: those who cache the directory see its size and times.
+    pub(crate) fn flushed(&self, clients: &dyn Clients) {
+        if self.unreported.swap(false, Ordering::AcqRel) {
+            self.report_writes(clients);
         }
     }
 
@@ -296,12 +311,10 @@ impl Open {
 }
 
 impl Writer for Open {
-    /// Its client has sent all that it has written, for the time being, or had time to: those who cache the directory see its size
-    /// and times.
-    fn flushed(&self, clients: &dyn Clients) {
-        if self.unreported.swap(false, Ordering::AcqRel) {
-            self.report_writes(clients);
-        }
+    fn overdue(&self, clients: &dyn Clients) {
+        // A WRITE that finds itself listed has set `unreported` before, which this swap makes visible here.
+        self.is_listed.swap(false, Ordering::AcqRel);
+        self.flushed(clients);
     }
 }
 

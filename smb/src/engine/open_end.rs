@@ -2,7 +2,6 @@
 
 use crate::engine::clients::Clients;
 use crate::engine::creations::Creations;
-use crate::engine::file::leased_directories::Writer;
 use crate::engine::file::leases::LeaseKey;
 use crate::engine::file::local_open::LocalOpen;
 use crate::engine::file::state::Leaver;

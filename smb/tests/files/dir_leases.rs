@@ -411,6 +411,19 @@ fn writes_of_a_client_that_keeps_its_file_open_are_reported_in_time() {
     assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
     acknowledge_lease(&mut a, D, NONE);
     leased(&mut a, "", D, RH);
+    // Once more, although it was listed before; a flush reports at once, and nothing is left for later.
+    write(&mut b, f, 0, b"a line").unwrap();
+    flush(&mut b, f).unwrap();
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
+    acknowledge_lease(&mut a, D, NONE);
+    leased(&mut a, "", D, RH);
+    write(&mut b, f, 0, b"a line").unwrap();
+    lab.server.tick(start() + Duration::from_secs(2 * WRITES_UNREPORTED_SECONDS_MAX));
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
+    acknowledge_lease(&mut a, D, NONE);
+    leased(&mut a, "", D, RH);
     // Nothing more of this one, and the other names the lease of its directory.
     write(&mut b, own, 0, b"a line").unwrap();
     lab.server.tick(start() + Duration::from_secs(60));

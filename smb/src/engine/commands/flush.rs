@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::engine::access::DATA_CHANGING;
-use crate::engine::file::leased_directories::Writer;
 use crate::engine::open::Open;
 use crate::engine::request::step::{Ctx, Reply, Step};
 use crate::engine::session::Share;

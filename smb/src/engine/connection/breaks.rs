@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Connection;
 use smallvec::smallvec;
 
+use super::Connection;
 use crate::engine::file::holder::send;
 use crate::engine::mail::BreakNotice;
 use crate::engine::request::chain::Response;

@@ -35,15 +35,16 @@ struct Inner {
     by_open: HashMap<FileId, RelPath>,
     /// Names that backends are removing for clients that are gone.
     leaving: Vec<(Arc<FileState>, RelPath)>,
-    /// Those who have written, and when; the oldest first. No more than twice as many as lived at the last sweep.
+    /// Those who have written, and when; the oldest first. Each open at most once, and no more than twice as many as lived at the
+    /// last sweep.
     written: VecDeque<(Instant, Weak<dyn Writer>)>,
     sweep_at: usize,
 }
 
 /// An open with WRITEs that leases on its directory were not broken for.
 pub(crate) trait Writer: Send + Sync {
-    /// Breaks them, if there are any such WRITEs still.
-    fn flushed(&self, clients: &dyn Clients);
+    /// It is not among those who have written any more. Breaks the leases, if there are any such WRITEs still.
+    fn overdue(&self, clients: &dyn Clients);
 }
 
 impl LeasedDirectories {
@@ -117,7 +118,7 @@ impl LeasedDirectories {
     }
 
     /// A client that may send more later has written: leases on the directory are broken when it flushes or closes the file, or in
-    /// [`WRITES_UNREPORTED_SECONDS_MAX`].
+    /// [`WRITES_UNREPORTED_SECONDS_MAX`]. Not to be called again for this one until it is overdue.
     pub(crate) fn written(self: &Arc<Self>, now: Instant, writer: Weak<dyn Writer>, clients: &dyn Clients) {
         let mut inner = self.inner();
         if inner.written.len() >= inner.sweep_at {
@@ -158,7 +159,7 @@ impl LeasedDirectories {
 impl Breakable for LeasedDirectories {
     fn tick(&self, now: Instant, clients: &dyn Clients) -> bool {
         for writer in self.due(now) {
-            writer.flushed(clients);
+            writer.overdue(clients);
         }
         let all = std::mem::take(&mut self.inner().leaving);
         let (there, gone): (Vec<_>, Vec<_>) =
