@@ -3,7 +3,11 @@
 //! They assert more than the absence of panics: what was understood is written and read again, and must be the same. A
 //! codec that drops or invents something would answer a request that was not sent.
 
-use forebay_smb::auth::{Acceptor, AcceptorConfig, ClientStep, Initiator, InitiatorConfig, NtHash, Step};
+use std::sync::Arc;
+
+use forebay_smb::auth::{
+    Acceptor, AcceptorConfig, ClientStep, Initiator, InitiatorConfig, Kerberos, Keytab, NtHash, Step,
+};
 use forebay_smb::crypto::SessionKey;
 use forebay_smb::limits::RPC_ANSWER_BYTES_MAX;
 use forebay_smb::rpc::{Association, Exposed, Interface, Share, ShareKind};
@@ -16,9 +20,9 @@ use forebay_smb::wire::fscc::{
 use forebay_smb::wire::header::{self, Command, Header};
 use forebay_smb::wire::transform::{CompressionHeader, FrameKind, TransformHeader};
 use forebay_smb::wire::{
-    HEADER_LEN, cancel, change_notify, close, compound, create, echo, error, flush, ioctl, lock, logoff,
-    negotiate, negotiate_context, oplock_break, query_directory, query_info, read, session_setup, set_info,
-    smb1, tree_connect, tree_disconnect, utf16, write,
+    FileTime, HEADER_LEN, cancel, change_notify, close, compound, create, echo, error, flush, ioctl, lock,
+    logoff, negotiate, negotiate_context, oplock_break, query_directory, query_info, read, session_setup,
+    set_info, smb1, tree_connect, tree_disconnect, utf16, write,
 };
 
 /// Parses `$bytes` as `$message`; what was read survives being written and read again.
@@ -278,6 +282,9 @@ pub const PASSWORD: &str = "forebay";
 /// The time at which all exchanges happen.
 pub const NOW: u64 = 134_397_348_001_234_560;
 
+/// The server's keys for Kerberos, of which `corpus/authenticate/kerberos` has a ticket.
+const KEYTAB: &[u8] = include_bytes!("../corpus/keytab/one-server");
+
 /// The server that [`authenticate`] attacks.
 pub fn acceptor() -> Acceptor {
     let config = AcceptorConfig {
@@ -286,8 +293,10 @@ pub fn acceptor() -> Acceptor {
         dns_domain: "example.org".to_owned(),
         dns_computer: "store.example.org".to_owned(),
         target_names: vec!["store.example.org".to_owned()],
+        ntlm: true,
+        kerberos: Some(Arc::new(Kerberos::new(Keytab::parse(KEYTAB).expect("a good keytab")))),
     };
-    Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef", NOW)
+    Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef-unused-", FileTime(NOW))
 }
 
 /// The client that [`initiate`] attacks.
@@ -325,6 +334,13 @@ pub fn authenticate(data: &[u8]) {
         if let Ok(Step::Done(authenticated)) = acceptor.step(token, &lookup) {
             assert_eq!(authenticated.user, USER);
         }
+    }
+}
+
+/// A keytab, which an administrator has put there.
+pub fn keytab(data: &[u8]) {
+    if let Ok(keytab) = Keytab::parse(data) {
+        assert!(!keytab.principals().is_empty());
     }
 }
 

@@ -12,6 +12,7 @@ use crate::config::{Config, IoEngine, PoolQuota, PoolSection};
 use crate::daemon::Exit;
 use crate::interfaces;
 use crate::io::uring;
+use crate::keytab::KeytabFile;
 use crate::pool::Pool;
 use crate::tls::Certificates;
 
@@ -49,6 +50,12 @@ pub fn report(config: &Config) -> Report {
     }
     advertised(&mut report, config);
     engine(&mut report, config.server.io_engine);
+    if !config.server.keytab.as_os_str().is_empty() {
+        match KeytabFile::load(&config.server.keytab) {
+            Ok(keytab) => report.line("Kerberos", keytab.principals().join(", ")),
+            Err(error) => report.fatal("Kerberos", Exit::Config, error),
+        }
+    }
     report.line("admin", config.admin.socket.display());
     if let Ok(address) = config.admin.listen.parse() {
         listening(&mut report, "admin TLS", address);

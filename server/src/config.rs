@@ -139,6 +139,12 @@ impl Config {
         if s.name.is_empty() || s.name.len() > 15 || !s.name.chars().all(named) {
             return server("name", "must be 1 to 15 of A-Z, 0-9 and '-'");
         }
+        if !s.ntlm && s.keytab.as_os_str().is_empty() {
+            return server("ntlm", "no user could log on: give server.keytab, or leave NTLM on");
+        }
+        if !s.keytab.as_os_str().is_empty() && !s.keytab.is_absolute() {
+            return server("keytab", "must be an absolute path");
+        }
         if !(64 << 10..=u64::from(forebay_smb::limits::IO_BYTES_MAX)).contains(&s.max_io.0) {
             return server("max_io", "must be from 64KiB to 8MiB");
         }

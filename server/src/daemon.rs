@@ -31,6 +31,7 @@ use crate::interfaces;
 use crate::io::Waker;
 use crate::io::readiness::Readiness;
 use crate::io::uring::{self, Unavailable, Uring};
+use crate::keytab::{KeytabFile, KeytabFileError};
 use crate::lanes::Lanes;
 use crate::life::Life;
 use crate::limits::{
@@ -91,6 +92,9 @@ pub enum DaemonError {
     /// Certificates of the admin API.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The keytab.
+    #[error(transparent)]
+    Keytab(#[from] KeytabFileError),
     /// The admin socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -130,7 +134,7 @@ impl DaemonError {
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Tls(_) => Exit::Config,
+            Self::Tls(_) | Self::Keytab(_) => Exit::Config,
             Self::Pool(_) | Self::Namespace(_) => Exit::Pool,
             Self::Address(_) | Self::Socket(_) | Self::Listen { .. } => Exit::Listen,
             Self::Engine(_) => Exit::Engine,
@@ -152,7 +156,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     // After the limit of open files, which it is needed for, and before any thread is started.
     quota::obey_limits().map_err(|errno| system("giving up CAP_SYS_RESOURCE")(errno.into()))?;
     let use_uring = choose_engine(config.server.io_engine)?;
-    let listeners =
+    let smb =
         config.server.listen.iter().map(|a| bind("server.listen", *a)).collect::<Result<Vec<_>, _>>()?;
     let http = match config.http.listen.parse() {
         Ok(address) => Some(bind("http.listen", address)?),
@@ -165,11 +169,12 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
         }
         Err(_) => None,
     };
+    let entrances = Entrances { smb, http, admin_tls, keytab: keytab(config)? };
     let addresses = Addresses::prepare(config)?;
     let namespaces = namespace::attach_all(config, &addresses)?;
     // It has let go of the pools' file systems when it returns.
     let states = namespaces.iter().map(namespace::Attached::state).collect();
-    let result = serve(config, use_uring, listeners, http, admin_tls, states, &addresses);
+    let result = serve(config, use_uring, entrances, states, &addresses);
     if result.is_ok() {
         settle(config);
     }
@@ -188,19 +193,37 @@ fn settle(config: &Config) {
     }
 }
 
+/// The keys for Kerberos, where it is configured.
+fn keytab(config: &Config) -> Result<Option<Arc<KeytabFile>>, KeytabFileError> {
+    let path = &config.server.keytab;
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let file = KeytabFile::load(path)?;
+    info!(principals = ?file.principals(), ntlm = config.server.ntlm, "users may log on by Kerberos");
+    Ok(Some(Arc::new(file)))
+}
+
 /// Certificates and listener of the admin API over TLS.
 type AdminTls = (TcpListener, Arc<Certificates>);
+
+/// Where clients come in, and what opens to them: all that can fail before anything is mounted.
+struct Entrances {
+    smb: Vec<TcpListener>,
+    http: Option<TcpListener>,
+    admin_tls: Option<AdminTls>,
+    keytab: Option<Arc<KeytabFile>>,
+}
 
 /// From the pools on: everything that [`run`] starts on mounted file systems.
 fn serve(
     config: &Config,
     use_uring: bool,
-    listeners: Vec<TcpListener>,
-    http: Option<TcpListener>,
-    admin_tls: Option<AdminTls>,
+    entrances: Entrances,
     namespaces: Vec<Arc<namespace::State>>,
     addresses: &Arc<Addresses>,
 ) -> Result<(), DaemonError> {
+    let Entrances { smb: listeners, http, admin_tls, keytab } = entrances;
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
     // Who comes from now on waits for a moment, until connections are accepted.
     addresses.take()?;
@@ -219,6 +242,8 @@ fn serve(
         started,
         min_dialect: config.server.min_dialect.wire(),
         target_names: config.server.target_names.clone(),
+        ntlm: config.server.ntlm,
+        kerberos: keytab.as_ref().map(|file| file.kerberos()),
         signing_required: config.server.signing == Signing::Required,
         encryption: match config.server.encryption {
             Encryption::Off => WireEncryption::Off,
@@ -273,6 +298,7 @@ fn serve(
     let health = Arc::new(Health {
         catalog: Arc::clone(&catalog),
         certificates: admin_tls.as_ref().map(|(_, certificates)| Arc::clone(certificates)),
+        keytab,
         advertise: config.advertised(),
         addresses: Arc::clone(addresses),
         listening,
@@ -478,6 +504,9 @@ impl Daemon {
             tokio::spawn(certificates.keep_fresh());
         }
         self.announce_interfaces();
+        if let Some(keytab) = &self.service.health.keytab {
+            tokio::spawn(Arc::clone(keytab).keep_fresh());
+        }
         let life: Arc<Life> = Arc::clone(&self.service.life);
         let mut http_address = None;
         if let Some(listener) = self.http {

@@ -8,6 +8,7 @@ use crate::address::Addresses;
 use crate::advertise::{self, Advertised};
 use crate::catalog::Catalog;
 use crate::interfaces;
+use crate::keytab::KeytabFile;
 use crate::namespace;
 use crate::rdma::later::Later;
 use crate::rdma::listener::Listening;
@@ -19,6 +20,8 @@ pub struct Health {
     pub catalog: Arc<Catalog>,
     /// Of the admin API over TLS.
     pub certificates: Option<Arc<Certificates>>,
+    /// For Kerberos.
+    pub keytab: Option<Arc<KeytabFile>>,
     /// As configured.
     pub advertise: Vec<Advertised>,
     /// Of the instance.
@@ -69,6 +72,7 @@ impl Health {
             problems.push(format!("server.advertise: {entry} is no address of this machine that is listened on and that other machines reach"));
         }
         problems.extend(self.certificates.as_ref().and_then(|certificates| certificates.problem()));
+        problems.extend(self.keytab.as_ref().and_then(|keytab| keytab.problem()));
         problems
     }
 }

@@ -20,6 +20,7 @@ pub mod health;
 pub mod http;
 pub mod interfaces;
 pub mod io;
+pub mod keytab;
 pub mod lanes;
 pub mod life;
 pub mod limits;

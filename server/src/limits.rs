@@ -251,6 +251,10 @@ pub const ADMIN_FINISH_TIME_MAX: Duration = Duration::from_secs(1);
 pub const HTTP_LOOK_TIME_MAX: Duration = Duration::from_secs(4);
 /// How often the files of the admin API's certificates are looked at.
 pub const CERTIFICATES_REFRESH: Duration = Duration::from_secs(3);
+/// How often the keytab is looked at.
+pub const KEYTAB_REFRESH: Duration = Duration::from_secs(3);
+/// Bytes of a keytab.
+pub const KEYTAB_BYTES_MAX: u64 = 1024 * 1024;
 /// Bytes of a file of certificates.
 pub const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
 /// Attempts at an operation that another one keeps getting in the way of.

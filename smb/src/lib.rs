@@ -40,6 +40,8 @@
 //!     started: 0,
 //!     min_dialect: Dialect::SMB2_1,
 //!     target_names: Vec::new(),
+//!     ntlm: true,
+//!     kerberos: None,
 //!     signing_required: false,
 //!     encryption: Encryption::Offered,
 //!     instance: 1,

@@ -139,6 +139,10 @@ pub const COPYCHUNK_TOTAL_BYTES_MAX: u32 = 16 * 1024 * 1024;
 pub const SECURITY_BLOB_BYTES_MAX: usize = 16 * 1024;
 /// SESSION_SETUP round trips before it is given up.
 pub const AUTH_ROUNDS_MAX: u8 = 4;
+/// Keys of the keytab: principals times versions times encryption types.
+pub const KEYTAB_KEYS_MAX: usize = 256;
+/// Authenticators of Kerberos that are remembered, so that none is used twice: logons within ten minutes at most. 40 bytes each.
+pub const KERBEROS_REPLAYS_MAX: usize = 262_144;
 
 const _: () = assert!(FRAME_BYTES_MAX < 1 << 24, "the transport prefix has 24 bits of length");
 const _: () = assert!(IO_BYTES_MAX.div_ceil(CREDIT_BYTES) <= CREDITS_MAX as u32, "one I/O fits the credits");

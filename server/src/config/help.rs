@@ -86,6 +86,20 @@ pub const OPTIONS: &[OptionHelp] = &[
     },
     OptionHelp {
         section: "server",
+        key: "ntlm",
+        value: "true",
+        set: false,
+        help: "Users may log on by NTLM, with their volume's password. false: by Kerberos only, which needs `keytab`. The CSI driver mounts by NTLM.",
+    },
+    OptionHelp {
+        section: "server",
+        key: "keytab",
+        value: "\"\"",
+        set: false,
+        help: "File with the keys of this server's principal cifs/HOST, like \"/etc/forebay/krb5.keytab\": users may then log on by Kerberos. The user NAME of a volume is the principal NAME of the same realm. Only AES keys count. Not readable by everyone; read again when it changes. \"\": no Kerberos.",
+    },
+    OptionHelp {
+        section: "server",
         key: "signing",
         value: "\"optional\"",
         set: false,

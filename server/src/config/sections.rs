@@ -28,6 +28,10 @@ pub struct ServerSection {
     pub min_dialect: MinDialect,
     /// Names in clients' SPNs.
     pub target_names: Vec<String>,
+    /// Whether users may log on by NTLM.
+    pub ntlm: bool,
+    /// Keys for Kerberos, or empty for none.
+    pub keytab: PathBuf,
     /// Whether sessions must be signed.
     pub signing: Signing,
     /// Whether sessions can or must be sealed.
@@ -68,6 +72,8 @@ impl Default for ServerSection {
             name: "FOREBAY".to_owned(),
             min_dialect: MinDialect::default(),
             target_names: Vec::new(),
+            ntlm: true,
+            keytab: PathBuf::new(),
             signing: Signing::default(),
             encryption: Encryption::default(),
             max_io: Bytes(8 << 20),

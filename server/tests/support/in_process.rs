@@ -98,6 +98,8 @@ impl Setup<'_> {
             started: 0,
             min_dialect: Dialect::SMB2_0_2,
             target_names: Vec::new(),
+            ntlm: true,
+            kerberos: None,
             signing_required: false,
             encryption: Encryption::Offered,
             instance: 1,

@@ -1,18 +1,22 @@
 //! The server's side of SESSION_SETUP's security exchange: SPNEGO around a mechanism, or NTLMSSP bare.
 
 use std::fmt;
+use std::sync::Arc;
 
 use aws_lc_rs::constant_time;
+use zeroize::Zeroizing;
 
+use super::kerberos::{self, Kerberos, KerberosAcceptor};
 use super::ntlm::keys::Side;
 use super::ntlm::{NtlmAcceptor, message};
 use super::spnego::{self, NegState, NegTokenInit, NegTokenResp};
 use super::{AuthError, NtHash};
 use crate::crypto::SessionKey;
 use crate::limits;
+use crate::wire::FileTime;
 
-/// The names by which the server introduces itself (MsvAv pairs, [MS-NLMP] 2.2.2.1). Each must be shorter than 1 KiB.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What is accepted, and the names by which the server introduces itself (MsvAv pairs, [MS-NLMP] 2.2.2.1). Each must be shorter than 1 KiB.
+#[derive(Clone, Debug)]
 pub struct AcceptorConfig {
     /// NetBIOS name of the domain or workgroup.
     pub nb_domain: String,
@@ -25,6 +29,10 @@ pub struct AcceptorConfig {
     /// Host names by which clients mean this server. Where there are any, the SPN of a client that sends one (MsvAvTargetName) must
     /// be `cifs/` and one of them; where there are none, it is not judged.
     pub target_names: Vec<String>,
+    /// NTLM is accepted.
+    pub ntlm: bool,
+    /// Kerberos is accepted, with these keys.
+    pub kerberos: Option<Arc<Kerberos>>,
 }
 
 /// Gives the hashes under which a user may log on, none if there is no such user; several while a password is rotated.
@@ -40,144 +48,180 @@ pub enum Step {
     Done(Authenticated),
 }
 
-/// A user who has proven to know the password.
+/// A user who has proven to know the password, or to have a ticket.
 #[derive(Debug)]
 pub struct Authenticated {
     /// To be sent with STATUS_SUCCESS; may be empty.
     pub token: Vec<u8>,
     /// The user's name as sent.
     pub user: String,
-    /// The user's domain as sent; proven to be what the client meant, not to exist.
+    /// The user's domain as sent, proven to be what the client meant, not to exist; with Kerberos the realm.
     pub domain: String,
     /// What the client calls itself. Unproven.
     pub workstation: String,
-    /// The key that both sides now share.
+    /// The key that both sides now share: Session.SessionKey.
     pub session_key: SessionKey,
+    /// The same uncut: Session.FullSessionKey.
+    pub full_session_key: Zeroizing<Vec<u8>>,
+    /// When the proof is no longer good: Session.ExpirationTime.
+    pub expires: Option<FileTime>,
 }
 
 /// What a mechanism says about a token.
 pub(super) enum MechanismStep {
     Continue(Vec<u8>),
-    Done(Proven),
+    /// With what the client still needs, if there is something.
+    Done {
+        token: Option<Vec<u8>>,
+        proven: Proven,
+    },
 }
 
 /// What a mechanism has proven.
 pub(super) struct Proven {
-    pub(super) session_key: SessionKey,
+    pub(super) exported_key: Zeroizing<Vec<u8>>,
     pub(super) user: String,
     pub(super) domain: String,
     pub(super) workstation: String,
+    pub(super) expires: Option<FileTime>,
 }
 
-/// A mechanism inside of SPNEGO. One variant per mechanism: Kerberos goes here.
+/// A mechanism inside of SPNEGO, one variant each.
 enum Mechanism {
     Ntlm(NtlmAcceptor),
+    Kerberos(KerberosAcceptor),
 }
 
 impl Mechanism {
-    fn oid(&self) -> &'static [u8] {
-        match self {
-            Mechanism::Ntlm(_) => spnego::NTLMSSP,
-        }
-    }
-
     fn step(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<MechanismStep, AuthError> {
         match self {
             Mechanism::Ntlm(ntlm) => ntlm.step(token, lookup),
+            Mechanism::Kerberos(kerberos) => kerberos.step(token, lookup),
         }
     }
 
-    /// GSS_GetMIC of the first message of one side.
-    fn mic(&self, side: Side, message: &[u8]) -> Option<[u8; 16]> {
+    /// GSS_VerifyMIC of the client's first message.
+    fn verify_mic(&self, message: &[u8], mic: &[u8]) -> bool {
         match self {
-            Mechanism::Ntlm(ntlm) => ntlm.signature(side, message),
+            Mechanism::Ntlm(ntlm) => ntlm
+                .signature(Side::Client, message)
+                .is_some_and(|expected| constant_time::verify_slices_are_equal(&expected, mic).is_ok()),
+            Mechanism::Kerberos(kerberos) => kerberos.verify_mic(message, mic),
+        }
+    }
+
+    /// GSS_GetMIC of the server's first message.
+    fn mic(&self, message: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Mechanism::Ntlm(ntlm) => ntlm.signature(Side::Server, message).map(Vec::from),
+            Mechanism::Kerberos(kerberos) => kerberos.mic(message),
         }
     }
 }
 
 /// One SESSION_SETUP exchange, server side.
 pub struct Acceptor {
-    mechanism: Mechanism,
-    framing: Framing,
-    failed: bool,
+    ntlm: Option<NtlmAcceptor>,
+    kerberos: Option<KerberosAcceptor>,
+    state: State,
 }
 
-enum Framing {
+enum State {
     /// Nothing received yet.
-    Unknown,
+    Start,
     /// NTLMSSP without SPNEGO: what cifs.ko sends.
-    Bare,
+    Bare(NtlmAcceptor),
     Spnego {
+        mechanism: Mechanism,
         /// DER of the client's mechanism list, for mechListMIC.
         mech_list: Vec<u8>,
         /// [RFC 4178] 5: a mechanism that the client did not prefer was chosen, so the list needs protection.
         mic_required: bool,
     },
-    Done,
+    /// Done or failed.
+    Over,
 }
 
 impl Acceptor {
-    /// Begins an exchange. `challenge` must be random and fresh; `now` is the time as a FILETIME.
-    pub fn new(config: &AcceptorConfig, challenge: [u8; 8], now: u64) -> Self {
+    /// Begins an exchange. `random` must be random and fresh; `now` is the time as a FILETIME.
+    pub fn new(config: &AcceptorConfig, random: [u8; 16], now: FileTime) -> Self {
+        let challenge = std::array::from_fn(|at| random[at]);
         Acceptor {
-            mechanism: Mechanism::Ntlm(NtlmAcceptor::new(config, challenge, now)),
-            framing: Framing::Unknown,
-            failed: false,
+            ntlm: config.ntlm.then(|| NtlmAcceptor::new(config, challenge, now.0)),
+            kerberos: config
+                .kerberos
+                .as_ref()
+                .map(|kerberos| KerberosAcceptor::new(Arc::clone(kerberos), random, now)),
+            state: State::Start,
         }
     }
 
-    /// Takes the security buffer of the next SESSION_SETUP request.
+    /// Takes the security buffer of the next SESSION_SETUP request. An exchange that has failed stays failed.
     pub fn step(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
-        if self.failed {
-            return Err(AuthError::OutOfOrder("exchange has failed before"));
-        }
-        let step = self.step_once(token, lookup);
-        self.failed = step.is_err();
-        step
-    }
-
-    fn step_once(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
         if token.len() > limits::SECURITY_BLOB_BYTES_MAX {
+            self.state = State::Over;
             return Err(AuthError::Malformed("security token is too long"));
         }
-        match std::mem::replace(&mut self.framing, Framing::Done) {
-            Framing::Unknown if token.starts_with(message::SIGNATURE) => self.bare(token, lookup),
-            Framing::Unknown => self.spnego_init(token, lookup),
-            Framing::Bare => self.bare(token, lookup),
-            Framing::Spnego { mech_list, mic_required } => {
-                self.spnego_next(token, lookup, mech_list, mic_required)
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Start if token.starts_with(message::SIGNATURE) => {
+                let ntlm = self.ntlm.take().ok_or(NO_NTLM)?;
+                self.bare(ntlm, token, lookup)
             }
-            Framing::Done => Err(AuthError::OutOfOrder("exchange is over")),
+            State::Start => self.spnego_init(token, lookup),
+            State::Bare(ntlm) => self.bare(ntlm, token, lookup),
+            State::Spnego { mechanism, mech_list, mic_required } => {
+                self.spnego_next(token, lookup, mechanism, mech_list, mic_required)
+            }
+            State::Over => Err(AuthError::OutOfOrder("exchange is over or has failed before")),
         }
     }
 
-    fn bare(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
-        Ok(match self.mechanism.step(token, lookup)? {
+    fn bare(&mut self, mut ntlm: NtlmAcceptor, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
+        Ok(match ntlm.step(token, lookup)? {
             MechanismStep::Continue(token) => {
-                self.framing = Framing::Bare;
+                self.state = State::Bare(ntlm);
                 Step::Continue(token)
             }
-            MechanismStep::Done(proven) => Step::Done(authenticated(proven, Vec::new())),
+            MechanismStep::Done { proven, .. } => Step::Done(authenticated(proven, Vec::new())),
         })
+    }
+
+    /// The mechanism to use, its identifier, and whether the client prefers it. Kerberos only where it is preferred: a client that has
+    /// no ticket names it later or not at all.
+    fn choose<'a>(&mut self, mech_types: &[&'a [u8]]) -> Result<(Mechanism, &'a [u8], bool), AuthError> {
+        let first = *mech_types.first().ok_or(AuthError::Malformed("an empty list of mechanisms"))?;
+        if [kerberos::KERBEROS, kerberos::MS_KERBEROS].contains(&first)
+            && let Some(kerberos) = self.kerberos.take()
+        {
+            return Ok((Mechanism::Kerberos(kerberos), first, true));
+        }
+        let place = mech_types.iter().position(|&oid| oid == spnego::NTLMSSP);
+        let place = place.ok_or(AuthError::Incompatible("client offers no mechanism that we know"))?;
+        let ntlm = self.ntlm.take().ok_or(NO_NTLM)?;
+        Ok((Mechanism::Ntlm(ntlm), mech_types[place], place == 0))
     }
 
     /// [RFC 4178] 3.2, [MS-SPNG] 3.2.5.2
     fn spnego_init(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
         let init = NegTokenInit::parse(token)?;
-        let chosen = self.mechanism.oid();
-        let place = init.mech_types.iter().position(|&oid| oid == chosen);
-        let place = place.ok_or(AuthError::Incompatible("client offers no mechanism that we know"))?;
-        let preferred = place == 0;
+        let (mut mechanism, chosen, preferred) = self.choose(&init.mech_types)?;
         // The optimistic token belongs to the preferred mechanism; another one's is not ours to read.
-        let optimistic = init.mech_token.filter(|_| preferred);
-        let response_token = match optimistic {
-            Some(token) => match self.mechanism.step(token, lookup)? {
+        let response_token = match init.mech_token.filter(|_| preferred) {
+            Some(token) => match mechanism.step(token, lookup)? {
                 MechanismStep::Continue(token) => Some(token),
-                MechanismStep::Done(_) => return Err(AuthError::OutOfOrder("mechanism is done too early")),
+                // The client's list is as it sent it if its first mechanism is used ([RFC 4178] 5), so no MIC is needed.
+                MechanismStep::Done { token, proven } => {
+                    let response = NegTokenResp {
+                        neg_state: Some(NegState::AcceptCompleted as u8),
+                        supported_mech: Some(chosen),
+                        response_token: token.as_deref(),
+                        mech_list_mic: None,
+                    };
+                    return Ok(Step::Done(authenticated(proven, response.encode())));
+                }
             },
             None => None,
         };
-        self.framing = Framing::Spnego { mech_list: init.mech_list.to_vec(), mic_required: !preferred };
         let state = if preferred { NegState::AcceptIncomplete } else { NegState::RequestMic };
         let response = NegTokenResp {
             neg_state: Some(state as u8),
@@ -185,13 +229,17 @@ impl Acceptor {
             response_token: response_token.as_deref(),
             mech_list_mic: None,
         };
-        Ok(Step::Continue(response.encode()))
+        let response = response.encode();
+        self.state =
+            State::Spnego { mechanism, mech_list: init.mech_list.to_vec(), mic_required: !preferred };
+        Ok(Step::Continue(response))
     }
 
     fn spnego_next(
         &mut self,
         token: &[u8],
         lookup: Lookup<'_>,
+        mut mechanism: Mechanism,
         mech_list: Vec<u8>,
         mic_required: bool,
     ) -> Result<Step, AuthError> {
@@ -200,9 +248,9 @@ impl Acceptor {
             return Err(AuthError::Incompatible("client rejects the mechanism"));
         }
         let mech_token = request.response_token.ok_or(AuthError::Malformed("no mechanism token"))?;
-        match self.mechanism.step(mech_token, lookup)? {
+        match mechanism.step(mech_token, lookup)? {
             MechanismStep::Continue(token) => {
-                self.framing = Framing::Spnego { mech_list, mic_required };
+                self.state = State::Spnego { mechanism, mech_list, mic_required };
                 let response = NegTokenResp {
                     neg_state: Some(NegState::AcceptIncomplete as u8),
                     response_token: Some(&token),
@@ -210,34 +258,30 @@ impl Acceptor {
                 };
                 Ok(Step::Continue(response.encode()))
             }
-            MechanismStep::Done(proven) => {
+            MechanismStep::Done { token, proven } => {
                 let mic = match request.mech_list_mic {
-                    Some(mic) => Some(self.exchange_mics(mic, &mech_list)?),
-                    None if mic_required => return Err(AuthError::LogonFailure),
-                    None => None,
+                    Some(mic) if mechanism.verify_mic(&mech_list, mic) => mechanism.mic(&mech_list),
+                    None if !mic_required => None,
+                    _ => return Err(AuthError::LogonFailure),
                 };
                 let response = NegTokenResp {
                     neg_state: Some(NegState::AcceptCompleted as u8),
-                    mech_list_mic: mic.as_ref().map(<[u8; 16]>::as_slice),
+                    response_token: token.as_deref(),
+                    mech_list_mic: mic.as_deref(),
                     ..NegTokenResp::default()
                 };
                 Ok(Step::Done(authenticated(proven, response.encode())))
             }
         }
     }
-
-    /// Verifies the client's mechListMIC and gives ours. [RFC 4178] 5
-    fn exchange_mics(&self, mic: &[u8], mech_list: &[u8]) -> Result<[u8; 16], AuthError> {
-        const DONE: &str = "a mechanism that is done has its key";
-        let expected = self.mechanism.mic(Side::Client, mech_list).expect(DONE);
-        constant_time::verify_slices_are_equal(&expected, mic).map_err(|_| AuthError::LogonFailure)?;
-        Ok(self.mechanism.mic(Side::Server, mech_list).expect(DONE))
-    }
 }
 
+const NO_NTLM: AuthError = AuthError::Incompatible("client wants NTLM, which is switched off (server.ntlm)");
+
 fn authenticated(proven: Proven, token: Vec<u8>) -> Authenticated {
-    let Proven { session_key, user, domain, workstation } = proven;
-    Authenticated { token, user, domain, workstation, session_key }
+    let Proven { exported_key, user, domain, workstation, expires } = proven;
+    let session_key = SessionKey::new(&exported_key);
+    Authenticated { token, user, domain, workstation, session_key, full_session_key: exported_key, expires }
 }
 
 impl fmt::Debug for Acceptor {

@@ -1,14 +1,22 @@
-//! The little DER that SPNEGO needs ([X.690]): definite, minimal lengths only; every length checked against what is there.
+//! The little DER that SPNEGO and Kerberos need ([X.690]): definite, minimal lengths only; every length checked against what is there.
 
 use super::AuthError;
 
-pub(super) const OID: u8 = 0x06;
+pub(super) const INTEGER: u8 = 0x02;
+pub(super) const BIT_STRING: u8 = 0x03;
 pub(super) const OCTET_STRING: u8 = 0x04;
+pub(super) const OID: u8 = 0x06;
 pub(super) const ENUMERATED: u8 = 0x0A;
+pub(super) const GENERALIZED_TIME: u8 = 0x18;
 pub(super) const GENERAL_STRING: u8 = 0x1B;
 pub(super) const SEQUENCE: u8 = 0x30;
 /// `[APPLICATION 0]`, the GSS-API's frame (RFC 2743 3.1).
-pub(super) const APPLICATION_0: u8 = 0x60;
+pub(super) const APPLICATION_0: u8 = application(0);
+
+/// The tag `[APPLICATION n]`, constructed.
+pub(super) const fn application(n: u8) -> u8 {
+    0x60 | n
+}
 
 /// The tag `[n]`, constructed.
 pub(super) const fn context(n: u8) -> u8 {
@@ -26,6 +34,11 @@ impl<'a> Reader<'a> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// All that has not been read yet, which need not be DER.
+    pub(super) fn rest(self) -> &'a [u8] {
+        self.0
     }
 
     /// The next value: its tag, its contents, and all of its bytes.

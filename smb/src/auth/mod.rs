@@ -1,4 +1,5 @@
-//! SPNEGO ([RFC 4178], [MS-SPNG]) and NTLMv2 ([MS-NLMP]): who is this, and which session key do we share.
+//! SPNEGO ([RFC 4178], [MS-SPNG]) with NTLMv2 ([MS-NLMP]) and Kerberos ([RFC 4120], [RFC 4121], [MS-KILE]): who is this, and which session
+//! key do we share.
 //!
 //! [`Acceptor`] is the server's side of one SESSION_SETUP exchange, [`Initiator`] the client's, for tests and tools.
 //! Challenge, time and random keys are parameters.
@@ -8,6 +9,7 @@
 mod acceptor;
 mod client;
 mod der;
+mod kerberos;
 mod nt_hash;
 mod ntlm;
 mod spnego;
@@ -16,13 +18,14 @@ mod tests;
 
 pub use acceptor::{Acceptor, AcceptorConfig, Authenticated, Lookup, Step};
 pub use client::{ClientStep, Initiator, InitiatorConfig};
+pub use kerberos::{Kerberos, Keytab, KeytabError};
 pub use nt_hash::{NtHash, NtHashParseError};
 pub use spnego::negotiate_hint;
 
 use crate::status::NtStatus;
 
 /// Why an exchange ends without a user. An exchange that failed once stays failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// The peer's bytes are wrong. Answer: STATUS_INVALID_PARAMETER.
     #[error("malformed security token: {0}")]
@@ -40,14 +43,19 @@ pub enum AuthError {
     /// Answer: STATUS_LOGON_FAILURE.
     #[error("logon failure")]
     LogonFailure,
+    /// Kerberos refuses, for a reason that the administrator must know and the peer need not. Answer: STATUS_LOGON_FAILURE.
+    #[error("Kerberos: {0}")]
+    Refused(String),
 }
 
 impl AuthError {
     /// The status of the SESSION_SETUP response.
-    pub fn status(self) -> NtStatus {
+    pub fn status(&self) -> NtStatus {
         match self {
             AuthError::Malformed(_) | AuthError::OutOfOrder(_) => NtStatus::INVALID_PARAMETER,
-            AuthError::Incompatible(_) | AuthError::LogonFailure => NtStatus::LOGON_FAILURE,
+            AuthError::Incompatible(_) | AuthError::LogonFailure | AuthError::Refused(_) => {
+                NtStatus::LOGON_FAILURE
+            }
             AuthError::Anonymous => NtStatus::ACCESS_DENIED,
         }
     }

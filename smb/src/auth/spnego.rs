@@ -2,6 +2,7 @@
 
 use super::AuthError;
 use super::der::{self, Reader, context};
+use super::kerberos::{KERBEROS, MS_KERBEROS};
 
 /// 1.3.6.1.5.5.2
 const SPNEGO: &[u8] = &[0x2B, 0x06, 0x01, 0x05, 0x05, 0x02];
@@ -121,13 +122,20 @@ fn frame_init(fields: &[&[u8]]) -> Vec<u8> {
     der::encode(der::APPLICATION_0, &[&der::encode(der::OID, &[SPNEGO]), &inner])
 }
 
-/// The security buffer of a NEGOTIATE response: the mechanisms that we accept ([MS-SMB2] 3.3.5.4, [MS-SPNG] 3.2.5.2).
-pub fn negotiate_hint() -> Vec<u8> {
+/// The security buffer of a NEGOTIATE response: the mechanisms that we accept, Kerberos first ([MS-SMB2] 3.3.5.4, [MS-SPNG] 3.2.5.2).
+pub fn negotiate_hint(ntlm: bool, kerberos: bool) -> Vec<u8> {
     // [MS-SPNG] 2.2.1: the hint's text is fixed and means nothing; Windows and Samba send it.
     let name = der::encode(der::GENERAL_STRING, &[b"not_defined_in_RFC4178@please_ignore"]);
     let hints = der::encode(der::SEQUENCE, &[&der::encode(context(0), &[&name])]);
+    let mut mechanisms = Vec::new();
+    if kerberos {
+        mechanisms.extend([MS_KERBEROS, KERBEROS]);
+    }
+    if ntlm {
+        mechanisms.push(NTLMSSP);
+    }
     frame_init(&[
-        &der::encode(context(0), &[&encode_mech_list(&[NTLMSSP])]),
+        &der::encode(context(0), &[&encode_mech_list(&mechanisms)]),
         &der::encode(context(3), &[&hints]),
     ])
 }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::crypto::SessionKey;
 use crate::crypto::vectors::hex;
+use crate::wire::FileTime;
 
 const NOW: u64 = 133_000_000_000_000_000;
 
@@ -20,8 +21,10 @@ fn acceptor_named(target_names: &[&str]) -> Acceptor {
         dns_domain: String::new(),
         dns_computer: "node1.example".into(),
         target_names: target_names.iter().map(|name| (*name).to_owned()).collect(),
+        ntlm: true,
+        kerberos: None,
     };
-    Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef", NOW)
+    Acceptor::new(&config, *b"\x01\x23\x45\x67\x89\xab\xcd\xef-unused-", FileTime(NOW))
 }
 
 fn initiator() -> InitiatorConfig {
@@ -245,7 +248,7 @@ fn messages_must_come_in_order() {
     assert_eq!(error, AuthError::OutOfOrder("another NTLM message is due"));
     assert_eq!(error.status(), NtStatus::INVALID_PARAMETER);
     let error = server.step(&client.first(), &lookup).expect_err("an exchange that failed stays failed");
-    assert_eq!(error, AuthError::OutOfOrder("exchange has failed before"));
+    assert_eq!(error, AuthError::OutOfOrder("exchange is over or has failed before"));
 
     let config = bare();
     let (mut server, mut client) = (acceptor(), Initiator::new(config));
@@ -253,7 +256,7 @@ fn messages_must_come_in_order() {
     let Ok(ClientStep::Last(last, _)) = client.step(&challenge, 0) else { panic!("challenge") };
     server.step(&last, &lookup).expect("authenticated");
     let error = server.step(&last, &lookup).expect_err("a replay in the same exchange");
-    assert_eq!(error, AuthError::OutOfOrder("exchange is over"));
+    assert_eq!(error, AuthError::OutOfOrder("exchange is over or has failed before"));
 }
 
 /// 1.2.840.113554.1.2.2
@@ -303,7 +306,7 @@ fn mechanisms_that_we_lack_are_refused() {
 
 #[test]
 fn the_hint_offers_ntlmssp() {
-    let hint = negotiate_hint();
+    let hint = negotiate_hint(true, false);
     let init = spnego::NegTokenInit::parse(&hint).expect("our own token");
     assert_eq!(init.mech_types, [spnego::NTLMSSP]);
     assert!(init.mech_token.is_none());

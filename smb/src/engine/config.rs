@@ -1,7 +1,9 @@
 //! How a server presents itself.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use crate::auth::Kerberos;
 use crate::wire::Dialect;
 
 /// Whether SMB 3.x encryption is offered.
@@ -30,6 +32,10 @@ pub struct ServerConfig {
     /// Names that clients know the server by. Where there are any, a client that says by NTLM whom it means must mean one of
     /// them.
     pub target_names: Vec<String>,
+    /// Users may log on by NTLM.
+    pub ntlm: bool,
+    /// Users may log on by Kerberos, with these keys.
+    pub kerberos: Option<Arc<Kerberos>>,
     /// Every session must sign or seal.
     pub signing_required: bool,
     /// Sealing.

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use crate::crypto::{Cipher, OpeningKey, SealingKey, SigningKey};
 use crate::engine::channels::{ChannelLink, ChannelList, NoncePart};
@@ -16,7 +17,7 @@ use crate::limits;
 use crate::status::NtStatus;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 use crate::time::Now;
-use crate::wire::Dialect;
+use crate::wire::{Dialect, FileTime};
 
 /// An authenticated session.
 pub(crate) struct Session {
@@ -35,6 +36,8 @@ pub(crate) struct Session {
     /// Session.EncryptionKey and Session.DecryptionKey, which all channels share.
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     pub(crate) established: Now,
+    /// Session.ExpirationTime, in milliseconds after `established`; [`NEVER`] where the proof of who the user is does not expire.
+    expires_ms: AtomicU64,
     /// The connection it was made on goes over RDMA.
     pub(crate) over_rdma: bool,
     /// Session.SigningRequired.
@@ -49,6 +52,9 @@ pub(crate) struct Session {
     /// Its part of the volume's sessions.
     _counted: Taken,
 }
+
+/// See [`Session::is_expired`].
+const NEVER: u64 = u64::MAX;
 
 struct Inner {
     channels: ChannelList,
@@ -123,6 +129,8 @@ pub(crate) struct NewSession {
     pub(crate) signing: SigningKey,
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     pub(crate) established: Now,
+    /// When the proof of who the user is expires.
+    pub(crate) expires: Option<FileTime>,
     pub(crate) signing_required: bool,
     pub(crate) encrypt: bool,
     /// The connection it is made on and that one's peer.
@@ -133,7 +141,7 @@ pub(crate) struct NewSession {
 
 impl Session {
     pub(crate) fn new(new: NewSession) -> Self {
-        Self {
+        let session = Self {
             id: new.id,
             username: new.username,
             volume_id: new.volume_id,
@@ -143,6 +151,7 @@ impl Session {
             signing: new.signing,
             sealing: new.sealing,
             established: new.established,
+            expires_ms: AtomicU64::new(NEVER),
             over_rdma: new.link.over_rdma,
             signing_required: AtomicBool::new(new.signing_required),
             encrypt: AtomicBool::new(new.encrypt),
@@ -156,7 +165,26 @@ impl Session {
                 pipes: HashMap::new(),
             }),
             _counted: new.counted,
-        }
+        };
+        session.set_expires(new.expires, new.established);
+        session
+    }
+
+    /// Sets Session.ExpirationTime. From now on the clock that never steps counts.
+    pub(crate) fn set_expires(&self, expires: Option<FileTime>, now: Now) {
+        let expires_ms = expires.map_or(NEVER, |expires| {
+            let left_ms = expires.0.saturating_sub(now.wall.0) / 10_000;
+            let age = now.instant.saturating_duration_since(self.established.instant);
+            left_ms.saturating_add(age.as_millis() as u64)
+        });
+        self.expires_ms.store(expires_ms, Ordering::Relaxed);
+    }
+
+    /// Session.State is Expired ([MS-SMB2] 3.3.5.2.9): the user must authenticate again.
+    pub(crate) fn is_expired(&self, now: Instant) -> bool {
+        let expires_ms = self.expires_ms.load(Ordering::Relaxed);
+        expires_ms != NEVER
+            && now.saturating_duration_since(self.established.instant).as_millis() >= u128::from(expires_ms)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

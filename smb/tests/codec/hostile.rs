@@ -23,6 +23,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("negotiate_contexts", targets::negotiate_contexts),
     ("fscc", targets::fscc),
     ("authenticate", targets::authenticate),
+    ("keytab", targets::keytab),
     ("initiate", targets::initiate),
     ("rpc", targets::rpc),
 ];

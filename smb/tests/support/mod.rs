@@ -58,6 +58,8 @@ pub fn config() -> ServerConfig {
         started: NOW,
         min_dialect: Dialect::SMB2_0_2,
         target_names: Vec::new(),
+        ntlm: true,
+        kerberos: None,
         signing_required: false,
         encryption: Encryption::Offered,
         instance: 0x5eed_0000_0000,

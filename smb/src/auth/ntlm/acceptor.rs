@@ -59,7 +59,7 @@ impl NtlmAcceptor {
             State::Start => self.negotiate(token).map(MechanismStep::Continue),
             State::Challenged { offered, negotiate_message, challenge_message } => self
                 .authenticate(offered, &[&negotiate_message, &challenge_message], token, lookup)
-                .map(MechanismStep::Done),
+                .map(|proven| MechanismStep::Done { token: None, proven }),
             State::Done { .. } | State::Failed => Err(AuthError::OutOfOrder("NTLM exchange is over")),
         }
     }
@@ -170,13 +170,14 @@ impl NtlmAcceptor {
         if response.has_mic {
             check_mic(&exported_session_key, earlier, token)?;
         }
-        let session_key = crate::crypto::SessionKey::new(&*exported_session_key);
+        let exported_key = exported_session_key.to_vec().into();
         self.state = State::Done { exported_session_key, negotiated };
         Ok(Proven {
-            session_key,
+            exported_key,
             user: authenticate.user,
             domain: authenticate.domain,
             workstation: authenticate.workstation,
+            expires: None,
         })
     }
 

@@ -20,6 +20,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if request.locks.len() > limits::LOCKS_PER_REQUEST_MAX {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
+    // [MS-SMB2] 3.3.5.2.9 lets every LOCK pass; Windows and Samba give locks back only.
+    let expired = ctx.request.session.as_ref().is_some_and(|session| session.is_expired(ctx.now.instant));
+    if expired && !first.flags.contains(LockFlags::UNLOCK) {
+        return Step::Fail(NtStatus::NETWORK_SESSION_EXPIRED);
+    }
     let open = match ctx.open(request.file_id) {
         Ok(o) => o,
         Err(status) => return status.into(),

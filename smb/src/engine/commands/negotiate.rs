@@ -223,7 +223,7 @@ fn response(server: &Server, now: FileTime, agreed: &Agreed, salt: &[u8; 32]) ->
         system_time: now,
         // [MS-SMB2] 3.3.5.4: implementations may send 0.
         server_start_time: FileTime(0),
-        security_buffer: &negotiate_hint(),
+        security_buffer: &negotiate_hint(server.config.ntlm, server.config.kerberos.is_some()),
         contexts,
     }
     .encode(&mut body);
@@ -278,6 +278,8 @@ mod tests {
             started: 0,
             min_dialect: Dialect::SMB2_0_2,
             target_names: Vec::new(),
+            ntlm: true,
+            kerberos: None,
             signing_required: false,
             encryption: Encryption::Offered,
             instance: 0,

@@ -92,6 +92,7 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     channel.session.reauthenticated(ctx.core.id);
+    channel.session.set_expires(done.who.expires, ctx.now);
     // [MS-SMB2] 3.3.5.5.3: the keys of the session stay.
     let encrypt = channel.session.encrypt.load(Ordering::Relaxed);
     let flags = if encrypt { SessionFlags::ENCRYPT_DATA } else { SessionFlags::empty() };
@@ -100,11 +101,11 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
 
 /// Session.EncryptionKey and Session.DecryptionKey ([MS-SMB2] 3.3.5.5.3).
 fn sealing_keys(negotiated: &Negotiated, done: &Proof) -> Option<(SealingKey, OpeningKey)> {
-    let key = &done.who.session_key;
+    let key = &done.who.full_session_key;
     let (derivation, cipher) = derivation(negotiated, done).zip(negotiated.cipher)?;
     Some((
-        SealingKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
-        OpeningKey::new(&client_to_server_key(derivation, key.as_bytes(), cipher)),
+        SealingKey::new(&server_to_client_key(derivation, key, cipher)),
+        OpeningKey::new(&client_to_server_key(derivation, key, cipher)),
     ))
 }
 
@@ -141,6 +142,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
         signing: signing.clone(),
         sealing,
         established: ctx.now,
+        expires: done.who.expires,
         signing_required,
         encrypt,
         connection: ctx.core.id,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::Connection;
 use crate::engine::commands;
@@ -14,7 +15,12 @@ use crate::wire::{Capabilities, Command, Ids};
 
 impl Connection {
     /// Session, signature, tree and sizes of a request ([MS-SMB2] 3.3.5.2).
-    pub(super) fn admit(&mut self, chain: &mut Chain, request: &mut Request) -> Result<(), Step> {
+    pub(super) fn admit(
+        &mut self,
+        now: Instant,
+        chain: &mut Chain,
+        request: &mut Request,
+    ) -> Result<(), Step> {
         let fail = |status| Err(Step::Fail(status));
         inherit(&mut chain.related, request, chain.next == 1)?;
         let header = &request.header;
@@ -49,6 +55,13 @@ impl Connection {
             return fail(NtStatus::ACCESS_DENIED);
         }
         request.session = Some(Arc::clone(&session));
+        // [MS-SMB2] 3.3.5.2.9
+        if session.is_expired(now)
+            && !optional
+            && !matches!(command, Command::LOGOFF | Command::CLOSE | Command::LOCK)
+        {
+            return fail(NtStatus::NETWORK_SESSION_EXPIRED);
+        }
         if !optional && !matches!(command, Command::LOGOFF | Command::TREE_CONNECT) {
             // [MS-SMB2] 3.3.5.2.11
             let Some(tree) = channel.lookup.tree(&session, tree_id) else {

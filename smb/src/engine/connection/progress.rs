@@ -84,7 +84,7 @@ impl Connection {
                 invalidate: None,
                 counted: None,
             };
-            let (request, step) = match self.admit(&mut chain, &mut request) {
+            let (request, step) = match self.admit(now.instant, &mut chain, &mut request) {
                 Err(step) => (request, step),
                 Ok(()) => self.step(now, request, commands::dispatch),
             };

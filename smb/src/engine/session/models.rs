@@ -22,6 +22,7 @@ pub(in crate::engine) fn session(world: &World) -> Arc<Session> {
         signing: SigningKey::new(SigningAlgorithm::HmacSha256, &SessionKey::new(&[0; 16])),
         sealing: None,
         established: Now { instant: Instant::now(), wall: FileTime(0) },
+        expires: None,
         signing_required: false,
         encrypt: false,
         connection: FIRST,

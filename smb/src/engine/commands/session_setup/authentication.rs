@@ -43,7 +43,7 @@ pub(super) fn begin_pending(ctx: &mut Ctx<'_>, id: u64, binding: bool) -> Result
 }
 
 pub(super) fn begin(ctx: &mut Ctx<'_>, binding: bool) -> PendingAuth {
-    let challenge = ctx.core.random::<8>();
+    let random = ctx.core.random::<16>();
     let name = &ctx.server.config.server_name;
     let config = AcceptorConfig {
         nb_domain: name.to_uppercase(),
@@ -51,9 +51,11 @@ pub(super) fn begin(ctx: &mut Ctx<'_>, binding: bool) -> PendingAuth {
         dns_domain: String::new(),
         dns_computer: name.to_lowercase(),
         target_names: ctx.server.config.target_names.clone(),
+        ntlm: ctx.server.config.ntlm,
+        kerberos: ctx.server.config.kerberos.clone(),
     };
     let preauth = ctx.core.negotiated.as_ref().map(|n| n.preauth).unwrap_or_default();
-    PendingAuth { acceptor: Acceptor::new(&config, challenge, ctx.now.wall.0), preauth, rounds: 0, binding }
+    PendingAuth { acceptor: Acceptor::new(&config, random, ctx.now.wall), preauth, rounds: 0, binding }
 }
 
 pub(super) enum AuthOutcome {

@@ -39,6 +39,9 @@ fn leg(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -> Result<Step,
     }
     let negotiated = ctx.core.negotiated.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
     suits(negotiated, &session, signed)?;
+    if session.is_expired(ctx.now.instant) {
+        return Err(NtStatus::NETWORK_SESSION_EXPIRED);
+    }
     session.may_join(ctx.core.id)?;
     if !verified {
         return Err(NtStatus::ACCESS_DENIED);
@@ -55,7 +58,7 @@ fn leg(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -> Result<Step,
 }
 
 /// Whether the connection can carry the session, in the order of [MS-SMB2] 3.3.5.5. No session of this server is
-/// anonymous, a guest's or expired.
+/// anonymous or a guest's.
 fn suits(negotiated: &Negotiated, session: &Session, signed: bool) -> Result<(), NtStatus> {
     // Not in the specification: what Windows answers where one side signs with AES-GMAC and the other does not.
     let is_gmac = |algorithm| algorithm == SigningAlgorithm::AesGmac;

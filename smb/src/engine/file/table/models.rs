@@ -79,6 +79,8 @@ impl World {
             started: 0,
             min_dialect: crate::wire::Dialect::SMB3_1_1,
             target_names: Vec::new(),
+            ntlm: true,
+            kerberos: None,
             signing_required: false,
             encryption: Encryption::Off,
             instance: 0,
