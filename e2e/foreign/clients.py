@@ -17,10 +17,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from unittest import mock
 
 if sys.argv[1] == "--groups":
-    TARGET = dict.fromkeys(["host", "port", "volume", "other"])
+    TARGET = dict.fromkeys(["host", "port", "volume", "other", "kerberos"])
 else:
     with open(sys.argv[1]) as target:
         TARGET = json.load(target)
@@ -562,11 +563,135 @@ def smb1():
     check("smb1.smbclient-nt1-is-refused", smbclient_nt1)
 
 
+class Tickets:
+    """A cache of tickets, as kinit fills it."""
+
+    def __init__(self, user, password):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = os.path.join(self.folder.name, "tickets")
+        self.environment = {**os.environ, "KRB5CCNAME": f"FILE:{self.path}"}
+        self.call(["kinit", user], input=password + "\n")
+
+    def call(self, command, **options):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=self.environment, **options)
+        if done.returncode != 0 or "NT_STATUS_" in done.stdout + done.stderr:
+            raise Refused((done.stdout + done.stderr).strip())
+        return done.stdout
+
+    def smbclient(self, command, host=None, share=VOLUME, protocol="SMB3_11", protection="sign", options=()):
+        return self.call(
+            ["smbclient", f"//{host or TARGET['kerberos']['name']}/{share['share']}", "-p", str(PORT), "--use-kerberos=required",
+             "-m", protocol, f"--client-protection={protection}", "--option=client min protocol=SMB2_02",
+             *(f"--option={option}" for option in options), "-c", command])
+
+
+def kerberos():
+    if not TARGET["kerberos"]:
+        # Samba, of which no member of a domain is made here.
+        return
+    realm = TARGET["kerberos"]["realm"]
+    keytab = "/scratch/kdc/server.keytab"
+    alice = lambda: Tickets(VOLUME["user"], VOLUME["password"])
+
+    def put_get(tickets, name, **how):
+        data = contents(200_001, len(name))
+        local = os.path.join(tickets.folder.name, "file")
+        with open(local, "wb") as f:
+            f.write(data)
+        tickets.smbclient(f'put "{local}" "kerberos {name}"', **how)
+        tickets.smbclient(f'get "kerberos {name}" "{local}"; del "kerberos {name}"', **how)
+        with open(local, "rb") as f:
+            same(f.read(), data)
+
+    # AES-256 takes the whole session key, of which every other key takes the first half.
+    for name, how in {
+        "3.1.1-plain": {"protection": "off"},
+        "3.1.1-sign": {},
+        "3.1.1-encrypt-128-gcm": {"protection": "encrypt", "options": ["client smb3 encryption algorithms=aes-128-gcm"]},
+        "3.1.1-encrypt-256-gcm": {"protection": "encrypt", "options": ["client smb3 encryption algorithms=aes-256-gcm"]},
+        "3.1.1-encrypt-256-ccm": {"protection": "encrypt", "options": ["client smb3 encryption algorithms=aes-256-ccm"]},
+        "3.0-encrypt": {"protocol": "SMB3_00", "protection": "encrypt"},
+        "2.1-sign": {"protocol": "SMB2_10"},
+    }.items():
+        check(f"kerberos.smbclient.{name}", lambda name=name, how=how: put_get(alice(), name, **how))
+
+    # Servers with keys of one encryption type, of which the session keys then are, too. MIT's kvno asks for the tickets: smbclient would not
+    # for all types.
+    def with_etype(host, etype):
+        tickets = alice()
+        tickets.call(["kvno", f"cifs/{host}.forebay.test"])
+        listed = tickets.call(["klist", "-e"])
+        assert listed.count(etype) >= 2, f"not both of {etype}: {listed}"
+        put_get(tickets, host, host=f"{host}.forebay.test")
+
+    for host, etype in {
+        "aes128-sha1": "aes128-cts-hmac-sha1-96",
+        "aes256-sha1": "aes256-cts-hmac-sha1-96",
+        "aes128-sha2": "aes128-cts-hmac-sha256-128",
+        "aes256-sha2": "aes256-cts-hmac-sha384-192",
+    }.items():
+        check(f"kerberos.smbclient.{host}", lambda host=host, etype=etype: with_etype(host, etype))
+
+    def impacket():
+        from impacket.smbconnection import SMBConnection
+
+        name = TARGET["kerberos"]["name"]
+        connection = SMBConnection(name, HOST, sess_port=PORT, preferredDialect=0x0311, timeout=30)
+        verified = Impacket.verify(connection.getSMBServer())
+        # impacket does not read the answers of MIT's KDC to a log-on, but tickets of a cache.
+        tickets = alice()
+        tickets.call(["kvno", f"cifs/{name}"])
+        with mock.patch.dict(os.environ, KRB5CCNAME=tickets.path):
+            connection.kerberosLogin(VOLUME["user"], "", realm, kdcHost="127.0.0.1", useCache=True)
+        connection.connectTree(VOLUME["share"])
+        assert len(verified) >= 2, f"{len(verified)} answers were verified"
+        connection.close()
+
+    check("kerberos.impacket.3.1.1", impacket)
+
+    def new_keys():
+        old = alice()
+        put_get(old, "before")
+        subprocess.run(
+            ["kadmin.local", "-q", f"ktadd -k {keytab} cifs/{TARGET['kerberos']['name']}"], check=True, capture_output=True,
+            env={**os.environ, "KRB5_KDC_PROFILE": "/scratch/kdc/kdc.conf"}, timeout=60,
+        )
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                put_get(alice(), "after")
+                break
+            except Refused:
+                assert time.monotonic() < deadline, "the new keys are not used after 30 s"
+                time.sleep(0.2)
+        put_get(old, "with an old ticket")
+
+    check("kerberos.new-keys-without-a-restart", new_keys)
+    check("kerberos.refuses-wrong-password", lambda: fails(lambda: Tickets(VOLUME["user"], "wrong"), "Password incorrect"))
+    stranger = lambda: Tickets("stranger", "stranger").smbclient("ls")
+    check("kerberos.refuses-a-user-without-a-volume", lambda: fails(stranger, "LOGON_FAILURE"))
+    other = lambda: Tickets(OTHER["user"], OTHER["password"])
+    check("kerberos.refuses-the-user-of-another-volume", lambda: fails(lambda: other().smbclient("ls"), "ACCESS_DENIED"))
+    check("kerberos.other-volume-opens-with-its-own", lambda: other().smbclient("ls", share=OTHER))
+    elsewhere = lambda: alice().smbclient("ls", host="elsewhere.forebay.test")
+    check("kerberos.refuses-a-ticket-for-another-server", lambda: fails(elsewhere, "LOGON_FAILURE"))
+
+
+def fails(body, word):
+    try:
+        body()
+    except Refused as error:
+        assert word in str(error), f"refused, but how: {error}"
+        return
+    raise AssertionError("admitted")
+
+
 GROUPS = {}
 for client_class in (Smbclient, Impacket, Smbprotocol):
     for variant in client_class.variants:
         GROUPS[f"{client_class.name}.{variant}"] = functools.partial(checks, client_class, variant)
 GROUPS["smb1"] = smb1
+GROUPS["kerberos"] = kerberos
 
 if sys.argv[1] == "--groups":
     print("\n".join(GROUPS))

@@ -333,9 +333,9 @@ impl Site {
         self.mount_with(node, volume, at, &all)
     }
 
-    /// Starts the server again with this key of its section `[server]`; without it again when that is dropped.
-    pub fn switched(&self, key: &'static str, on: bool) -> Result<Switched<'_>> {
-        self.storage().run(&format!("sed -i 's/^\\[server\\]$/&\\n{key} = {on}/' {SERVER_CONFIG}"))?;
+    /// Starts the server again with this key of its section `[server]` and a value in TOML; without it again when that is dropped.
+    pub fn switched(&self, key: &'static str, value: &str) -> Result<Switched<'_>> {
+        self.storage().run(&format!("sed -i 's|^\\[server\\]$|&\\n{key} = {value}|' {SERVER_CONFIG}"))?;
         let switched = Switched { site: self, key };
         self.end_server()?;
         self.start_server()?;

@@ -10,6 +10,7 @@ use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{CreateVolumeRequest, Credentials, Quota};
 use tonic::transport::Endpoint;
 
+use super::kdc;
 use super::target::{Server, Share, Target};
 use crate::images::product;
 
@@ -22,7 +23,8 @@ pub(super) fn start(work: &Path, pool: &Path, volume: Share, other: Share) -> Re
     if !binary.exists() {
         bail!("{} is not built; run:  cargo build -p forebay-server", binary.display());
     }
-    let target = Target::local(volume, other);
+    let mut target = Target::local(volume, other);
+    target.kerberos = Some(kdc::PRINCIPAL);
     let folder = work.join("forebay");
     let socket = folder.join("admin.sock");
     fs::create_dir_all(&folder)?;
@@ -31,9 +33,11 @@ pub(super) fn start(work: &Path, pool: &Path, volume: Share, other: Share) -> Re
     fs::write(
         &config,
         format!(
-            "[server]\nlisten = [\"{}:{}\"]\nmin_dialect = \"2.0.2\"\ndirectory_leases = true\n[admin]\nsocket = {socket:?}\n[http]\nlisten = \"\"\n\
+            "[server]\nlisten = [\"{}:{}\"]\nmin_dialect = \"2.0.2\"\nkeytab = {:?}\n[admin]\nsocket = {socket:?}\n[http]\nlisten = \"\"\n\
              [[pool]]\nname = \"foreign\"\npath = {pool:?}\nquota = \"none\"\n",
-            target.host, target.port
+            target.host,
+            target.port,
+            kdc::keytab(work)
         ),
     )?;
     let log = folder.join("log");

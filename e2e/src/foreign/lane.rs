@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use forebay_testing::Xfs;
 
+use super::kdc::Kdc;
 use super::known::Outcome;
 use super::room::Room;
 use super::target::{Server, Share, Target};
@@ -51,6 +52,7 @@ pub(super) struct Lane<'a> {
     room: Room,
     target: Target,
     server: Server,
+    _kdc: Option<Kdc>,
     /// The file system of our server's pool. Unmounted last.
     _disk: Option<Xfs>,
 }
@@ -66,18 +68,23 @@ impl<'a> Lane<'a> {
         network::enter()?;
         let volume = Share { share: "volume".into(), user: "alice".into(), password: password()? };
         let other = Share { share: "other".into(), user: "bob".into(), password: password()? };
-        let room = Room::enter(cache, work)?;
+        let mut room = Room::enter(cache, work)?;
         let disk = if options.server == ServerKind::Forebay { Xfs::without_quota() } else { None };
-        let (target, server) = match options.server {
+        let (target, server, kdc) = match options.server {
             ServerKind::Forebay => {
                 let pool = disk.as_ref().map_or_else(|| work.join("pool"), Xfs::path);
-                forebay::start(work, &pool, volume, other)?
+                let kdc = Kdc::start(cache, &mut room, work, [&volume, &other])?;
+                let (target, server) = forebay::start(work, &pool, volume, other)?;
+                (target, server, Some(kdc))
             }
-            ServerKind::Samba => samba::start(cache, work, volume, other)?,
+            ServerKind::Samba => {
+                let (target, server) = samba::start(cache, work, volume, other)?;
+                (target, server, None)
+            }
         };
         target.write_auth(&work.join("volume.auth"))?;
         clients::write(work, &target)?;
-        Ok(Self { options, work: work.to_owned(), room, target, server, _disk: disk })
+        Ok(Self { options, work: work.to_owned(), room, target, server, _kdc: kdc, _disk: disk })
     }
 
     /// Its name: that of its folder.

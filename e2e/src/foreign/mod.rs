@@ -6,6 +6,7 @@
 
 mod clients;
 mod forebay;
+mod kdc;
 mod known;
 mod lane;
 mod network;

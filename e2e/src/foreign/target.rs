@@ -37,11 +37,22 @@ impl fmt::Debug for Share {
     }
 }
 
+/// What a server is to Kerberos.
+#[derive(Debug, Clone)]
+pub(super) struct Principal {
+    /// The name by which clients mean it: Samba's take no tickets for addresses.
+    pub(super) name: &'static str,
+    /// The realm.
+    pub(super) realm: &'static str,
+}
+
 /// The server under test.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     /// Its address.
     pub(super) host: String,
+    /// Its name and realm, where users can log on by Kerberos.
+    pub(super) kerberos: Option<Principal>,
     /// Its TCP port.
     pub(super) port: u16,
     /// The share that the tests use.
@@ -53,7 +64,7 @@ pub(super) struct Target {
 impl Target {
     /// A server in the lane's own network, where every port is free.
     pub(super) fn local(volume: Share, other: Share) -> Self {
-        Self { host: Ipv4Addr::LOCALHOST.to_string(), port: PORT, volume, other }
+        Self { host: Ipv4Addr::LOCALHOST.to_string(), kerberos: None, port: PORT, volume, other }
     }
 
     /// Writes credentials as Samba's tools read them with `-A`.
@@ -65,7 +76,10 @@ impl Target {
     pub(super) fn write_json(&self, path: &Path) -> Result<()> {
         let share =
             |share: &Share| json!({ "share": share.share, "user": share.user, "password": share.password });
-        let target = json!({ "host": self.host, "port": self.port, "volume": share(&self.volume), "other": share(&self.other) });
+        let kerberos = self.kerberos.as_ref().map(|its| json!({ "name": its.name, "realm": its.realm }));
+        let target = json!({
+            "host": self.host, "port": self.port, "volume": share(&self.volume), "other": share(&self.other), "kerberos": kerberos
+        });
         private(path, &target.to_string())
     }
 

@@ -73,6 +73,9 @@ const BENCHES: &[&str] = &["smb2.create.bench-path-contention-shared", "smb2.ren
 /// another client, which no server can promise.
 const RACES: &[&str] = &["smb2.lease.two-leases"];
 
+/// Tests in which tickets of Kerberos expire, by the beginning of their names. They wait for that.
+const KERBEROS: &str = "smb2.session.expire";
+
 /// Time for one test.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -92,7 +95,9 @@ const SLOW: &[(&str, Duration)] = &[
 
 /// Whether a test waits for most of a long time.
 pub(super) fn is_slow(test: &str) -> bool {
-    test.starts_with("smb2.multichannel.") || SLOW.iter().any(|(name, _)| *name == test)
+    test.starts_with("smb2.multichannel.")
+        || test.starts_with(KERBEROS)
+        || SLOW.iter().any(|(name, _)| *name == test)
 }
 
 /// All tests of the chosen suites that this smbtorture has.
@@ -134,10 +139,12 @@ fn chosen(list: &str) -> Vec<String> {
 /// Runs one test.
 pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outcome, String)> {
     let limit = SLOW.iter().find(|(name, _)| *name == test).map_or(LIMIT, |(_, limit)| *limit);
-    let share = format!("//{}/{}", target.host, target.volume.share);
+    let kerberos = target.kerberos.as_ref().filter(|_| test.starts_with(KERBEROS));
+    let host = kerberos.map_or(target.host.as_str(), |its| its.name);
+    let share = format!("//{host}/{}", target.volume.share);
     let port = target.port.to_string();
     let seed = format!("--seed={}", seed(test));
-    let argv = [
+    let mut argv = vec![
         "smbtorture",
         "--format=subunit",
         &seed,
@@ -150,8 +157,12 @@ pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outco
         &share,
         "-A",
         "/scratch/volume.auth",
-        test,
     ];
+    let realm = kerberos.map(|its| format!("--realm={}", its.realm));
+    if let Some(realm) = &realm {
+        argv.extend(["--use-kerberos=required", realm]);
+    }
+    argv.push(test);
     let done = room.run(&argv, limit)?;
     let outcome = outcome(&done, limit);
     if outcome != Outcome::Pass {

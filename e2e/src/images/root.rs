@@ -21,6 +21,7 @@ const PACKAGES: &[&str] = &[
     "acl",
     "attr",
     "busybox-static",
+    "cifs-utils",
     "containernetworking-plugins",
     "e2fsprogs",
     "fio",
@@ -33,6 +34,9 @@ const PACKAGES: &[&str] = &[
     "jq",
     "keyutils",
     "kmod",
+    "krb5-admin-server",
+    "krb5-kdc",
+    "krb5-user",
     "ktls-utils",
     "libglib2.0-0t64",
     "libnl-genl-3-200",
@@ -61,8 +65,9 @@ const KSMBD_TOOLS: &str = r#"into=$(mktemp -d); cd "$into"; APT_CONFIG=$MMDEBSTR
 const SETUP: &str = r#"mkdir -p "$1/usr/sbin" "$1/etc/apt/preferences.d"; printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d"; chmod +x "$1/usr/sbin/policy-rc.d"
 printf 'Package: src:samba src:ngtcp2 src:nghttp3\nPin: release n=%s\nPin-Priority: 990\n' trixie-backports > "$1/etc/apt/preferences.d/samba""#;
 
-/// Mount points of the boot, and an empty machine-id so that no two guests share one.
-const CUSTOMIZE: &str = r#"mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/srv" "$1/scratch"; : > "$1/etc/machine-id"; rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*"#;
+/// Mount points of the boot, and an empty machine-id so that no two guests share one. Of cifs-utils the kernel's upcall is wanted; with its
+/// mount helper there, mount(8) would no longer pass options as they are.
+const CUSTOMIZE: &str = r#"rm "$1"/usr/sbin/mount.cifs "$1"/usr/sbin/mount.smb3; mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/srv" "$1/scratch"; : > "$1/etc/machine-id"; rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*"#;
 
 /// The entry: `tree/`, `root.erofs`, `packages.txt`.
 pub fn get(cache: &Cache) -> Result<Artefact> {

@@ -27,7 +27,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             on_trial: true,
             ..ours("python imports 111 modules, without directory leases", |site| {
-                let _switched = site.switched("directory_leases", false)?;
+                let _switched = site.switched("directory_leases", "false")?;
                 let (first, second) = imports(site, &[])?;
                 ensure!(
                     second * 10 > first * 9,

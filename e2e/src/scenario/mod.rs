@@ -11,6 +11,7 @@ mod everyday;
 mod exercised;
 mod failover;
 mod given_up;
+mod kerberos;
 mod locks;
 mod mounts;
 mod multichannel;
@@ -98,6 +99,7 @@ pub fn all() -> Vec<Scenario> {
         mounts::scenarios(),
         multichannel::scenarios(),
         refusal::scenarios(),
+        kerberos::scenarios(),
         coherence::scenarios(),
         everyday::scenarios(),
         exercised::scenarios(),

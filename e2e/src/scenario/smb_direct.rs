@@ -348,7 +348,7 @@ fn mixed(site: &Site) -> Result<String> {
 /// What the server has not cached it reads past its page cache, on both file systems; what it has cached, from there.
 fn past_the_page_cache(site: &Site) -> Result<String> {
     let (server, client) = (site.storage(), site.node(ONE));
-    let _switched = site.switched("direct_reads", true)?;
+    let _switched = site.switched("direct_reads", "true")?;
     let _fabric = Fabric::add(site, &ROCE, &[client])?;
     let by = |path: &str| metric(site, &format!("forebay_file_read_bytes_total{{path=\"{path}\"}}"));
     let forget = |node: &Node| node.run("sync; echo 3 > /proc/sys/vm/drop_caches");
