@@ -49,7 +49,7 @@ pub struct Scenario {
 }
 
 /// What a scenario does: a note for its row, or why it failed.
-type Run<T> = Box<dyn Fn(&T) -> Result<String>>;
+type Run<T> = Box<dyn Fn(&T) -> Result<String> + Send + Sync>;
 
 /// Where it does it.
 enum Body {
@@ -66,7 +66,10 @@ const TWO: &str = "node2";
 /// A mebibyte.
 const MIB: u64 = 1 << 20;
 
-fn scenario(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
+fn scenario(
+    name: impl Into<String>,
+    run: impl Fn(&Site) -> Result<String> + Send + Sync + 'static,
+) -> Scenario {
     Scenario {
         name: name.into(),
         ours_only: false,
@@ -76,11 +79,14 @@ fn scenario(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'st
     }
 }
 
-fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
+fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + Send + Sync + 'static) -> Scenario {
     Scenario { ours_only: true, ..scenario(name, run) }
 }
 
-fn on_fabric(name: impl Into<String>, run: impl Fn(&Lab) -> Result<String> + 'static) -> Scenario {
+fn on_fabric(
+    name: impl Into<String>,
+    run: impl Fn(&Lab) -> Result<String> + Send + Sync + 'static,
+) -> Scenario {
     Scenario {
         name: name.into(),
         ours_only: true,
@@ -123,7 +129,8 @@ pub fn all() -> Vec<Scenario> {
 }
 
 /// Runs the scenarios with a name that contains one of `filters` (all if there are none, those on trial only where `on_trial` says so),
-/// in one lab of nodes as Debian has them and one of nodes with SMB Direct; whether all passed.
+/// in one lab of nodes as Debian has them, then one of nodes with SMB Direct, and beside them one of a fabric: most of their time all of them wait.
+/// Whether all passed.
 pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
@@ -139,21 +146,14 @@ pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
         chosen.iter().partition(|scenario| matches!(scenario.run, Body::Fabric(_)));
     let (smb_direct, plain): (Vec<_>, Vec<_>) = on_site.into_iter().partition(|scenario| scenario.smb_direct);
     let started = Instant::now();
-    let mut table = Table::default();
-    if !plain.is_empty() {
-        let lab =
-            Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
-        run_in(lab, kind, "server up", &plain, &mut table)?;
-    }
-    if !smb_direct.is_empty() {
-        let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
-        let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
-        run_in(lab, kind, "server up beside SMB Direct", &smb_direct, &mut table)?;
-    }
-    if !fabric.is_empty() {
-        let lab = Lab::start(&format!("test-nvmeof-{}", std::process::id()), &nvmeof::nodes())?;
-        run_on_fabric(&lab, &fabric, &mut table)?;
-    }
+    let table = std::thread::scope(|threads| -> Result<Table> {
+        // Its guests end with the thread that has started them.
+        let beside = threads.spawn(|| on_fabrics(&fabric));
+        let mut table = on_sites(kind, &plain, &smb_direct)?;
+        let beside = beside.join().map_err(|_| anyhow::anyhow!("the thread of the fabric's lab panicked"))?;
+        table.append(beside?);
+        Ok(table)
+    })?;
     print!("\n{}", table.render());
     println!(
         "{} passed, {} failed, {:.0} s in all",
@@ -162,6 +162,30 @@ pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
         started.elapsed().as_secs_f64()
     );
     Ok(table.failed() == 0)
+}
+
+fn on_sites(kind: Kind, plain: &[&Scenario], smb_direct: &[&Scenario]) -> Result<Table> {
+    let mut table = Table::default();
+    if !plain.is_empty() {
+        let lab =
+            Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
+        run_in(lab, kind, "server up", plain, &mut table)?;
+    }
+    if !smb_direct.is_empty() {
+        let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
+        let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
+        run_in(lab, kind, "server up beside SMB Direct", smb_direct, &mut table)?;
+    }
+    Ok(table)
+}
+
+fn on_fabrics(scenarios: &[&Scenario]) -> Result<Table> {
+    let mut table = Table::default();
+    if !scenarios.is_empty() {
+        let lab = Lab::start(&format!("test-nvmeof-{}", std::process::id()), &nvmeof::nodes())?;
+        run_on_fabric(&lab, scenarios, &mut table)?;
+    }
+    Ok(table)
 }
 
 fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut Table) -> Result<()> {

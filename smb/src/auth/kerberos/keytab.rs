@@ -1,8 +1,6 @@
 //! Keytab files: the keys that the KDC shares with this server. The format is MIT Kerberos' version 2 (`0x05 0x02`), which `kadmin ktadd`,
 //! `ktutil`, `msktutil`, `net ads keytab` and Windows' `ktpass` write.
 
-use std::fmt;
-
 use super::encryption::{EncryptionType, Key};
 use crate::limits;
 
@@ -149,12 +147,6 @@ impl<'a> Fields<'a> {
         let (bytes, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(bytes)
-    }
-}
-
-impl fmt::Display for Keytab {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.principals.join(", "))
     }
 }
 
