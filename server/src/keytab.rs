@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_smb::auth::{Kerberos, Keytab};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 use zeroize::Zeroizing;
 
 use crate::limits::{KEYTAB_BYTES_MAX, KEYTAB_REFRESH};
@@ -123,9 +123,6 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let mode = file.metadata().map_err(|error| error.to_string())?.mode();
     if mode & 0o007 != 0 {
         return Err(format!("every user of this machine can use it (mode {:o}): chmod 600", mode & 0o7777));
-    }
-    if mode & 0o070 != 0 {
-        warn!(path = %path.display(), "the keytab can be used by its group");
     }
     file.take(KEYTAB_BYTES_MAX).read_to_end(&mut contents).map_err(|error| error.to_string())?;
     Ok(contents)
