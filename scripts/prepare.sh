@@ -119,7 +119,7 @@ prepare_binaries() {
     chmod 755 "$tmp"
     {
         flock 9
-        # Where another clone was faster, its folder stays. One that somebody half removed does not.
+        # If another clone was faster, its folder stays. A folder that is half removed does not.
         has_all_programs "$BINARIES" || {
             remove_entry "$BINARIES"
             mv -T "$tmp" "$BINARIES"
@@ -129,7 +129,7 @@ prepare_binaries() {
         ls -dt "$cache"/*/ | grep -v '\.tmp/$' | tail -n +5 | while read -r name; do
             if [ -n "$(find "$name" -maxdepth 0 -mtime +0)" ]; then remove_entry "${name%/}"; fi
         done
-        # Left over from who was killed.
+        # Left over from scripts that were killed.
         find "$cache" -mindepth 1 -maxdepth 1 -name '*.tmp' -mtime +0 -exec rm -rf {} +
     } 9>"$cache/lock"
 }

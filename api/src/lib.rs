@@ -1,5 +1,5 @@
-//! The custom resources of Forebay, group `storage.forebay.io`, version `v1alpha1`, and the names that everyone who
-//! works with them must agree on.
+//! The custom resources of Forebay, group `storage.forebay.io`, version `v1alpha1`, and the names that all programs
+//! that work with them must agree on.
 //!
 //! The CustomResourceDefinitions are generated from these types ([`definitions`]) into `charts/forebay/crds`.
 

@@ -8,7 +8,7 @@ pub const LABEL_CLUSTER_NAMESPACE: &str = "storage.forebay.io/cluster-namespace"
 pub const LABEL_INSTANCE: &str = "storage.forebay.io/instance";
 /// Label on a volume's Secret: the volume's id.
 pub const LABEL_VOLUME: &str = "storage.forebay.io/volume";
-/// Label and its value by which the field knows who made an object.
+/// The common Kubernetes label that names the program that made an object.
 pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`LABEL_MANAGED_BY`] on the operator's objects.
 pub const MANAGED_BY_OPERATOR: &str = "forebay-operator";

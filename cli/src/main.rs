@@ -1,6 +1,6 @@
-//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), who uses it and how much (`top`,
-//! `who`), all of that in one archive for support (`bundle`), whether the operator works on it (`pause`, `resume`), and how instances
-//! continue if their record was lost (`adopt`).
+//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), how much each volume is used
+//! (`top`) and by which pods (`who`), all of that in one archive for support (`bundle`), whether the operator works on it
+//! (`pause`, `resume`), and how instances continue if their record was lost (`adopt`).
 //!
 //! It works with its user's rights; only `pause`, `resume` and `adopt` change something. Everything is read first; what is shown, found and done
 //! is then worked out by pure functions.

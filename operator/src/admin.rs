@@ -58,7 +58,7 @@ pub enum AdminError {
     },
 }
 
-/// What the operator shows and whom it trusts.
+/// The certificate that the operator presents, and the authorities that it trusts.
 #[derive(Clone)]
 pub struct Identity {
     config: Arc<rustls::ClientConfig>,

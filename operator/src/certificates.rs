@@ -27,8 +27,8 @@ const NEXT_KEY: &str = "next.key";
 const PROMOTED: &str = "promoted";
 /// Certificates are valid from a little before they are made: clocks differ.
 const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
-/// How long everybody has to take a new bundle of authorities. A kubelet brings a changed Secret into its pods within two
-/// minutes.
+/// How long servers and clients have to take a new bundle of authorities. A kubelet brings a changed Secret into its pods
+/// within two minutes.
 pub const SETTLE: SignedDuration = SignedDuration::from_hours(1);
 /// Least validity of an authority.
 const AUTHORITY_VALIDITY_MIN: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);

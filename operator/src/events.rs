@@ -10,7 +10,7 @@ use crate::limits::{EVENT_NOTE_MAX, EVENTS_PER_RECONCILE_MAX};
 /// An Event about a cluster, or one of its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Whether somebody should have a look.
+    /// Whether an administrator should have a look.
     pub warning: bool,
     /// In CamelCase.
     pub reason: &'static str,
@@ -45,7 +45,7 @@ impl Notice {
     }
 }
 
-/// What has changed that somebody would want to know.
+/// The changes that an administrator would want to know.
 #[must_use]
 pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> Vec<Notice> {
     let mut found = Vec::new();

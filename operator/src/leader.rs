@@ -20,7 +20,7 @@ use crate::leases::Leases;
 /// Name of the Lease.
 pub const LEASE: &str = "forebay-operator";
 
-/// How patient everybody is.
+/// Timing of the leader election.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// How long a Lease is good for without being renewed.
@@ -82,7 +82,7 @@ fn since_boot() -> Duration {
     seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).unwrap_or_default())
 }
 
-/// One who stands for election.
+/// A replica that takes part in the leader election.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     api: Api<Lease>,
@@ -97,7 +97,7 @@ pub struct Candidate {
 type Seen = Option<(String, Instant)>;
 
 impl Candidate {
-    /// Stands for election under a name that no other candidate has.
+    /// Takes part in the election under a name that no other candidate has.
     #[must_use]
     pub fn new(client: Client, namespace: &str, identity: String, timing: Timing) -> Self {
         let tenure = Tenure::new(timing.duration);
@@ -165,7 +165,7 @@ impl Candidate {
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "the Lease cannot be renewed");
-                    // Somebody else's write to the Lease in the same moment says nothing of the API server.
+                    // A conflict says nothing about the API server: another client wrote to the Lease at the same moment.
                     if !matches!(&error, kube::Error::Api(status) if status.code == 409) {
                         self.failed();
                     }
@@ -236,7 +236,7 @@ impl Candidate {
         }
         let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or_default();
         lease.spec = Some(self.spec(transitions.saturating_add(1)));
-        // The version makes sure that of two who try at once one fails.
+        // The version makes sure that one of two replicas that try at once fails.
         won(self.api.replace(LEASE, &PostParams::default(), &lease).await)
     }
 
@@ -247,7 +247,7 @@ impl Candidate {
             return Ok(false);
         }
         spec.renew_time = Some(MicroTime(Timestamp::now()));
-        // A conflict here may be anybody's annotation: the next try sees who holds it.
+        // A conflict here may be another client's annotation: the next try sees which replica holds the Lease.
         self.api.replace(LEASE, &PostParams::default(), &lease).await.map(|_| true)
     }
 }

@@ -268,7 +268,8 @@ impl Leases {
     }
 }
 
-/// Whether a node was off long before anybody looked. Only there the time in a Lease counts: clocks that differ by minutes do no harm.
+/// Whether a node was off long before the operator first looked. Only then does the time in a Lease count: clocks that
+/// differ by minutes do no harm.
 fn was_off(seen: &Seen, newest: Option<Timestamp>) -> bool {
     let (Some(newest), Some(renewed)) = (newest, seen.renewed) else { return false };
     let behind = Duration::try_from(newest.duration_since(renewed)).unwrap_or_default();

@@ -162,7 +162,7 @@ fn latest(events: Vec<Event>, now: Timestamp, age_max: Duration) -> Option<Strin
     recent.max_by_key(|(at, _)| *at).map(|(_, message)| message)
 }
 
-/// When an Event happened last: whoever writes it fills in some of these.
+/// When an Event happened last: the program that writes it fills in some of these times.
 fn last_seen(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|s| s.last_observed_time.as_ref()).map(|t| t.0);
     let last = event.last_timestamp.as_ref().map(|t| t.0);

@@ -308,7 +308,7 @@ async fn set_finalizer(
     if wanted {
         finalizers.push(names::FINALIZER_CLUSTER.to_owned());
     }
-    // With the version: somebody else's finalizer that came in between is not lost.
+    // With the version: a finalizer that another client has added in between is not lost.
     let patch =
         json!({ "metadata": { "finalizers": finalizers, "resourceVersion": cluster.resource_version() } });
     match api.patch(&cluster.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {

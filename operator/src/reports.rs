@@ -137,7 +137,7 @@ impl Reports {
             .await;
     }
 
-    /// Asks everybody at intervals, for ever, and says so where something has changed.
+    /// Asks every instance at intervals, for ever, and sends to `changed` when a report has changed.
     pub async fn poll(self, changed: mpsc::Sender<()>) {
         let mut interval = tokio::time::interval(POLL_INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -263,7 +263,7 @@ pub async fn operate(
     });
     followers.spawn(reports.poll(changed));
     let stop = async move {
-        // An error means that whoever could say so is gone: then it is the end, too.
+        // An error means that the sender of `end` is gone: then it is the end, too.
         let _ = end.wait_for(|end| *end).await;
     };
     let n = namespace;

@@ -1,7 +1,7 @@
 //! Whether an instance with pools on fabrics goes to another node. Pure: decided from signs of life.
 //!
 //! What would be wrong: to leave an instance where its node is dead, and to take it away where only the operator cannot see
-//! it. The second does no harm to data (the old server is fenced first), but stops everybody's I/O for nothing. So the
+//! it. The second does no harm to data (the old server is fenced first), but stops the I/O of all clients for nothing. So the
 //! judge is the kubelet, by its Lease: while that is renewed the node lives, and the server with it as long as the kubelet
 //! says so.
 
@@ -103,8 +103,8 @@ pub struct Signs {
     pub now: Timestamp,
     /// What the kubelet says.
     pub kubelet: Kubelet,
-    /// For how long the kubelet's Lease has been seen not to change, by somebody who looked all the time; `None` where
-    /// there is no Lease, or no observation.
+    /// For how long the kubelet's Lease has not changed while the operator observed it without a gap; `None` where there is
+    /// no Lease, or no observation.
     pub silent: Option<Duration>,
     /// The pod.
     pub pod: PodSign,
@@ -112,7 +112,7 @@ pub struct Signs {
     pub answers: bool,
     /// Whether the node is cordoned.
     pub cordoned: bool,
-    /// Whether somebody has asked for a move.
+    /// Whether a move was requested.
     pub asked: bool,
     /// When the instance came to this node, where it moved.
     pub moved: Option<Timestamp>,
@@ -160,7 +160,7 @@ pub enum Why {
     ServerDown,
     /// Its node is cordoned.
     NodeCordoned,
-    /// Somebody has asked.
+    /// A move was requested.
     Asked,
 }
 

@@ -194,7 +194,7 @@ async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_reported() 
         }] }] } })
     };
     let nodes: Api<StorageNode> = Api::all(stage.client.clone());
-    // The first cannot be read by anybody; the second has no device; the third fits.
+    // The first cannot be parsed; the second has no device; the third fits.
     let statuses = [port("ACTIVE", "no address"), json!({ "status": {} }), port("ACTIVE", "192.0.2.1")];
     for (n, status) in (1..).zip(&statuses) {
         let node = StorageNode::new(&stage.node(n), forebay_api::StorageNodeSpec::default());

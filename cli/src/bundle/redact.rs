@@ -14,7 +14,7 @@ fn sounds_secret(name: &str) -> bool {
 }
 
 /// Takes out of an object of Kubernetes what may hold secrets, and what is of no use: what was last applied (which repeats the
-/// object as it was written), who manages which field, and the values of variables with telling names. Secrets are not read at all.
+/// object as it was written), the field managers, and the values of variables with telling names. Secrets are not read at all.
 pub(super) fn object(object: &mut Value) {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields");

@@ -139,7 +139,7 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
 }
 
 /// Whether a pod that was evicted, has failed or is being deleted leaves no gap: evicted pods of a Deployment stay until
-/// somebody deletes them. Of the node plugin only a pod on the same node will do, and nothing stands in for a server.
+/// they are deleted. Only a pod on the same node replaces one of the node plugin, and nothing replaces a server.
 fn is_replaced(pod: &Pod, pods: &[Pod]) -> bool {
     let is_going = |pod: &Pod| {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -200,7 +200,7 @@ fn container_trouble(container: &ContainerStatus) -> Option<(String, &'static st
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
                 "make what the message names"
             }
-            // It is on its way.
+            // The container is still starting.
             _ => return None,
         };
         let mut what = format!("container {}: {reason}", container.name);

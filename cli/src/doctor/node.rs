@@ -24,7 +24,7 @@ enum Wish {
     Required,
 }
 
-/// That, of the two who could use it.
+/// What each of the two possible users of RDMA asks of it.
 #[derive(Clone, Copy, Debug)]
 struct Wishes {
     /// Servers: where they are put, and what they listen on.

@@ -131,7 +131,7 @@ pub struct Observed {
     pub pools: BTreeMap<String, BTreeSet<String>>,
     /// What the record says of instances that can move.
     pub record: record::Record,
-    /// For how long nodes have given no sign of life, by name, where somebody has looked.
+    /// For how long nodes have given no sign of life, by name, where their Leases were observed.
     pub silences: BTreeMap<String, Duration>,
     /// Takeovers pause.
     pub pause: Option<Pause>,
@@ -145,7 +145,7 @@ pub struct Observed {
     pub target_pods: Vec<Pod>,
     /// Every key of the record.
     pub recorded: BTreeSet<String>,
-    /// StorageClasses by name: those of this cluster, and others with names that it wants.
+    /// StorageClasses by name: those of this cluster, and others with names that it requires.
     pub storage_classes: BTreeMap<String, StorageClass>,
     /// What the servers reported last.
     pub reports: BTreeMap<String, Report>,
@@ -196,7 +196,7 @@ pub struct Desired {
     pub moves: Vec<record::Move>,
     /// Pods of epochs that are over.
     pub end: Vec<PodDeletion>,
-    /// Keys to be taken out of the record of nodes, whoever has put them there.
+    /// Keys to be taken out of the record of nodes, no matter which field manager set them.
     pub forget: Vec<String>,
     /// Instances with volumes that are to be destroyed.
     pub destroy_volumes: Vec<String>,

@@ -21,7 +21,7 @@ use crate::takeover::{Decision, Kubelet, PodSign, Rule, Signs, Why, decide, is_l
 fn signs(view: &View<'_>, instance: &str, seat: &Seat) -> Signs {
     let node = find(view, &seat.node);
     let pod = view.observed.pods.get(instance);
-    // A pod of an earlier epoch is on its way out, and says nothing of the present one.
+    // A pod of an earlier epoch is ending, and says nothing about the present one.
     let present = pod.filter(|pod| !is_stale(view, instance, pod));
     Signs {
         now: view.observed.now,
@@ -90,8 +90,8 @@ fn choose(
     given.get(instance).map(|seat| seat.node.clone())
 }
 
-/// Who an instance is for its target from its next epoch on. One that was known by names alone stays so if an array has to allow it:
-/// its administrator has allowed that host. The bundled target allows both.
+/// What identifies an instance to its target from its next epoch on. An instance that was known by names alone stays so if an
+/// array has to allow it: the array's administrator has allowed that host. The bundled target allows both.
 fn owner(view: &View<'_>, instance: &str, node: &str) -> Option<Owner> {
     let fabrics = || view.cluster.spec.backends.iter().filter(|b| b.is_on_fabric());
     let fresh = view.known_epoch(instance) == 0;

@@ -198,7 +198,7 @@ fn a_node_that_is_lost_is_left_in_the_next_epoch() {
     let [step] = lost.moves.as_slice() else { panic!("{:?}", lost.moves) };
     assert_eq!((step.instance.as_str(), step.node.as_str(), step.epoch), ("a-0", "n3", 2));
     assert_eq!(step.moved.as_ref().map(|m| m.why.as_str()), Some("NodeLost"));
-    // Whoever dies before the write has done nothing; after it, the next one goes on from there.
+    // An operator that dies before the write has done nothing; after the write, the next operator continues from there.
     write_moves(&mut observed, &lost.moves);
     let applied = desired(&cluster, &settings(), &observed);
     assert!(applied.moves.is_empty());

@@ -1,4 +1,5 @@
-//! Nodes as placement and takeovers see them: what they lack, who leaves them, whom the bundled target allows.
+//! Nodes as placement and takeovers see them: what they lack, which instances leave them, which hosts the bundled target
+//! allows.
 
 use super::moves_tests::{fabric_cluster, fabric_running, node_with, target_cluster, target_file};
 use super::*;

@@ -1,7 +1,7 @@
 //! The record of nodes: what of it says where instances that can move are, and in which epoch.
 //!
-//! Node and epoch of such an instance change together, in one write that fails where somebody else has written since
-//! (`resourceVersion`). So whoever dies at whatever moment leaves either the old pair or the new one, never a node without
+//! Node and epoch of such an instance change together, in one write that fails if another client has written since
+//! (`resourceVersion`). So an operator that dies at any moment leaves either the old pair or the new one, never a node without
 //! its epoch; and an epoch never goes down. What the operator applies of the record otherwise does not touch these keys.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ pub struct Record {
     pub places: BTreeMap<(String, String), Place>,
     /// How an instance came to its node, where it moved.
     pub moved: BTreeMap<String, Moved>,
-    /// Who an instance is for its target, where that is more than its name and its node's.
+    /// What identifies an instance to its target, where that is more than its name and its node's.
     pub owners: BTreeMap<String, Owner>,
     /// Keys of former owners that an instance may take a pool from, by instance and pool.
     pub adopted: BTreeMap<(String, String), String>,
@@ -98,7 +98,7 @@ pub struct Move {
     pub places: BTreeMap<String, Place>,
     /// Why it moved; `None` where it is placed for the first time.
     pub moved: Option<Moved>,
-    /// Who it is in this epoch; `None` where its name and its node's are all, or nothing of that changes.
+    /// What identifies it to its target in this epoch; `None` where its name and its node's suffice, or nothing of that changes.
     pub owner: Option<Owner>,
 }
 

@@ -276,7 +276,7 @@ fn quantities(resources: &k8s_openapi::api::core::v1::ResourceRequirements) -> R
             return Err(format!("the request of {key}, {}, is more than its limit, {}", request.0, limit.0));
         }
     }
-    // A server with less ends before it has served anybody.
+    // A server with less memory ends before it has served any client.
     if let Some(memory) = limits.get("memory")
         && amount(memory).is_some_and(|m| m < 64.0 * 1024.0 * 1024.0)
     {

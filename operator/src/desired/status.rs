@@ -116,7 +116,7 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
         phase = InstancePhase::Removing;
         message = if message.is_empty() { "it is being removed".to_owned() } else { message };
     }
-    // It was published before it was read, so whoever reads it from now on sees it.
+    // The phase was published before the operator read it, so every client that reads the status from now on sees it.
     let reported = before.filter(|b| b.phase == InstancePhase::Removing && phase == InstancePhase::Removing);
     let removing_since =
         reported.map(|b| b.removing_since.clone().unwrap_or_else(|| Time(whole_seconds(view.observed.now))));

@@ -23,7 +23,7 @@ pub(super) async fn execute(
     desired: &Desired,
 ) -> Vec<String> {
     let mut refusals = Vec::new();
-    // Before their servers go: whoever takes over between the two must not wait for servers that are gone.
+    // Before their servers are removed: a replica that takes over between the two must not wait for servers that are gone.
     if let Err(error) = forget(context, cluster, &desired.forget).await {
         refusals.push(format!("the record of nodes cannot be changed: {error}"));
         return refusals;
@@ -49,7 +49,7 @@ pub(super) async fn execute(
     refusals
 }
 
-/// Takes keys out of the record of nodes, whoever has put them there.
+/// Takes keys out of the record of nodes, no matter which field manager set them.
 async fn forget(context: &Context, cluster: &StorageCluster, keys: &[String]) -> Result<(), kube::Error> {
     if keys.is_empty() {
         return Ok(());

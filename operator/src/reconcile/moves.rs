@@ -1,4 +1,4 @@
-//! Writes down where instances go, in one write that fails where anybody else has written since.
+//! Writes down where instances go, in one write that fails if another client has written since.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -45,8 +45,8 @@ pub(super) fn tell_failed_destruction(status: &mut StorageClusterStatus, why: &s
     }
 }
 
-/// Writes the status where it differs, and Events for what has changed. `false`: somebody else has changed the cluster
-/// since it was read, and all is to be looked at again.
+/// Writes the status where it differs, and Events for what has changed. `false`: another client has changed the cluster
+/// since it was read, and the caller must look at everything again.
 pub(super) async fn publish(
     context: &Context,
     api: &Api<StorageCluster>,

@@ -118,7 +118,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
     .await;
     in_touch(&stage, 4).await;
 
-    // Who still comes with a certificate of the first is turned away.
+    // A client that still presents a certificate of the first authority is refused.
     let server = names::admin_server_name("r-0", &stage.namespace);
     let endpoint = stage.admin_endpoint(1);
     eventually("the first authority's certificates are refused", || async {

@@ -386,10 +386,10 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     kubelets.end(&stage, 2).await;
 }
 
-/// The control plane hears no worker any more, for longer than a node may be silent; then it does again.
+/// The control plane receives nothing from any worker for longer than a node may be silent; then it does again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partition_from_all_workers_moves_nothing() {
-    // One of its own: nodes that fall silent matter to everybody.
+    // An API server of its own: nodes that fall silent affect every test that uses the same one.
     let api = start_api_server();
     let stage = Stage::new(&api, "storm", 4).await;
     let kubelets = Kubelets::of(&stage, 4).await;
