@@ -99,7 +99,7 @@ pub struct StorageClusterSpec {
     /// How servers read files, and what clients may cache.
     #[serde(default, skip_serializing_if = "Io::is_default")]
     pub io: Io,
-    /// StorageClasses to make and keep. They are removed with the cluster.
+    /// StorageClasses that the operator creates and maintains. They are removed with the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(validation = Rule::new("self.all(a, self.exists_one(b, b.name == a.name))").message("two storageClasses have the same name"))]
@@ -110,10 +110,10 @@ pub struct StorageClusterSpec {
     /// When another node takes an instance over. An instance can move only if all its backends are of kind NVMeoF or Target.
     #[serde(default, skip_serializing_if = "Takeover::is_default")]
     pub takeover: Takeover,
-    /// Stops the operator from changing anything of this cluster. Servers go on.
+    /// Stops the operator from changing anything in this cluster. Servers keep running.
     #[serde(default)]
     pub paused: bool,
-    /// What becomes of volumes when the cluster is deleted.
+    /// What happens to the volumes when the cluster is deleted.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
@@ -134,7 +134,7 @@ pub enum PullPolicy {
     Never,
 }
 
-/// What becomes of volumes when the cluster is deleted.
+/// What happens to the volumes when the cluster is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DeletionPolicy {
     /// The deletion waits until no volume is left.
@@ -150,7 +150,7 @@ pub enum DeletionPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Placement {
-    /// What the node's RDMA ports must be like.
+    /// Requirements for the node's RDMA ports.
     pub rdma: RdmaPlacement,
     /// Labels that the node must have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -238,7 +238,7 @@ pub struct Spread {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 64))]
     pub max_skew: u32,
-    /// Whether an instance stays away rather than break the rule.
+    /// What happens to an instance that cannot be placed without exceeding `maxSkew`.
     #[serde(default)]
     pub when_unsatisfiable: WhenUnsatisfiable,
 }
@@ -272,7 +272,7 @@ pub struct Network {
     /// What clients use.
     #[serde(default)]
     pub transport: Transport,
-    /// Run on the host's network. RDMA wants this, or an attachment.
+    /// Run on the host's network. RDMA needs this or an attachment.
     #[serde(default = "yes")]
     pub host_network: bool,
     /// NetworkAttachmentDefinition, `name` or `namespace/name`, of the network for storage traffic.
@@ -290,7 +290,7 @@ pub struct Network {
         inner(length(min = 4, max = 64), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"))
     )]
     pub addresses: Vec<String>,
-    /// Network device of the nodes that addresses are put on. Default: the one that has their network.
+    /// Network device of the nodes to which addresses are added. Default: the device with an address in the same network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15), regex(pattern = r"^[A-Za-z0-9_.@-]+$"))]
     pub interface: Option<String>,
@@ -445,13 +445,13 @@ pub struct DirectoryBackend {
         validation = Rule::new("!(self in ['/bin','/boot','/dev','/etc','/home','/lib','/opt','/proc','/root','/run','/sbin','/srv','/sys','/tmp','/usr','/var','/var/lib','/var/lib/kubelet']) && !self.startsWith('/proc/') && !self.startsWith('/sys/') && !self.startsWith('/dev/') && !self.startsWith('/etc/') && !self.startsWith('/var/lib/kubelet/')").message("path must be a directory of its own, not one of the system's")
     )]
     pub path: String,
-    /// Make the directory where it is missing. Otherwise a node without it does not fit.
+    /// Create the directory if it is missing. Otherwise a node without it does not fit.
     #[serde(default)]
     pub create: bool,
     /// How capacity is enforced.
     #[serde(default)]
     pub quota: QuotaKind,
-    /// The volumes' capacities together may be so many percent of the pool's size.
+    /// Limit for the sum of the volumes' capacities, in percent of the pool's size.
     #[serde(default = "hundred")]
     #[schemars(range(min = 1, max = 10000))]
     pub overcommit_percent: u32,
@@ -514,7 +514,7 @@ pub struct Certificates {
     #[serde(default = "ninety_days")]
     #[schemars(range(min = 1, max = 87600))]
     pub validity_hours: u32,
-    /// How long before its end it is replaced, hours. Servers and drivers take the new one without a restart.
+    /// Hours before its expiry at which a certificate is replaced. Servers and drivers use the new one without a restart.
     #[serde(default = "thirty_days")]
     #[schemars(range(min = 0, max = 87599))]
     pub renew_before_hours: u32,
@@ -538,11 +538,11 @@ impl Default for Certificates {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Io {
-    /// Clients may cache files (leases and oplocks). Without, every request goes to the server.
+    /// Clients may cache files (leases and oplocks). If false, every request goes to the server.
     pub caching: bool,
     /// Clients may cache the names in a directory and the attributes of its files, too (leases on directories).
     pub directory_leases: bool,
-    /// Large READs go past the page cache: for data sets that are larger than memory and read once.
+    /// Large READs bypass the page cache: for data sets that are larger than memory and read once.
     pub direct_reads: bool,
 }
 
@@ -571,7 +571,7 @@ pub struct Limits {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub event_loops: Option<u32>,
-    /// Threads for file-system calls that block. Default: the server's.
+    /// Threads for file-system calls that block. Default: the server's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub workers: Option<u32>,
@@ -591,7 +591,7 @@ pub struct StorageClassTemplate {
     /// Whether PersistentVolumeClaims without a class get this one.
     #[serde(default)]
     pub default: bool,
-    /// Volume handling when its claim is deleted.
+    /// What happens to a volume when its claim is deleted.
     #[serde(default)]
     pub reclaim_policy: ReclaimPolicy,
     /// Backend with the pools for the volumes. Default: any.
@@ -610,7 +610,7 @@ pub struct StorageClassTemplate {
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Volume handling when its claim is deleted.
+/// What happens to a volume when its claim is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReclaimPolicy {
     /// It is destroyed.
@@ -640,7 +640,7 @@ pub struct Upgrade {
     /// Seconds that an instance has to finish requests in flight before it ends.
     #[schemars(range(min = 1, max = 3600))]
     pub drain_timeout_seconds: u32,
-    /// Seconds that a restarted instance must have been healthy before the next one is touched.
+    /// Seconds that a restarted instance must be healthy before the next one is restarted.
     #[schemars(range(min = 0, max = 3600))]
     pub min_ready_seconds: u32,
 }
@@ -657,7 +657,7 @@ pub enum UpgradeStrategy {
     /// The operator restarts one instance after another.
     #[default]
     RollingUpdate,
-    /// An instance takes it when somebody deletes its pod.
+    /// An instance is updated when its pod is deleted.
     OnDelete,
 }
 
@@ -665,7 +665,7 @@ pub enum UpgradeStrategy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StorageClusterStatus {
-    /// The generation of the spec that the rest speaks of.
+    /// The generation of the spec that this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, `TakeoverReady` and `TakeoverPaused` where
@@ -676,7 +676,7 @@ pub struct StorageClusterStatus {
     /// The policy by which it is deleted, once its servers are being removed: what the spec says from then on comes too late.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<DeletionPolicy>,
-    /// The rest in a few words, for people.
+    /// Summary for printer columns.
     pub summary: ClusterSummary,
     /// Image that is rolled out.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -711,9 +711,9 @@ pub struct ClusterSummary {
 pub struct InstanceStatus {
     /// Its name, `<cluster>-<ordinal>`, for as long as the cluster exists.
     pub name: String,
-    /// Where it is in its life.
+    /// Phase of its life cycle.
     pub phase: InstancePhase,
-    /// Since when everybody can know that the phase is `Removing`: no new volumes are placed on it.
+    /// When the phase `Removing` was published. No new volumes are placed on the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removing_since: Option<Time>,
     /// Node that it belongs to; empty until it has been placed. With a backend of kind Directory it never changes.
@@ -727,22 +727,22 @@ pub struct InstanceStatus {
     /// Endpoint of the admin API, `ip:port`, mutual TLS; empty until it is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub admin_endpoint: String,
-    /// Transports that it serves now: "TCP", "RDMA".
+    /// Transports that it serves: "TCP", "RDMA".
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub transports: Vec<String>,
     /// Image that its pod runs.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image: String,
-    /// Version that the server tells.
+    /// Version that the server reports.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
     /// Sum of its pools, bytes.
     pub capacity_bytes: i64,
-    /// Free in its pools, bytes: what can still be provisioned.
+    /// Bytes in its pools that can still be provisioned.
     pub free_bytes: i64,
     /// Number of its volumes.
     pub volumes: u32,
-    /// SMB sessions in being.
+    /// Number of SMB sessions.
     pub sessions: u32,
     /// How often it has been started on another node; raised by takeovers. Starts at 1.
     pub epoch: u64,
@@ -750,7 +750,7 @@ pub struct InstanceStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub pools: Vec<PoolStatus>,
-    /// How it came to its node, where it was another's before.
+    /// The last move to another node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub takeover: Option<TakeoverStatus>,
     /// Why it is not ready, and what to do; empty where it is.

@@ -47,7 +47,7 @@ fn keep_alive() -> u32 {
     validation = Rule::new("self.namespaces.all(a, self.namespaces.exists_one(b, b.nqn == a.nqn && has(b.uuid) == has(a.uuid) && (!has(a.uuid) || b.uuid == a.uuid) && has(b.nguid) == has(a.nguid) && (!has(a.nguid) || b.nguid == a.nguid)))").message("two of namespaces are the same namespace: every instance needs one of its own")
 )]
 pub struct NvmeofBackend {
-    /// Ways to the target, `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`. Several need native multipath.
+    /// Addresses of the target, `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`. Several addresses need native multipath.
     #[schemars(
         length(min = 1, max = 8),
         inner(
@@ -62,21 +62,20 @@ pub struct NvmeofBackend {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["instance"])
     )]
     pub namespaces: Vec<InstanceNamespace>,
-    /// Make a file system where a namespace is blank. Never is anything overwritten.
+    /// Create a file system on a blank namespace. Existing data are never overwritten.
     #[serde(default)]
     pub format: bool,
-    /// Every change is on the namespace before it is acknowledged, so that what a program has synced survives a takeover. Without, what
-    /// was written and not flushed is lost with the server, and Linux's client may not notice.
+    /// Write every change to the namespace before it is acknowledged, so that data that a program has synced survive a takeover. If false, data that were written but not flushed are lost with the server, and the Linux client may not notice.
     #[serde(default = "yes")]
     pub write_through: bool,
-    /// Secret with keys of DH-HMAC-CHAP, in the cluster's namespace.
+    /// Secret with DH-HMAC-CHAP keys, in the cluster's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhchap_secret: Option<SecretName>,
-    /// Secret with the pre-shared key of TLS, in the cluster's namespace: what goes between servers and target is encrypted. Every
+    /// Secret with the pre-shared key of TLS, in the cluster's namespace: traffic between servers and target is encrypted. Every
     /// node that may run an instance needs `tlshd` (ktls-utils).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_secret: Option<TlsSecretName>,
-    /// How long target and namespace are waited for when a server starts, seconds.
+    /// Seconds that a starting server waits for the target and the namespace.
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
     pub connect_timeout_seconds: u32,
@@ -89,7 +88,7 @@ pub struct NvmeofBackend {
     #[serde(default = "keep_alive")]
     #[schemars(range(min = 1, max = 120))]
     pub keep_alive_seconds: u32,
-    /// The volumes' capacities together may be so many percent of the pool's size.
+    /// Limit for the sum of the volumes' capacities, in percent of the pool's size.
     #[serde(default = "hundred")]
     #[schemars(range(min = 1, max = 10000))]
     pub overcommit_percent: u32,
@@ -126,7 +125,7 @@ pub struct SecretName {
     /// Its name.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
-    /// It has the key `controller`: the target proves itself, too.
+    /// The Secret also has the key `controller`: the target must authenticate as well.
     #[serde(default)]
     pub mutual: bool,
 }
@@ -138,7 +137,7 @@ pub struct TlsSecretName {
     /// Its name.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
-    /// Version of the identity that the key has for the target. 0 is for targets that do not know 1.
+    /// Version of the TLS identity. 0 is for targets that do not support version 1.
     #[serde(default = "identity")]
     #[schemars(range(min = 0, max = 1))]
     pub identity: u8,
@@ -158,7 +157,7 @@ fn identity() -> u8 {
     validation = Rule::new("!self.nodes.exists(n, has(n.directory)) || has(self.sizeGib)").message("files of a directory need sizeGib")
 )]
 pub struct TargetBackend {
-    /// What the namespaces are reached by.
+    /// Transport to the namespaces.
     #[serde(default)]
     pub transport: FabricTransport,
     /// Port.
@@ -169,7 +168,7 @@ pub struct TargetBackend {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 4, max = 64), regex(pattern = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"))]
     pub network: Option<String>,
-    /// The nodes that offer something.
+    /// The nodes that offer drives or files.
     #[schemars(
         length(min = 1, max = 64),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
@@ -183,11 +182,10 @@ pub struct TargetBackend {
     /// durable. What clients have flushed can then be lost when a target's node loses its power.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_volatile_cache: bool,
-    /// Make a file system where a namespace is blank. Never is anything overwritten.
+    /// Create a file system on a blank namespace. Existing data are never overwritten.
     #[serde(default = "yes")]
     pub format: bool,
-    /// Every change is on the namespace before it is acknowledged, so that what a program has synced survives a takeover. Without, what
-    /// was written and not flushed is lost with the server, and Linux's client may not notice.
+    /// Write every change to the namespace before it is acknowledged, so that data that a program has synced survive a takeover. If false, data that were written but not flushed are lost with the server, and the Linux client may not notice.
     #[serde(default = "yes")]
     pub write_through: bool,
     /// CPU and memory of each target's container. Default: requests of 50m and 64Mi.
@@ -197,7 +195,7 @@ pub struct TargetBackend {
     #[serde(default = "metrics_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub metrics_port: u16,
-    /// How long target and namespace are waited for when a server starts, seconds.
+    /// Seconds that a starting server waits for the target and the namespace.
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
     pub connect_timeout_seconds: u32,
@@ -210,7 +208,7 @@ pub struct TargetBackend {
     #[serde(default = "keep_alive")]
     #[schemars(range(min = 1, max = 120))]
     pub keep_alive_seconds: u32,
-    /// The volumes' capacities together may be so many percent of the pool's size.
+    /// Limit for the sum of the volumes' capacities, in percent of the pool's size.
     #[serde(default = "hundred")]
     #[schemars(range(min = 1, max = 10000))]
     pub overcommit_percent: u32,
@@ -251,7 +249,7 @@ pub struct TargetNode {
         validation = Rule::new("!(self in ['/bin','/boot','/dev','/etc','/home','/lib','/opt','/proc','/root','/run','/sbin','/srv','/sys','/tmp','/usr','/var','/var/lib','/var/lib/kubelet']) && !self.startsWith('/proc/') && !self.startsWith('/sys/') && !self.startsWith('/dev/') && !self.startsWith('/etc/') && !self.startsWith('/var/lib/kubelet/')").message("directory must be one of its own, not one of the system's")
     )]
     pub directory: Option<String>,
-    /// Address by which it is reached. Default: the one in `network`, else that of Kubernetes.
+    /// Address at which hosts reach the node. Default: the one in `network`, else that of Kubernetes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 45), regex(pattern = r"^[0-9a-fA-F:.]+$"))]
     pub address: Option<String>,
@@ -282,9 +280,9 @@ impl FabricTransport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Takeover {
-    /// Whether the operator does it by itself. Planned moves are done in any case.
+    /// Whether the operator takes over without a request. Planned moves are done in any case.
     pub enabled: bool,
-    /// Seconds without a sign of life of the node, after which it counts as lost. A kubelet gives one every 10 s; 25 at least, so that
+    /// Seconds without a heartbeat (Lease renewal) of the node after which it counts as lost. A kubelet sends one every 10 s; 25 at least, so that
     /// one request that hung is no loss, and so that all nodes of a partition are seen to be silent before the first is taken over.
     #[schemars(range(min = 25, max = 600))]
     pub after_seconds: u32,
@@ -333,9 +331,9 @@ pub struct PoolStatus {
     pub kind: String,
     /// Its size, bytes.
     pub capacity_bytes: i64,
-    /// What can still be provisioned, bytes.
+    /// Bytes that can still be provisioned.
     pub free_bytes: i64,
-    /// Where it lies: the subsystem's NQN; empty for directories.
+    /// NQN of the subsystem; empty for directories.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub nqn: String,
     /// The namespace, `uuid:…` or `nguid:…`; empty for directories.
@@ -344,7 +342,7 @@ pub struct PoolStatus {
     /// Node of the bundled target that holds it; empty for others.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub target: String,
-    /// Paths that take I/O.
+    /// Paths that can do I/O.
     #[serde(skip_serializing_if = "is_zero")]
     pub paths_up: u32,
     /// Paths that are configured.
@@ -353,10 +351,10 @@ pub struct PoolStatus {
     /// ANA states of the paths, such as "optimized".
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ana_state: String,
-    /// Who holds the reservation, as far as known: such as "fast-0, epoch 2, on node-a".
+    /// Holder of the reservation, if known, such as "fast-0, epoch 2, on node-a".
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reservation: String,
-    /// What is wrong, in a sentence; empty where nothing is.
+    /// What is wrong, in a sentence; empty if healthy.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub health: String,
 }
@@ -377,13 +375,13 @@ pub struct TakeoverStatus {
     pub to: String,
     /// Epoch since then.
     pub epoch: u64,
-    /// Since when the node had given no sign of life, or the reason had been there.
+    /// Time of the node's last heartbeat, or since when the reason existed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When it was decided, and the epoch raised.
+    /// When the operator decided the move and raised the epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided: Option<Time>,
-    /// When its new pod was on its node.
+    /// When its new pod was scheduled to the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed: Option<Time>,
     /// When it served again.

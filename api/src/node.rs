@@ -46,7 +46,7 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeSpec {
-    /// Keeps new instances away from this node. Those that run there stay.
+    /// No new instances are placed on this node. Running instances stay.
     #[serde(default)]
     pub unschedulable: bool,
 }
@@ -55,7 +55,7 @@ pub struct StorageNodeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StorageNodeStatus {
-    /// The generation of the spec that the rest speaks of.
+    /// The generation of the spec that this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready`: the agent runs and could read everything. `RdmaReady`: at least one RDMA port is usable; its reason says
@@ -63,7 +63,7 @@ pub struct StorageNodeStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// The rest in a few words, for people.
+    /// Summary for printer columns.
     pub summary: NodeSummary,
     /// RDMA devices of the host, in order of their name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -75,7 +75,7 @@ pub struct StorageNodeStatus {
     pub kernel: KernelFacts,
     /// Version of the agent that wrote this.
     pub agent_version: String,
-    /// When something of this changed last.
+    /// When this status last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_change_time: Option<Time>,
 }
@@ -99,7 +99,7 @@ pub struct RdmaDevice {
     /// Kernel driver, such as `mlx5_core`, `bnxt_re`, `irdma`, `rdma_rxe`, `siw`; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub driver: String,
-    /// Board id or model as the device tells it; empty where it does not.
+    /// Board id or model as reported by the device; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub board: String,
     /// Firmware version; empty where there is none.
@@ -109,7 +109,7 @@ pub struct RdmaDevice {
     pub software: bool,
     /// Whether it is an iWARP device: SMB Direct is then on port 5445 instead of 445.
     pub iwarp: bool,
-    /// NUMA node; absent where the kernel names none.
+    /// NUMA node; absent if the kernel reports none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
     /// Its ports, from 1.
@@ -164,7 +164,7 @@ pub enum LinkLayer {
 pub struct NvmeDrive {
     /// Block device, such as `nvme0n1`.
     pub name: String,
-    /// Model as the controller tells it.
+    /// Model as reported by the controller.
     pub model: String,
     /// Serial number.
     pub serial: String,
@@ -173,7 +173,7 @@ pub struct NvmeDrive {
     pub wwid: String,
     /// Size in bytes.
     pub size_bytes: i64,
-    /// NUMA node; absent where the kernel names none.
+    /// NUMA node; absent if the kernel reports none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
     /// Whether something uses it: partitions, a mount, a holder such as LVM or RAID.

@@ -288,7 +288,7 @@ fn refused_by_node(placement: &Placement, name: &str, node: &Node) -> Option<(Re
             return Some((
                 Reason::SelectorMismatch,
                 format!(
-                    "placement.nodeSelector wants {key}={wanted}, the node {found}: kubectl label node {name} --overwrite {key}={wanted}"
+                    "placement.nodeSelector requires {key}={wanted}, the node {found}: kubectl label node {name} --overwrite {key}={wanted}"
                 ),
             ));
         }

@@ -288,7 +288,7 @@ fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
         Fact::No => report.warning(
             "io_uring cannot be used: a server here is slower",
             format!("{release}: kernel.io_uring_disabled is not 0, or the kernel is built without it"),
-            "sysctl -w kernel.io_uring_disabled=0, and for good in /etc/sysctl.d",
+            "sysctl -w kernel.io_uring_disabled=0, and permanently in /etc/sysctl.d",
         ),
         Fact::Unknown => {}
     }
