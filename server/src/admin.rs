@@ -44,7 +44,7 @@ pub struct AdminService {
 const TCP: &str = "tcp";
 const RDMA: &str = "rdma";
 
-/// Who asks: the client's name by its certificate, or whoever may open the socket.
+/// The caller: the client's name by its certificate, or any process that may open the socket.
 fn caller<T>(request: &Request<T>) -> Arc<str> {
     let name = request.extensions().get::<AdminClientName>();
     name.map_or_else(|| "the admin socket".into(), |AdminClientName(name)| Arc::clone(name))
@@ -541,7 +541,7 @@ impl Admin for AdminService {
 /// Why there is no admin socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody answers there.
+    /// Another server answers there.
     #[error("admin socket {0}: another server listens there: stop it, or change admin.socket")]
     Taken(PathBuf),
     /// The file system said no.

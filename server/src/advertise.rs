@@ -143,8 +143,8 @@ pub fn resolve<'a>(
     (found, empty)
 }
 
-/// Who of `listening` takes clients of a local address, where it may be announced to clients: link-local ones never, and
-/// loopback only where nothing else is listened on, because a client on another machine cannot use them.
+/// Which of `listening` takes clients of a local address, where that address may be announced to clients: link-local ones
+/// never, and loopback only where nothing else is listened on, because a client on another machine cannot use them.
 pub(crate) fn listener(address: IpAddr, listening: &[SocketAddr]) -> Option<SocketAddr> {
     let only_loopback = listening.iter().all(|l| l.ip().is_loopback());
     if is_link_local(address) || address.is_loopback() && !only_loopback {

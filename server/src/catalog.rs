@@ -23,7 +23,7 @@ use crate::pool::{Pool, PoolError, Unserved, empty, keep_reserve};
 use crate::qos::Qos;
 use crate::volume::{Credential, Phase, Protection, Quota, Record, Source};
 
-/// Labels by which the CSI provisioner says for whom a volume is made (`--extra-create-metadata`).
+/// Labels by which the CSI provisioner names the claim that a volume is made for (`--extra-create-metadata`).
 const CLAIM: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const PERSISTENT_VOLUME: &str = "csi.storage.k8s.io/pv/name";
@@ -79,7 +79,7 @@ pub struct Wish {
     pub quota: Option<Quota>,
     /// What its traffic must be.
     pub protection: Protection,
-    /// Who may open it.
+    /// The account that may open it.
     pub credential: Credential,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,

@@ -237,7 +237,7 @@ impl Config {
         if a.listen.parse::<SocketAddr>().is_err() {
             return wrong("listen", "must be \"ip:port\", or \"\" for none");
         }
-        // Whoever reaches the admin API may delete every volume: over a network there is no way to it without TLS.
+        // A client that reaches the admin API may delete every volume: over a network there is no way to it without TLS.
         for (key, path) in [("certificate", &a.certificate), ("key", &a.key), ("client_ca", &a.client_ca)] {
             if path.as_os_str().is_empty() {
                 return wrong(

@@ -178,7 +178,7 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     if result.is_ok() {
         settle(config);
     }
-    // Before the pools: whoever has those next may have the addresses at once.
+    // Before the pools: the next server that takes the pools can then take the addresses at once.
     addresses.give_up();
     namespaces.into_iter().for_each(namespace::Attached::detach);
     result
@@ -225,7 +225,7 @@ fn serve(
 ) -> Result<(), DaemonError> {
     let Entrances { smb: listeners, http, admin_tls, keytab } = entrances;
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
-    // Who comes from now on waits for a moment, until connections are accepted.
+    // A client that connects from now on waits for a moment, until connections are accepted.
     addresses.take()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     if config.server.may_be_relayed() {
@@ -564,7 +564,7 @@ impl Daemon {
                 () = either(&mut terminate, &mut interrupt) => {}
             }
         }
-        // Whoever asked for the end learns that it comes.
+        // An admin client that asked for the end still gets its answer.
         let _ = close_admin.send(true);
         for task in admin {
             let _ = tokio::time::timeout(ADMIN_FINISH_TIME_MAX, task).await;

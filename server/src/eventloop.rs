@@ -79,7 +79,7 @@ pub struct EventLoop<E> {
     rdma: Option<Rdma>,
     draining: Option<Instant>,
     last_tick: Instant,
-    /// Who goes on in the next turn, and who waits for memory.
+    /// The clients that go on in the next turn, and those that wait for memory.
     turn: turn::Turn,
     spare: SpareParts,
     /// What waits because of its volume's limits.

@@ -47,7 +47,7 @@ impl<T: Gated> Passage<T> {
     /// Gives `through` back: the gate is closed, and nothing may be changed.
     pub fn begin(through: T) -> Result<Self, T> {
         let (gate, shard) = (through.gate(), shard());
-        // Counted first: whoever closes the gate sees either this change or lets this one see that it is closed.
+        // Counted first: either the thread that closes the gate sees this change, or this change sees that the gate is closed.
         gate.under_way[shard].0.fetch_add(1, Ordering::SeqCst);
         if gate.closed.load(Ordering::SeqCst) {
             gate.under_way[shard].0.fetch_sub(1, Ordering::SeqCst);
@@ -91,7 +91,7 @@ fn shard() -> usize {
 /// Why a gate was not closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotClosed {
-    /// Somebody else has closed it.
+    /// Another snapshot or clone has closed it.
     #[error("another snapshot or clone of it is being made")]
     Taken,
     /// Changes that had begun did not end in time.
@@ -159,7 +159,8 @@ mod tests {
         assert!(!gate.is_closed() && Passage::begin(gate).is_ok());
     }
 
-    /// Threads change two numbers that are equal before and after each change; whoever has closed the gate finds them equal.
+    /// Threads change two numbers that are equal before and after each change; the thread that has closed the gate finds them
+    /// equal.
     #[test]
     fn no_change_is_seen_half_done_by_who_has_closed_the_gate() {
         let gate = Arc::new(Gate::default());

@@ -1,4 +1,4 @@
-//! HTTP for those who watch: /metrics, /healthz, /readyz.
+//! HTTP for monitoring: /metrics, /healthz, /readyz.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ struct Watched {
     counts: Looks,
 }
 
-/// Lets one thread at a time ask file systems. One that hangs lets no thread that asks it end, and those who watch ask
+/// Lets one thread at a time ask file systems. A file system that hangs blocks every thread that asks it, and monitoring asks
 /// again every few seconds.
 #[derive(Clone)]
 struct Looks(Arc<Semaphore>);
@@ -42,8 +42,8 @@ impl Looks {
         Self(Arc::new(Semaphore::new(1)))
     }
 
-    /// Runs `look` on a thread of its own once the one before has ended. Who waits no longer gives the turn back; what
-    /// runs keeps it until it ends.
+    /// Runs `look` on a thread of its own once the one before has ended. A caller that stops waiting for its turn gives it
+    /// back; a `look` that runs keeps the turn until it ends.
     async fn next<T: Send + 'static>(
         &self,
         patience: Duration,

@@ -15,7 +15,7 @@ struct Wish {
     exit: bool,
 }
 
-/// The state of the server's life, shared by all who ask or decide.
+/// The state of the server's life, shared by everything that reads or changes it.
 #[derive(Debug)]
 pub struct Life {
     phase: AtomicU8,

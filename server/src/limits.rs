@@ -210,15 +210,15 @@ pub const CLUSTER_UID_BYTES_MAX: usize = 253;
 pub const INSTANCE_ADDRESSES_MAX: usize = 8;
 /// Bytes of an interface's name (IFNAMSIZ less the zero).
 pub const INTERFACE_NAME_BYTES_MAX: usize = 15;
-/// How long the kernel keeps an address of the instance of which it hears nothing more.
+/// How long the kernel keeps an address of the instance that is no longer renewed.
 pub const ADDRESS_STAY: Duration = Duration::from_secs(10);
 /// How often that is done again.
 pub const ADDRESS_KEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Times that are asked who has an address before it is taken.
+/// How often the server asks which host has an address before it takes the address.
 pub const ADDRESS_PROBES: usize = 3;
-/// How long an answer to each is waited for.
+/// How long the server waits for an answer to each.
 pub const ADDRESS_PROBE_PAUSE: Duration = Duration::from_millis(200);
-/// How long somebody who has an address is waited for, beyond the time after which a server of ours has let go of it.
+/// How long the server waits for a host that has an address, beyond the time after which a server of ours has released it.
 pub const ADDRESS_WAIT_SPARE: Duration = Duration::from_secs(5);
 /// When a new address is announced again: switches and clients may have missed it.
 pub const ADDRESS_ANNOUNCEMENTS: [Duration; 4] =

@@ -1,9 +1,9 @@
-//! The server's memory for payload: how much there is, who has it, and who waits for it.
+//! The server's memory for payload: how much there is, which connections have it, and which wait for it.
 //!
 //! There is one budget for the process. A connection has an account, within the share of its user: the credentials of a volume are
 //! its own, so that one volume's clients cannot have it all. Where there is nothing left, a connection waits in a line and
 //! receives nothing more meanwhile; its peer finds its window closed. What a request needs to be answered is never waited for:
-//! those who wait for memory hold none that others could not have back.
+//! connections that wait for memory hold none that others could not get back.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub struct Memory {
     budget: Budget,
     tenant_bytes_max: usize,
     tenants: Mutex<HashMap<String, Group>>,
-    /// Of those who have not said yet who they are.
+    /// The share of the connections that have no known user yet.
     strangers: Group,
 }
 
@@ -146,7 +146,7 @@ impl Allowance {
         self.waiting.short = false;
     }
 
-    /// To be called when nothing more will be asked for: who wants nothing keeps no place in a line.
+    /// To be called when nothing more will be requested: a connection that needs nothing keeps no place in a line.
     pub(crate) fn settle(&mut self) {
         if !self.waiting.short {
             self.waiting.place = None;

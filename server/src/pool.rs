@@ -368,8 +368,8 @@ impl Pool {
     fn furnish(&self, path: &Path, record: &mut Record, limit_bytes: u64) -> Result<(), PoolError> {
         let directory =
             std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
-        // Everybody may do everything in it, as in the root of a fresh disk: the credentials are the guard, and above it
-        // only the server's user gets through.
+        // Every user may do everything in it, as in the root of a fresh disk: the credentials control access, and only the
+        // server's user gets through the directories above it.
         let mode = Mode::from_raw_mode(0o777);
         rustix::fs::fchmod(&directory, mode).map_err(|e| self.io("setting the volume's mode", e.into()))?;
         if record.quota == Quota::Hard {
@@ -522,8 +522,8 @@ impl Pool {
     }
 }
 
-/// Notes that all that starts of this boot acknowledged is on stable storage, whoever serves the pool next and wherever: at
-/// an orderly end, when nothing is acknowledged any more.
+/// Notes that everything that starts of this boot acknowledged is on stable storage, regardless of which server serves the
+/// pool next, and on which machine. To be called at an orderly end, when nothing is acknowledged any more.
 ///
 /// # Errors
 /// Those of the file system; then they are relied on in this boot only.

@@ -80,7 +80,7 @@ impl Snapshot {
         })
     }
 
-    /// Replaces the record in `directory`: whoever reads it, even after a power cut, finds the old or the new one whole.
+    /// Replaces the record in `directory`: a reader finds the old or the new one whole, even after a power cut.
     ///
     /// # Errors
     /// Those of writing it; the old one is then still there.

@@ -14,7 +14,7 @@ use crate::slots::{self, Content};
 const NOT_DURABLE: &str = "-";
 /// In the same place: it can be relied on for ever.
 const SETTLED: &str = "+";
-/// First line of a list of starts that are not to be relied on: whoever wrote it was about to ask the kernel for them.
+/// First line of a list of starts that are not to be relied on: the server that wrote it was about to ask the kernel about them.
 const ASKING: &str = "asking";
 
 /// Another with each boot of the machine.
@@ -89,8 +89,9 @@ impl Starts {
         self.rewrite(|of| if of == SETTLED { SETTLED } else { NOT_DURABLE }.to_owned())
     }
 
-    /// Notes that all that starts of this boot acknowledged is on stable storage, whoever serves the pool next and wherever:
-    /// at an orderly end, when nothing is acknowledged any more. The caller has synced.
+    /// Notes that everything that starts of this boot acknowledged is on stable storage, regardless of which server serves the
+    /// pool next, and on which machine. To be called at an orderly end, when nothing is acknowledged any more. The caller has
+    /// synced.
     pub(crate) fn settle(&self) -> io::Result<()> {
         let boot = boot()?;
         self.rewrite(|of| if of == boot { SETTLED } else { of }.to_owned())
@@ -106,8 +107,8 @@ impl Starts {
     ) -> io::Result<Vec<Predecessor>> {
         let boot = boot()?;
         let mut starts = self.read()?;
-        // The kernel tells of a failed write-back once: whoever is killed after it was reported and before it is noted below
-        // must leave no list that the next start would believe.
+        // The kernel reports a failed write-back once: a server that is killed after the report and before it is noted below
+        // must leave no list that the next start would rely on.
         if starts.iter().any(|start| start.of != NOT_DURABLE) {
             self.write(&format!("{ASKING}\n{}", print(&starts)))?;
         }
@@ -122,7 +123,8 @@ impl Starts {
         let found =
             starts.iter().map(|start| Predecessor { instance: start.instance, durable: start.of == SETTLED });
         let found = found.collect();
-        // What is written through is on stable storage when it is acknowledged, whoever serves the pool next and wherever.
+        // What is written through is on stable storage when it is acknowledged, regardless of which server serves the pool
+        // next, and on which machine.
         let of = if promise == Promise::AtReply { SETTLED.to_owned() } else { boot };
         starts.push(Start { instance, of });
         if let Err(error) = self.write(&print(&starts)) {

@@ -248,7 +248,7 @@ fn about(certificate: &CertificateDer<'_>) -> Result<About, String> {
     Ok(About { names: names(&parsed), not_after: parsed.validity().not_after.timestamp() })
 }
 
-/// DNS and URI names, and the common name: who the certificate is of.
+/// DNS and URI names, and the common name: they identify the subject of the certificate.
 fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     let alternative = certificate.subject_alternative_name().ok().flatten();
     let alternative = alternative.iter().flat_map(|extension| &extension.value.general_names);
@@ -339,7 +339,7 @@ pub struct AdminStream {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Who a request came from.
+/// The client that a request came from.
 #[derive(Clone, Debug)]
 pub struct AdminClientName(pub Arc<str>);
 
@@ -379,8 +379,8 @@ impl AsyncWrite for AdminStream {
     }
 }
 
-/// Accepts connections and shakes hands with each, so many at once; those that fail are closed. Whoever can reach the
-/// port can take part in a handshake, so those who do nothing but that must make room for others.
+/// Accepts connections and shakes hands with each, so many at once; those that fail are closed. Any client that can reach the
+/// port can take part in a handshake, so clients that do nothing else must make room for others.
 pub(crate) fn accept(
     listener: TcpListener,
     certificates: Arc<Certificates>,
@@ -447,7 +447,7 @@ fn accept_within(
 fn refused(peer: SocketAddr, error: &std::io::Error) {
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     match error.kind() {
-        // Whoever only looks whether the port is open.
+        // A client that only checks whether the port is open.
         std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => {
             debug!(%peer, %error, "admin API: connection refused");
         }
@@ -540,7 +540,7 @@ mod tests {
         let mut stream = tokio::time::timeout(deadline, connect).await.expect("in time").expect("accepted");
         let mut served = accepted.recv().await.expect("it goes on").expect("a stream");
         assert_eq!(&*served.connect_info().0, NAME);
-        // More silent ones do not close who is known.
+        // More silent peers do not close the connection of a known client.
         for _ in 0..=ADMIN_HANDSHAKES_MAX {
             silent.push(TcpStream::connect(address).await.expect("connected"));
         }

@@ -120,7 +120,7 @@ pub struct Record {
     pub project: Option<u32>,
     /// What its traffic must be.
     pub protection: Protection,
-    /// Who may open it; the first is the present one.
+    /// The accounts that may open it; the first is the present one.
     pub accounts: Vec<Credential>,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,
@@ -235,7 +235,7 @@ impl Record {
         })
     }
 
-    /// Replaces the record in `directory`: whoever reads it, even after a power cut, finds the old or the new one whole.
+    /// Replaces the record in `directory`: a reader finds the old or the new one whole, even after a power cut.
     ///
     /// # Errors
     /// Those of writing it; the old one is then still there.

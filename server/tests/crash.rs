@@ -401,13 +401,13 @@ impl Run {
             reported(&before),
             reported(&after)
         );
-        // Who may log on, and the files.
+        // Which passwords are good, and the files.
         let candidates = |volume: &u64| -> BTreeSet<u64> {
             let both = [&before, &after].into_iter().filter_map(|state| state.get(volume));
             both.flat_map(|found| found.passwords.iter().copied()).collect()
         };
         let address = daemon.address();
-        // All at once: those who come back after a start are made to wait.
+        // All at once: clients that come back after a start are made to wait.
         let mut looks: BTreeMap<u64, Look> = std::thread::scope(|scope| {
             let look = |volume: &u64| {
                 let (volume, candidates) = (*volume, candidates(volume));

@@ -231,7 +231,7 @@ fn a_peer_that_takes_no_answer_is_ended_and_others_go_on() {
     is_within_its_memory(&daemon, 9);
 }
 
-/// The credits that a client has left, shared by who sends and who receives.
+/// The credits that a client has left, shared by the thread that sends and the one that receives.
 #[derive(Default)]
 struct Credits {
     left: Mutex<u64>,

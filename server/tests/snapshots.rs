@@ -405,7 +405,7 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
         assert!(!copy.exists());
         assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
         until("the rest is removed", || is_empty(&xfs.path().join(".forebay/trash")).then_some(()));
-        // Whoever asked asks again.
+        // The client that asked asks again.
         match what {
             "snapshot" => drop(snapshot(&mut daemon, "s", "v").unwrap()),
             _ => drop(daemon.create(of_volume("c", "v")).unwrap()),

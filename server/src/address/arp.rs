@@ -1,4 +1,4 @@
-//! ARP (RFC 826) by a packet socket: who has an IPv4 address (RFC 5227), and telling all that it is here now.
+//! ARP (RFC 826) by a packet socket: asks which host has an IPv4 address (RFC 5227), and announces that it is here now.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -135,9 +135,9 @@ impl Arp {
         Ok(())
     }
 
-    /// Asks who has the address, as one who has none; who answers within a second or so.
-    // RFC 5227 2.1.1, with shorter times: who holds the pools' reservations has the right to the address, and the one
-    // before answers at once where it is still there.
+    /// Asks which host has the address, as a host without an address does. Returns the host that answers within a second or so.
+    // RFC 5227 2.1.1, with shorter times: the server that holds the pools' reservations has the right to the address, and the
+    // server before it answers at once where it is still there.
     pub(super) fn probe(&self, address: Ipv4Addr) -> io::Result<Option<Hardware>> {
         for _ in 0..ADDRESS_PROBES {
             let unknown = vec![0; self.link.hardware.len()];
@@ -152,18 +152,18 @@ impl Arp {
         Ok(None)
     }
 
-    /// Somebody else who has said meanwhile that the address is its own.
+    /// Another host that has claimed the address meanwhile.
     pub(super) fn conflict(&self, address: Ipv4Addr) -> io::Result<Option<Hardware>> {
         let mut found = None;
         while let Some(packet) = self.receive(Instant::now())? {
-            // Probes are no claims: who asks will be answered by the kernel.
+            // Probes are no claims: the kernel will answer the host that asks.
             let claims = packet.sender_ip == address;
             found = found.or_else(|| self.other(&packet, address).filter(|_| claims));
         }
         Ok(found)
     }
 
-    /// Who, not we, uses the address or is about to (RFC 5227 2.1.1).
+    /// The host other than this one that uses the address or is about to (RFC 5227 2.1.1).
     fn other(&self, packet: &Packet, address: Ipv4Addr) -> Option<Hardware> {
         let uses = packet.sender_ip == address;
         let probes = packet.operation == REQUEST
@@ -172,7 +172,8 @@ impl Arp {
         ((uses || probes) && packet.sender.0 != self.link.hardware).then(|| packet.sender.clone())
     }
 
-    /// Tells everybody that the address is here: as a request (RFC 5227 2.3) and as a reply, since some take only one of them.
+    /// Announces to all hosts on the link that the address is here: as a request (RFC 5227 2.3) and as a reply, since some hosts
+    /// accept only one of them.
     pub(super) fn announce(&self, address: Ipv4Addr) -> io::Result<()> {
         self.send(REQUEST, address, vec![0; self.link.hardware.len()], address)?;
         self.send(REPLY, address, self.link.broadcast.clone(), address)

@@ -28,7 +28,7 @@ use crate::limits::{
 /// Between two looks whether the kernel has found a duplicate (IPv6).
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Somebody's address on a link.
+/// The hardware address of an interface on a link.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Hardware(Vec<u8>);
 
@@ -68,12 +68,12 @@ pub enum AddressError {
         /// Where.
         interface: String,
     },
-    /// Somebody else answers for it.
+    /// Another host answers for it.
     #[error("instance.addresses: {address} is used by {by}, still after {seconds} s: end whatever that is")]
     Taken {
         /// Which.
         address: InstanceAddress,
-        /// By whom.
+        /// The host that uses it.
         by: String,
         /// How long that was waited for.
         seconds: u64,
@@ -103,7 +103,7 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> AddressError {
 pub struct Addresses {
     wanted: Vec<InstanceAddress>,
     interface: String,
-    /// How long others are waited for that have them.
+    /// How long to wait for other hosts that have them.
     wait: Duration,
     held: Mutex<Held>,
 }
@@ -134,7 +134,7 @@ impl Place {
         }
     }
 
-    /// Somebody else who says that it has the address.
+    /// Another host that claims the address.
     fn conflict(&self) -> io::Result<Option<Hardware>> {
         match (self.address.ip(), &self.arp) {
             (IpAddr::V4(ip), Some(arp)) => arp.conflict(ip),
@@ -187,8 +187,8 @@ impl Addresses {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts them on their interfaces, tells everybody, and keeps them there until [`Self::give_up`]. Somebody who has one
-    /// is waited for.
+    /// Puts them on their interfaces, announces them, and keeps them there until [`Self::give_up`]. Waits while another host
+    /// has one of them.
     ///
     /// # Errors
     /// Why one could not be had; then none is here.
@@ -229,7 +229,7 @@ impl Addresses {
         }
         let (keeper, ends) = channel();
         self.held().keeper = Some(keeper);
-        // Weak: who drops the last of the others gives them up.
+        // Weak: the thread that drops the last strong reference gives them up.
         let addresses: Weak<Self> = Arc::downgrade(self);
         let keep = move || {
             let started = Instant::now();
@@ -276,13 +276,13 @@ impl Addresses {
             if !std::mem::replace(&mut reported, true) {
                 warn!(%address, by, seconds_max = seconds, "somebody answers for the address: waiting, it may be the server before us");
             }
-            // Answers come at once: those who ask must not be many.
+            // Answers come at once: without a pause there would be too many probes.
             std::thread::sleep(ADDRESS_PROBE_PAUSE);
         }
         Ok(())
     }
 
-    /// Who else has the address.
+    /// The other host that has the address.
     fn user(&self, tables: &mut Tables, place: &Place) -> Result<Option<String>, AddressError> {
         match (place.address.ip(), &place.arp) {
             (IpAddr::V4(ip), Some(arp)) => {
@@ -314,7 +314,7 @@ impl Addresses {
         Ok(Some("another machine (duplicate address detection)".to_owned()))
     }
 
-    /// Lengthens their stay, and contradicts those who say that they have them: it is we who hold the reservations.
+    /// Lengthens their stay, and contradicts other hosts that claim them: this server holds the reservations.
     fn keep(&self, tables: &mut Tables, announce: bool) {
         // Held for all of it: what is given up is not put back.
         let mut held = self.held();

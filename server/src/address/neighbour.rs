@@ -29,12 +29,12 @@ fn encode(address: Ipv6Addr, hardware: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Tells everybody on the link.
+/// Announces the address to all nodes on the link.
 pub(super) fn announce(link: &Link, address: Ipv6Addr) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let family = AddressFamily::INET6;
     let socket = rustix::net::socket_with(family, SocketType::RAW, flags, Some(ipproto::ICMPV6))?;
-    // RFC 4861 7.1.2: others are not from this link, and not believed.
+    // RFC 4861 7.1.2: messages with another hop limit are not from this link, and are ignored.
     set_ipv6_multicast_hops(&socket, 255)?;
     set_ipv6_multicast_if(&socket, link.index)?;
     let to = SocketAddrV6::new(ALL_NODES, 0, 0, link.index);

@@ -37,7 +37,7 @@ pub(super) struct Link {
     pub(super) kind: u16,
     /// Its own address on the link.
     pub(super) hardware: Vec<u8>,
-    /// Everybody's.
+    /// The link's broadcast address.
     pub(super) broadcast: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Entry {
     pub(super) seconds: Option<u32>,
     /// Duplicates are still being looked for (IPv6).
     pub(super) tentative: bool,
-    /// Somebody else has it (IPv6).
+    /// Another host has it (IPv6).
     pub(super) duplicate: bool,
 }
 

@@ -132,7 +132,7 @@ mod inside {
         }
         let heard = other.conflict("192.0.2.200".parse().expect("an address")).expect("packets");
         assert_eq!(heard, Some(Hardware(link("here0").hardware)), "the other end hears of it");
-        // Whoever takes it away by hand has it back, as long as the server is there.
+        // An address that is removed by hand is put back, as long as the server is there.
         ip(&format!("address del {OURS} dev here0"));
         until("the address", || found(OURS).len() == 1);
         assert_eq!(ours.problem(), None);
@@ -176,7 +176,7 @@ mod inside {
             tables.put(index, address, Duration::from_secs(1)).expect("put");
             until("the end of its time", || found(text).is_empty());
         }
-        // One that somebody else has put there for ever is not touched.
+        // A permanent address, which no server puts there, is not touched.
         ip(&format!("address add {OURS} dev here0"));
         let error = addresses(&[OURS], PATIENCE).clear().expect_err("it is not ours").to_string();
         assert!(error.contains(&format!("{OURS} is on here0 already")), "{error}");

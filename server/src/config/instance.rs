@@ -1,4 +1,4 @@
-//! `[instance]`: who this server is, wherever it runs.
+//! `[instance]`: the identity of this server, wherever it runs.
 
 use std::fmt;
 use std::net::IpAddr;

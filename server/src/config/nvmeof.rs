@@ -206,7 +206,7 @@ impl NvmeofSection {
 
     pub(super) fn check(&self, instance: &InstanceSection) -> Result<(), (&'static str, String)> {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
-        // These two say who may take the namespace over.
+        // These two determine which instance may take the namespace over.
         if instance.name.is_empty() {
             return wrong(
                 "nqn",

@@ -130,7 +130,7 @@ pub struct AdminSection {
 /// Where the admin socket is unless the configuration says otherwise.
 pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 
-/// Who may use the admin API over TLS unless the configuration says otherwise.
+/// Clients that may use the admin API over TLS unless the configuration says otherwise.
 pub const ADMIN_CLIENTS: [&str; 2] = ["forebay-operator", "forebay-csi"];
 
 impl Default for AdminSection {

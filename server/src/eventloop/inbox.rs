@@ -72,7 +72,7 @@ impl Inbox {
         let first = notes.is_empty();
         notes.push(note);
         drop(notes);
-        // Who finds the inbox empty wakes; the loop takes all that is there.
+        // The thread that finds the inbox empty wakes the loop, which takes all that is there.
         if first {
             self.waker.wake();
         }

@@ -1,4 +1,4 @@
-//! One turn of an event loop: how much of it a connection may have, and who goes on in the next.
+//! One turn of an event loop: how much of it a connection may have, and which connections go on in the next.
 //!
 //! The kernel copies what is in the page cache while operations are submitted, all of them before anything of it is sent. A
 //! turn begins so many bytes of READs and WRITEs of each priority (`qos::Priority`); connections that have more to begin go on in
@@ -39,9 +39,9 @@ pub(super) struct Turn {
     bytes: [u64; Priority::ALL.len()],
     /// Connections that go on in the next, by priority.
     next: [VecDeque<u64>; Priority::ALL.len()],
-    /// Who lacks memory.
+    /// Clients that lack memory.
     short: VecDeque<u64>,
-    /// Who may have something to send.
+    /// Clients that may have something to send.
     send: Vec<u64>,
     wake: Wake,
     trimmed: Instant,

@@ -63,16 +63,16 @@ pub(crate) trait World {
     fn look(&mut self, owned: &Owned) -> Result<Found<Self::Failure>, Self::Failure>;
     /// Makes a file system.
     fn format(&mut self, owned: &Owned, force: bool) -> Result<(), Self::Failure>;
-    /// Who has used the pool last, from the file system that is not mounted, without replaying its log; none where that
-    /// cannot say so.
+    /// The last user of the pool, from the file system that is not mounted, without replaying its log; none where that does not
+    /// show one.
     fn recorded_before_replay(&mut self, owned: &Owned) -> Result<Option<PoolRecord>, Self::Failure>;
     /// Mounts it, which replays its log.
     fn mount(&mut self, owned: &Owned) -> Result<(), Self::Failure>;
-    /// Who has used the pool last, from what is mounted.
+    /// The last user of the pool, from what is mounted.
     fn recorded(&mut self, owned: &Owned) -> Result<Option<PoolRecord>, Self::Failure>;
     /// Notes that what earlier starts had in memory may be lost.
     fn distrust_starts(&mut self, owned: &Owned) -> Result<(), Self::Failure>;
-    /// Records who uses the pool now.
+    /// Records which instance uses the pool now.
     fn record(&mut self, owned: &Owned, record: &PoolRecord) -> Result<(), Self::Failure>;
     /// Whether the reservation is still ours: what came before may have taken longer than it may go unconfirmed.
     fn confirm(&mut self, owned: &Owned) -> Result<Check, Self::Failure>;

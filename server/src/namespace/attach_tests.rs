@@ -1,6 +1,6 @@
 //! The steps of [`super`] on two hosts and a target in memory, with a failure and a crash at every step: after a file system
-//! was mounted again, no write of an older mount may reach the target, whoever started, failed, died or came back; nor may one
-//! that the target had taken before, and that was still on its way, come then.
+//! was mounted again, no write of an older mount may reach the target, regardless of which host started, failed, died or came
+//! back; nor may a write take effect then that the target had taken before and that was still in flight.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use super::*;
 /// A host's memory of the file system.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
-    /// How often the file system had been mounted, by whomever, when this host mounted it.
+    /// How often the file system had been mounted, by any host, when this host mounted it.
     generation: u64,
     /// It writes nothing any more.
     ended: bool,
@@ -35,7 +35,7 @@ struct Everything {
     holder: Option<HostId>,
     disk: Option<Disk>,
     kernels: [Option<Kernel>; 2],
-    /// Of which mount what each host has on its way is: the target has taken it and has not done it yet.
+    /// The mount of the write that each host has in flight: the target has taken it and has not done it yet.
     on_its_way: [Option<u64>; 2],
     /// What must never happen.
     violations: Vec<String>,
@@ -52,7 +52,7 @@ impl Everything {
         self.holder.is_none_or(|holder| holder == host(nth))
     }
 
-    /// A host has unmounted, which waits for what it has on its way.
+    /// A host has unmounted, which waits for what it has in flight.
     fn unmounted(&mut self, nth: usize) {
         self.kernels[nth] = None;
         self.on_its_way[nth] = None;
@@ -92,7 +92,7 @@ impl Everything {
         true
     }
 
-    /// The target does what a host has on its way, whoever holds the reservation by now.
+    /// The target does what a host has in flight, regardless of which host holds the reservation by now.
     fn arrive(&mut self, nth: usize) {
         let (Some(sent), Some(disk)) = (self.on_its_way[nth].take(), &self.disk) else { return };
         if sent < disk.generation {
@@ -105,7 +105,7 @@ impl Everything {
 struct View {
     all: Shared,
     nth: usize,
-    /// A preempt is done, and its answer is lost, with what its victims have on their way still on it.
+    /// A preempt is done, and its answer is lost, while what its victims have sent is still in flight.
     unanswered: bool,
 }
 
@@ -606,11 +606,11 @@ enum Event {
     Write {
         nth: usize,
     },
-    /// It writes something, and that is on its way for a while.
+    /// It writes something, and that is in flight for a while.
     Send {
         nth: usize,
     },
-    /// What a host has on its way comes.
+    /// What a host has in flight arrives.
     Arrive {
         nth: usize,
     },
@@ -728,8 +728,8 @@ proptest! {
         prop_assert!(all.borrow().violations.is_empty(), "{:?}", all.borrow().violations);
     }
 
-    /// On one that forgets them, in which moment it takes writes of everybody, no older epoch mounts what a later one had
-    /// recorded when it took the reservation.
+    /// On a target that forgets its reservations, and in that moment takes writes of every host, no older epoch mounts what a
+    /// later one had recorded when it took the reservation.
     #[test]
     fn no_older_epoch_replays_a_log_whatever_the_target_forgets(events in prop::collection::vec(event(true), 1..160)) {
         let all = play(&events);

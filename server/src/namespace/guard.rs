@@ -158,7 +158,7 @@ fn needs_look(begun: Instant, ended: Instant, vouched_until: u64) -> bool {
 ///
 /// Where the connection to a target was lost meanwhile, the kernel has sent again what was unanswered, the flush perhaps, and
 /// to a target that was restarted and has lost what it had in a volatile cache. Such a target has forgotten the
-/// reservation: then the server ends without telling anybody, and what was not answered is done again.
+/// reservation: then the server ends without answering its clients, and what was not answered is done again.
 pub(crate) fn vouch(begun: Instant) {
     while wants_vouching(begun) && !doubted().iter().all(|doubted| doubted.is_held()) {
         // Not answered. The server ends where that goes on.
@@ -257,8 +257,9 @@ impl Ending {
         self.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 
-    /// Ends the file system, gives up the addresses, and ends the server, at once and without asking anybody. What clients
-    /// were not answered was not done; what they were answered and did not flush may be lost, as by a loss of power.
+    /// Ends the file system, gives up the addresses, and ends the server, at once and without consulting any other part of the
+    /// server. What was not answered was not done; what clients were answered and did not flush may be lost, as by a loss of
+    /// power.
     fn end(&self, fence: &Fence) -> ! {
         let pool = &self.pool;
         error!(pool, reason = %fence, "ending at once, before anything else is answered");

@@ -1,5 +1,5 @@
-//! Who has used a pool last: recorded in the pool itself, since a target that forgets reservations would give it to whoever
-//! comes first.
+//! The last user of a pool, recorded in the pool itself: a target that forgets reservations would give the pool to the first
+//! host that requests it.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -18,12 +18,12 @@ pub(crate) struct PoolRecord {
     pub(crate) cluster: String,
 }
 
-/// Who wants the pool.
+/// An instance's claim to a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) instance: String,
     pub(crate) ours: PoolRecord,
-    /// A person has said that whoever has this key is gone for good.
+    /// The key of an owner that an administrator has declared permanently gone.
     pub(crate) adopts: Option<ReservationKey>,
 }
 

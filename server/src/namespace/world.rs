@@ -77,7 +77,7 @@ impl<'a> Linux<'a> {
         })
     }
 
-    /// Who wants the pool.
+    /// This instance's claim to the pool.
     pub(super) fn claim(&self) -> Claim {
         Claim {
             instance: self.instance.name.clone(),

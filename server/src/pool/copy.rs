@@ -2,7 +2,7 @@
 //! each file and none for its bytes.
 //!
 //! What clients can see is copied: files, directories, hard links among them, owners, modes, times and extended attributes.
-//! Symbolic links, devices, sockets and pipes that somebody put below a volume are not served, and left out.
+//! Symbolic links, devices, sockets and pipes that other programs put below a volume are not served, and left out.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};

@@ -1,8 +1,8 @@
 //! RDMA devices that came after the container of this server was made.
 //!
-//! A container is given its device nodes when it is made. One that is plugged in later shows in sysfs, but nothing opens it:
-//! the server tells (`later_rdma_devices` of GetServerInfo), and whoever runs containers makes a new one. Where there is no
-//! container udev makes the node, and the device is used without further ado.
+//! A container is given its device nodes when it is made. A device that is plugged in later shows in sysfs, but nothing opens
+//! it: the server reports it (`later_rdma_devices` of GetServerInfo), and the program that runs the container makes a new one.
+//! Where there is no container, udev makes the node, and the device is used without further ado.
 
 use std::collections::BTreeSet;
 use std::fs;

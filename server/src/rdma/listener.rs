@@ -63,7 +63,7 @@ pub struct Listeners {
     pub tcp: Vec<SocketAddr>,
     /// Which ports.
     pub ports: Ports,
-    /// Who takes the connections.
+    /// The event loops that take the connections.
     pub loops: Loops,
     /// What is counted.
     pub metrics: Arc<Metrics>,

@@ -87,7 +87,7 @@ impl Unacknowledged {
             return false;
         }
         let since = *self.since.get_or_insert(now);
-        // An acknowledgment of anything counts; before the first look nothing is held against anybody.
+        // An acknowledgment of anything counts; the time before the first look does not count against the peer.
         let silent = outstanding.quiet.min(now.saturating_duration_since(since));
         silent >= self.break_time_max.unwrap_or(UNACKNOWLEDGED_TIME_MAX)
     }

@@ -128,7 +128,7 @@ fn what_is_new_inherits_or_has_what_it_was_given_before_it_has_its_name() {
     assert!(f.names("").is_empty());
 }
 
-/// Who makes files here.
+/// The owner that makes files here.
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
 #[test]

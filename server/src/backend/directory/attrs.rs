@@ -1,6 +1,6 @@
 //! What is known of a file: the file system's own attributes, and those of DOS in an extended attribute.
 //!
-//! READONLY, HIDDEN, SYSTEM, ARCHIVE and their like, a creation time that somebody set, and whether the file is a reparse
+//! READONLY, HIDDEN, SYSTEM, ARCHIVE and their like, a creation time that was set, and whether the file is a reparse
 //! point, are kept in `user.forebay.dos`. A file without it is an ARCHIVE made at its birth time. A file system without user
 //! extended attributes serves all the same; such settings are then forgotten, and there are no reparse points.
 
@@ -356,7 +356,7 @@ pub(super) fn set_reparse_point(
     let _held = file.volume.names.of(file.key);
     let before = dos_of_fd(&file.volume, file.fd.as_fd()).unwrap_or(Dos::default_of(file.directory));
     let reparse = point.as_ref().map(|(point, _)| *point);
-    // Whoever finds the mark finds the data.
+    // The data come first: a reader that finds the mark finds the data.
     if let Some((_, data)) = &point {
         rustix::fs::fsetxattr(&file.fd, REPARSE_DATA, data, XattrFlags::empty()).map_err(status)?;
     }

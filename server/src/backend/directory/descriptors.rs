@@ -174,7 +174,7 @@ pub(super) fn make(volume: &Volume, request: &OpenRequest) -> Result<Option<Owne
     make_with(&parent, name, request, &kept).map(Some)
 }
 
-/// Who a new file will belong to.
+/// The owner that a new file will have.
 fn owner_of_new(request: &OpenRequest, parent: BorrowedFd<'_>) -> Result<Owner, NtStatus> {
     let process =
         Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };

@@ -15,7 +15,7 @@ use crate::backend::errno::status;
 pub enum Promise {
     /// It survives the end of the server, not that of the machine. FLUSH, RENAME and links survive that, too.
     AtFlush,
-    /// It survives both, whoever serves the volume next.
+    /// It survives both, regardless of which server serves the volume next.
     AtReply,
 }
 

@@ -211,7 +211,7 @@ impl OpenFile {
     }
 }
 
-/// Whether mincore(2) tells the truth about a file: only to the file's owner and to those who may write to it.
+/// Whether mincore(2) tells the truth about a file: only to the file's owner and to processes that may write to it.
 fn tells_what_is_cached(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
         || rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
@@ -223,7 +223,7 @@ pub struct MappedRead {
     mapping: Arc<Mapping>,
     offset: usize,
     length: usize,
-    /// The data, once somebody had to look at them.
+    /// The data, once a caller in this process had to read them.
     copy: OnceLock<Vec<u8>>,
     /// Where a copy of a part begins, and that copy: the kernel could not read it in the mapping.
     piece: Option<(usize, Vec<u8>)>,

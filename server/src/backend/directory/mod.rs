@@ -2,12 +2,12 @@
 //!
 //! Every path is resolved by `openat2` with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS` below the
 //! volume's root, so that no name and no symlink leads out of it, even one that is swapped in meanwhile. Symbolic
-//! links, devices, sockets and pipes that somebody put there are not served: opening answers
+//! links, devices, sockets and pipes that other programs put there are not served: opening answers
 //! `STATUS_ACCESS_DENIED` and listings leave them out. Those that clients make are reparse points: files with their data in an
 //! extended attribute.
 //!
 //! Files are made with mode 0666 and directories with 0777, less the daemon's umask, and belong to its user, unless a client
-//! names owner and mode: who may do what is decided by the volume's credentials, and in a pod by the client's kernel.
+//! names owner and mode: the volume's credentials decide on access, and in a pod the client's kernel does.
 
 mod attrs;
 pub mod data;

@@ -38,7 +38,7 @@ impl NameLocks {
         NamesHeld { _first: self.lock(Self::group(directory)), _second: None }
     }
 
-    /// The names of two directories, locked in one order by everybody.
+    /// The names of two directories, locked in the same order by every thread.
     pub(super) fn of_both(&self, one: FileKey, other: FileKey) -> NamesHeld<'_> {
         let (one, other) = (Self::group(one), Self::group(other));
         let first = self.lock(one.min(other));

@@ -231,7 +231,7 @@ fn sync_directory(directory: &OwnedFd) -> Result<(), NtStatus> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = match rustix::fs::openat(directory, c".", flags, Mode::empty()) {
         Ok(open) => open,
-        // Removed itself: then that is to be settled by whoever does it.
+        // The directory itself was removed: the operation that removes it makes that durable.
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(status(errno)),
     };

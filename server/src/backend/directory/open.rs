@@ -127,7 +127,7 @@ fn find_or_make(volume: &Volume, request: &OpenRequest) -> Result<(OwnedFd, bool
         }
         match make(volume, request) {
             Ok(fd) => return Ok((fd, true)),
-            // Somebody was faster; or, where a new one is made, faster at deleting it.
+            // Another process or client has made it meanwhile; the next attempt opens it, or finds it deleted and makes it.
             Err(NtStatus::OBJECT_NAME_COLLISION) if request.mode == OpenMode::Either => {}
             Err(status) => return Err(status),
         }
@@ -144,7 +144,7 @@ pub(super) fn access(request: &OpenRequest) -> OFlags {
     }
 }
 
-/// O_NONBLOCK: a pipe that somebody put there must not stop this thread before it is seen to be one.
+/// O_NONBLOCK: a pipe that another program put there must not block this thread before it is recognized as a pipe.
 const FIND: OFlags = OFlags::NOCTTY.union(OFlags::NONBLOCK);
 
 fn find(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, Errno> {

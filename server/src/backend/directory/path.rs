@@ -143,7 +143,7 @@ pub(super) fn long(volume: &Volume, path: &RelPath) -> Result<RelPath, NtStatus>
 /// The name of the one file that has this short name; `None` where a file is called that, or none or several have it.
 fn name_behind(volume: &Volume, directory: &str, short: &str) -> Result<Option<String>, NtStatus> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    // Who opens the file learns what is wrong with its path.
+    // Opening the file reports what is wrong with its path.
     let Ok(directory) = open_below(volume, directory.as_bytes(), flags, Mode::empty()) else {
         return Ok(None);
     };
