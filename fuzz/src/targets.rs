@@ -323,7 +323,7 @@ pub fn tokens(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Security tokens of a client; whoever gets in is the one who may.
+/// Security tokens of a client; only the user who may log on is authenticated.
 pub fn authenticate(data: &[u8]) {
     let mut acceptor = acceptor();
     let lookup = |user: &str, _: &str| match user {

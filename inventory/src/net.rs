@@ -3,7 +3,7 @@
 use crate::limits::NETDEV_BYTES_MAX;
 use crate::tree::{Identity, Tree};
 
-/// IFF_UP of `flags` (linux/if.h): somebody has set it up.
+/// IFF_UP of `flags` (linux/if.h): an administrator or a program has set it up.
 const IFF_UP: u32 = 1;
 
 /// ARPHRD_INFINIBAND (linux/if_arp.h): IP over InfiniBand.
@@ -16,7 +16,7 @@ pub struct Netdev {
     pub name: String,
     /// `up`, `down`, `lowerlayerdown`, `dormant`, `unknown` and the like; empty if unknown.
     pub operstate: String,
-    /// Whether it has been set up by somebody.
+    /// Whether an administrator or a program has set it up.
     pub enabled: bool,
     /// Whether its link is there; none where the kernel does not say (it does not for one that is not enabled).
     pub carrier: Option<bool>,

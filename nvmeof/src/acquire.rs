@@ -1,12 +1,14 @@
-//! Holding a namespace against all other hosts: who may take it, and whether we still have it.
+//! Holding a namespace against all other hosts: which host may take it, and whether we still have it.
 //!
 //! The rules, whatever the order in which hosts come, go and return:
 //! * The reservation is of exclusive access, so the target refuses all that is not the holder's: there is one writer.
-//! * It may be taken from an *earlier epoch of the same instance* only, and by preempt-and-abort, which ends what the
-//!   earlier one still has on its way before it answers.
-//! * That is done by a *pending* key, which the target keeps whatever becomes of us, and which gives way to our own when the answer
-//!   was seen. Who finds it there, in the same start or a later one, has not seen it, and waits until the earlier holder is cut off.
-//! * Who sees a later epoch, or the same one on another host, steps back. Who sees another instance touches nothing.
+//! * It may be taken from an *earlier epoch of the same instance* only, and by preempt-and-abort, which ends the
+//!   commands that the earlier one still has in flight before it answers.
+//! * This is done with a *pending* key, which the target keeps whatever becomes of us. Our own key replaces it once we have seen
+//!   the answer. An instance that finds the pending key, in the same start or a later one, has not seen the answer, and waits
+//!   until the earlier holder is cut off.
+//! * An instance that sees a later epoch of itself, or the same one on another host, steps back. If it sees another instance, it
+//!   touches nothing.
 //! * Each step is decided again on a report, so that two that come at once see each other.
 
 use crate::device::{ReservationError, Reservations};
@@ -15,7 +17,7 @@ use crate::key::{Epoch, InstanceHash, ReservationKey};
 use crate::limits::ACQUIRE_STEPS_MAX;
 use crate::report::{Registrant, Report, ReservationType};
 
-/// Who wants the namespace.
+/// The instance that acquires the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Me {
     /// Which instance.
@@ -27,8 +29,8 @@ pub struct Me {
     /// The same instance before it knew its cluster: its keys are those of earlier epochs, where their number
     /// is lower.
     pub former: Option<InstanceHash>,
-    /// A key that is no epoch of ours, and may be preempted all the same: a person has said that whoever has it is gone for
-    /// good.
+    /// A key that is no epoch of ours, and may be preempted all the same: an administrator has declared that the server with
+    /// this key is permanently gone.
     pub adopts: Option<ReservationKey>,
 }
 
@@ -75,8 +77,8 @@ impl Me {
         ReservationKey::pending(self.instance, self.epoch)
     }
 
-    /// Whether whoever has this key had seen the end of what it took the namespace from. Of a key to be adopted it is unknown
-    /// which of the two it is.
+    /// Whether the host that registered this key had seen the end of what it took the namespace from. Of a key to be adopted it
+    /// is unknown which of the two it is.
     fn is_settled(&self, key: ReservationKey) -> bool {
         let settled = |instance| key.settled_epoch_of(instance).is_some();
         settled(self.instance) || self.former.is_some_and(settled)
@@ -108,7 +110,7 @@ pub enum NotAcquired {
         /// Where the other is.
         host: HostId,
     },
-    /// Somebody who is no epoch of this instance is registered.
+    /// A host is registered with a key of no epoch of this instance.
     #[error(
         "host {host} is registered with the key {key}, which is not this instance's: another server or cluster uses the \
          namespace; if that is gone for good, adopt the namespace from this key (pool.nvmeof.adopt_key), or clear its reservations"
@@ -252,7 +254,7 @@ pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquir
         };
         match done {
             Ok(()) => former = former.after(step, me),
-            // Another was quicker: the next report says who.
+            // Another host was quicker: the next report says which one.
             Err(ReservationError::Conflict) => {}
             Err(error) => return Err(error.into()),
         }
@@ -324,7 +326,7 @@ fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
             Standing::Epoch(theirs) if theirs > me.epoch => {
                 return Err(NotAcquired::Superseded { ours: me.epoch, theirs, host });
             }
-            // Another host by its identity, and perhaps the same machine: only a later number says who is the later one.
+            // Another host by its identity, and perhaps the same machine: only a later number shows which one is later.
             Standing::Former(theirs) if theirs >= me.epoch => {
                 return Err(NotAcquired::Superseded { ours: me.epoch, theirs, host });
             }
@@ -345,13 +347,13 @@ fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
         // Registered earlier ones could reserve before us. Without a holder, this unregisters them and takes nothing.
         None => earlier,
     };
-    // NVMe Base 7.2, 7.5: who acquires must be registered, and a host has one key.
+    // NVMe Base 7.2, 7.5: a host that acquires must be registered, and it has one key.
     let (ours, pending) = (me.key(), me.pending_key());
     let wanted = if puts_out.is_some() { pending } else { ours };
     let mine = match mine {
         None => return Ok(Step::Register(wanted)),
         Some(key) if key == pending || key == wanted => key,
-        // What it says, ours has to say, too: whoever has it may have put somebody out.
+        // Ours has to be pending, too: the start that registered the old key may have preempted another host.
         Some(old) if !me.is_settled(old) => return Ok(Step::Replace { old, new: pending }),
         Some(old) => return Ok(Step::Replace { old, new: wanted }),
     };

@@ -1,4 +1,4 @@
-//! Who we are to a target: an instance on a node.
+//! Our identity towards a target: an instance on a node.
 //!
 //! A target tells hosts apart by their host identifier: a reservation belongs to a host, not to a connection (NVMe Base
 //! 8.19). Were the identity the instance's alone, the node that takes an instance over would be the same host as the

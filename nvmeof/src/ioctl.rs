@@ -175,7 +175,7 @@ pub(crate) fn pr_clear(file: &File, key: u64) -> Status {
 }
 
 /// Ends the file system that this directory is in: from now on it answers with EIO, and nothing of what it had in memory
-/// is written, not even its log. It can then be unmounted, whoever has its device.
+/// is written, not even its log. It can then be unmounted, whichever host has its device.
 ///
 /// # Errors
 /// Where the file system cannot do that, or we lack CAP_SYS_ADMIN.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 /// Name space of the hashes.
 const INSTANCES: Uuid = Uuid::from_u128(0x2d9c_41f6_5b3e_4f7d_9a02_c1d8_63e4_7f15);
 
-/// Which start of an instance: whoever starts it elsewhere raises it. From 1.
+/// Which start of an instance, from 1: each start elsewhere raises it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u32);
 
@@ -80,7 +80,7 @@ impl ReservationKey {
         Self(self.0 ^ PENDING)
     }
 
-    /// A key that a target tells of; whoever made it.
+    /// A key that a target reports, whichever host made it.
     #[must_use]
     pub fn from_number(number: u64) -> Self {
         Self(number)

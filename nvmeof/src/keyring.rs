@@ -104,7 +104,7 @@ impl Keyring {
 
     /// The key of this pair, put there where it is not. One of the same identity with another payload goes.
     pub(crate) fn put(&self, pair: &PairPsk) -> Result<KeySerial, KeyringError> {
-        // Only who has the keyring in one of its own may read the keys in it.
+        // Only a process that has the keyring in one of its own keyrings may read the keys in it.
         keyctl::link(self.serial, keyctl::THREAD_KEYRING).map_err(failed("have"))?;
         let found = self.keys()?.into_iter().find(|(_, identity)| *identity == pair.identity);
         let mut there = Zeroizing::new([0; KEY_BYTES_MAX]);

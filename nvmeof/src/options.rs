@@ -159,7 +159,7 @@ pub struct Authentication {
 pub struct Subsystem {
     /// Its name.
     pub nqn: Nqn,
-    /// Who we are.
+    /// Our identity.
     pub host: HostIdentity,
     /// Keys, where the target asks for them.
     pub authentication: Option<Authentication>,

@@ -26,11 +26,11 @@ pub enum NotPlanned {
     /// A subsystem that is not wanted by any path is to be disconnected as such.
     #[error("no path to {0} is given")]
     NoPath(String),
-    /// More than anybody has.
+    /// More than any real setup has.
     #[error("{0} paths are given; at most {PATHS_MAX} are taken")]
     TooManyPaths(usize),
-    /// Someone else on this node has it connected. The kernel would make one device of both's paths, and half of our
-    /// commands would go out as that host's, which reservations refuse, or worse.
+    /// This node has it connected already, as another host. The kernel would make one device of the paths of both, and half of
+    /// our commands would go out as that host's, which reservations refuse, or worse.
     #[error(
         "{controller} connects {nqn} already, as host {host}: disconnect it, or use that subsystem from one host only"
     )]

@@ -86,7 +86,7 @@ impl Report {
         })
     }
 
-    /// Who holds the reservation. All registrants do where its type says so; then the first.
+    /// The registrant that holds the reservation. All registrants do if its type says so; then the first.
     #[must_use]
     pub fn holder(&self) -> Option<&Registrant> {
         self.reservation?;

@@ -65,8 +65,8 @@ struct Seen {
     usable: bool,
 }
 
-/// Watches the paths to one namespace. The kernel tells of no change of `ana_state` or `state` in sysfs to those who wait,
-/// so one looks; a look takes less than a millisecond.
+/// Watches the paths to one namespace. The kernel does not notify waiting processes of a change of `ana_state` or
+/// `state` in sysfs, so they are polled; a poll takes less than a millisecond.
 #[derive(Clone, Debug)]
 pub struct Watch {
     sysfs: Sysfs,

@@ -1,4 +1,4 @@
-//! HTTP for those who watch: /metrics, /healthz, /readyz.
+//! HTTP for monitoring: /metrics, /healthz, /readyz.
 
 use std::fmt;
 use std::sync::Arc;

@@ -2,7 +2,8 @@
 //! configuration says, keeps it so, and takes away what it made (docs/guides/target.md).
 //!
 //! `config` is what is wanted, [`observed`] what the kernel has, [`source`] what the drives are like, [`plan`] the pure
-//! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says what belongs to whom.
+//! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says what belongs to which
+//! target.
 
 mod cli;
 mod config;

@@ -200,7 +200,7 @@ fn forsaken_hosts<'a>(
 fn is_ours_to_forget(host: &str, wanted: &Wanted, observed: &Observed) -> bool {
     let has_key = observed.hosts.get(host).is_some_and(|host| host.has_key);
     let is_wanted = wanted.subsystems.iter().any(|s| s.hosts.iter().any(|name| name.as_str() == host));
-    // A key was given by somebody else.
+    // This target sets no keys: a key is from elsewhere.
     !has_key && !is_wanted
 }
 

@@ -16,7 +16,7 @@ pub(crate) enum Step {
     Make(String),
     /// Removes one.
     Remove(String),
-    /// Removes one unless somebody uses it.
+    /// Removes one unless it is in use.
     RemoveUnused(String),
     /// Writes an attribute.
     Set(String, String),
@@ -47,7 +47,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Who takes steps: the kernel, or a test's.
+/// Takes steps: the kernel's nvmet, or a fake one in a test.
 pub(crate) trait Hands {
     /// Takes one.
     ///

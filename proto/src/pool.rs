@@ -1,4 +1,4 @@
-//! What a pool can promise, by one rule for all who ask a server: the driver, which places volumes, and the operator,
+//! What a pool can promise, by one rule for all clients of a server: the driver, which places volumes, and the operator,
 //! which says how much is left.
 
 use crate::admin::Pool;
@@ -19,8 +19,8 @@ impl Pool {
         }
         let limit = u128::from(self.total_bytes) * u128::from(overcommit_percent) / 100;
         let promised = u64::try_from(limit).unwrap_or(u64::MAX).saturating_sub(self.provisioned_bytes);
-        // What others keep in the file system is not there to be promised. Who overcommits has said that it may be, as
-        // long as there is anything.
+        // Space that other files take up in the file system cannot be promised. An administrator who overcommits has said
+        // that it may be, as long as any space is free.
         match overcommit_percent {
             ..=100 => promised.min(self.free_bytes),
             _ if self.free_bytes == 0 => 0,

@@ -1,8 +1,8 @@
 //! One budget for the memory of all buffers of a process, and the shares that connections and groups of them have of it.
 //!
 //! Pools draw memory from the budget and keep it when a buffer comes back, so that in a steady state nothing here is
-//! touched. Where the budget is used up, a pool takes what other pools keep and do not use; where nothing is kept, who
-//! asks waits in a [`Line`].
+//! touched. If the budget is used up, a pool takes what other pools keep and do not use; if nothing is kept, the caller
+//! waits in a [`Line`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

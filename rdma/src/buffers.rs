@@ -243,7 +243,7 @@ impl BufferPool {
         }
     }
 
-    /// Memory of buffers that somebody uses.
+    /// Memory of buffers in use.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         self.0.bytes_in_use.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! The RDMA connection manager: who wants to connect, and what becomes of connections.
+//! The RDMA connection manager: which peers ask to connect, and what becomes of connections.
 
 use std::fmt;
 use std::mem;

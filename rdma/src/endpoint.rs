@@ -189,7 +189,7 @@ impl Endpoint {
         sizes: Sizes,
     ) -> Result<Self, Errno> {
         let device = outgoing.device()?;
-        // Who connects lends memory; it reaches for none.
+        // The connecting side lends memory; it accesses none of the peer's.
         let depths = (0, device.reads_max);
         Self::made(outgoing.id, device, depths, notifier, context, sizes)
     }
@@ -287,7 +287,7 @@ impl Endpoint {
     /// # Errors
     /// Those of the connection manager.
     pub fn accept(&mut self) -> Result<(), Errno> {
-        // [MS-SMBD] 3.1.4.1: credits see to it that a receive is there; who breaks that is disconnected.
+        // [MS-SMBD] 3.1.4.1: credits ensure that a receive is there; a peer that breaks that is disconnected.
         let mut parameters = self.parameters(0);
         // SAFETY: the identifier has a queue pair.
         check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
@@ -668,7 +668,7 @@ fn work_request(elements: &mut [ibv_sge]) -> ibv_send_wr {
     request
 }
 
-/// What a failed completion means for who reads a log.
+/// What a failed completion means, for readers of a log.
 fn describe(status: ibv_wc_status::Type) -> Failure {
     Failure::Broken(match status {
         ibv_wc_status::IBV_WC_WR_FLUSH_ERR => return Failure::Flushed,

@@ -1,6 +1,6 @@
 //! Security descriptors that files keep, and what they grant ([MS-DTYP] 2.5.3, [MS-FSA] 2.1.5.1.2.1).
 //!
-//! Everyone who opens a volume does so as one user. That user is the owner of each file and a member of its group, and so has the
+//! All clients open a volume as one user. That user is the owner of each file and a member of its group, and so has the
 //! owner's right to read and change the descriptor. A file that keeps none grants everything.
 
 use crate::limits::DESCRIPTOR_BYTES_MAX;
@@ -222,7 +222,7 @@ fn owner_rights() -> Sid {
     creator(4)
 }
 
-/// Groups that all who have logged on over a network are in.
+/// Groups that every user who has logged on over a network is in.
 fn of_everybody() -> [Sid; 3] {
     let of_nt = |which| Sid { identifier_authority: 5, sub_authorities: vec![which] };
     [Sid::everyone(), of_nt(11), of_nt(2)]

@@ -427,8 +427,8 @@ impl Ea {
     }
 }
 
-/// A name that is being removed: whoever carries [`FsOpKind::Close`] out drops this when the name is gone, or could not be
-/// removed. Until then CREATE answers STATUS_DELETE_PENDING for it, and so does a CREATE that was under way by then; other
+/// A name that is being removed: the backend that carries out [`FsOpKind::Close`] drops this when the name is gone, or could
+/// not be removed. Until then CREATE answers STATUS_DELETE_PENDING for it, and so does a CREATE that was under way by then; other
 /// names of the file stay in use.
 #[must_use]
 pub struct Unlink {

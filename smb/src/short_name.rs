@@ -75,7 +75,7 @@ pub fn may_be_made(name: &str) -> bool {
         }
 }
 
-/// Whether `short` is the short name that was made of `name`. To those who use short names a name with a backslash is none.
+/// Whether `short` is the short name that was made of `name`. To programs that use short names, a name with a backslash is none.
 #[must_use]
 pub fn is_of(short: &str, name: &str) -> bool {
     may_be_made(short) && !name.contains('\\') && !is_short(name) && of(name) == short

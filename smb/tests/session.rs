@@ -1,4 +1,4 @@
-//! Conversations about who may speak: NEGOTIATE, SESSION_SETUP, TREE_CONNECT, signatures, seals, credits.
+//! Conversations about which clients may speak: NEGOTIATE, SESSION_SETUP, TREE_CONNECT, signatures, seals, credits.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -200,7 +200,7 @@ fn dialects_before_the_minimum_are_refused() {
 
 #[test]
 fn a_relayed_logon_is_of_no_use() {
-    // Who relays has the session, but not its key: no request is signed.
+    // An attacker who relays a logon has the session, but not its key: no request is signed.
     let tree_connect = |client: &mut Client| {
         let header = client.header(Command::TREE_CONNECT, 1);
         let message = client.message(header, &support::requests::tree_connect("vol"));

@@ -1,4 +1,4 @@
-//! What one side can and wants ([MS-SMBD] 3.1.1.1).
+//! What one side supports and requests ([MS-SMBD] 3.1.1.1).
 
 use std::time::Duration;
 

@@ -98,7 +98,7 @@ impl Connection {
     /// [`InvalidConfig`] where the configuration cannot work.
     pub fn new(config: Config, now: Instant) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        // Who connects announces a size before it knows how long the peer's messages will be.
+        // The connecting side announces a size before it knows how long the peer's messages will be.
         let assumed = config.max_receive_size.min(limits::ASSUMED_PEER_SEND_SIZE_BYTES);
         Ok(Self {
             state: match config.role {

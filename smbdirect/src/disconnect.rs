@@ -43,7 +43,7 @@ pub enum Misbehaviour {
     /// PreferredSendSize of a Negotiate Response is more than we receive ([MS-SMBD] 3.1.5.7).
     #[error("it announces to send {0} bytes at a time, more than it was offered")]
     PreferredSendSize(u32),
-    /// A message came to who connects before it had asked.
+    /// A message came to the connecting side before it had asked.
     #[error("it spoke before it was asked")]
     BeforeRequest,
     /// A message came for which no receive had been announced.

@@ -1,8 +1,8 @@
 //! The SMB Direct protocol ([MS-SMBD]) as a state machine, pure: no I/O, no clock, no randomness, no runtime.
 //!
 //! * [`wire`]: the messages, and the descriptors of a peer's memory.
-//! * [`Connection`]: negotiation, credits both ways, fragments, keep-alive, for who connects and who accepts.
-//! * [`Config`]: what a side can and wants; [`limits`]: every limit by name.
+//! * [`Connection`]: negotiation, credits both ways, fragments, keep-alive, for the connecting and the accepting side.
+//! * [`Config`]: what a side supports and requests; [`limits`]: every limit by name.
 //!
 //! Payload never enters this crate. The transport owns registered buffers and names them by [`BufferId`]; what is to be sent
 //! comes in as [`Segment`]s of them, and what was received goes out as such.

@@ -16,7 +16,7 @@ pub const READ_WRITE_MAX_BYTES: u32 = 8 * 1024 * 1024;
 pub const RECEIVE_CREDITS_MAX: u16 = 4096;
 /// Receives of one connection beyond those: from here comes what is granted so that the last send credit can be spent.
 pub const RECEIVE_RESERVE: u16 = 1;
-/// Send credits held at once. A peer would need so many receives posted; who grants more does not mean it.
+/// Send credits held at once. A peer would need so many receives posted; granting more is misbehaviour.
 pub const SEND_CREDITS_MAX: u32 = u16::MAX as u32;
 /// Credits that a peer holds when a message of ours spends our last one: with two it can give one back and still speak.
 pub const LAST_CREDIT_FLOOR: u32 = 2;
@@ -35,9 +35,9 @@ pub const SEGMENTS_PER_MESSAGE_MAX: usize = 1024;
 /// Elements of an array of buffer descriptors: one for each page of the largest READ.
 pub const DESCRIPTORS_MAX: usize = (READ_WRITE_MAX_BYTES / 4096) as usize;
 
-/// How long who connects waits for the connection and the answer ([MS-SMBD] 3.1.4.1).
+/// How long the connecting side waits for the connection and the answer ([MS-SMBD] 3.1.4.1).
 pub const NEGOTIATION_TIMEOUT_ACTIVE: Duration = Duration::from_secs(120);
-/// How long who accepts waits for the request ([MS-SMBD] 3.1.7.2).
+/// How long the accepting side waits for the request ([MS-SMBD] 3.1.7.2).
 pub const NEGOTIATION_TIMEOUT_PASSIVE: Duration = Duration::from_secs(5);
 /// Silence after which the peer is asked for a sign of life ([MS-SMBD] 3.1.2.2).
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(120);

@@ -47,7 +47,7 @@ fn word(bytes: &[u8], nth: usize) -> u64 {
 }
 
 impl DiskLog {
-    /// Reads a log with sectors of 512 bytes. Whoever writes it may have been killed, but not within a write.
+    /// Reads a log with sectors of 512 bytes. The process that writes it may have been killed, but not within a write.
     ///
     /// # Errors
     /// When it cannot be read, or is none.

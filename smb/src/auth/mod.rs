@@ -1,5 +1,5 @@
-//! SPNEGO ([RFC 4178], [MS-SPNG]) with NTLMv2 ([MS-NLMP]) and Kerberos ([RFC 4120], [RFC 4121], [MS-KILE]): who is this, and which session
-//! key do we share.
+//! SPNEGO ([RFC 4178], [MS-SPNG]) with NTLMv2 ([MS-NLMP]) and Kerberos ([RFC 4120], [RFC 4121], [MS-KILE]): which user
+//! this is, and which session key both sides share.
 //!
 //! [`Acceptor`] is the server's side of one SESSION_SETUP exchange, [`Initiator`] the client's, for tests and tools.
 //! Challenge, time and random keys are parameters.

@@ -1,4 +1,4 @@
-//! The NT hash: what a server must know to verify NTLMv2, and as good as the password for whoever steals it.
+//! The NT hash: what a server must know to verify NTLMv2, and as good as the password for an attacker who steals it.
 
 use std::fmt;
 

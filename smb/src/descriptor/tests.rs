@@ -116,7 +116,7 @@ fn entries_are_passed_on_as_their_flags_say() {
         assert_eq!(passed_on(&above, false), expected(of_file.as_slice()), "{flags:?}");
         assert_eq!(passed_on(&above, true), expected(of_directory), "{flags:?}");
     }
-    // CREATOR OWNER: who makes it, and in a directory for what is made there as well.
+    // CREATOR OWNER: the user who makes it, and in a directory for what is made there as well.
     let both = file | directory;
     let above = kept(vec![with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both)]);
     let own = Ace::allow(Sid::unix_user(1000), AccessMask::FILE_GENERIC_READ);

@@ -29,7 +29,7 @@ pub struct ServerConfig {
     pub started: u64,
     /// The oldest dialect that is spoken.
     pub min_dialect: Dialect,
-    /// Names that clients know the server by. Where there are any, a client that says by NTLM whom it means must mean one of
+    /// Names that clients know the server by. If there are any, a client that names its server by NTLM must name one of
     /// them.
     pub target_names: Vec<String>,
     /// Users may log on by NTLM.

@@ -25,7 +25,7 @@ use crate::wire::create_context::LeaseState;
 pub(crate) struct KeptOpens {
     /// By Open.DurableFileId.
     by_id: HashMap<u64, Kept>,
-    /// Who has come back for one that is not lost yet, as far as the server knows.
+    /// Requests that reclaim an open that is not lost yet, as far as the server knows.
     waiting: Vec<Waiting>,
     /// The server stops: nothing is kept any more.
     stopped: bool,
@@ -165,7 +165,7 @@ pub(super) fn may_keep(open: &Open) -> Option<u32> {
     if !open.keeps_handle() {
         return None;
     }
-    // Beside an open that does not cache writes others may work, who must not wait for locks of a client that is away.
+    // Beside an open that does not cache writes, other clients may work. They must not wait for locks of a client that is away.
     if open.file.locks_of(open.id) > 0 && !keeps_writes(open) {
         return None;
     }

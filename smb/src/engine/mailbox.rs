@@ -79,7 +79,7 @@ mod models {
             for poster in posters {
                 poster.join().expect("posted");
             }
-            // Whoever posts has its event loop look afterwards.
+            // Each thread that posts makes its event loop look afterwards.
             taken.extend(mailbox.take());
             let mut tokens: Vec<u64> = taken
                 .iter()

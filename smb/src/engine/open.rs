@@ -58,7 +58,8 @@ pub(crate) struct Open {
     parent_lease_key: Option<LeaseKey>,
     /// It has written what leases on its directory were not broken for.
     unreported: AtomicBool,
-    /// It is among those who have written ([`LeasedDirectories::written`]), for what it has not flushed since or for something earlier.
+    /// It is among the opens that have written ([`LeasedDirectories::written`]), for what it has not flushed since or for
+    /// something earlier.
     ///
     /// [`LeasedDirectories::written`]: crate::engine::file::leased_directories::LeasedDirectories::written
     is_listed: AtomicBool,
@@ -277,7 +278,7 @@ impl Open {
         }
     }
 
-    /// Its client has sent all that it has written, for the time being: those who cache the directory see its size and times.
+    /// Its client has sent all that it has written, for the time being: clients that cache the directory see its size and times.
     pub(crate) fn flushed(&self, clients: &dyn Clients) {
         if self.unreported.swap(false, Ordering::AcqRel) {
             self.report_writes(clients);

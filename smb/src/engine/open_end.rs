@@ -64,7 +64,7 @@ fn end_watches(open: &Open, ended: &LinkFate, clients: &dyn Clients) {
     }
 }
 
-/// A name, or only the `stream`, has been removed by who named `parent` as the lease on its directory.
+/// A name, or only the `stream`, has been removed by an open that named `parent` as the lease on its directory.
 pub(crate) fn removed(open: &Open, parent: Option<LeaseKey>, stream: bool, clients: &dyn Clients) {
     if stream {
         return open.volume.watches.stream_changed(NotifyAction::REMOVED_STREAM, open, clients);

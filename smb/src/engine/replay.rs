@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::sync::AtomicBool;
 use crate::wire::create::CreateAction;
 
-/// Who asks and Open.CreateGuid.
+/// The client that asks, and Open.CreateGuid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CreateKey {
     pub(crate) client_guid: [u8; 16],

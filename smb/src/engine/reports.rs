@@ -24,12 +24,12 @@ pub enum Event {
     SessionEstablished {
         /// SessionId.
         session_id: u64,
-        /// Who.
+        /// The user.
         username: String,
     },
     /// Authentication failed; the reason is for the log only.
     AuthenticationFailed {
-        /// Who it claimed to be; empty where it did not come that far.
+        /// The user that the client claimed to be; empty if it did not come that far.
         username: String,
         /// Why.
         reason: String,
@@ -43,7 +43,7 @@ pub enum Event {
     ChannelBound {
         /// SessionId.
         session_id: u64,
-        /// Who.
+        /// The user.
         username: String,
     },
     /// The connection is no channel of a session any more, but others are.
@@ -53,7 +53,7 @@ pub enum Event {
     },
     /// A tree connect was refused.
     TreeRefused {
-        /// Who.
+        /// The user.
         username: String,
         /// The share asked for.
         share: String,

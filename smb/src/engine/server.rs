@@ -28,7 +28,7 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard};
 pub struct SessionInfo {
     /// SessionId.
     pub id: u64,
-    /// Who logged in.
+    /// The user who logged in.
     pub username: String,
     /// The transports' names for the peer, one for each channel, oldest first.
     pub client_addresses: Vec<String>,
@@ -63,9 +63,9 @@ pub struct VolumeUse {
     pub activity: Arc<Activity>,
 }
 
-/// The server as a whole. Cheap to share; every lock in it is for cold paths. Whoever holds one takes only those after it: kept
-/// opens; a volume's files; one file; its volume's leases, CREATEs that can be sent again, files with breaks, sessions, one
-/// session; what clients watch; an open's own state; mail.
+/// The server as a whole. Cheap to share; every lock in it is for cold paths. A thread that holds one takes only those after it:
+/// kept opens; a volume's files; one file; its volume's leases, CREATEs that can be sent again, files with breaks, sessions,
+/// one session; what clients watch; an open's own state; mail.
 pub struct Server {
     pub(crate) config: ServerConfig,
     pub(crate) file_ids: FileIds,

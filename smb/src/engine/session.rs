@@ -22,7 +22,7 @@ use crate::wire::{Dialect, FileTime};
 /// An authenticated session.
 pub(crate) struct Session {
     pub(crate) id: u64,
-    /// Who logged in, as the client spelled it.
+    /// The user who logged in, as the client spelled the name.
     pub(crate) username: String,
     /// The one volume that this user may open.
     pub(crate) volume_id: String,
@@ -281,8 +281,8 @@ impl Session {
         inner.channels.connections()
     }
 
-    /// Takes a channel away. A session without channels has ended. Of one that has ended, the first who comes here gets
-    /// all that must be closed.
+    /// Takes a channel away. A session without channels has ended. Of one that has ended, the first caller gets all that
+    /// must be closed.
     pub(crate) fn leave(&self, connection: ConnectionId) -> RemovedChannel {
         let mut inner = self.inner();
         let last = inner.channels.leave(connection);

@@ -56,7 +56,7 @@ pub struct VolumeConfig {
     pub id: String,
     /// The backend's root of this volume, given back in [`crate::fs::FsOpKind::Open`].
     pub backend: FsHandle,
-    /// Who may open it.
+    /// The accounts that may open it.
     pub accounts: Vec<Account>,
     /// What the wire must be.
     pub protection: Protection,
@@ -91,7 +91,7 @@ pub(crate) struct Volume {
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
     pub(crate) files: Arc<Files>,
-    /// Its leases: of no use to who may not open it.
+    /// Its leases: of no use to clients that may not open it.
     pub(crate) leases: LeaseTable,
     /// Its directories that clients watch.
     pub(crate) watches: Watches,

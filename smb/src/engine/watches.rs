@@ -40,7 +40,7 @@ const STREAM_CONTENTS: CompletionFilter = CompletionFilter::STREAM_SIZE.union(Co
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) action: NotifyAction,
-    /// Who wants to hear of it.
+    /// Which watches it is reported to.
     pub(crate) filter: CompletionFilter,
     pub(crate) path: &'a RelPath,
     /// It has happened to this named stream.
@@ -123,7 +123,7 @@ fn list_size(changes: &[FileNotifyInformation]) -> usize {
     changes.iter().fold(0, |sum: usize, change| sum.next_multiple_of(4) + size(change))
 }
 
-/// The name that a change is reported with to those who watch `directory`, which is above it.
+/// The name that a change is reported with to clients that watch `directory`, which is above it.
 fn relative(directory: &RelPath, change: &Change<'_>) -> String {
     let below = change.path.as_str().strip_prefix(directory.as_str()).unwrap_or_default();
     let mut name = below.trim_start_matches('/').replace('/', "\\");
@@ -246,7 +246,7 @@ impl Inner {
         Some(watch)
     }
 
-    /// Takes a watch away and answers all who wait.
+    /// Takes a watch away and answers all requests that wait for it.
     fn end(&mut self, owner: FileId, status: NtStatus, clients: &dyn Clients) {
         let Some(watch) = self.remove(owner) else { return };
         for waiter in watch.waiters {
@@ -272,7 +272,7 @@ impl Watches {
         self.notify(changes, clients);
     }
 
-    /// As [`Self::report`], to those who watch.
+    /// As [`Self::report`], to clients that watch.
     pub(crate) fn notify(&self, changes: &[Change<'_>], clients: &dyn Clients) {
         let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
         if !changes.iter().any(|change| interests.intersects(change.filter)) {
@@ -329,7 +329,7 @@ impl Watches {
         self.report(&[Change { action, filter, path: &path, stream: None }], parent, clients);
     }
 
-    /// As [`Self::modified`], to those who watch.
+    /// As [`Self::modified`], to clients that watch.
     pub(crate) fn notify_modified(
         &self,
         filter: CompletionFilter,
@@ -383,7 +383,7 @@ impl Watches {
         let inner = &mut *guard;
         inner.add(open, asked)?;
         self.interests.store(inner.interests(), Ordering::Relaxed);
-        // Who closes it marks it first and takes the watch away then.
+        // A thread that closes it marks it first and takes the watch away then.
         if open.is_closing() {
             inner.remove(open.id());
             self.interests.store(inner.interests(), Ordering::Relaxed);

@@ -61,7 +61,7 @@ fn with_posix_semantics_a_name_goes_before_others_have_closed_the_file() {
     dispose(&mut a, fa, posix).unwrap();
     close(&mut a, fa).unwrap();
     assert_eq!(lab.memory.contents("f"), None);
-    // Who has it open goes on, beside a new file of that name.
+    // A client that has it open goes on, beside a new file of that name.
     write(&mut b, fb, 0, b"old").unwrap();
     write(&mut b, s, 0, b"stream").unwrap();
     let new = file("f").disposition(CreateDisposition::CREATE).id(&mut a);

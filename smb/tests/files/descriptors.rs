@@ -107,7 +107,7 @@ fn what_a_create_does_to_a_file_needs_its_right() {
     // A stream is data of its file.
     assert_eq!(may(&mut client, file("d\\a:s"), READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
     assert_eq!(file("d\\a:s").access(WRITE).send(&mut client).err(), Some(DENIED));
-    // Who has made a file has it as asked for, whatever its list.
+    // The open that makes a file has the access that it asked for, whatever its list.
     let given = encoded(&with_list(vec![everyone(READ)]));
     let open =
         file("d\\new").option(CreateOptions::DELETE_ON_CLOSE).context(RequestContext::SdBuffer(&given));

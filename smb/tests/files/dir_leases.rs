@@ -498,7 +498,7 @@ fn no_one_waits_for_the_acknowledgment_of_a_change() {
     let (mut a, mut b) = two(&mut lab);
     leased(&mut a, "d", D, RH);
     close_of(&mut b, &file("d\\f"));
-    // Nor who opens the directory meanwhile, be it by the same client with another key.
+    // Nor does an open of the directory meanwhile, be it by the same client with another key.
     let (_, state, _) = leased(&mut b, "d", OTHER, RH);
     assert_eq!(state, RH);
     lab.deliver(&mut [&mut a, &mut b]);

@@ -515,7 +515,7 @@ impl Inner {
                 times.creation = info.creation.unwrap_or(times.creation);
                 times.last_access = info.last_access.unwrap_or(times.last_access);
                 times.last_write = info.last_write.unwrap_or(times.last_write);
-                // As on real file systems, it is not for anyone to choose.
+                // As on real file systems, a client cannot choose it.
                 times.change += 1;
                 if let Some(attributes) = info.attributes {
                     node.attributes = attributes & !(NORMAL | DIRECTORY | REPARSE_POINT);

@@ -37,7 +37,7 @@ fn an_existing_file_is_replaced_if_asked_and_allowed() {
     let g = file("g").id(&mut b);
     write(&mut b, g, 0, b"old").unwrap();
     assert_eq!(rename(&mut a, f, "g", false), Err(NtStatus::OBJECT_NAME_COLLISION));
-    // As clients with POSIX semantics do: the one who has it open goes on reading the old file.
+    // As clients with POSIX semantics do: the client that has it open goes on reading the old file.
     rename(&mut a, f, "g", true).unwrap();
     assert_eq!(read(&mut b, g, 0, 10).as_deref(), Ok(&b"old"[..]));
     assert_eq!(lab.memory.contents("g").as_deref(), Some(&b"new"[..]));

@@ -83,7 +83,7 @@ fn remove(client: &mut Client, name: &str) {
 fn names_that_come_go_and_change_are_reported() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
-    // Who may delete it keeps others from renaming in it.
+    // An open that may delete it keeps others from renaming in it.
     let d = directory("d").access(AccessMask::FILE_GENERIC_READ).id(&mut a);
     waits(&mut a, d, NAMES, false);
     make(&mut b, "elsewhere");

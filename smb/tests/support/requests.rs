@@ -32,7 +32,7 @@ pub fn negotiate(dialect: Dialect, ciphers: &[Cipher], signing: &[SigningAlgorit
     negotiate_as(dialect, ciphers, signing, CAPABILITIES, CLIENT_GUID)
 }
 
-/// As [`negotiate`], saying who asks and what it can do.
+/// As [`negotiate`], with the GUID and the capabilities of the client.
 pub fn negotiate_as(
     dialect: Dialect,
     ciphers: &[Cipher],

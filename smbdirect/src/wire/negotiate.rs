@@ -2,7 +2,7 @@
 
 use super::{Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
 
-/// What who connects can and wants ([MS-SMBD] 2.2.1).
+/// What the connecting side supports and requests ([MS-SMBD] 2.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct NegotiateRequest {
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Status {
     }
 }
 
-/// What was agreed on, and what who accepts can and wants ([MS-SMBD] 2.2.2).
+/// What was agreed on, and what the accepting side supports and requests ([MS-SMBD] 2.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct NegotiateResponse {

@@ -1,5 +1,5 @@
 //! The frame of SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43), as far as it says where descriptors lie. The transforms themselves
-//! are the business of whoever has keys.
+//! are up to the code that has the keys.
 
 use super::crypto_transform::CryptoTransform;
 use super::descriptor::Descriptors;

@@ -252,7 +252,7 @@ pub(crate) struct Pair {
     pub(crate) wire: [VecDeque<Packet>; 2],
     ledgers: [Ledger; 2],
     pub(crate) now: Instant,
-    /// Every message so far: who sent it, and its first bytes.
+    /// Every message so far: the side that sent it, and its first bytes.
     pub(crate) log: Vec<(usize, Vec<u8>)>,
 }
 

@@ -74,7 +74,7 @@ enum Purpose {
     Checksum = 0x99,
 }
 
-/// The bytes do not fit the key, or somebody has changed them.
+/// The bytes do not fit the key, or they have been changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotAuthentic;
 

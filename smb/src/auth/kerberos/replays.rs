@@ -1,4 +1,4 @@
-//! Which authenticators have been seen ([RFC 4120] 3.2.3): who has recorded a client's message cannot use it again.
+//! Which authenticators have been seen ([RFC 4120] 3.2.3): an attacker who has recorded a client's message cannot use it again.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -57,7 +57,7 @@ pub(in crate::auth) fn mic(exported_session_key: &[u8; 16], messages: &[&[u8]]) 
     hmac_md5(exported_session_key, messages)
 }
 
-/// Who signs.
+/// The side that signs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::auth) enum Side {
     Client,

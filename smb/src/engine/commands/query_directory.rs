@@ -222,7 +222,7 @@ impl Query {
         true
     }
 
-    /// [MS-FSA] 2.1.5.6.3 would cut the first name where not even that fits; half a name is of no use to anyone.
+    /// [MS-FSA] 2.1.5.6.3 would cut the first name where not even that fits; half a name is of no use to a client.
     fn answer_full(self) -> Step {
         self.open.state().directory.settle();
         let Output { bytes, last, counted, .. } = self.output;

@@ -239,7 +239,7 @@ fn set_basic(open: Arc<Open>, info: BasicInfo) -> Step {
                 return Step::Fail(status);
             }
             if open.directory {
-                // Who caches the directory caches its attributes, too.
+                // Clients that cache the directory cache its attributes, too.
                 open.file.data_changed(open.id, ctx.server);
             }
             open.volume.watches.modified(watched(&info), &open, ctx.server);

@@ -33,8 +33,8 @@ pub(crate) fn outgoing(ctx: &Ctx<'_>) -> Result<Option<Outgoing>, NtStatus> {
 }
 
 /// The four bytes behind the MessageId in the nonce of a signature of READ data. In messages' nonces only the first of them
-/// is set ([MS-SMB2] 3.1.4.1), and a message is a READ or a WRITE, so that neither they nor who does the same for its WRITEs
-/// have this nonce, too.
+/// is set ([MS-SMB2] 3.1.4.1), so no message has this nonce. A message is a READ or a WRITE, so a client that does
+/// the same for its WRITEs does not use it either.
 const PAYLOAD_NONCE_TAIL: [u8; 4] = [1, 0, 0, 0x80];
 
 /// Seals the data of a READ where they lie, or signs them: what the response says of it ([MS-SMB2] 3.3.5.12).

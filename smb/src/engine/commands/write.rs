@@ -48,7 +48,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if open.directory {
         return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
     }
-    // Who may only append still says where: clients that append know the end.
+    // A client that may only append still says where: clients that append know the end.
     if !AccessMask(open.access).intersects(DATA_CHANGING) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }

@@ -1,4 +1,4 @@
-//! Who may cache something of a file, and how it is asked to give that up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+//! Clients that may cache something of a file, and how they are asked to give that up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
 
 use std::time::{Duration, Instant};
 
@@ -128,7 +128,7 @@ impl Holder {
             || is_stat_only(opener.access)
     }
 
-    /// What is left to this holder by an opener who takes something from it.
+    /// What is left to this holder by an opener that takes something from it.
     pub(in crate::engine) fn left_by(&self, opener: &Opener, violation: bool) -> Option<LeaseState> {
         if self.is_spared_by(opener) {
             return None;

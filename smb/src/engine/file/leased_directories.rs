@@ -35,15 +35,15 @@ struct Inner {
     by_open: HashMap<FileId, RelPath>,
     /// Names that backends are removing for clients that are gone.
     leaving: Vec<(Arc<FileState>, RelPath)>,
-    /// Those who have written, and when; the oldest first. Each open at most once, and no more than twice as many as lived at the
-    /// last sweep.
+    /// Opens that have written, and when; the oldest first. Each open at most once, and no more than twice as many as lived at
+    /// the last sweep.
     written: VecDeque<(Instant, Weak<dyn Writer>)>,
     sweep_at: usize,
 }
 
 /// An open with WRITEs that leases on its directory were not broken for.
 pub(crate) trait Writer: Send + Sync {
-    /// It is not among those who have written any more. Breaks the leases, if there are any such WRITEs still.
+    /// It is not among the opens that have written any more. Breaks the leases, if there are any such WRITEs still.
     fn overdue(&self, clients: &dyn Clients);
 }
 
@@ -134,7 +134,7 @@ impl LeasedDirectories {
         }
     }
 
-    /// Takes out those who have written long enough ago.
+    /// Takes out the opens that wrote long enough ago.
     fn due(&self, now: Instant) -> Vec<Arc<dyn Writer>> {
         let mut inner = self.inner();
         let is_due = |(written, _): &(Instant, Weak<dyn Writer>)| {

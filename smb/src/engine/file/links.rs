@@ -43,7 +43,7 @@ struct Link {
     id: LinkId,
     path: RelPath,
     fate: Fate,
-    /// The lease on its directory that was named by who deleted it.
+    /// The lease on its directory, as named by the open that deleted it.
     deleted_by: Option<LeaseKey>,
     /// The handle that gave it this name, where one did: no other is certain to denote this name and not one of before.
     named_by: Option<FsHandle>,
@@ -122,7 +122,7 @@ impl Links {
         }
     }
 
-    /// The lease on its directory that was named by who deleted this name.
+    /// The lease on its directory, as named by the open that deleted this name.
     pub(in crate::engine) fn deleted_by(&self, id: LinkId) -> Option<LeaseKey> {
         self.get(id)?.deleted_by
     }

@@ -122,7 +122,7 @@ impl LockList {
         self.exclusive.meets(offset, length, Some(reader))
     }
 
-    /// Writing is forbidden by others' exclusive locks and by everyone's shared ones.
+    /// Writing is forbidden by others' exclusive locks and by all shared ones.
     pub(crate) fn forbids_write(&self, writer: FileId, offset: u64, length: u64) -> bool {
         self.exclusive.meets(offset, length, Some(writer)) || self.shared.meets(offset, length, None)
     }

@@ -1,4 +1,4 @@
-//! What a CREATE asks to cache of a file, and what it takes from those who cache it ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.18).
+//! What a CREATE asks to cache of a file, and what it takes from clients that cache it ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.18).
 
 use crate::engine::file::leases::LeaseId;
 use crate::wire::AccessMask;
@@ -75,7 +75,7 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    /// What an opener takes from those who have the file open: handles, where they keep it out and may be there for the
+    /// What an opener takes from clients that have the file open: handles, if they keep it out and may be there for the
     /// cache alone, and the right to write later.
     pub(in crate::engine) fn takes(&self, violation: bool) -> LeaseState {
         match (violation, self.deletes) {

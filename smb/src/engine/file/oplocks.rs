@@ -117,7 +117,7 @@ impl Caching {
         let is_lease = matches!(opener.ask, RequestedCaching::Lease { .. });
         // Nothing is written to a directory.
         let mut granted = opener.ask.state() & if directory { RH } else { RWH };
-        // Who looks at the attributes of a file that is there gets no oplock.
+        // An opener that only looks at the attributes of a file that is there gets no oplock.
         if !is_lease && opener.existed && is_stat_only(opener.access) {
             return NONE;
         }
@@ -130,7 +130,8 @@ impl Caching {
             return NONE;
         }
         let own = opener.ask.lease_id();
-        // [MS-FSA] 2.1.5.18.2: not beside a client that may write later. Who looks at attributes only has not broken that.
+        // [MS-FSA] 2.1.5.18.2: not beside a client that may write later. An opener that looks at attributes only has not
+        // broken that.
         if self.holders.iter().any(|h| h.state.contains(W) && (own.is_none() || h.kind.lease_id() != own)) {
             return NONE;
         }
@@ -203,7 +204,7 @@ impl Caching {
         clients: &dyn Clients,
     ) {
         let own = self.of(open);
-        // Who may write later is alone.
+        // A holder that may write later is alone.
         if own.is_some_and(|h| h.state.contains(W)) {
             return;
         }
@@ -349,8 +350,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Time has passed: who was asked on a channel that has not brought an answer is asked on another one, and who does not
-    /// answer at all loses what he held. True while a break waits.
+    /// Time has passed: a client that was asked on a channel that has not brought an answer is asked on another one, and a
+    /// client that does not answer at all loses what it held. True while a break waits.
     pub(in crate::engine) fn tick(
         &mut self,
         now: Instant,

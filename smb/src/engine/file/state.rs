@@ -114,7 +114,7 @@ pub(in crate::engine) enum LeavingOutcome {
         path: RelPath,
         /// The handle that gave it the name, where it was not made by that.
         named_by: Option<FsHandle>,
-        /// The lease on the directory that both who deleted it and who closed it last have named.
+        /// The lease on the directory that both the open that deleted it and the one that closed it last have named.
         parent: Option<LeaseKey>,
     },
 }
@@ -197,7 +197,7 @@ impl FileState {
         if lease.is_some_and(|id| leases.is_of_another(id, self.key())) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
-        // To replace the contents is to write, also for the one who may only read them afterwards.
+        // To replace the contents is to write, also for an opener that may only read them afterwards.
         let excluding = |o: &&Registered| !compatible((o.access, o.share), (opener.access, *share));
         let deletes = access.contains(AccessMask::DELETE);
         let keeping = |o: &&Registered| deletes && forbids_delete(o.access, o.share);
@@ -361,7 +361,7 @@ impl FileState {
         self.caching_changed(inner, clients);
     }
 
-    /// Whether a client may write later: those who look at the file do not see all that it has written.
+    /// Whether a client may write later: other clients that look at the file do not see all that it has written.
     pub(crate) fn is_write_cached(&self) -> bool {
         self.write_cached.load(Ordering::Acquire)
     }
@@ -583,7 +583,7 @@ impl FileState {
         }
     }
 
-    /// A request waits no more; who waited behind it may go on.
+    /// A request waits no more; requests that waited behind it may go on.
     pub(crate) fn stop_waiting(&self, token: u64, clients: &dyn Clients) {
         let mut inner = self.inner();
         inner.waiters.retain(|w| w.token != token);

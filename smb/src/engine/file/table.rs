@@ -232,7 +232,7 @@ impl FileTable {
         Some(files.unlink(&file, link))
     }
 
-    /// Who may go on now.
+    /// The requests that may go on now.
     fn unlinked(&mut self, file: &Arc<FileState>, link: LinkId) -> Vec<Waiter> {
         self.paths.end_unlink(file.key(), link);
         if let Some(path) = file.unlinked(link) {

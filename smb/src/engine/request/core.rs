@@ -45,7 +45,7 @@ pub(crate) struct Negotiated {
     pub(crate) security_mode: SecurityMode,
 }
 
-/// Who waits for the outcome of an operation.
+/// What waits for the outcome of an operation.
 pub(in crate::engine) enum OpOwner {
     /// The request of a chain.
     Chain(u64),
@@ -76,7 +76,7 @@ pub(crate) struct Core {
     pub(in crate::engine) leaving: bool,
     /// Operations that no backend has taken yet.
     pub(in crate::engine) fs: VecDeque<FsOp>,
-    /// Operations that no backend has completed yet, and who waits for them.
+    /// Operations that no backend has completed yet, and what waits for them.
     pub(in crate::engine) ops: IdMap<OpId, OpOwner>,
     next_op: u64,
 }

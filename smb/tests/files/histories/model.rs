@@ -213,7 +213,7 @@ impl FileModel {
         self.opens.iter().filter(|o| !tolerate((o.access, o.share), (access, share))).collect()
     }
 
-    /// The contents have changed: who else has read them is not to use that any more.
+    /// The contents have changed: every other client that has read them must not use what it has read any more.
     pub fn outdate(&mut self, by: Option<CacheId>) {
         for cache in self.caches.iter_mut().filter(|c| Some(c.id) != by && c.state.contains(R)) {
             cache.outdated = true;

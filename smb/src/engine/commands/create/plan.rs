@@ -23,7 +23,7 @@ use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
 use crate::wire::fscc::posix::PosixFileType;
 use crate::wire::{AccessMask, Capabilities, Dialect, FileAttributes, ShareAccess};
 
-/// Options that mean something to servers, or nothing to anyone ([MS-SMB2] 2.2.13).
+/// Options that mean something to servers, or nothing at all ([MS-SMB2] 2.2.13).
 const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
 /// Options that no file system here can follow ([MS-SMB2] 3.3.5.9).
 const OPTIONS_UNSUPPORTED: CreateOptions = CreateOptions::CREATE_TREE_CONNECTION

@@ -18,7 +18,7 @@ use crate::status::NtStatus;
 use crate::wire::Dialect;
 use crate::wire::session_setup::{Request, Response, SessionFlags};
 
-/// Who has proved to be who, and the hash over how.
+/// The user who has been authenticated, and the hash over the messages that did it.
 pub(super) struct Proof {
     pub(super) who: Authenticated,
     pub(super) preauth: PreauthHash,

@@ -30,7 +30,7 @@ fn leg(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -> Result<Step,
     let id = ctx.request.header.session_id;
     let session = ctx.server.sessions().get(&id).cloned().ok_or(NtStatus::USER_SESSION_DELETED)?;
     // [MS-SMB2] 3.3.5.2.4: a binding is signed with the session's key, as are all answers to it but the last
-    // (3.3.4.1.1). Who does not have it gets unsigned refusals.
+    // (3.3.4.1.1). A client without that key gets unsigned refusals.
     let signed = ctx.request.header.flags.contains(HeaderFlags::SIGNED);
     let verified = signed && session.signing.verify(&[message]);
     if verified && !ctx.core.channels.contains_key(&id) {

@@ -59,7 +59,7 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     if target.directory && !open.directory {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
-    // [MS-FSA] 2.1.5.15.11: who keeps a handle for the cache alone closes it, even if the name stays as it is.
+    // [MS-FSA] 2.1.5.15.11: clients that keep a handle for the cache alone close it, even if the name stays as it is.
     let moved = Arc::clone(open);
     let next = Box::new(move |ctx: &mut Ctx<'_>| {
         if from == target.path {
@@ -146,7 +146,7 @@ fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
     Step::Fs(parent, Box::new(move |ctx, result| with_parent(ctx, open, moving, target, result)))
 }
 
-/// The target's directory is known: those who have it open must share it with someone who adds a file.
+/// The target's directory is known: all opens of it must share it with an opener that adds a file.
 fn with_parent(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, target: Target, result: FsResult) -> Step {
     let parent = match result {
         Ok(FsReply::Stat(stat)) if !stat.directory => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
@@ -161,7 +161,7 @@ fn with_parent(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, target: Target,
     let Some(directory) = parent.filter(|directory| !tolerates(directory)) else {
         return with_room(open, moving, target);
     };
-    // They may have it open for the cache alone.
+    // Clients may have it open for the cache alone.
     let handles = CachedHandles::OfFile(Arc::clone(&directory));
     let moved = Arc::clone(&open);
     let next = Box::new(move |_: &mut Ctx<'_>| {
@@ -200,8 +200,8 @@ fn with_room(open: Arc<Open>, moving: Move, target: Target) -> Step {
     )
 }
 
-/// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all who
-/// have it open share its deletion, as clients with POSIX semantics do (docs/reference/spec-exceptions.md).
+/// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all
+/// opens of it share its deletion, as clients with POSIX semantics do (docs/reference/spec-exceptions.md).
 fn may_replace(open: &Open, path: &RelPath, result: FsResult) -> Result<(), NtStatus> {
     let stat = match result {
         Ok(FsReply::Stat(stat)) => stat,
@@ -240,7 +240,7 @@ fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
     )
 }
 
-/// [MS-FSA] 2.1.5.15.11: who watches hears of both names at once.
+/// [MS-FSA] 2.1.5.15.11: clients that watch get both names at once.
 fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
     let watches = &open.volume.watches;
     let parent = open.parent_lease_key();

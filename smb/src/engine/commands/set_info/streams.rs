@@ -62,7 +62,7 @@ fn settle(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, to: NewName) -> Step
         return Step::Fail(NtStatus::SHARING_VIOLATION);
     }
     let key = open.file.key();
-    // Who has the file open relies on its contents, or caches them.
+    // Clients that have the file open rely on its contents, or cache them.
     let of_file = open.volume.files().find(key.file());
     if to.name.is_none() && of_file.is_some_and(|file| file.open_count() > 0) {
         return Step::Fail(NtStatus::SHARING_VIOLATION);
