@@ -90,7 +90,7 @@ enum Command {
     },
 }
 
-/// Who is measured.
+/// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Contestant {
     /// forebay-server.

@@ -123,7 +123,7 @@ impl Server {
         Ok(Self { name, child, log })
     }
 
-    /// Who it is.
+    /// The server's name.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }

@@ -36,7 +36,7 @@ impl Admin {
         Self { client: AdminClient::new(channel), who: who.into(), has_failed: Arc::default() }
     }
 
-    /// Set when a call did not reach the server; whoever can fix that clears it.
+    /// Set when a call did not reach the server; cleared by the code that reads the certificate again.
     pub(crate) fn has_failed(&self) -> &AtomicBool {
         &self.has_failed
     }

@@ -70,7 +70,7 @@ pub(crate) enum Error {
     /// Nothing is wrong with the request; it can work later.
     #[error("{0}")]
     NotNow(String),
-    /// It cannot work before somebody does something.
+    /// It cannot work until a person or another program changes something.
     #[error("{0}")]
     Refused(String),
     #[error("StorageCluster {cluster}: {refusal}")]
@@ -124,7 +124,7 @@ impl Error {
             Self::Mount(e) => e.code(),
             Self::NotNow(_) => Code::Unavailable,
             Self::Kubernetes { source, .. } => match &**source {
-                // Somebody else changed the object.
+                // Another client changed the object.
                 kube::Error::Api(status) if status.is_conflict() => Code::Aborted,
                 // Too many requests, or a timeout.
                 kube::Error::Api(status) if matches!(status.code, 408 | 429 | 500..) => Code::Unavailable,

@@ -25,7 +25,7 @@ pub(crate) const DRIVER_NAME: &str = "csi.forebay.io";
 /// The kernel's SMB client.
 const CLIENT: &str = "cifs";
 
-/// Who this is, what it offers, and whether it can work at this moment.
+/// What this driver is, what it offers, and whether it can work at this moment.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityService {
     /// Where this is a controller.

@@ -137,7 +137,7 @@ impl Metrics {
 impl Mounts {
     /// Encodes them with these volumes as the mounted ones.
     fn with(&self, volumes: &[MountedVolume], encoded: impl FnOnce() -> String) -> String {
-        // Nothing is left half done: whoever is next fills them again.
+        // Nothing is left half done: the next reading fills them again.
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.info.clear();
         self.channels.clear();

@@ -60,7 +60,7 @@ pub(crate) struct MountError {
 }
 
 impl MountError {
-    /// The gRPC code that tells the orchestrator, or its reader, who must act.
+    /// The gRPC code that tells the orchestrator, or its administrator, which side must act.
     pub(crate) fn code(&self) -> Code {
         match (&self.step, self.errno) {
             // The kernel's client does not have it.

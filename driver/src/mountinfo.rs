@@ -9,7 +9,7 @@ use std::{fs, io};
 /// One line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountEntry {
-    /// The mount's number, which is no other's as long as somebody is in it.
+    /// The mount's number, which no other mount has as long as a process uses it.
     pub(crate) id: u64,
     /// `major:minor` of the superblock's device: the same for all mounts of one superblock.
     pub(crate) device: String,

@@ -61,7 +61,7 @@ pub(crate) const SNAPSHOT: &str = "snapshot";
 /// Words with a security context of SELinux, which the kernel takes for every file system (security/selinux/hooks.c).
 const CONTEXTS: &[&str] = &["context", "defcontext", "fscontext", "rootcontext"];
 
-/// Words that say who one is or where the server is. The volume and its Secret say that.
+/// Words for the client's identity or the server's address. The volume and its Secret determine both.
 #[rustfmt::skip]
 const IDENTITY: &[&str] = &[
     "addr", "backupgid", "backupuid", "cred", "credentials", "cruid", "dom", "domain", "domainauto", "guest",

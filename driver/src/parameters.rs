@@ -18,7 +18,7 @@ const KNOWN: &str = "pool, quota (hard or none), protection (optional, sign or s
 const KNOWN_IN_CLUSTER: &str = "cluster, clusterNamespace, backend, quota (hard or none), protection (optional, sign or \
                                 seal), transport (auto, rdma or tcp), csi.storage.k8s.io/*";
 
-/// Who provisions: some parameters make sense for one of them only.
+/// Where volumes are provisioned: some parameters make sense in one setting only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
     /// One server, known by its admin API.

@@ -95,7 +95,7 @@ impl Drop for OwnSocket {
     }
 }
 
-/// Who puts a socket into a folder, or takes one out, holds this meanwhile: what was looked at is then what is removed.
+/// A process holds this lock while it puts a socket into a folder or removes one: what it has looked at is then what it removes.
 fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = open(folder, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -187,7 +187,7 @@ pub(crate) fn by_client(wanted: Transport, client: Result<&Client, &str>) -> Res
                 "the kernel's SMB client is built without SMB Direct (CONFIG_CIFS_SMB_DIRECT)".to_owned(),
             ),
             (_, Some(why)) => Some(why.clone()),
-            // Whoever requires it has the kernel say so.
+            // If RDMA is required, the kernel's answer to the mount decides.
             (Presence::Unknown, None) if wanted == Transport::Auto => {
                 Some("it is not known whether the kernel's SMB client has SMB Direct".to_owned())
             }

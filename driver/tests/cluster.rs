@@ -356,7 +356,7 @@ async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     town.write_record("pvc-3", "c-5", PASSWORD).await;
     assert_eq!(town.delete("c-5/pvc-3").await, Code::Ok);
     assert!(town.record("pvc-3").await.is_none());
-    // Somebody else's Secret is left alone.
+    // A Secret that another program manages is left alone.
     town.write_record("pvc-4", "c-0", PASSWORD).await;
     let patch = Patch::Merge(json!({ "metadata": { "labels": { names::LABEL_MANAGED_BY: "somebody" } } }));
     town.secrets().patch("forebay-pvc-4", &PatchParams::default(), &patch).await.unwrap();
@@ -382,7 +382,7 @@ async fn a_secret_lives_as_long_as_its_volume() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
     let before = town.record("pvc-1").await.unwrap();
-    // Somebody deletes it: it stays, and so does what it holds.
+    // A user deletes it: it stays, and so does what it holds.
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
     let marked = town.record("pvc-1").await.expect("the volume is there");
     assert!(marked.metadata.deletion_timestamp.is_some());

@@ -20,7 +20,7 @@ use volumes::World;
 
 /// A server with the pool `pool_path`, with its admin API at `admin.sock` in `dir`.
 async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u16) {
-    // Free a moment ago; the server says so where somebody else was quicker.
+    // Free a moment ago; the server reports it if another process has taken the port since.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let config = dir.join("server.toml");
     let admin = dir.join("admin.sock");

@@ -18,7 +18,7 @@ use process::{Process, connect};
 use serde_json::{Value, json};
 use town::{CLUSTER, Town, admin_kubeconfig, kubeconfig_of, kubectl, start_in_kubernetes};
 
-/// Who binds claims and marks volumes as released.
+/// With the controllers that bind claims and mark volumes as released.
 const WITH_CONTROLLERS: bool = true;
 /// The tests share an API server, and each provisioner would see to all claims.
 static PROVISIONER: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());

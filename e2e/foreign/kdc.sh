@@ -43,7 +43,7 @@ rm master
 while read -r user password; do
     printf '%s\n%s\n' "$password" "$password" | kadmin.local -q "addprinc $user"
 done
-# A user whom the KDC knows and the server does not.
+# A user that the KDC knows and the server does not.
 printf 'stranger\nstranger\n' | kadmin.local -q "addprinc stranger"
 for keys in server: aes128-sha1:aes128-cts-hmac-sha1-96 aes256-sha1:aes256-cts-hmac-sha1-96 \
     aes128-sha2:aes128-cts-hmac-sha256-128 aes256-sha2:aes256-cts-hmac-sha384-192; do

@@ -1,8 +1,8 @@
 //! The cache outside the tree: folders named by the hash of what they are made of.
 //!
-//! `<root>/<kind>/<hash>` exists only when it is complete: it is made beside its place and renamed. Who makes an entry
-//! holds its lock file, so two clones that want the same thing wait for each other instead of making it twice; who
-//! uses it holds the lock shared, so that pruning cannot take it away underneath.
+//! `<root>/<kind>/<hash>` exists only when it is complete: it is made beside its place and renamed. A process
+//! that makes an entry holds its lock file, so two clones that need the same entry wait for each other instead of making it
+//! twice. A process that uses an entry holds the lock shared, so that pruning cannot remove it meanwhile.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -158,7 +158,7 @@ impl Cache {
             bail!("{} was pruned while it was wanted; run again", path.display());
         }
         if !self.is_looking() {
-            // Best effort: someone else's cache may be read-only.
+            // Best effort: another user's cache may be read-only.
             let _ = File::options()
                 .write(true)
                 .open(&lock_path)
@@ -265,7 +265,7 @@ impl Cache {
     }
 }
 
-/// Opens a lock file, for reading only where it belongs to someone else: flock does not mind.
+/// Opens a lock file, for reading only if it belongs to another user: flock accepts that.
 fn open_lock(path: &Path) -> Result<File> {
     File::options()
         .read(true)

@@ -58,7 +58,7 @@ impl Table {
         self.rows.len() - self.failed()
     }
 
-    /// The table as text, and below it what failed, whole: who sees only the end of the output sees why.
+    /// The table as text, and below it what failed, whole: a reader who sees only the end of the output sees why.
     pub fn render(&self) -> String {
         let width = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).max(4);
         let mut out = format!("{:width$}  {:6}  {:>8}  note\n", "step", "result", "seconds");

@@ -26,7 +26,7 @@ pub fn guard_process(pid: u32) {
     leftovers().push(Leftover::Process(pid as i32));
 }
 
-/// Takes a child process that was waited for out of the clean-up: its number may already be someone else's.
+/// Takes a child process that was waited for out of the clean-up: its number may already be another process's.
 pub fn release_process(pid: u32) {
     leftovers().retain(|leftover| *leftover != Leftover::Process(pid as i32));
 }

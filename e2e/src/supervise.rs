@@ -48,7 +48,7 @@ pub fn open_doors(lab: &Lab) -> Result<()> {
         });
     }
     std::fs::write(folder.join(lab::DESCRIPTION), serde_json::to_vec(&lab.describe())?)?;
-    // Renamed into place: who sees the file sees the number in it.
+    // Renamed into place: a process that finds the file finds the number in it.
     std::fs::write(folder.join("ready"), std::process::id().to_string())?;
     std::fs::rename(folder.join("ready"), folder.join(READY))?;
     Ok(())
@@ -99,7 +99,7 @@ fn serve(client: UnixStream, channel: &Arc<Channel>) {
             }
         }
     }
-    // Whoever is interrupted at the keyboard takes what it started with it.
+    // A client that is interrupted at the keyboard ends what it has started.
     for inner in open.lock().expect("no holder of this lock panics").values() {
         let _ = channel.send(*inner, Message::Signal(1));
     }

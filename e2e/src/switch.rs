@@ -48,7 +48,7 @@ fn serve(reader: UnixStream, writer: UnixStream, ports: &Mutex<Ports>) {
         let mut ports = lock();
         let own = ports.next;
         ports.next += 1;
-        // A queue for each port: a guest that stands still must not hold up who sends to the others.
+        // A queue for each port: a guest that stands still must not hold up frames to the others.
         let (queue, frames) = sync_channel(SWITCH_QUEUE_FRAMES);
         ports.queues.insert(own, queue);
         std::thread::spawn(move || drain(writer, frames));

@@ -14,7 +14,7 @@ use super::plan::{BURST_WRITE_BYTES, CYCLE_SECONDS_MAX, Mix, Plan, SMALL_READ_BY
 use super::target::Target;
 use crate::CommonArguments;
 
-/// Who is measured.
+/// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Contender {
     /// forebay-server.
@@ -206,7 +206,7 @@ impl LoadArguments {
         })
     }
 
-    /// How and on whom the plan is measured.
+    /// How the plan is measured, and on which servers.
     pub(crate) fn setup(&self) -> Setup<'_> {
         Setup {
             runs: self.runs,

@@ -44,7 +44,7 @@ pub(crate) use plan::{BURST_WRITE_BYTES, Mix, Plan, Workload};
 pub(crate) use report::{Report, Series};
 use report::{Run, Used};
 
-/// How and on whom a plan is measured.
+/// How a plan is measured, and on which servers.
 pub(crate) struct Setup<'a> {
     /// How often each server is measured.
     pub(crate) runs: u32,

@@ -1,4 +1,4 @@
-//! Whom the client connects to.
+//! The servers that the client connects to.
 
 use std::net::SocketAddr;
 

@@ -20,7 +20,7 @@ impl Effort {
     }
 }
 
-/// With whom Forebay is compared.
+/// What Forebay is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// The best of the Sambas.

@@ -89,7 +89,7 @@ impl Agent {
                     failing = false;
                 }
                 Err(error) => {
-                    // Once per outage; the rest is for those who look closer.
+                    // A warning once per outage; later failures are for debugging.
                     let error = format!("{error:#}");
                     if failing {
                         debug!(node = self.node, error, "cannot publish the StorageNode");

@@ -1,9 +1,9 @@
 //! A volume's Secret: its credentials, and the record of where it is meant to be.
 //!
-//! It is written before the volume is made. Whoever is asked for the volume again, after a crash or beside somebody
-//! else, finds the instance and the password there, so a volume is never made twice. A finalizer keeps it until the driver
-//! has deleted the volume: deleting it by hand would leave a volume that cannot be mounted. It is not immutable: a new
-//! password takes the place of the old one in one write.
+//! It is written before the volume is made. A controller that is asked for the volume again, after a crash or beside
+//! another controller, finds the instance and the password there, so a volume is never made twice. A finalizer keeps it
+//! until the driver has deleted the volume: deleting it by hand would leave a volume that cannot be mounted. It is not
+//! immutable: a new password takes the place of the old one in one write.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -144,7 +144,7 @@ impl Record {
         Ok(secret.is_some_and(|secret| secret.metadata.uid.as_deref() == Some(&*self.uid)))
     }
 
-    /// Removes just this one: not what somebody else made of it in the meantime.
+    /// Removes the Secret only as it was read: one that another client has changed in the meantime stays.
     pub(crate) async fn remove(self, kubernetes: &Kubernetes) -> Result<(), Error> {
         let parameters = DeleteParams {
             preconditions: Some(Preconditions {
@@ -217,7 +217,7 @@ impl Record {
         }
     }
 
-    /// Reads what [`Self::write`] wrote; anything else of that name is somebody else's.
+    /// Reads what [`Self::write`] wrote; any other Secret of that name is foreign.
     fn read(share: &VolumeId, secret: Secret) -> Result<Self, Error> {
         let foreign = |what: &str| foreign(share, what);
         let labels: BTreeMap<String, String> = secret.metadata.labels.unwrap_or_default();

@@ -101,8 +101,8 @@ impl ControllerService {
         }
     }
 
-    /// The record first, then the volume where the record says: whoever is asked again finds the record and goes on
-    /// from there, so there is never a second volume elsewhere.
+    /// The record first, then the volume where the record says: a controller that is asked again finds the record and goes
+    /// on from there, so there is never a second volume elsewhere.
     async fn create_in_cluster(&self, clusters: &Clusters, order: &Order) -> Result<(Home, Volume), Error> {
         let cluster = cluster_of(clusters, &order.parameters).await?;
         let network = &cluster.spec.network;
@@ -199,8 +199,8 @@ impl ControllerService {
     }
 
     /// Looks at the cluster again, now that the record is written, and gives the record up where its instance is about to
-    /// go. The operator says so first and counts records then, so whoever missed it here is counted. It waits for
-    /// those that it counts: a record without a volume must not stay there.
+    /// go. The operator announces that first and counts records then, so it counts the record of a call that missed the
+    /// announcement here. It waits for those that it counts: a record without a volume must not stay there.
     async fn confirm(
         &self,
         clusters: &Clusters,

@@ -54,8 +54,8 @@ pub(super) enum Answer {
 }
 
 impl Measurements {
-    /// Asks the mount that is at the path, and waits no longer than `deadline`. Who comes while a measurement of it is under
-    /// way has its result.
+    /// Asks the mount that is at the path, and waits no longer than `deadline`. A call during a measurement of the same mount
+    /// shares its result.
     pub(super) async fn measure(
         &self,
         path: &Path,

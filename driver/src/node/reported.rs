@@ -1,4 +1,4 @@
-//! How volumes came to be mounted, for those who ask for their condition and for the pods that use them.
+//! How volumes came to be mounted, for calls that ask for their condition and for the pods that use them.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Registration with the kubelet (pluginregistration v1), in place of a sidecar.
 //!
-//! The kubelet watches a folder for sockets and asks whoever listens there which plugin it is. It does so again when it
-//! is restarted, as long as the socket is there. Where something empties the folder, the kubelet takes the driver for
-//! gone: so the socket is made again.
+//! The kubelet watches a folder for sockets and asks the process that listens there which plugin it is. It does so again
+//! when it is restarted, as long as the socket is there. If the folder is emptied, the kubelet considers the driver gone,
+//! so the socket is made again.
 
 pub(crate) mod authority;
 
@@ -103,9 +103,9 @@ pub(crate) async fn run(
 
 /// How the serving of one socket ended.
 enum Ended {
-    /// Somebody removed it.
+    /// Another process removed it.
     Vanished,
-    /// The kubelet does not want the driver; it may have had it before.
+    /// The kubelet refused the driver; it may have registered it before.
     Refused { reason: String, after_success: bool },
 }
 

@@ -75,7 +75,7 @@ fn rules(template: &str) -> String {
     rules.to_owned()
 }
 
-/// Who signs certificates.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
@@ -121,7 +121,7 @@ impl Instance {
         fs::write(folder.join("tls.crt"), certificate).unwrap();
         fs::write(folder.join("tls.key"), key).unwrap();
         fs::write(folder.join("ca.crt"), &authority.pem).unwrap();
-        // Free a moment ago; the server says so where somebody else was quicker.
+        // Free a moment ago; the server reports it if another process has taken the port since.
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [admin_port, smb_port] = ports.map(|listener| listener.local_addr().unwrap().port());
         let path = |file: &str| folder.join(file).display().to_string();

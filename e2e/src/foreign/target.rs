@@ -20,7 +20,7 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 /// Where it listens: some tests know no other port.
 const PORT: u16 = 445;
 
-/// A share and who may use it.
+/// A share and the user that may use it.
 #[derive(Clone)]
 pub(super) struct Share {
     /// The share's name.

@@ -15,7 +15,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::limits::{OUTPUT_LINGER, STREAM_CHUNK_BYTES};
 use crate::wire::{Decoder, Exec, Exit, Frame, Hello, Message};
 
-/// Where frames go out; whole frames only, whoever writes.
+/// Where frames go out: every thread writes whole frames only.
 #[derive(Clone)]
 struct Outbox(Arc<Mutex<Box<dyn Write + Send>>>);
 

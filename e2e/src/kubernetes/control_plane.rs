@@ -60,7 +60,7 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Starts it in this existing folder; returns when the API server says that it is ready.
     pub fn start(tools: Tools, folder: &Path, options: &Options) -> Result<Self> {
-        // A free port can be taken by someone else before its server binds it.
+        // Another process can take a free port before its server binds it.
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -186,7 +186,7 @@ impl ControlPlane {
         self.pki.kubeconfig_file(&file, &self.server(), user, group)
     }
 
-    /// The text of a kubeconfig for who reaches it at this address (`host:port`).
+    /// The text of a kubeconfig for a client that reaches it at this address (`host:port`).
     pub fn kubeconfig_text(&self, at: &str, identity: &Identity) -> String {
         self.pki.kubeconfig(&format!("https://{at}"), identity)
     }
@@ -309,7 +309,7 @@ fn free_ports() -> Result<[u16; 3]> {
     Ok(ports)
 }
 
-/// An API server of one's own on loopback: no nodes, no root, gone with this value or with the process.
+/// A private API server on loopback: no nodes, no root, gone with this value or with the process.
 #[derive(Debug)]
 pub struct LocalApiServer {
     plane: ControlPlane,

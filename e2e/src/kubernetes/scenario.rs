@@ -1,4 +1,4 @@
-//! What may happen to Forebay in a cluster, and must not be noticed by those who use a volume.
+//! What may happen to Forebay in a cluster, and must not be noticed by the users of a volume.
 
 use std::time::{Duration, Instant};
 
@@ -182,7 +182,7 @@ fn upgraded(stage: &Stage) -> Result<String> {
 
 fn rebooted(stage: &Stage) -> Result<String> {
     let cluster = stage.cluster().context("only in the lab")?;
-    // What the power cut takes before it is synced, its writer hears of and writes again.
+    // What the power cut takes before it is synced is reported to its writer, which writes it again.
     let stream = stream(stage, OnError::Again)?;
     let started = Instant::now();
     cluster.reboot("storage1")?;

@@ -98,7 +98,7 @@ impl Stage {
         self.wait_rolled_out()
     }
 
-    /// Whether someone has installed Forebay here before.
+    /// Whether Forebay is already installed here.
     pub fn is_installed(&self) -> Result<bool> {
         let found = self.helm(&["list", "--short", "--filter", &format!("^{RELEASE}$")])?;
         Ok(!found.trim().is_empty())

@@ -167,7 +167,7 @@ impl Go {
                         fs::remove_file(&wheel)?;
                     }
                 }
-                // zipfile forgets who may be executed: the driver, and the compilers it calls.
+                // zipfile drops the executable bits: those of the driver, and of the compilers that it calls.
                 host::run(Command::new("chmod").arg("-R").arg("u+x").arg(into.join("go")))?;
                 Ok(())
             })

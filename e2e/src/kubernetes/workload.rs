@@ -143,7 +143,7 @@ const TMP: &str = "tmp=/tmp\n";
 pub enum OnError {
     /// They end.
     End,
-    /// They do it again: what a power cut took before it was synced is reported to who wrote it.
+    /// They do it again: what a power cut took before it was synced is reported to its writer.
     Again,
 }
 

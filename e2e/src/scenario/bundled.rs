@@ -124,7 +124,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// All that somebody has made in the kernel. Ports' numbers are the target's own affair.
+    /// All that was made in the kernel's target, by any program. The numbers of ports are left out: the target chooses them.
     pub(super) fn tree(&self) -> Result<String> {
         self.node.run(&format!(
             "cd {NVMET}; {{ find subsystems ports hosts -mindepth 1 \\( -type l -o -type d \\); \

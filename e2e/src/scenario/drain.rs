@@ -170,7 +170,7 @@ fn privileges(site: &Site) -> Result<String> {
     let volume = &volumes[0];
     let mounted = site.mount(site.node(ONE), volume, &[])?;
     ensure!(mounted.space()?.total_bytes == 96 * MIB, "df shows {} bytes", mounted.space()?.total_bytes);
-    // A file that somebody else brought along.
+    // A file that another user owns and that no client has made.
     site.storage()
         .run(&format!("cd {} && echo theirs > f && chown 1234:1234 f && chmod 600 f", volume.folder))?;
     let of = mounted.join("f");

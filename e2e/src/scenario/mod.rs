@@ -99,7 +99,7 @@ fn on_fabric(
 /// All scenarios, in the order they run.
 pub fn all() -> Vec<Scenario> {
     [
-        // First: the kernel's modules as they are before anybody has used them.
+        // First: these need the kernel's modules as they are before another scenario has used them.
         smb_direct::scenarios(),
         smb_direct_faults::scenarios(),
         mounts::scenarios(),

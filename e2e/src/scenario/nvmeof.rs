@@ -188,7 +188,7 @@ impl<'a> Fabric<'a> {
         self.node(&seen.node).call_within("nvmeof-write", &arguments, Duration::from_secs(120))
     }
 
-    /// Who wrote these blocks, as the target has them.
+    /// The writers of these blocks, as the target has them.
     pub(super) fn writers(&self, first: u64, count: u64) -> Result<Vec<u64>> {
         self.target().call("nvmeof-writers", &(FILE, Blocks { first, count, writer: 0 }))
     }
@@ -469,7 +469,7 @@ fn restarted(lab: &Lab) -> Result<String> {
     lab.power_on(TARGET)?;
     fabric.prepare(0)?;
     offer()?;
-    // By itself: no one connects again.
+    // By itself: nothing here connects again.
     fabric.wait_for_paths(&first, 1)?;
     fabric.lost(&first, "Forgotten")?;
     // The next epoch takes it, wherever it is, and then the old one is out.

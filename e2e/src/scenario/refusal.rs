@@ -1,4 +1,4 @@
-//! Who must not get in.
+//! Credentials that the server must refuse.
 
 use anyhow::{Result, ensure};
 

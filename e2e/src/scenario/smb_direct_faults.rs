@@ -173,7 +173,7 @@ fn all(server: &Node, client: &Node, target: &Target, after: impl Fn(&Case) -> R
     Ok(())
 }
 
-/// Somebody who writes and verifies without end, over the kernel's client.
+/// A load that writes and verifies without end, over the kernel's client.
 struct Bystander<'a> {
     mounted: Mounted<'a>,
     fio: Process,

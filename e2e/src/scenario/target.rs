@@ -289,7 +289,7 @@ fn foreign(lab: &Lab) -> Result<String> {
     };
     let device = |path: &str| format!("device = \"{path}\"");
 
-    // Somebody else's subsystem, with a host and an address that are wanted here, too.
+    // A subsystem of another program, with a host and an address that are needed here, too.
     node.run(&format!("truncate -s 16M {OTHER_FILE}"))?;
     let theirs = Offer {
         nqn: "nqn.2026-01.org.example:theirs".into(),

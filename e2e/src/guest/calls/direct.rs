@@ -227,9 +227,9 @@ pub enum Fault {
 /// Arguments of [`commit`].
 #[derive(Serialize, Deserialize)]
 pub struct Misdeed {
-    /// To whom.
+    /// The server that it is committed against.
     pub target: Target,
-    /// What.
+    /// The fault.
     pub fault: Fault,
     /// How long to wait for the end of the connection.
     pub patience: Duration,
@@ -262,7 +262,7 @@ pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
     match fault {
         Fault::HalfOpen => {
             let _link = Link::connect(target.server, good)?;
-            // The fault itself: whoever looks at its events completes the connection.
+            // The fault itself: a client that looked at its events would complete the connection.
             std::thread::sleep(patience);
             Ok(Ended { reason: "not looked at".to_owned(), after: patience })
         }

@@ -1,4 +1,4 @@
-//! What the crate of the fabric's hosts does on this node, and raw blocks that say who wrote them.
+//! What the crate of the fabric's hosts does on this node, and raw blocks that name their writer.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -80,7 +80,7 @@ pub struct Blocks {
     pub first: u64,
     /// How many.
     pub count: u64,
-    /// Who writes.
+    /// The writer's number.
     pub writer: u64,
 }
 
@@ -260,7 +260,7 @@ pub fn write(arguments: (Seen, Blocks)) -> Result<Written> {
     Ok(Written { written: blocks.count, errno: None })
 }
 
-/// Who wrote each of these blocks of a file of the target; 0 for none.
+/// The writer of each of these blocks of a file of the target; 0 for none.
 pub fn writers(arguments: (PathBuf, Blocks)) -> Result<Vec<u64>> {
     let (path, blocks) = arguments;
     let file = File::open(&path).with_context(|| path.display().to_string())?;

@@ -103,7 +103,7 @@ pub fn offer(offer: Offer) -> Result<Offered> {
     Ok(Offered { authentication })
 }
 
-/// Removes all that is offered, whoever offered it.
+/// Removes all that is offered, by any program.
 pub fn withdraw((): ()) -> Result<()> {
     let root = Path::new(NVMET);
     for port in entries(&root.join("ports"))? {

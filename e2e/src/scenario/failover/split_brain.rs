@@ -97,7 +97,7 @@ pub(super) fn run(lab: &Lab, case: &Case) -> Result<String> {
 
 const PATIENCE: Duration = Duration::from_secs(LOSS_TIME_S);
 
-/// The one serves: the client goes on, and all is there. Who else has a server there is none the wiser.
+/// `the_one` serves: the client goes on, all is there, and no other host has the address.
 fn serves(mut load: Load<'_>, the_one: &Instance<'_>) -> Result<String> {
     load.goes_on("in the end", 4)?;
     the_one.is_the_one()?;

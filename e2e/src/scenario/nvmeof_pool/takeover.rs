@@ -151,7 +151,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     let numbers = synced(writer.lines());
     intact(&second, id, &numbers, &again)?;
 
-    // The network is back. What the first one's kernel still wanted to write, and what anybody there tries, is refused.
+    // The network is back. The target refuses what the first host's kernel has left to write, and any other write from there.
     drop(cut);
     fabric.wait_for_paths(&first.seen(), 1)?;
     fabric.lost(&first.seen(), "Taken")?;
