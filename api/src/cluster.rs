@@ -668,7 +668,8 @@ pub struct StorageClusterStatus {
     /// The generation of the spec that this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, `TakeoverReady` and `TakeoverPaused` where
+    /// `Ready`, `Progressing`, `InstancesPlaced`, `CertificatesReady`, `Valid`, `Paused`, `TakeoverReady` and `TakeoverPaused`
+    /// where
     /// instances can move, and while it is being deleted `Deletable`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -65,7 +65,8 @@ pub struct NvmeofBackend {
     /// Create a file system on a blank namespace. Existing data are never overwritten.
     #[serde(default)]
     pub format: bool,
-    /// Write every change to the namespace before it is acknowledged, so that data that a program has synced survive a takeover. If false, data that were written but not flushed are lost with the server, and the Linux client may not notice.
+    /// Write every change to the namespace before it is acknowledged, so that data that a program has synced survive a takeover.
+    /// If false, data that were written but not flushed are lost with the server, and the Linux client may not notice.
     #[serde(default = "yes")]
     pub write_through: bool,
     /// Secret with DH-HMAC-CHAP keys, in the cluster's namespace.
@@ -79,7 +80,8 @@ pub struct NvmeofBackend {
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
     pub connect_timeout_seconds: u32,
-    /// How long the reservation may go unconfirmed before a server stops, seconds. At least 10 less than `takeover.afterSeconds`, so
+    /// How long the reservation may go unconfirmed before a server stops, seconds. At least 10 less than `takeover.afterSeconds`,
+    /// so
     /// that a server that is cut off has stopped before another one serves.
     #[serde(default = "loss_timeout")]
     #[schemars(range(min = 5, max = 600))]
@@ -185,7 +187,8 @@ pub struct TargetBackend {
     /// Create a file system on a blank namespace. Existing data are never overwritten.
     #[serde(default = "yes")]
     pub format: bool,
-    /// Write every change to the namespace before it is acknowledged, so that data that a program has synced survive a takeover. If false, data that were written but not flushed are lost with the server, and the Linux client may not notice.
+    /// Write every change to the namespace before it is acknowledged, so that data that a program has synced survive a takeover.
+    /// If false, data that were written but not flushed are lost with the server, and the Linux client may not notice.
     #[serde(default = "yes")]
     pub write_through: bool,
     /// CPU and memory of each target's container. Default: requests of 50m and 64Mi.
@@ -199,7 +202,8 @@ pub struct TargetBackend {
     #[serde(default = "connect_timeout")]
     #[schemars(range(min = 1, max = 3600))]
     pub connect_timeout_seconds: u32,
-    /// How long the reservation may go unconfirmed before a server stops, seconds. At least 10 less than `takeover.afterSeconds`, so
+    /// How long the reservation may go unconfirmed before a server stops, seconds. At least 10 less than `takeover.afterSeconds`,
+    /// so
     /// that a server that is cut off has stopped before another one serves.
     #[serde(default = "loss_timeout")]
     #[schemars(range(min = 5, max = 600))]
@@ -282,7 +286,8 @@ impl FabricTransport {
 pub struct Takeover {
     /// Whether the operator takes over without a request. Planned moves are done in any case.
     pub enabled: bool,
-    /// Seconds without a heartbeat (Lease renewal) of the node after which it counts as lost. A kubelet sends one every 10 s; 25 at least, so that
+    /// Seconds without a heartbeat (Lease renewal) of the node after which it counts as lost. A kubelet sends one every 10 s; 25
+    /// at least, so that
     /// one request that hung is no loss, and so that all nodes of a partition are seen to be silent before the first is taken over.
     #[schemars(range(min = 25, max = 600))]
     pub after_seconds: u32,

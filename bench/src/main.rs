@@ -163,7 +163,7 @@ pub(crate) struct ReadArguments {
     /// Seconds of each run.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     time: u32,
-    /// Who is measured, in this order.
+    /// Servers to measure, in this order.
     #[arg(
         long,
         value_enum,

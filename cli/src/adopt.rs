@@ -329,7 +329,7 @@ mod tests {
         assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty(), "it is under way");
         assert!(plan(&cluster(12), &BTreeMap::new(), &pods, None, None).expect("a plan").is_empty());
         let lower = plan(&cluster(12), &BTreeMap::new(), &[], Some("main-0"), Some(5)).expect("a plan");
-        assert!(lower.is_empty(), "whatever somebody says");
+        assert!(lower.is_empty(), "regardless of other arguments");
     }
 
     #[test]

@@ -216,7 +216,7 @@ mod tests {
         assert!(path.exists());
         let second = listen_at(&path).expect("stale");
         drop(second);
-        assert!(!path.exists(), "the socket goes with whoever listens");
+        assert!(!path.exists(), "the socket is removed with its listener");
         fs::write(&path, "data").expect("writable");
         assert!(listen_at(&path).is_err());
         assert_eq!(fs::read(&path).expect("kept"), b"data");

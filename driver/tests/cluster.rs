@@ -358,7 +358,7 @@ async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     assert!(town.record("pvc-3").await.is_none());
     // A Secret that another program manages is left alone.
     town.write_record("pvc-4", "c-0", PASSWORD).await;
-    let patch = Patch::Merge(json!({ "metadata": { "labels": { names::LABEL_MANAGED_BY: "somebody" } } }));
+    let patch = Patch::Merge(json!({ "metadata": { "labels": { names::LABEL_MANAGED_BY: "another" } } }));
     town.secrets().patch("forebay-pvc-4", &PatchParams::default(), &patch).await.unwrap();
     let status = town.create(create("pvc-4", MIB)).await.expect_err("foreign");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
@@ -560,7 +560,7 @@ async fn a_new_certificate_is_taken_without_a_restart() {
     let good = town.authority.issue(names::CLIENT_DRIVER);
     let stranger = Authority::new();
     let unknown = stranger.issue(names::CLIENT_DRIVER);
-    let misnamed = town.authority.issue("somebody");
+    let misnamed = town.authority.issue("another");
     let (pem, other) = (town.authority.pem.clone(), stranger.pem.clone());
     town.create(create("pvc-1", MIB)).await.unwrap();
     for (what, certificate, authority) in [

@@ -172,7 +172,7 @@ fn base() -> Result<PathBuf> {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             let meta = fs::symlink_metadata(&base)?;
             if !meta.is_dir() || meta.uid() != rustix::process::getuid().as_raw() {
-                bail!("{} belongs to someone else", base.display());
+                bail!("{} belongs to another user", base.display());
             }
         }
         Err(error) => return Err(error).with_context(|| format!("make {}", base.display())),

@@ -151,7 +151,7 @@ fn a_source_that_the_key_does_not_know_is_an_error() {
 }
 
 #[test]
-fn a_folder_that_somebody_half_removed_is_replaced() {
+fn a_folder_that_is_half_removed_is_replaced() {
     let tree = Tree::new();
     let (folder, _) = tree.binaries(&[]);
     fs::remove_file(folder.join("forebay-lab")).expect("removed");

@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const WORDS: [&str; 8] = ["whose", "told", "nobody", "anew", "mend", "mends", "mended", "mending"];
+const WORDS: [&str; 13] = [
+    "whose", "told", "nobody", "somebody", "anybody", "everybody", "whoever", "whom", "anew", "mend", "mends", "mended",
+    "mending",
+];
 
 /// What is not checked: foreign and generated files, and the files that list the words.
 const EXEMPT: [&str; 6] = [
@@ -88,6 +91,7 @@ fn excluded_words_are_found_in_text_and_in_names() {
         "struct BootedAnew;",
         "\"Nobody's: {told:?}\"",
         "the server ends itself soon",
+        "/// Whoever closes last removes it.",
         "a target that lets this host in",
         "to let in; to let them in",
     ] {

@@ -113,7 +113,7 @@ pub enum NotAcquired {
     /// A host is registered with a key of no epoch of this instance.
     #[error(
         "host {host} is registered with the key {key}, which is not this instance's: another server or cluster uses the \
-         namespace; if that is gone for good, adopt the namespace from this key (pool.nvmeof.adopt_key), or clear its reservations"
+         namespace; if that no longer exists, adopt the namespace from this key (pool.nvmeof.adopt_key), or clear its reservations"
     )]
     Stranger {
         /// Which host.
@@ -176,7 +176,7 @@ pub enum Loss {
     OtherKey(ReservationKey),
     /// It is ours, but what an earlier holder had on its way may not have ended.
     #[error(
-        "this host holds the reservation, but what whoever held it before had on its way may not have ended"
+        "this host holds the reservation, but commands of the former holder may not have ended"
     )]
     Pending,
     /// It is ours, but does not keep others out.

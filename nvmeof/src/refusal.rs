@@ -50,7 +50,7 @@ pub enum Refusal {
     AuthenticationFailed,
     /// ENOKEY and its like, with TLS.
     #[error(
-        "the key for TLS is not in the kernel's keyring any more: somebody has taken it out or revoked it"
+        "the key for TLS is not in the kernel's keyring any more: it was removed or revoked"
     )]
     NoTlsKey,
     /// ESRCH, with TLS.

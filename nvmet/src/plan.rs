@@ -164,7 +164,7 @@ fn remove_subsystems(wanted: &Wanted, observed: &Observed, plan: &mut Plan) {
         if let Some(id) = foreign {
             plan.problem(
                 subject,
-                format!("it is to go, but port {id}, which is not this target's, carries it"),
+                format!("it is to be removed, but port {id}, which is not this target's, carries it"),
             );
             continue;
         }
@@ -276,12 +276,12 @@ fn remove_port(id: u16, port: &observed::Port, wanted: &Wanted, observed: &Obser
     let is_ours =
         |nqn: &String| observed.subsystems.get(nqn).is_some_and(|found| wanted.owner.owns_subsystem(found));
     if let Some(nqn) = port.subsystems.values().find(|nqn| !is_ours(nqn)) {
-        let why = format!("it is to go, but carries {nqn}, which is not this target's");
+        let why = format!("it is to be removed, but carries {nqn}, which is not this target's");
         return plan.problem(subject, why);
     }
     let own = wanted.owner.referral();
     if let Some(name) = port.referrals.iter().find(|name| **name != own) {
-        return plan.problem(subject, format!("it is to go, but somebody has put the referral {name} there"));
+        return plan.problem(subject, format!("it is to be removed, but it has the referral {name}, which is not ours"));
     }
     let links = port.subsystems.keys().map(|name| Step::Unlink(format!("ports/{id}/subsystems/{name}")));
     let marks = port.referrals.iter().map(|name| Step::Remove(format!("ports/{id}/referrals/{name}")));

@@ -89,7 +89,7 @@ fn any_rule_leaves_time_to_renew_and_time_to_live() {
 /// At every hour of two changes of the authority: each certificate that is out there is verified by each bundle that is
 /// out there, where "out there" is what was published within the last hour.
 #[test]
-fn an_authority_is_replaced_without_anybody_meeting_a_stranger() {
+fn an_authority_is_replaced_and_every_peer_stays_trusted() {
     let rule = rule();
     let mut authority = Authority::create("a", NOW, rule).expect("an authority");
     let mut data = secret_data(&authority.issue(&leaf(), NOW, rule).expect("a certificate"), &authority);

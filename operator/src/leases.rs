@@ -356,7 +356,7 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut seen = Seen::first("1".to_owned(), at(0));
         seen.again("1".to_owned(), at(3));
-        assert!(!seen.sight().is_fresh(), "it may have died before anybody looked");
+        assert!(!seen.sight().is_fresh(), "it may have died before it was observed");
         seen.again("2".to_owned(), at(6));
         assert!(seen.sight().is_fresh());
         seen.again("2".to_owned(), at(6 + LEASE_GAP_MAX.as_secs() + 1));

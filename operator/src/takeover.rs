@@ -357,7 +357,7 @@ mod tests {
                 moves(Why::NodeGone, 0),
             ),
             (
-                "somebody says that it is off",
+                "an administrator says that it is off",
                 Signs { kubelet: Kubelet::OutOfService, ..well() },
                 moves(Why::NodeLost, 0),
             ),
@@ -402,7 +402,7 @@ mod tests {
                 Signs { cordoned: true, pod: PodSign::Ending, ..well() },
                 moves(Why::NodeCordoned, 0),
             ),
-            ("somebody asks", Signs { asked: true, ..well() }, moves(Why::Asked, 0)),
+            ("an administrator asks", Signs { asked: true, ..well() }, moves(Why::Asked, 0)),
             ("and has been heard", Signs { asked: true, pod: PodSign::Ending, ..well() }, Stay),
             (
                 "a lost node is no planned move",

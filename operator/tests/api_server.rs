@@ -143,7 +143,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
     })
     .await;
     // Another field manager takes a field; a map and a certificate go; a class is changed.
-    let hands = PatchParams::apply("somebody").force();
+    let hands = PatchParams::apply("another-manager").force();
     let theirs = json!({ "apiVersion": "apps/v1", "kind": "StatefulSet", "spec": { "replicas": 0 } });
     sets.patch("c-0", &hands, &Patch::Apply(&theirs)).await.unwrap();
     stage.api::<ConfigMap>().delete("c-0-config", &DeleteParams::default()).await.unwrap();
@@ -166,7 +166,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
     assert_eq!(sets.get("c-0").await.unwrap().metadata.uid, made.metadata.uid, "it was not recreated");
 
     // A thing that changes nothing makes one round of looking, and no writes.
-    let annotate = |n: u32| json!({ "metadata": { "annotations": { "somebody": n.to_string() } } });
+    let annotate = |n: u32| json!({ "metadata": { "annotations": { "another-manager": n.to_string() } } });
     let before = stage.api::<Secret>().get("c-0-tls").await.unwrap().metadata.resource_version;
     for n in 0..3 {
         let rounds = operator.metrics.reconciled("c");
@@ -410,7 +410,7 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
     };
     // A person's hand in the record does not bring back an instance that is removed.
     let theirs = json!({ "data": { "k-1": stage.node(2) } });
-    let hands = PatchParams { field_manager: Some("somebody".to_owned()), ..PatchParams::default() };
+    let hands = PatchParams { field_manager: Some("another-manager".to_owned()), ..PatchParams::default() };
     stage
         .api::<ConfigMap>()
         .patch("k-placement", &hands, &Patch::Merge(&json!({ "data": { "k-1": null } })))

@@ -49,7 +49,7 @@ async fn bad_clusters_are_refused_or_answered() {
     let stage = Stage::new(shared(), "bad", 1).await;
     let classes: Api<StorageClass> = Api::all(stage.client.clone());
     let taken: StorageClass = serde_json::from_value(
-        json!({ "metadata": { "name": "bad-taken" }, "provisioner": "somebody.else" }),
+        json!({ "metadata": { "name": "bad-taken" }, "provisioner": "another.example" }),
     )
     .unwrap();
     classes.create(&PostParams::default(), &taken).await.unwrap();
@@ -99,7 +99,7 @@ async fn bad_clusters_are_refused_or_answered() {
     }
     assert_eq!(
         classes.get("bad-taken").await.unwrap().provisioner,
-        "somebody.else",
+        "another.example",
         "what is another's is left alone"
     );
 

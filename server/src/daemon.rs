@@ -230,7 +230,7 @@ fn serve(
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     if config.server.may_be_relayed() {
         warn!(
-            "clients of dialects before 3.1.1 are served unsigned: who sits between can use their logons; \
+            "clients of dialects before 3.1.1 are served unsigned: an attacker on the network can use their logons; \
              raise server.min_dialect, or set server.signing or server.encryption to \"required\""
         );
     }

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keytab_that_anybody_can_read_is_refused() {
+    fn a_keytab_that_every_user_can_read_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("krb5.keytab");
         let refused = || KeytabFile::load(&path).expect_err("of no use").to_string();

@@ -107,12 +107,12 @@ impl Kept {
             Some(list) if self.has_list() => list,
             _ => return AccessMask::FILE_ALL_ACCESS,
         };
-        let (owner, group, everybody) = (self.owner(of), self.group(of), of_everybody());
+        let (owner, group, everyone) = (self.owner(of), self.group(of), of_everyone());
         let applies = |sid: &Sid| {
             // Equal in either of the ways in which Unix users are written.
             let is_owner = *sid == owner || self.0.owner.is_none() && sid.as_unix_user() == Some(of.uid);
             let is_group = *sid == group || self.0.group.is_none() && sid.as_unix_group() == Some(of.gid);
-            is_owner || is_group || *sid == owner_rights() || everybody.contains(sid)
+            is_owner || is_group || *sid == owner_rights() || everyone.contains(sid)
         };
         let entries = list.aces.iter().filter(|ace| !ace.ace_flags.contains(AceFlags::INHERIT_ONLY));
         let for_owners =
@@ -223,7 +223,7 @@ fn owner_rights() -> Sid {
 }
 
 /// Groups that every user who has logged on over a network is in.
-fn of_everybody() -> [Sid; 3] {
+fn of_everyone() -> [Sid; 3] {
     let of_nt = |which| Sid { identifier_authority: 5, sub_authorities: vec![which] };
     [Sid::everyone(), of_nt(11), of_nt(2)]
 }

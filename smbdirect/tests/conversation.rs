@@ -128,7 +128,7 @@ fn a_peer_without_credits_of_ours_is_not_taken_for_dead() {
         pair.pump(ACTIVE);
         if !pair.deliver(ACTIVE) {
             pair.pump(PASSIVE);
-            assert!(pair.deliver(PASSIVE), "somebody can speak");
+            assert!(pair.deliver(PASSIVE), "one side can send");
         }
         pair.peers[ACTIVE].complete();
     }

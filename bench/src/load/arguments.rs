@@ -121,7 +121,7 @@ pub(crate) struct LoadArguments {
     /// mixed: compare all that is read with what was written. The client then costs several times as much.
     #[arg(long)]
     verify: bool,
-    /// Who is measured, in this order. Those that do not serve the workload are left out.
+    /// Servers to measure, in this order. Those that do not serve the workload are left out.
     #[arg(
         long,
         value_enum,

@@ -141,7 +141,7 @@ impl World {
 
         // A Secret may name the user; else the volume's id is the user.
         let mut request = create("pvc-5", MIB);
-        request.secrets = map(&[("username", "somebody"), ("password", PASSWORD)]);
+        request.secrets = map(&[("username", "another"), ("password", PASSWORD)]);
         let named = self.create(request.clone()).await.unwrap();
         assert_eq!(self.create(request).await.unwrap(), named, "a second time");
         assert_eq!(self.delete("pvc-5").await, Code::Ok);

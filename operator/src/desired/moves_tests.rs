@@ -283,7 +283,7 @@ fn a_cordoned_node_is_left_in_an_orderly_way_one_instance_after_another() {
 }
 
 #[test]
-fn whoever_asks_may_name_the_node() {
+fn a_request_may_name_the_node() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     let pod = observed.pods.get_mut("a-1").expect("it is there");

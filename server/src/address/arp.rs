@@ -103,11 +103,11 @@ impl Arp {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, protocol)?;
         let arp = Self { socket, link: link.clone() };
-        rustix::net::bind(&arp.socket, &arp.everybody())?;
+        rustix::net::bind(&arp.socket, &arp.broadcast())?;
         Ok(Some(arp))
     }
 
-    fn everybody(&self) -> PacketAddress {
+    fn broadcast(&self) -> PacketAddress {
         let mut address = [0; HARDWARE_BYTES_MAX];
         address[..self.link.broadcast.len()].copy_from_slice(&self.link.broadcast);
         PacketAddress {
@@ -131,7 +131,7 @@ impl Arp {
         let sender = Hardware(self.link.hardware.clone());
         let packet = Packet { operation, sender, sender_ip, target: Hardware(target), target_ip };
         let bytes = packet.encode(self.link.kind);
-        rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &self.everybody())?;
+        rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &self.broadcast())?;
         Ok(())
     }
 

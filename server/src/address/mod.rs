@@ -274,7 +274,7 @@ impl Addresses {
                 return Err(AddressError::Taken { address, by, seconds });
             }
             if !std::mem::replace(&mut reported, true) {
-                warn!(%address, by, seconds_max = seconds, "somebody answers for the address: waiting, it may be the server before us");
+                warn!(%address, by, seconds_max = seconds, "another machine answers for the address: waiting, it may be the previous server");
             }
             // Answers come at once: without a pause there would be too many probes.
             std::thread::sleep(ADDRESS_PROBE_PAUSE);
@@ -329,7 +329,7 @@ impl Addresses {
                 None
             });
             if let Some(by) = &conflict {
-                warn!(%address, %by, "somebody else says that the address is its own: contradicting");
+                warn!(%address, %by, "another machine claims the address: contradicting");
             }
             if announce || conflict.is_some() {
                 let _ = place.announce();

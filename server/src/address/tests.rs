@@ -54,14 +54,14 @@ mod inside {
             they_come_where_their_network_is_are_announced_and_go,
         ),
         (
-            "somebody_who_has_one_is_waited_for_and_then_named",
-            somebody_who_has_one_is_waited_for_and_then_named,
+            "a_machine_that_has_one_is_waited_for_and_then_named",
+            a_machine_that_has_one_is_waited_for_and_then_named,
         ),
         (
             "what_a_killed_server_has_left_is_taken_off_or_goes_by_itself",
             what_a_killed_server_has_left_is_taken_off_or_goes_by_itself,
         ),
-        ("whoever_claims_one_later_is_contradicted", whoever_claims_one_later_is_contradicted),
+        ("a_machine_that_claims_one_later_is_contradicted", a_machine_that_claims_one_later_is_contradicted),
         ("an_address_needs_an_interface", an_address_needs_an_interface),
     ];
 
@@ -141,7 +141,7 @@ mod inside {
         assert!(found(OURS).is_empty() && found(OURS_6).is_empty());
     }
 
-    fn somebody_who_has_one_is_waited_for_and_then_named() {
+    fn a_machine_that_has_one_is_waited_for_and_then_named() {
         let _wire = Wire::new();
         for (text, theirs) in [(OURS, "192.0.2.200/32"), (OURS_6, "fd00:2::200/128")] {
             ip(&format!("address add {theirs} dev there0"));
@@ -183,7 +183,7 @@ mod inside {
         assert_eq!(found(OURS).len(), 1);
     }
 
-    fn whoever_claims_one_later_is_contradicted() {
+    fn a_machine_that_claims_one_later_is_contradicted() {
         let _wire = Wire::new();
         let ours = addresses(&[OURS], PATIENCE);
         ours.take().expect("it is free");

@@ -208,7 +208,7 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "socket",
         value: "\"/run/forebay/admin.sock\"",
         set: false,
-        help: "Unix socket of the admin API (gRPC), mode 0600. Whoever may open it may do everything.",
+        help: "Unix socket of the admin API (gRPC), mode 0600. A process that may open it may do everything.",
     },
     OptionHelp {
         section: "admin",
@@ -243,7 +243,7 @@ pub const OPTIONS: &[OptionHelp] = &[
         key: "allowed_clients",
         value: "[\"forebay-operator\", \"forebay-csi\"]",
         set: false,
-        help: "Who may use the admin API over TLS: a DNS or URI name of the client's certificate, or its common name.",
+        help: "Clients that may use the admin API over TLS: DNS or URI names of their certificates, or common names.",
     },
     OptionHelp {
         section: "http",

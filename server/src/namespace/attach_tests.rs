@@ -527,7 +527,7 @@ fn an_older_epoch_that_comes_first_after_the_target_forgot_replays_nothing() {
 }
 
 #[test]
-fn what_is_not_ours_is_given_back_unless_somebody_was_put_out() {
+fn what_is_not_ours_is_given_back_unless_another_host_was_preempted() {
     let all = Shared::default();
     let blank = |nth, epoch| Host { format: false, ..starting(&all, nth, epoch) };
     for _ in 0..2 {

@@ -209,7 +209,7 @@ impl World for Linux<'_> {
                 let (key, seconds) = (self.me.pending_key(), self.section.cut_off_time().as_secs());
                 warn!(
                     pool, %key, seconds,
-                    "the reservation was taken without an answer: waiting until whoever had it is cut off for certain"
+                    "the reservation was taken without an answer: waiting until the former holder is certainly cut off"
                 );
             }
         }

@@ -32,7 +32,7 @@ fn of_each_right_the_first_entry_decides() {
     // Entries that are for others, or for what will be made, do not count.
     assert_eq!(list(vec![Ace::allow(Sid::unix_user(1), READ)]), AccessMask::empty());
     assert_eq!(list(vec![with_flags(allow_read, AceFlags::INHERIT_ONLY)]), AccessMask::empty());
-    for sid in [Sid::unix_group(100), Sid::everyone(), of_everybody()[1].clone()] {
+    for sid in [Sid::unix_group(100), Sid::everyone(), of_everyone()[1].clone()] {
         assert_eq!(list(vec![Ace::allow(sid, READ)]), READ);
     }
     let as_samba = Sid { identifier_authority: 22, sub_authorities: vec![1, 1000] };

@@ -32,7 +32,7 @@ fn standard(client: &mut Client, id: FileId) -> FileStandardInformation {
 }
 
 #[test]
-fn deleting_one_name_leaves_the_other_whoever_closes_last() {
+fn deleting_one_name_leaves_the_other_in_every_order_of_closing() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
@@ -81,7 +81,7 @@ fn delete_on_close_is_of_the_name_that_was_opened() {
 }
 
 #[test]
-fn a_name_that_took_the_place_of_another_of_the_same_file_goes_by_whoever_closes_last() {
+fn a_name_that_took_the_place_of_another_of_the_same_file_goes_in_every_order_of_closing() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);

@@ -127,7 +127,7 @@ fn heard(fabric: &Fabric<'_>, act: impl FnOnce() -> Result<()>) -> Result<Heard>
             Ok(target.run(&format!("ls {file} 2>/dev/null || true"))? == file)
         })
     };
-    is_there("somebody listens", &format!("{HEARD}.ready"))?;
+    is_there("the listener is ready", &format!("{HEARD}.ready"))?;
     act()?;
     target.run(&format!("touch {HEARD}.stop"))?;
     is_there("what was heard is reported", HEARD).with_context(|| target.service_log("listen"))?;

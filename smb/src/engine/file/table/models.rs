@@ -225,7 +225,7 @@ fn a_last_close_and_an_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus
 }
 
 #[test]
-fn a_file_has_one_state_whoever_opens_it_while_another_closes_it() {
+fn a_file_has_one_state_if_one_opens_it_while_another_closes_it() {
     a_last_close_and_an_open(World::open);
 }
 

@@ -206,7 +206,7 @@ impl World {
             // A client is notified of a break before it is answered what came after. On a network the two can cross: of a
             // lease of version 2 the epoch says so, of others the client then believes that it may cache less than it may.
             let is_break =
-                |(to_whom, what): &&(ConnectionId, Mail)| to_whom == to && matches!(what, Mail::Break(_));
+                |(receiver, what): &&(ConnectionId, Mail)| receiver == to && matches!(what, Mail::Break(_));
             let at = self.mail.iter().position(|mail| is_break(&mail)).unwrap_or(0);
             let (to, what) = self.mail.remove(at);
             let Some(Host { client, inbox, .. }) = self.hosts.iter_mut().find(|h| h.client.id == to.0) else {
