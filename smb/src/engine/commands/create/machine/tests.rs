@@ -23,7 +23,7 @@ impl Frame for NoFrame {
     }
 }
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     /// An operation for a backend, and the state that waits for it.
@@ -54,7 +54,7 @@ fn name(op: &FsOpKind) -> &'static str {
     }
 }
 
-/// One CREATE of `f` and the connection that it came on.
+/// One CREATE of `f` and the connection that it arrived on.
 struct Driver {
     world: World,
     core: Core,
