@@ -317,7 +317,7 @@ fn after_a_break_the_file_is_looked_for_again() {
 #[test]
 fn a_file_that_was_made_stays_open_during_a_break() {
     let mut create = Driver::new();
-    // Another client has found it meanwhile.
+    // Another client has found it in the meantime.
     let holder = holder(&create.world);
     create.begin(CreateDisposition::OPEN_IF, 0);
     assert_eq!(create.complete(opened(true)), waits("AwaitingBreak of a file that was made"));
