@@ -33,7 +33,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let token = ctx.wake_token();
     match open.volume.watches.ask(&open, asked, ctx.core.id, token) {
         Ok(Some(outcome)) => answer(outcome),
-        // Its last open may have been marked in the meantime.
+        // Deletion of the directory may have been requested in the meantime.
         Ok(None) if open.file.delete_pending(open.id) => {
             open.volume.watches.stop_waiting(open.id, token);
             Step::Fail(NtStatus::DELETE_PENDING)

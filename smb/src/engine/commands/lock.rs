@@ -133,7 +133,7 @@ fn range(element: &LockElement) -> Result<LockRange, NtStatus> {
     Ok(LockRange { offset: element.offset, length: element.length, exclusive })
 }
 
-/// Takes the range, immediately or after those before it are released.
+/// Takes the range, immediately or once it is free.
 fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<Sequence>) -> Step {
     let token = ctx.wake_token();
     match open.file.lock_or_wait(open.id, range, &open.volume.used.locks, ctx.core.id, token) {

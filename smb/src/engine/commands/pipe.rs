@@ -160,7 +160,7 @@ fn put(ctx: &Ctx<'_>, pipe: &Pipe, data: &[u8]) -> Result<(), NtStatus> {
     };
     let exposed = Exposed {
         server_name: ctx.server.config.server_name.to_uppercase(),
-        // As for TREE_CONNECT, other shares do not exist.
+        // As for TREE_CONNECT, other shares are inaccessible.
         shares: vec![
             share(&session.volume_id, ShareKind::Disk, ""),
             share("IPC$", ShareKind::Pipes, "Named pipes"),

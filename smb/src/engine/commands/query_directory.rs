@@ -165,7 +165,7 @@ impl Query {
         let answers = &open.volume.used.dir_answers;
         let times = &open.volume.change_times;
         while let Some(entry) = cursor.pending.pop() {
-            // Only names of the POSIX extensions can contain the separator that all others use.
+            // Only names of the POSIX extensions can contain `\`, the path separator of all other clients.
             let is_nameable = open.posix || !entry.name.contains('\\');
             let is_meant = names::matches(&pattern, &entry.name)
                 || !open.posix && short_name::is_of(&pattern, &entry.name);

@@ -34,7 +34,7 @@ pub(crate) fn outgoing(ctx: &Ctx<'_>) -> Result<Option<Outgoing>, NtStatus> {
 
 /// The four bytes after the MessageId in the nonce for a signature of READ data. In the nonces of messages, only the first
 /// of them is set ([MS-SMB2] 3.1.4.1), so no message has this nonce. A message is a READ or a WRITE, so a client that does
-/// the same for its WRITEs does not use it, either.
+/// the same for its WRITEs does not use this nonce, either.
 const PAYLOAD_NONCE_TAIL: [u8; 4] = [1, 0, 0, 0x80];
 
 /// Seals the data of a READ in place, or signs it. Returns the transform for the response ([MS-SMB2] 3.3.5.12).

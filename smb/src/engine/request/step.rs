@@ -114,7 +114,7 @@ pub(crate) trait Machine: fmt::Debug + Send {
 pub(crate) enum Resumption {
     /// When the backend has answered.
     Completed(Then),
-    /// When the backend has answered, too.
+    /// Also when the backend has answered.
     Transferred(Transfer),
     /// When it is woken.
     Woken(Resume),

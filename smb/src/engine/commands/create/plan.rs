@@ -200,7 +200,7 @@ fn as_of(volume: &Arc<Volume>, request: &Request<'_>) -> Result<Arc<Volume>, NtS
 }
 
 /// Whether a CREATE has the create context of the POSIX extensions, and the permission bits in it. The Linux client adds
-/// the file type to them, and sends all ones if it has none.
+/// the file type to them, and sends all ones if it has no permission bits.
 fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
     let mode = request.contexts.iter().find_map(|context| match context {
         RequestContext::Posix { mode } => Some(*mode),

@@ -1,4 +1,4 @@
-//! Every transition of a CREATE, driven by hand: what it asks of a backend, what it waits for and how it ends.
+//! Every transition of a CREATE, driven by hand: its operations for a backend, what it waits for and how it ends.
 
 use std::time::Instant;
 
