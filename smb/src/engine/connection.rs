@@ -33,9 +33,9 @@ pub struct Connection {
     credits: CreditWindow,
     chains: IdMap<u64, Chain>,
     next_chain: u64,
-    /// By wake token, which is the AsyncId too.
+    /// Keyed by wake token, which is also the AsyncId.
     parked: IdMap<u64, Parked>,
-    /// Bytes of their frames.
+    /// Total bytes of the frames of parked requests.
     parked_bytes: u64,
     /// Bytes that all chains keep in memory.
     pinned_bytes: u64,
@@ -43,8 +43,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A fresh connection. `peer` names the other end in logs and lists; `entropy` fills buffers with randomness fit for
-    /// keys.
+    /// Creates a connection. `peer` names the other end in logs and lists; `entropy` fills buffers with key-quality
+    /// randomness.
     #[must_use]
     pub fn new(server: Arc<Server>, id: ConnectionId, peer: String, entropy: Entropy) -> Self {
         Self {
@@ -60,12 +60,12 @@ impl Connection {
         }
     }
 
-    /// Its transport moves payload by RDMA: READ and WRITE may name the peer's memory.
+    /// Marks the transport as RDMA: READ and WRITE may name the peer's memory.
     pub fn set_over_rdma(&mut self) {
         self.core.over_rdma = true;
     }
 
-    /// The longest frame that the peer may send now, in bytes; a longer one: end the connection.
+    /// The longest frame that the peer may send now, in bytes. If a longer one arrives, end the connection.
     #[must_use]
     pub fn frame_bytes_max(&self) -> u32 {
         if self.core.channels.is_empty() {
@@ -75,16 +75,16 @@ impl Connection {
         }
     }
 
-    /// Whether a session has been set up on it.
+    /// Whether a session is set up on this connection.
     #[must_use]
     pub fn is_authenticated(&self) -> bool {
         !self.core.channels.is_empty()
     }
 
-    /// Takes what another connection or an administrator caused.
+    /// Handles mail that another connection or an administrator caused.
     ///
     /// # Errors
-    /// [`Disconnect`] where the connection has lost its last session.
+    /// [`Disconnect`] if the connection has lost its last session.
     pub fn deliver(&mut self, now: Now, mail: Mail) -> Result<(), Disconnect> {
         match mail {
             Mail::Wake(token) => self.wake(now, token, Wake::Ready),
@@ -123,8 +123,8 @@ impl Connection {
         self.core.events.pop_front()
     }
 
-    /// The transport is gone: ends the sessions that have no other channel and closes what they have open. Operations for
-    /// backends go on to come out of [`Self::poll_fs`] until [`Self::is_finished`].
+    /// Closes the connection after its transport is gone: ends the sessions that have no other channel and closes their
+    /// opens. [`Self::poll_fs`] continues to return operations for backends until [`Self::is_finished`].
     pub fn close(&mut self, now: Now) {
         if self.core.closed {
             return;
@@ -137,32 +137,32 @@ impl Connection {
         self.core.pending.clear();
         let tokens: Vec<u64> = self.parked.keys().copied().collect();
         for token in tokens {
-            // No client is left to answer; a broken rule cannot end the connection twice.
+            // No client is left to answer, and a protocol violation cannot end the connection twice.
             let _ = self.wake(now, token, Wake::Closed);
         }
         self.transmit.clear();
     }
 
-    /// Closed, and no operation is in flight.
+    /// Whether the connection is closed and no operation is in flight.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.core.closed && self.core.ops.is_empty()
     }
 
-    /// The connection is to end, gracefully, as soon as nothing is in flight: so its client connects again.
+    /// Whether the connection must end gracefully as soon as nothing is in flight, so that its client reconnects.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.core.leaving
     }
 
-    /// Requests that have not been answered, for a graceful end.
+    /// Number of chains that are neither answered nor parked, for a graceful shutdown.
     #[must_use]
     pub fn requests_in_flight(&self) -> usize {
         self.chains.len() - self.parked.len().min(self.chains.len())
     }
 
-    /// Bytes that requests keep in memory until they are answered: their frames, and answers that are being made. Beyond
-    /// [`limits::PINNED_BYTES_PER_CONNECTION_MAX`] a transport receives nothing more.
+    /// Bytes that requests keep in memory until they are answered: their frames and the answers in preparation. Above
+    /// [`limits::PINNED_BYTES_PER_CONNECTION_MAX`], a transport receives nothing more.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         self.pinned_bytes

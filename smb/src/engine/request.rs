@@ -1,4 +1,4 @@
-//! A request while it is worked on: what it may use, its steps, and the compound that it is part of.
+//! A request in progress: the state it may access, its steps, and the compound it belongs to.
 
 pub(super) mod chain;
 pub(super) mod channel;

@@ -33,13 +33,13 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let token = ctx.wake_token();
     match open.volume.watches.ask(&open, asked, ctx.core.id, token) {
         Ok(Some(outcome)) => answer(outcome),
-        // Its last open may have been marked between the two.
+        // Deletion of the directory may have been requested in the meantime.
         Ok(None) if open.file.delete_pending(open.id) => {
             open.volume.watches.stop_waiting(open.id, token);
             Step::Fail(NtStatus::DELETE_PENDING)
         }
         Ok(None) => {
-            // The answer is still signed where it comes with the end of the session.
+            // The answer is still signed if the end of the session causes it.
             let channel = ctx.core.channels.get(&ctx.request.header.session_id);
             ctx.request.signing = channel.map(|c| c.signing.clone());
             wait(open, token)
@@ -56,7 +56,7 @@ fn wait(open: Arc<Open>, token: u64) -> Step {
                 Some(outcome) => answer(outcome),
                 None => wait(open, token),
             },
-            // What has come already is not lost.
+            // Changes that have already arrived are not lost.
             Wake::Cancelled => {
                 watches.stop_waiting(open.id, token).map_or(Step::Fail(NtStatus::CANCELLED), answer)
             }
@@ -80,7 +80,7 @@ fn answer(outcome: Outcome) -> Step {
             FileNotifyInformation::encode_list(&changes, &mut list, usize::MAX);
             NtStatus::SUCCESS
         }
-        // [MS-SMB2] 3.3.5.19: an ordinary response with nothing in it.
+        // [MS-SMB2] 3.3.5.19: an ordinary response without data.
         Outcome::TooMany => NtStatus::NOTIFY_ENUM_DIR,
         Outcome::Ended(status) => return Step::Fail(status),
     };

@@ -32,9 +32,9 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Box::new(move |ctx, result| {
             match (&result, removes) {
                 (Ok(_), Some((parent, stream))) => open_end::removed(&open, parent, stream, ctx.server),
-                // [MS-FSA] 2.1.5.5: a directory that is not empty when its last open ends stays, and CLOSE succeeds.
+                // [MS-FSA] 2.1.5.5: a directory that is not empty when its last open ends remains, and CLOSE succeeds.
                 (Err(status), Some(_)) if *status != NtStatus::DIRECTORY_NOT_EMPTY => {
-                    // The open has ended all the same.
+                    // The open has ended nevertheless.
                     return Step::Fail(*status);
                 }
                 _ => {}

@@ -22,11 +22,11 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let message = frame.bytes().get(ctx.request.range.clone()).unwrap_or_default();
     let request = match Request::parse(message) {
         Ok(r) => r,
-        // The message is in order, the name is none.
+        // The message is well-formed, but the name is invalid.
         Err(e) if e.fault == Fault::Surrogate => return NtStatus::OBJECT_NAME_INVALID.into(),
         Err(e) => return e.into(),
     };
-    // With nothing cached nothing is durable either.
+    // Without caching, nothing is durable.
     if !ctx.server.config.caching {
         return machine::begin(ctx, &request, None, None);
     }

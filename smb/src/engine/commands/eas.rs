@@ -11,13 +11,13 @@ fn check_name(name: &[u8]) -> Result<(), NtStatus> {
     if !name.is_empty() && name.iter().all(printable) { Ok(()) } else { Err(NtStatus::INVALID_EA_NAME) }
 }
 
-/// What a client wants to set.
+/// The attributes that a client sets.
 pub(super) fn to_set(list: &[u8]) -> Result<Vec<Ea>, NtStatus> {
     let list = FullEa::parse_list(list).map_err(|_| NtStatus::EA_LIST_INCONSISTENT)?;
     let mut bytes = 0;
     for ea in &list {
         check_name(ea.name)?;
-        // FILE_NEED_EA would keep clients that know nothing of it from opening the file; no backend keeps it.
+        // FILE_NEED_EA would prevent clients that do not support it from opening the file; no backend stores it.
         if !ea.flags.is_empty() {
             return Err(NtStatus::INVALID_EA_FLAG);
         }
@@ -29,7 +29,7 @@ pub(super) fn to_set(list: &[u8]) -> Result<Vec<Ea>, NtStatus> {
     Ok(list.iter().map(|ea| Ea { name: ea.name.to_vec(), value: ea.value.to_vec() }).collect())
 }
 
-/// The names that a client asks for.
+/// The names that a client requests.
 pub(super) fn to_get(list: &[u8]) -> Result<Vec<Vec<u8>>, NtStatus> {
     let list = GetEa::parse_list(list).map_err(|_| NtStatus::EA_LIST_INCONSISTENT)?;
     list.iter().map(|ea| check_name(ea.name).map(|()| ea.name.to_vec())).collect()

@@ -19,10 +19,10 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     };
     let open = match ctx.open(request.file_id) {
         Ok(o) => o,
-        // [MS-SMB2] 3.3.5.11 has this fail. But Linux flushes by the handle it had before it reconnected to a server that
-        // was restarted, and would report to the program that its data are lost, which they are not.
+        // [MS-SMB2] 3.3.5.11 requires a failure. But Linux flushes with the handle from before it reconnected to a
+        // restarted server, and would report to the program that its data is lost, although it is not.
         Err(NtStatus::FILE_CLOSED) if ctx.server.is_durable_since(request.file_id) => return done(),
-        // Nor does it ask for its durable handle first, where it has lost nothing but the connection.
+        // If Linux has only lost the connection, it does not reclaim its durable handle first, either.
         Err(NtStatus::FILE_CLOSED) => match kept_of_user(ctx, request.file_id) {
             Some(open) => open,
             None => return Step::Fail(NtStatus::FILE_CLOSED),
@@ -45,7 +45,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     )
 }
 
-/// A kept open that its user names without having asked for it.
+/// A kept open that its user names before reclaiming it.
 fn kept_of_user(ctx: &Ctx<'_>, id: FileId) -> Option<Arc<Open>> {
     let session = ctx.request.session.as_ref()?;
     let Share::Volume(volume) = &ctx.request.tree.as_ref()?.share else { return None };

@@ -1,4 +1,4 @@
-//! Waiting until others have closed the handles that they keep for the cache alone: before a name changes or goes
+//! Waits until other clients have closed the handles that they keep only for caching, before a name changes or is removed
 //! ([MS-FSA] 2.1.5.15.3, 2.1.5.15.11).
 
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use crate::engine::request::step::{Ctx, Step, Wake};
 use crate::fs::RelPath;
 use crate::status::NtStatus;
 
-/// Goes on with the request.
+/// Continues the request.
 pub(super) type Next = Box<dyn FnOnce(&mut Ctx<'_>) -> Step + Send>;
 
-/// Handles that clients may keep for the cache alone, and that are waited for.
+/// Handles that clients may keep only for caching, and that a request waits for.
 pub(super) enum CachedHandles {
-    /// Those of the file that `open` is of, but its own.
+    /// All handles of the file of `open`, except `open` itself.
     OtherOpens,
-    /// All of another file.
+    /// All handles of another file.
     OfFile(Arc<FileState>),
-    /// All below the directory that `open` is of; asked for the first time.
+    /// All handles below the directory of `open`; `true` on the first request.
     Below(RelPath, bool),
 }
 
-/// Has handles closed, then goes on. Clients that keep theirs have lost the right to, or use them.
+/// Breaks handle caching, then continues. Clients that still keep their handles have lost the right to cache them, or use
+/// them.
 pub(super) fn once_closed(ctx: &mut Ctx<'_>, open: Arc<Open>, handles: CachedHandles, next: Next) -> Step {
     if !ctx.server.config.caching {
         return next(ctx);

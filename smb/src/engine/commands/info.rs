@@ -1,11 +1,11 @@
-//! What QUERY_INFO, SET_INFO and the handling of security descriptors share.
+//! Code that QUERY_INFO, SET_INFO and the handling of security descriptors share.
 
 use crate::engine::open::Open;
 use crate::engine::request::step::{Reply, Step};
 use crate::status::NtStatus;
 use crate::wire::{AccessMask, query_info, set_info};
 
-/// The answer within the client's buffer: less than `fixed` bytes are an error, less than all of it a warning
+/// The answer within the client's buffer: a buffer below `fixed` bytes is an error, a truncated answer is a warning
 /// ([MS-SMB2] 3.3.5.20.1).
 pub(super) fn answer(mut output: Vec<u8>, fixed: usize, limit: u32) -> Step {
     let limit = limit as usize;
@@ -32,7 +32,7 @@ pub(super) fn done() -> Step {
     Step::Reply(Reply::ok(body))
 }
 
-/// All of these rights.
+/// Requires all of these rights.
 pub(super) fn needs(open: &Open, access: AccessMask) -> Result<(), NtStatus> {
     if AccessMask(open.access).contains(access) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
 }

@@ -1,5 +1,4 @@
-//! IOCTL ([MS-SMB2] 3.3.5.15): controls of the server itself; those of files are in [`file`] and
-//! [`copychunk`].
+//! IOCTL ([MS-SMB2] 3.3.5.15): control codes of the server itself. Those of files are in [`file`] and [`copychunk`].
 
 mod copychunk;
 mod file;
@@ -47,18 +46,18 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
 }
 
-/// The successful answer to a control.
+/// The successful answer to a control code.
 pub(crate) fn ioctl_reply(ctl_code: FsctlCode, file_id: FileId, output: &[u8]) -> Reply {
     let mut body = Vec::new();
     Response { ctl_code, file_id, input: &[], output, flags: 0 }.encode(&mut body);
     Reply::ok(body)
 }
 
-/// [MS-SMB2] 3.3.5.15.12: NEGOTIATE once more, under a signature. Any difference ends the connection.
+/// [MS-SMB2] 3.3.5.15.12: repeats NEGOTIATE under a signature. Any difference ends the connection.
 fn validate_negotiate(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Step {
     const DIFFERS: &str = "VALIDATE_NEGOTIATE_INFO differs from NEGOTIATE";
     let Some(n) = &ctx.core.negotiated else { return Step::Disconnect(DIFFERS) };
-    // 3.1.1 has preauthentication integrity instead.
+    // SMB 3.1.1 has preauthentication integrity instead.
     if n.dialect == Dialect::SMB3_1_1 {
         return Step::Disconnect("VALIDATE_NEGOTIATE_INFO in 3.1.1");
     }
@@ -88,7 +87,7 @@ fn interfaces(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Step {
     if matches!(ctx.core.dialect(), Dialect::SMB2_0_2 | Dialect::SMB2_1) {
         return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
     }
-    // [MS-SMB2] 2.2.31: it is about no file.
+    // [MS-SMB2] 2.2.31: it refers to no file.
     if request.file_id != FileId::RELATED {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }

@@ -20,7 +20,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if request.locks.len() > limits::LOCKS_PER_REQUEST_MAX {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
-    // [MS-SMB2] 3.3.5.2.9 lets every LOCK pass; Windows and Samba give locks back only.
+    // [MS-SMB2] 3.3.5.2.9 permits every LOCK; Windows and Samba only permit unlocks.
     let expired = ctx.request.session.as_ref().is_some_and(|session| session.is_expired(ctx.now.instant));
     if expired && !first.flags.contains(LockFlags::UNLOCK) {
         return Step::Fail(NtStatus::NETWORK_SESSION_EXPIRED);
@@ -38,7 +38,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     {
         return done();
     }
-    // [MS-FSA] 2.1.5.8, 2.1.5.9: what is locked is not read from a cache.
+    // [MS-FSA] 2.1.5.8, 2.1.5.9: locked ranges are not read from a cache.
     open.file.data_changed(open.id, ctx.server);
     if first.flags.contains(LockFlags::UNLOCK) {
         match unlock(ctx, &open, &request.locks) {
@@ -50,7 +50,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
 }
 
-/// The place of a request among those that may be sent twice ([MS-SMB2] 3.3.5.14).
+/// The LockSequence of a request, by which a replay is detected ([MS-SMB2] 3.3.5.14).
 #[derive(Clone, Copy)]
 struct Sequence {
     index: usize,
@@ -58,7 +58,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// `None` where the client does not number its requests, or this server would not be asked twice.
+    /// `None` if the client does not number its requests, or does not replay them to this server.
     fn of(ctx: &Ctx<'_>, request: &Request) -> Option<Self> {
         let negotiated = ctx.core.negotiated.as_ref()?;
         let replays = ctx.core.is_smb3() && negotiated.capabilities.contains(Capabilities::MULTI_CHANNEL);
@@ -66,7 +66,7 @@ impl Sequence {
         (replays && (1..=64).contains(&index)).then(|| Self { index, number: request.lock_sequence_number() })
     }
 
-    /// Whether it was answered with success before. Otherwise the place is free from now on.
+    /// Whether it was already answered with success. If not, its entry is invalid from now on.
     fn replayed(self, open: &Open) -> bool {
         let entry = &mut open.state().lock_sequence[self.index];
         let same = *entry == self.number;
@@ -90,7 +90,7 @@ fn done() -> Step {
     Step::Reply(Reply::ok(body))
 }
 
-/// [MS-SMB2] 3.3.5.14.1: one after the other; what was released before an error stays released.
+/// [MS-SMB2] 3.3.5.14.1: one after the other; ranges that were released before an error stay released.
 fn unlock(ctx: &mut Ctx<'_>, open: &Open, elements: &[LockElement]) -> Result<(), NtStatus> {
     let to_unlock = elements.iter().take_while(|element| element.flags == LockFlags::UNLOCK);
     let count = to_unlock.clone().count();
@@ -100,14 +100,14 @@ fn unlock(ctx: &mut Ctx<'_>, open: &Open, elements: &[LockElement]) -> Result<()
     if count < elements.len() { Err(NtStatus::INVALID_PARAMETER) } else { Ok(()) }
 }
 
-/// [MS-SMB2] 3.3.5.14.2: all or none.
+/// [MS-SMB2] 3.3.5.14.2: locks all ranges or none.
 fn lock(ctx: &mut Ctx<'_>, open: &Arc<Open>, elements: &[LockElement], sequence: Option<Sequence>) -> Step {
     let ranges: Vec<LockRange> = match elements.iter().map(range).collect() {
         Ok(r) => r,
         Err(status) => return Step::Fail(status),
     };
     let immediately = |e: &LockElement| e.flags.contains(LockFlags::FAIL_IMMEDIATELY);
-    // Only a single range can be waited for.
+    // A request can only wait for a single range.
     if elements.len() > 1 && !elements.iter().all(immediately) {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
@@ -133,7 +133,7 @@ fn range(element: &LockElement) -> Result<LockRange, NtStatus> {
     Ok(LockRange { offset: element.offset, length: element.length, exclusive })
 }
 
-/// Takes the range, now or when those before are gone.
+/// Takes the range, immediately or once it is free.
 fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<Sequence>) -> Step {
     let token = ctx.wake_token();
     match open.file.lock_or_wait(open.id, range, &open.volume.used.locks, ctx.core.id, token) {
@@ -143,13 +143,13 @@ fn wait(ctx: &mut Ctx<'_>, open: Arc<Open>, range: LockRange, sequence: Option<S
                 open.file.stop_waiting(token, ctx.server);
                 Step::Fail(NtStatus::CANCELLED)
             }
-            // An open that waits for its client, or that the client has again, takes nothing for a session of before.
+            // A disconnected open, or one that the client has reclaimed, takes no lock for an earlier session.
             Wake::Ready if !open.is_closing() && open.session_id() == ctx.session().id => {
-                // A client may have been granted READ caching while this waited: one that has replaced the contents.
+                // While this waited, a client that has replaced the contents may have been granted READ caching.
                 open.file.data_changed(open.id, ctx.server);
                 wait(ctx, open, range, sequence)
             }
-            // [MS-FSA] 2.1.5.5: closing an open ends its waiting requests so.
+            // [MS-FSA] 2.1.5.5: closing an open ends its waiting requests with this status.
             Wake::Ready | Wake::Closed => {
                 open.file.stop_waiting(token, ctx.server);
                 Step::Fail(NtStatus::RANGE_NOT_LOCKED)

@@ -32,7 +32,7 @@ use crate::limits;
 use crate::status::NtStatus;
 use crate::wire::Command;
 
-/// Begins a request that was admitted.
+/// Dispatches an admitted request to its handler.
 pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
     if pipe::is_addressed(ctx)
         && let Some(step) = pipe::handle(ctx)
@@ -63,7 +63,7 @@ pub(crate) fn dispatch(ctx: &mut Ctx<'_>) -> Step {
     }
 }
 
-/// The most bytes that a request's answer may carry, as far as its length is the client's to choose.
+/// The maximum number of bytes in a request's answer, as far as the client chooses the length.
 pub(crate) fn answer_bytes(command: Command, message: &[u8]) -> u32 {
     let asked = |at: usize| u32_at(message, at).unwrap_or(0).min(limits::IO_BYTES_MAX);
     match command {
@@ -75,13 +75,13 @@ pub(crate) fn answer_bytes(command: Command, message: &[u8]) -> u32 {
     }
 }
 
-/// The number at a place of a message's body.
+/// The `u32` at an offset in a message's body.
 fn u32_at(message: &[u8], at: usize) -> Option<u32> {
     message.get(64 + at..64 + at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
 }
 
-/// What a request's CreditCharge must pay for, in bytes ([MS-SMB2] 3.3.5.2.5): the larger of what it sends and what it asks
-/// for. `None` for commands without payload and for bodies too short to say.
+/// The bytes that a request's CreditCharge must cover ([MS-SMB2] 3.3.5.2.5): the larger of what it sends and what it
+/// requests. `None` for commands without payload and for bodies that are too short.
 pub(crate) fn payload_bytes(command: Command, message: &[u8]) -> Option<u32> {
     let u32_at = |at: usize| u32_at(message, at);
     match command {

@@ -19,7 +19,7 @@ use crate::wire::{Capabilities, Command, Dialect, FileTime, Header, SecurityMode
 /// Best first.
 const DIALECTS: [Dialect; 5] =
     [Dialect::SMB3_1_1, Dialect::SMB3_0_2, Dialect::SMB3_0, Dialect::SMB2_1, Dialect::SMB2_0_2];
-/// Best first: the fastest that is strong ([MS-SMB2] 3.3.5.4 leaves the order to the server).
+/// Best first: the fastest strong cipher ([MS-SMB2] 3.3.5.4 leaves the order to the server).
 const CIPHERS: [Cipher; 4] = [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm];
 /// Best first: GMAC costs a tenth of CMAC.
 const SIGNING: [SigningAlgorithm; 3] =
@@ -51,10 +51,10 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
 }
 
-/// What the two ends have in common.
+/// The properties that both ends support.
 struct Agreed {
     negotiated: Negotiated,
-    /// The client sent a context of the kind, so that one must come back.
+    /// Whether the client sent a context of this kind, so that the response must contain one.
     answer_encryption: bool,
     answer_signing: bool,
     answer_transforms: bool,
@@ -69,7 +69,7 @@ fn agree(
     if request.dialects.is_empty() {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    // [MS-SMB2] 3.3.5.4: the best that both speak. Their numbers grow with them.
+    // [MS-SMB2] 3.3.5.4: the best dialect that both ends support. Better dialects have higher numbers.
     let mut spoken = DIALECTS.iter().take_while(|dialect| dialect.0 >= min_dialect.0);
     let dialect = *spoken.find(|d| request.dialects.contains(d)).ok_or(NtStatus::NOT_SUPPORTED)?;
     let mut security_mode = SecurityMode::SIGNING_ENABLED;
@@ -84,7 +84,7 @@ fn agree(
             capabilities.insert(Capabilities::LEASING);
         }
     }
-    // [MS-SMB2] 3.3.5.4: for the dialects of SMB 3.x, where the client does it too.
+    // [MS-SMB2] 3.3.5.4: for SMB 3.x dialects, if the client supports it, too.
     if !matches!(dialect, Dialect::SMB2_0_2 | Dialect::SMB2_1)
         && request.capabilities.contains(Capabilities::MULTI_CHANNEL)
     {
@@ -143,7 +143,7 @@ fn agree(
                             signing = common;
                         }
                     }
-                    // A connection that is not over RDMA has no use for it.
+                    // Only a connection over RDMA uses it.
                     NegotiateContext::RdmaTransform { transforms } if over_rdma => {
                         if transforms.is_empty() || offered_transforms.is_some() {
                             return Err(NtStatus::INVALID_PARAMETER);
@@ -230,7 +230,8 @@ fn response(server: &Server, now: FileTime, agreed: &Agreed, salt: &[u8; 32]) ->
     body
 }
 
-/// An SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3): leads to SMB2 where the client knows it, ends the connection otherwise.
+/// Handles an SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3): leads to SMB2 if the client supports it, and ends the connection
+/// otherwise.
 pub(crate) fn multi_protocol(
     core: &mut Core,
     server: &Server,
@@ -249,7 +250,7 @@ pub(crate) fn multi_protocol(
     };
     if dialects.contains(&smb1::DIALECT_2_WILDCARD) {
         core.wildcard = true;
-        // Not a dialect yet: the NEGOTIATE that follows says which.
+        // Not a dialect yet: the NEGOTIATE that follows selects one.
         let mut agreed = agree(&server.config, Dialect::SMB2_1, false, &request(Dialect::SMB2_1))
             .map_err(|_| Disconnect("no dialect in common"))?;
         agreed.negotiated.dialect = Dialect::SMB2_WILDCARD;

@@ -1,4 +1,4 @@
-//! Requests on named pipes, which are served to list shares ([MS-SMB2] 3.3.5.9, 3.3.5.12, 3.3.5.13, 3.3.5.15.4).
+//! Requests on named pipes, which exist to list shares ([MS-SMB2] 3.3.5.9, 3.3.5.12, 3.3.5.13, 3.3.5.15.4).
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::wire::query_info::InfoType;
 use crate::wire::read::Channel;
 use crate::wire::{Command, FileAttributes, FileTime, close, create, ioctl, query_info, read, write};
 
-/// Bytes that a pipe is said to take, as on Windows.
+/// The allocation size that is reported for a pipe, as on Windows.
 const ALLOCATION_SIZE: u64 = 4096;
 
 /// Whether the request is on the share of named pipes.
@@ -26,7 +26,7 @@ pub(super) fn is_addressed(ctx: &Ctx<'_>) -> bool {
     ctx.request.tree.as_ref().is_some_and(|tree| matches!(tree.share, Share::Ipc))
 }
 
-/// A request on that share that names a pipe; `None` for those that mean the same on all shares.
+/// Handles a request on that share that names a pipe; `None` for requests that work the same on all shares.
 pub(super) fn handle(ctx: &mut Ctx<'_>) -> Option<Step> {
     let result = match ctx.request.header.command {
         Command::CREATE => open(ctx),
@@ -74,7 +74,7 @@ fn close(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
     Ok(reply(|body| close::Response::default().encode(body)))
 }
 
-/// A READ does not wait: what a call returns is there when its WRITE is answered.
+/// A READ does not wait: the result of a call is available when its WRITE is answered.
 fn read(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
     let request = read::Request::parse(ctx.request.message())?;
     let (length, remote) = (request.length, request.channel != Channel::NONE && ctx.core.is_smb3());
@@ -103,7 +103,7 @@ fn write(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
     Ok(reply(|body| write::Response { count: data.len() as u32, remaining: 0 }.encode(body)))
 }
 
-/// FSCTL_PIPE_TRANSCEIVE ([MS-SMB2] 3.3.5.15.4): a WRITE and a READ in one. Other controls are not of pipes.
+/// FSCTL_PIPE_TRANSCEIVE ([MS-SMB2] 3.3.5.15.4): a WRITE and a READ in one. Other control codes are not specific to pipes.
 fn transceive(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
     let frame = Arc::clone(&ctx.request.frame);
     let message = frame.bytes().get(ctx.request.range.clone()).unwrap_or_default();
@@ -122,7 +122,7 @@ fn transceive(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
     Ok(Step::Reply(Reply { status: status(&message), ..reply }))
 }
 
-/// Clients ask whether it is a pipe.
+/// Clients use this to check whether it is a pipe.
 fn query_info(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
     let request = query_info::Request::parse(ctx.request.message())?;
     let (info_type, class) = (request.info_type, FileInformationClass(request.file_info_class));
@@ -135,14 +135,14 @@ fn query_info(ctx: &mut Ctx<'_>) -> Result<Step, Step> {
         allocation_size: ALLOCATION_SIZE,
         end_of_file: 0,
         number_of_links: 1,
-        // [MS-FSCC] 2.4.47: it goes when it is closed.
+        // [MS-FSCC] 2.4.47: it is removed when it is closed.
         delete_pending: true,
         directory: false,
     };
     Ok(info::answer(info::encoded(|out| standard.encode(out)), FileStandardInformation::LEN, limit))
 }
 
-/// The pipe that a request names: as [`Ctx::open`].
+/// The pipe that a request names, resolved like [`Ctx::open`].
 fn find(ctx: &mut Ctx<'_>, id: FileId) -> Result<Arc<Pipe>, NtStatus> {
     let id = ctx.named(id)?;
     let tree_id = ctx.tree().id;
@@ -150,7 +150,7 @@ fn find(ctx: &mut Ctx<'_>, id: FileId) -> Result<Arc<Pipe>, NtStatus> {
     pipe.filter(|pipe| pipe.tree_id == tree_id).ok_or(NtStatus::FILE_CLOSED)
 }
 
-/// Takes in what a client writes. A pipe that is used for something else than calls is closed.
+/// Takes the data that a client writes. A pipe that is used for anything but calls is closed.
 fn put(ctx: &Ctx<'_>, pipe: &Pipe, data: &[u8]) -> Result<(), NtStatus> {
     let session = ctx.session();
     let share = |name: &str, kind, remark: &str| ExposedShare {
@@ -160,7 +160,7 @@ fn put(ctx: &Ctx<'_>, pipe: &Pipe, data: &[u8]) -> Result<(), NtStatus> {
     };
     let exposed = Exposed {
         server_name: ctx.server.config.server_name.to_uppercase(),
-        // Others exist as little as for TREE_CONNECT.
+        // As for TREE_CONNECT, other shares are inaccessible.
         shares: vec![
             share(&session.volume_id, ShareKind::Disk, ""),
             share("IPC$", ShareKind::Pipes, "Named pipes"),

@@ -1,4 +1,4 @@
-//! What the POSIX extensions say of files ([SMB2-POSIX] 2.2.14, 2.3).
+//! File information of the POSIX extensions ([SMB2-POSIX] 2.2.14, 2.3).
 
 use crate::engine::open::Open;
 use crate::fs::{FileKind, Space, Stat};
@@ -9,7 +9,7 @@ use crate::wire::fscc::reparse::ReparseTag;
 use crate::wire::fscc::security::Sid;
 use crate::wire::{FileAttributes, FileTime};
 
-/// File type and permission bits. Those of a symbolic link mean nothing; Linux shows all of them.
+/// File type and permission bits. The bits of a symbolic link have no meaning; Linux shows all of them as set.
 fn mode(stat: &Stat) -> u32 {
     match stat.kind() {
         FileKind::Regular => PosixFileType::REGULAR.mode(stat.mode),
@@ -22,23 +22,23 @@ fn mode(stat: &Stat) -> u32 {
     }
 }
 
-/// ReparseTag, zero for what is no reparse point.
+/// ReparseTag; zero if the file is not a reparse point.
 pub(super) fn reparse_tag(stat: &Stat) -> ReparseTag {
     stat.reparse.map_or(ReparseTag::RESERVED_ZERO, |point| ReparseTag(point.tag))
 }
 
-/// Names that the file has. A link that is stored as a directory has no entries that would count.
+/// The number of names of the file. A link that is stored as a directory has no entries that count.
 fn links(stat: &Stat) -> u32 {
     if stat.kind() == FileKind::SymbolicLink && stat.directory { 1 } else { stat.links }
 }
 
-/// The context of a CREATE response. `sids` holds what it refers to.
+/// The context of a CREATE response. `sids` holds the data that it refers to.
 pub(super) fn create_context<'s>(stat: &Stat, sids: &'s mut Vec<u8>) -> ResponseContext<'s> {
     Sid::encode_owner(stat.uid, stat.gid, sids);
     ResponseContext::Posix { nlink: links(stat), reparse_tag: reparse_tag(stat).0, mode: mode(stat), sids }
 }
 
-/// What an entry of a directory says in addition to other classes.
+/// The fields that an entry of a directory has in addition to other classes.
 pub(super) fn fields(stat: &Stat) -> PosixFields {
     PosixFields {
         device_id: stat.key.dev as u32,
@@ -63,7 +63,7 @@ pub(super) fn information(open: &Open, stat: &Stat) -> FilePosixInformation {
             file_attributes: FileAttributes(stat.attributes),
             inode: stat.key.ino,
             device_id,
-            // As FileStandardInformation: a name that is going to be removed is none any more.
+            // As in FileStandardInformation, a name with a pending removal does not count.
             hard_links: hard_links.saturating_sub(open.file.delete_pending(open.id).into()),
             reparse_tag: reparse_tag(stat),
             mode,

@@ -17,29 +17,29 @@ use crate::wire::fscc::directory::{self, DirEncoder};
 use crate::wire::query_directory::{Flags, Request, Response};
 use crate::wire::{AccessMask, Fault, FileAttributes, FileTime};
 
-/// The names that every directory has without its file system saying so.
+/// The names that every directory has, even if its file system does not list them.
 const DOTS: [&str; 2] = [".", ".."];
 
-/// The longest entry: the parts of fixed length, a name of 255 characters, and what aligns it.
+/// The longest entry: the fixed-length parts, a name of 255 characters, and alignment.
 const ENTRY_BYTES_MAX: usize = 1024;
 
-/// A query under way.
+/// A query in progress.
 struct Query {
     open: Arc<Open>,
     class: FileInformationClass,
     limit: usize,
     single: bool,
     output: Output,
-    /// What the fetch under way takes of the volume's limit.
+    /// The share of the volume's limit for the fetch in progress.
     counted: Option<Taken>,
 }
 
-/// Entries as they will be sent.
+/// Encoded entries.
 struct Output {
     bytes: Vec<u8>,
-    /// Where the last entry begins, to link the next one to it.
+    /// The start of the last entry, to link the next one to it.
     last: Option<usize>,
-    /// Bytes that it may have: [`limits::DIR_ANSWER_SHORT_BYTES`], and what it has taken of the volume's limit.
+    /// Bytes that it may have: [`limits::DIR_ANSWER_SHORT_BYTES`], plus its share of the volume's limit.
     granted: usize,
     counted: Option<Taken>,
 }
@@ -56,7 +56,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     }
 }
 
-/// [MS-SMB2] 3.3.5.18: checks, and what the flags do to the cursor.
+/// [MS-SMB2] 3.3.5.18: checks the request, and applies its flags to the cursor.
 fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
     let open = ctx.open(request.file_id)?;
     if !open.directory {
@@ -66,7 +66,7 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
         return Err(NtStatus::ACCESS_DENIED);
     }
     if open.volume.is_snapshot && open.volume.removed.load(Ordering::Acquire) {
-        // Its names are being removed: what is left of them must not pass for what the snapshot had.
+        // Its names are being removed: the remaining ones must not appear as the snapshot's contents.
         return Err(NtStatus::FILE_INVALID);
     }
     let class = request.file_information_class;
@@ -103,18 +103,18 @@ fn begin(ctx: &mut Ctx<'_>, request: &Request) -> Result<Query, NtStatus> {
     Ok(Query { open, class, limit, single, output: Output::new(), counted: None })
 }
 
-/// What to do next.
+/// The next action of a query.
 enum Next {
-    /// Answer with what there is.
+    /// Answer with the entries so far.
     Full,
-    /// Answer that there is nothing.
+    /// Answer that there are no entries.
     Nothing(NtStatus),
     Fetch(FsOpKind),
     /// `.` and `..` are due: the directory's own attributes are needed.
     Dots,
 }
 
-/// Sends what has been fetched, and fetches until the client's buffer is full or the directory has no more.
+/// Encodes fetched entries, and fetches more until the client's buffer is full or the directory has no more.
 fn fill(mut query: Query) -> Step {
     match query.advance() {
         Next::Full => query.answer_full(),
@@ -138,7 +138,7 @@ fn fill(mut query: Query) -> Step {
             Box::new(move |_, result| {
                 match result {
                     Ok(FsReply::Entries(entries)) => query.fetched(entries),
-                    // A name that was looked up and is not there.
+                    // The name was looked up and does not exist.
                     Err(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => {
                         query.fetched(Vec::new())
                     }
@@ -165,7 +165,7 @@ impl Query {
         let answers = &open.volume.used.dir_answers;
         let times = &open.volume.change_times;
         while let Some(entry) = cursor.pending.pop() {
-            // Only names of the POSIX extensions have the separator of all others in them.
+            // Only names of the POSIX extensions can contain `\`, the path separator of all other clients.
             let is_nameable = open.posix || !entry.name.contains('\\');
             let is_meant = names::matches(&pattern, &entry.name)
                 || !open.posix && short_name::is_of(&pattern, &entry.name);
@@ -186,12 +186,12 @@ impl Query {
             return Next::Nothing(if cursor.any { NtStatus::NO_MORE_FILES } else { NtStatus::NO_SUCH_FILE });
         }
         let handle = open.handle.clone();
-        // A short name is found among all names.
+        // A short name is searched among all names.
         if names::is_plain(&pattern) && (open.posix || !short_name::may_be_made(&pattern)) {
             cursor.end = true;
             return Next::Fetch(FsOpKind::Lookup { handle, name: pattern });
         }
-        // Not many more than fit: what is kept for the next query grows stale.
+        // Not many more than fit: entries that are kept for the next query become stale.
         let room = output.grow(*limit, answers).saturating_sub(output.bytes.len());
         if !output.is_empty() && room < ENTRY_BYTES_MAX && output.granted < *limit {
             return Next::Full;
@@ -202,8 +202,8 @@ impl Query {
         Next::Fetch(FsOpKind::ReadDir { handle, restart: std::mem::take(&mut cursor.restart), limit })
     }
 
-    /// `.` and `..`, of which the parent's own attributes are not reported: clients look at the names only. False where they
-    /// do not fit.
+    /// Adds `.` and `..`. The parent's own attributes are not reported: clients only look at the names. Returns false if
+    /// they do not fit.
     fn dots(&mut self, stat: &Stat) -> bool {
         let Self { open, class, limit, single, output, .. } = self;
         let cursor = &mut open.state().directory;
@@ -222,7 +222,7 @@ impl Query {
         true
     }
 
-    /// [MS-FSA] 2.1.5.6.3 would cut the first name where not even that fits; half a name is of no use to a client.
+    /// [MS-FSA] 2.1.5.6.3 would truncate the first name if even that does not fit; a truncated name is useless to a client.
     fn answer_full(self) -> Step {
         self.open.state().directory.settle();
         let Output { bytes, last, counted, .. } = self.output;
@@ -239,8 +239,8 @@ impl Query {
     }
 }
 
-/// How many entries to fetch where `room` of the shortest would fit, and what they take of the volume's limit. The rest of what
-/// is fetched stays in memory until the client asks again, or for as long as the directory is open.
+/// The number of entries to fetch if `room` of the shortest fit, and their share of the volume's limit. Entries that are
+/// not sent stay in memory until the client queries again, or as long as the directory is open.
 fn batch(room: usize, listed: &Tally) -> (usize, Option<Taken>) {
     let limit = room.clamp(1, limits::DIR_BATCH_ENTRIES);
     match listed.take(limit as u64) {
@@ -254,7 +254,8 @@ impl Output {
         Self { bytes: Vec::new(), last: None, granted: limits::DIR_ANSWER_SHORT_BYTES, counted: None }
     }
 
-    /// Makes room for one more entry where the volume's limit has some left; how long the answer may be, at most `limit`.
+    /// Makes room for one more entry if the volume's limit allows it. Returns the length that the answer may have, at most
+    /// `limit`.
     fn grow(&mut self, limit: usize, answers: &Tally) -> usize {
         let is_short = self.granted < limit && self.granted < self.bytes.len() + ENTRY_BYTES_MAX;
         if is_short && let Some(more) = answers.take(limits::DIR_ANSWER_STEP_BYTES as u64) {
@@ -263,7 +264,7 @@ impl Output {
                 Some(all) => all.join(more),
                 none => *none = Some(more),
             }
-            // No more than is counted.
+            // Do not reserve more than is counted.
             self.bytes.reserve_exact(self.granted - self.bytes.len());
         }
         limit.min(self.granted)
@@ -277,7 +278,7 @@ impl Output {
         single && !self.is_empty()
     }
 
-    /// False where the entry does not fit any more.
+    /// Returns false if the entry does not fit.
     fn push(&mut self, class: FileInformationClass, limit: usize, name: &str, stat: &Stat) -> bool {
         let end = self.bytes.len();
         let start = end.next_multiple_of(8);
@@ -293,7 +294,7 @@ impl Output {
             end_of_file: stat.end_of_file,
             allocation_size: stat.allocation_size,
             file_attributes: FileAttributes(stat.attributes),
-            // [MS-FSCC] 2.4.17: EaSize of a reparse point is its tag, where the class has no field for that.
+            // [MS-FSCC] 2.4.17: EaSize of a reparse point is its tag, if the class has no field for the tag.
             ea_size: if class == FileInformationClass::FILE_ID_EXTD_DIRECTORY_INFORMATION {
                 0
             } else {
@@ -366,7 +367,7 @@ mod tests {
         assert!(listed.take(600).is_some(), "all is given back");
     }
 
-    /// As many entries of long names as such an answer may have.
+    /// An output filled with as many entries of long names as fit.
     fn filled(limit: usize, answers: &Tally) -> Output {
         let class = FileInformationClass::FILE_ID_BOTH_DIRECTORY_INFORMATION;
         let long = entry(&"n".repeat(255));

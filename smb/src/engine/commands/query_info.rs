@@ -34,7 +34,7 @@ use crate::wire::fscc::{FileInformationClass as Class, FsInformationClass as FsC
 use crate::wire::query_info::{InfoType, Request};
 use crate::wire::{AccessMask, Dialect, FileAttributes, FileTime};
 
-/// What every file system here says of itself ([MS-FSCC] 2.5.8): clients compute with it, nothing else does.
+/// Sizes that every file system here reports ([MS-FSCC] 2.5.8): only clients compute with them.
 const SECTOR_BYTES: u32 = 512;
 const SECTORS_PER_UNIT: u32 = 8;
 const UNIT_BYTES: u64 = (SECTOR_BYTES * SECTORS_PER_UNIT) as u64;
@@ -48,8 +48,8 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let file_id = request.file_id;
     let open = match ctx.open(file_id) {
         Ok(o) => o,
-        // cifs.ko asks about a file by whatever handle it has. Where the answer is to try again, it looks at its handles again;
-        // any other error goes to the program.
+        // cifs.ko queries a file with any handle it has. If the answer is to retry, it checks its handles again; it returns
+        // any other error to the program.
         Err(NtStatus::FILE_CLOSED) if ctx.is_worth_a_retry(file_id) => {
             return Step::Fail(NtStatus::RETRY);
         }
@@ -64,13 +64,13 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         InfoType::SECURITY => {
             security::query(&open, SecurityInformation(additional_information), output_buffer_length)
         }
-        // [MS-SMB2] 3.3.5.20.4: quotas of users; a volume's capacity is no such thing.
+        // [MS-SMB2] 3.3.5.20.4: quotas are per user; a volume's capacity is not a quota.
         InfoType::QUOTA => Step::Fail(NtStatus::NOT_SUPPORTED),
         _ => Step::Fail(NtStatus::INVALID_PARAMETER),
     }
 }
 
-/// Sizes of the structures as C lays them out, which is what buffers are measured against.
+/// Sizes of the structures in C layout; buffer lengths are checked against them.
 mod fixed_len {
     pub(super) const FILE_ALL: usize = 104;
     pub(super) const NAME: usize = 8;
@@ -114,7 +114,7 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
             }
             None => Step::Fail(NtStatus::OBJECT_NAME_NOT_FOUND),
         },
-        // [MS-FSCC] 2.4.36: a matter of 3.1.1.
+        // [MS-FSCC] 2.4.36: only in SMB 3.1.1.
         Class::FILE_NORMALIZED_NAME_INFORMATION if ctx.core.dialect() == Dialect::SMB3_1_1 => {
             let file_name = open.state().full_name().replace('/', "\\");
             answer(encoded(|out| FileNameInformation { file_name }.encode(out)), fixed_len::NAME, limit)
@@ -143,7 +143,7 @@ fn file(ctx: &mut Ctx<'_>, open: Arc<Open>, class: Class, limit: u32) -> Step {
     }
 }
 
-/// A class that answers from what the backend knows of the file.
+/// Answers a class from the file's attributes in the backend.
 fn with_stat(open: Arc<Open>, class: Class, ea: FileEaInformation, limit: u32) -> Step {
     Step::Fs(
         FsOpKind::Stat { handle: open.handle.clone() },
@@ -253,7 +253,7 @@ fn of_stat(open: &Open, class: Class, stat: &Stat, ea: FileEaInformation, limit:
     }
 }
 
-/// The 8.3 name; none of the root, and none that clients with the POSIX extensions could use.
+/// The 8.3 name. The root has none, and clients with the POSIX extensions get none that they could not use.
 fn alternate_name(open: &Open) -> Option<String> {
     let state = open.state();
     let name = state.path.name();
@@ -276,7 +276,7 @@ fn standard(open: &Open, stat: &Stat) -> FileStandardInformation {
     FileStandardInformation {
         allocation_size: stat.allocation_size,
         end_of_file: stat.end_of_file,
-        // A name that is going to be removed is none any more.
+        // A name with a pending removal does not count.
         number_of_links: stat.links.saturating_sub(delete_pending.into()),
         delete_pending,
         directory: stat.directory,
@@ -331,7 +331,7 @@ fn file_system(ctx: &Ctx<'_>, open: &Arc<Open>, class: FsClass, limit: u32) -> S
             let info = FileFsAttributeInformation {
                 file_system_attributes: attributes(volume),
                 maximum_component_name_length: 255,
-                // What clients look for before they use anything beyond FAT.
+                // Clients check for this before they use anything beyond FAT.
                 file_system_name: "NTFS".to_owned(),
             };
             answer(encoded(|out| info.encode(out)), fixed_len::FS_ATTRIBUTE, limit)

@@ -74,7 +74,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     )
 }
 
-/// What was read goes into the answer.
+/// Puts the data that was read into the answer.
 fn in_the_answer(_ctx: &mut Ctx<'_>, transfer: Transfer, result: FsResult) -> Step {
     let (payload, count) = match found(result, transfer.minimum_count) {
         Ok(found) => found,
@@ -84,7 +84,7 @@ fn in_the_answer(_ctx: &mut Ctx<'_>, transfer: Transfer, result: FsResult) -> St
     Step::Reply(Reply { payload: Some(payload), ..fixed(count) })
 }
 
-/// What a backend has read, and how much that is.
+/// The data that a backend has read, and its length.
 fn found(result: FsResult, minimum_count: u32) -> Result<(Box<dyn Payload>, u32), NtStatus> {
     let FsReply::Read(payload) = result? else { return Err(NtStatus::INTERNAL_ERROR) };
     let count = payload.length() as u32;
@@ -98,7 +98,7 @@ fn fixed(count: u32) -> Reply {
     Reply::short(|body| Response::inline(count).encode(body))
 }
 
-/// The body of a response to a READ by RDMA, with data that went through this transform if it is not empty.
+/// The body of a response to a READ by RDMA. If `transform` is not empty, the data went through it.
 fn elsewhere(count: u32, transform: &[u8]) -> Vec<u8> {
     let mut body = Vec::with_capacity(RESPONSE_FIXED_LEN + transform.len());
     let flags = if transform.is_empty() { ResponseFlags::empty() } else { ResponseFlags::RDMA_TRANSFORM };

@@ -1,5 +1,5 @@
-//! Payload that travels by RDMA ([MS-SMB2] 2.2.19 and 2.2.21, Channel): READ and WRITE then carry descriptors of the
-//! peer's memory, which the transport reaches into.
+//! Payload that is transferred by RDMA ([MS-SMB2] 2.2.19 and 2.2.21, Channel): READ and WRITE carry descriptors of the
+//! peer's memory, which the transport accesses.
 
 use forebay_smbdirect::wire::Descriptors;
 
@@ -10,34 +10,33 @@ use crate::status::NtStatus;
 use crate::wire::Dialect;
 use crate::wire::read::Channel;
 
-/// Where the data of a READ go.
+/// The destination of READ data.
 pub(crate) struct Target {
     pub(crate) buffer: RemoteBuffer,
-    /// What they go through before.
+    /// The transform of the data before the transfer.
     pub(crate) outgoing: Option<Outgoing>,
 }
 
-/// Where the data of a WRITE are.
+/// The source of WRITE data.
 pub(crate) struct Source {
     pub(crate) buffer: RemoteBuffer,
-    /// What they go through when they have come.
+    /// The verification of the data after the transfer.
     pub(crate) proof: Option<RemoteProof>,
 }
 
-/// What the channel fields of a READ of `length` bytes come to: none without a channel. The token that the response is to
-/// invalidate is noted in the request, since every response has to, that of a failure too.
+/// Evaluates the channel fields of a READ of `length` bytes; `None` without a channel. Records in the request the token
+/// that the response must invalidate: every response must do so, even after a failure.
 ///
 /// # Errors
-/// `STATUS_INVALID_PARAMETER` for a channel that the dialect or the transport does not have and for descriptors that hold
-/// less than `length` bytes; `STATUS_ACCESS_DENIED` where the payload has to be protected, and the peer has no transform
-/// for that.
+/// `STATUS_INVALID_PARAMETER` for a channel that the dialect or the transport does not support and for descriptors of less
+/// than `length` bytes; `STATUS_ACCESS_DENIED` if the payload must be protected and the peer has no transform for that.
 pub(crate) fn target(
     ctx: &mut Ctx<'_>,
     channel: Channel,
     info: &[u8],
     length: u32,
 ) -> Result<Option<Target>, NtStatus> {
-    // [MS-SMB2] 2.2.19: before SMB 3.0 the field means nothing.
+    // [MS-SMB2] 2.2.19: before SMB 3.0 the field has no meaning.
     if channel == Channel::NONE || !ctx.core.is_smb3() {
         return Ok(None);
     }
@@ -46,7 +45,7 @@ pub(crate) fn target(
     Ok(Some(Target { buffer: buffer(ctx, &descriptors, length)?, outgoing }))
 }
 
-/// The same for a WRITE.
+/// Evaluates the channel fields of a WRITE.
 ///
 /// # Errors
 /// As [`target`], and those of [`transform::incoming`].
@@ -72,7 +71,7 @@ pub(crate) fn source(
     Ok(Some(Source { buffer: buffer(ctx, &descriptors, length)?, proof }))
 }
 
-/// The descriptors of a channel that is nothing else.
+/// The descriptors of a channel without a transform.
 fn plain<'a>(ctx: &mut Ctx<'_>, channel: Channel, info: &'a [u8]) -> Result<Descriptors<'a>, NtStatus> {
     let known = match channel {
         Channel::RDMA_V1 => true,

@@ -1,6 +1,6 @@
 //! Security descriptors ([MS-SMB2] 3.3.5.20.3, 3.3.5.21.3): owner, group and permission bits of a Unix file as SIDs
-//! (S-1-5-88-*), and the access control list that a client gave it. A file without a list grants everything to everyone. Permission
-//! bits are for clients to enforce, lists are enforced here ([`crate::descriptor`]).
+//! (S-1-5-88-*), and the access control list that a client set. A file without a list grants everything to everyone.
+//! Clients enforce permission bits, the server enforces lists ([`crate::descriptor`]).
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::wire::fscc::security::{
 };
 use crate::wire::limits::ACES_MAX;
 
-/// The list of a file that keeps none. The first entry grants nothing: its SID carries the permission bits.
+/// The list of a file without a stored one. The first entry grants nothing: its SID carries the permission bits.
 fn default_list(mode: u32) -> Acl {
     Acl {
         acl_revision: 2,
@@ -29,8 +29,8 @@ fn default_list(mode: u32) -> Acl {
     }
 }
 
-/// The descriptor of a file that has the attributes `stat` and keeps `kept`. To clients with the POSIX extensions each list carries
-/// the permission bits: Linux's client makes some of the list where there are none.
+/// The descriptor of a file with the attributes `stat` and the stored descriptor `kept`. For clients with the POSIX
+/// extensions, each list carries the permission bits: without them, the Linux client derives some from the list.
 fn descriptor(
     stat: &Stat,
     kept: Option<&Kept>,
@@ -57,7 +57,7 @@ fn descriptor(
     descriptor
 }
 
-/// The list with the permission bits as they are now, if it carries any or is to (`always`).
+/// The list with the current permission bits, if it carries any or must carry them (`always`).
 fn with_mode(mut list: Acl, mode: u32, always: bool) -> Acl {
     if always && list.aces.len() < ACES_MAX && mode_of(&list).is_none() {
         list.aces.insert(0, Ace::allow(Sid::unix_mode(mode), AccessMask::empty()));
@@ -84,13 +84,13 @@ fn mode_of(dacl: &Acl) -> Option<u32> {
     })
 }
 
-/// Whether a list is about permission bits only, as Linux's client writes it: besides them it grants everything.
+/// Whether a list only carries permission bits, as the Linux client writes it: apart from them it grants everything.
 fn only_carries_mode(dacl: &Acl) -> bool {
     mode_of(dacl).is_some() && dacl.aces.iter().all(restricts_none)
 }
 
-/// Whether an entry restricts no one: it carries permission bits, or grants everything to everyone, to all who have logged on
-/// (S-1-5-11) or to a Unix user, as Linux's client adds them.
+/// Whether an entry restricts no one: it carries permission bits, or grants everything to everyone, to all authenticated
+/// users (S-1-5-11) or to a Unix user, as the Linux client adds them.
 fn restricts_none(ace: &Ace) -> bool {
     let AceBody::Basic { mask, sid } = &ace.body else { return false };
     if carries_mode(sid) {
@@ -102,9 +102,9 @@ fn restricts_none(ace: &Ace) -> bool {
         && (*sid == Sid::everyone() || *sid == authenticated || sid.as_unix_user().is_some())
 }
 
-/// What a descriptor in a CREATE asks for: owner and permission bits, and what else the file is to keep. A list with all bits set says
-/// nothing of them: mounted with `idsfromsid` alone, Linux's client sends it where it has only an owner to name. What cannot be read
-/// is ignored.
+/// The settings that a descriptor in a CREATE requests: owner and permission bits, and the descriptor that the file keeps.
+/// A list with all bits set does not set permission bits: mounted with `idsfromsid` alone, the Linux client sends it if it
+/// only has an owner to set. A descriptor that cannot be parsed is ignored.
 pub(super) fn of_new_file(descriptor: &[u8]) -> (Ownership, Option<Box<Kept>>) {
     let Ok(given) = SecurityDescriptor::parse(descriptor) else { return Default::default() };
     let ownership = Ownership {
@@ -118,11 +118,11 @@ pub(super) fn of_new_file(descriptor: &[u8]) -> (Ownership, Option<Box<Kept>>) {
     (ownership, Kept::new(SecurityDescriptor { control, dacl, ..given }).map(Box::new))
 }
 
-/// What a descriptor changes of a file that has the attributes `stat` and keeps `kept`: its owner and permission bits, and what it
-/// is to keep from now on.
+/// The changes that a descriptor makes to a file with the attributes `stat` and the stored descriptor `kept`: its owner and
+/// permission bits, and the descriptor that it keeps from now on.
 ///
 /// # Errors
-/// `STATUS_INVALID_PARAMETER` where an owner or a group is to be set and there is none.
+/// `STATUS_INVALID_PARAMETER` if the request sets an owner or a group and the descriptor has none.
 fn change(
     given: SecurityDescriptor,
     asked: SecurityInformation,
@@ -153,7 +153,7 @@ fn change(
 
 type Next = Box<dyn FnOnce(&mut Ctx<'_>, &Stat, Option<Box<Kept>>) -> Step + Send>;
 
-/// Reads what is known of the descriptor, where the volume keeps any.
+/// Reads the attributes, and the stored descriptor if the volume keeps any.
 fn read(open: &Open, next: Next) -> Step {
     let get =
         open.volume.extended_attributes.then(|| FsOpKind::GetDescriptor { handle: open.handle.clone() });
@@ -178,7 +178,7 @@ fn read(open: &Open, next: Next) -> Step {
     )
 }
 
-/// QUERY_INFO of the descriptor.
+/// Handles QUERY_INFO of the descriptor.
 pub(super) fn query(open: &Arc<Open>, asked: SecurityInformation, limit: u32) -> Step {
     if asked.intersects(PARTS) && !AccessMask(open.access).contains(AccessMask::READ_CONTROL)
         || asked.contains(SecurityInformation::SACL)
@@ -190,7 +190,7 @@ pub(super) fn query(open: &Arc<Open>, asked: SecurityInformation, limit: u32) ->
         open,
         Box::new(move |_, stat, kept| {
             let output = encoded(|out| descriptor(stat, kept.as_deref(), asked, posix).encode(out));
-            // [MS-SMB2] 3.3.5.20.3: half a descriptor is of no use.
+            // [MS-SMB2] 3.3.5.20.3: a partial descriptor is useless.
             if output.len() > limit as usize {
                 return Step::Fail(NtStatus::BUFFER_TOO_SMALL);
             }
@@ -199,7 +199,7 @@ pub(super) fn query(open: &Arc<Open>, asked: SecurityInformation, limit: u32) ->
     )
 }
 
-/// SET_INFO of the descriptor.
+/// Handles SET_INFO of the descriptor.
 pub(super) fn set(open: &Arc<Open>, asked: SecurityInformation, buffer: &[u8]) -> Result<Step, NtStatus> {
     let owner = SecurityInformation::OWNER | SecurityInformation::GROUP;
     if asked.contains(SecurityInformation::SACL)
@@ -224,7 +224,7 @@ pub(super) fn set(open: &Arc<Open>, asked: SecurityInformation, buffer: &[u8]) -
         let set = replaced.then_some(FsOpKind::SetDescriptor { handle, descriptor: keep });
         if ownership == Ownership::default() {
             let Some(set) = set else {
-                // What stays as it was is reported, too, as by Windows.
+                // As on Windows, a request that changes nothing is reported, too.
                 report(&changed, ctx);
                 return done();
             };
@@ -237,7 +237,7 @@ pub(super) fn set(open: &Arc<Open>, asked: SecurityInformation, buffer: &[u8]) -
     Ok(read(open, next))
 }
 
-/// The last operation of a change.
+/// Performs the last operation of a change.
 fn carry_out(open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(
         op,
@@ -251,7 +251,7 @@ fn carry_out(open: Arc<Open>, op: FsOpKind) -> Step {
     )
 }
 
-/// CHANGE_NOTIFY reports a descriptor that was set.
+/// Reports to CHANGE_NOTIFY that a descriptor was set.
 fn report(open: &Arc<Open>, ctx: &Ctx<'_>) {
     open.volume.watches.modified(CompletionFilter::SECURITY, open, ctx.server);
 }
@@ -329,7 +329,7 @@ mod tests {
         };
         assert_eq!(shown(0o600), aces);
         assert_eq!(mode_of(&Acl { acl_revision: 2, aces: shown(0o644) }), Some(0o644));
-        // Permission bits alone, as Linux sets them, take it away.
+        // Permission bits alone, as Linux sets them, remove the list.
         let given = with_list(default_list(0o600).aces);
         let changed = change(given, SecurityInformation::DACL, &stat(), kept.as_ref());
         assert_eq!(changed, Ok((ownership, None)));
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(ownership, Ownership::default());
         let read = vec![Ace::allow(Sid::everyone(), AccessMask::FILE_GENERIC_READ)];
         assert_eq!(kept.expect("kept").descriptor(), &with_list(read));
-        // The null list is one.
+        // A null list counts as a list.
         let null = SecurityDescriptor { dacl: None, ..given };
         assert_eq!(of_new_file(&encoded(&null)).1.expect("kept").descriptor(), &null);
         assert_eq!(of_new_file(b"damaged"), Default::default());

@@ -56,7 +56,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
             }
             id
         }
-        // What began as a binding must not end as a session of the same id.
+        // An authentication that began as a binding must not end as a session with the same id.
         (id, false) if ctx.core.pending.get(&id).is_some_and(|p| !p.binding) => id,
         _ => return Step::Fail(NtStatus::USER_SESSION_DELETED),
     };
@@ -74,7 +74,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 fn new_session_id(ctx: &mut Ctx<'_>) -> u64 {
     loop {
         let id = u64::from_le_bytes(ctx.core.random::<8>());
-        // 0 is "none" and all ones "as before" in a compound.
+        // 0 means no session; in a compound, all ones means the session of the previous request.
         let taken = ctx.server.sessions().contains_key(&id) || ctx.core.pending.contains_key(&id);
         if id != 0 && id != u64::MAX && !taken {
             return id;
@@ -86,14 +86,14 @@ fn finish_reauth(ctx: &mut Ctx<'_>, id: u64, done: &Proof) -> Step {
     let Some(channel) = ctx.core.channels.get(&id) else {
         return Step::Fail(NtStatus::USER_SESSION_DELETED);
     };
-    // A session never changes hands: another user's proof ends it.
+    // A session never changes its user: a proof of another user ends it.
     if !channel.session.username.eq_ignore_ascii_case(&done.who.user) {
         ctx.core.end_session(ctx.server, ctx.now.instant, id);
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
     channel.session.reauthenticated(ctx.core.id);
     channel.session.set_expires(done.who.expires, ctx.now);
-    // [MS-SMB2] 3.3.5.5.3: the keys of the session stay.
+    // [MS-SMB2] 3.3.5.5.3: the keys of the session do not change.
     let encrypt = channel.session.encrypt.load(Ordering::Relaxed);
     let flags = if encrypt { SessionFlags::ENCRYPT_DATA } else { SessionFlags::empty() };
     Step::Reply(reply(NtStatus::SUCCESS, flags, &done.who.token))
@@ -160,7 +160,7 @@ fn establish(ctx: &mut Ctx<'_>, id: u64, request: &Request<'_>, done: &Proof) ->
     Step::Reply(reply(NtStatus::SUCCESS, flags, &done.who.token))
 }
 
-/// [MS-SMB2] 3.3.5.5.3: a client that reconnects names the session it lost; if it was its own, it ends.
+/// [MS-SMB2] 3.3.5.5.3: a client that reconnects names the session it lost. If it belonged to the same user, it ends.
 fn replace_previous(ctx: &mut Ctx<'_>, previous: u64, session: &Session) {
     if previous == 0 || previous == session.id {
         return;

@@ -52,7 +52,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     };
     let step = match request.info_type {
         InfoType::FILE => file(ctx, &open, Class(request.file_info_class), request.buffer),
-        // Label, quota and object id are the administrator's.
+        // Only an administrator sets label, quota and object id.
         InfoType::FILESYSTEM => Err(NtStatus::ACCESS_DENIED),
         InfoType::SECURITY => {
             security::set(&open, SecurityInformation(request.additional_information), request.buffer)
@@ -63,7 +63,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     step.unwrap_or_else(Step::Fail)
 }
 
-/// The empty answer once a backend has changed the contents.
+/// Returns the empty answer after a backend has changed the contents.
 fn done_after_change(open: &Arc<Open>, op: FsOpKind) -> Step {
     let open = Arc::clone(open);
     Step::Fs(
@@ -76,7 +76,7 @@ fn done_after_change(open: &Arc<Open>, op: FsOpKind) -> Step {
     )
 }
 
-/// A structure that is shorter than it must be is the client's mistake in length ([MS-SMB2] 3.3.5.21.1).
+/// Maps parse errors to statuses: a structure that is too short is a length mismatch ([MS-SMB2] 3.3.5.21.1).
 fn parsed<T>(result: Result<T, Malformed>) -> Result<T, NtStatus> {
     result.map_err(|e| match e.fault {
         Fault::Truncated => NtStatus::INFO_LENGTH_MISMATCH,
@@ -105,7 +105,7 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
         }
         Class::FILE_DISPOSITION_INFORMATION_EX => {
             let flags = parsed(FileDispositionInformationEx::parse(buffer))?.flags;
-            // Delete-on-close is said at CREATE.
+            // Delete-on-close is requested in CREATE.
             if flags.contains(DispositionFlags::ON_CLOSE) {
                 return Err(NtStatus::NOT_SUPPORTED);
             }
@@ -179,7 +179,8 @@ fn basic(open: &Arc<Open>, info: FileBasicInformation) -> Result<Step, NtStatus>
     {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    // Zero leaves a time alone. The others say whether the server goes on to keep it, which it always does here.
+    // Zero leaves a time unchanged. The other values say whether the server continues to update it, which it always does
+    // here.
     let time = |time: FileTime| match time {
         FileTime::UNCHANGED | FileTime::FREEZE | FileTime::THAW => Ok(None),
         FileTime(t) if t > i64::MAX as u64 => Err(NtStatus::INVALID_PARAMETER),
@@ -190,7 +191,7 @@ fn basic(open: &Arc<Open>, info: FileBasicInformation) -> Result<Step, NtStatus>
         last_access: time(info.last_access_time)?,
         last_write: time(info.last_write_time)?,
         change: time(info.change_time)?,
-        // Zero leaves them alone, NORMAL clears them.
+        // Zero leaves them unchanged, NORMAL clears them.
         attributes: (!attributes.is_empty()).then(|| match attributes & ATTRIBUTES_SETTABLE {
             FileAttributes(0) => FileAttributes::NORMAL.0,
             set => set.0,
@@ -203,7 +204,7 @@ fn basic(open: &Arc<Open>, info: FileBasicInformation) -> Result<Step, NtStatus>
     if info.attributes.is_none() {
         return Ok(set_basic(open, info));
     }
-    // What the file is, SPARSE, is not for this request to change.
+    // This request cannot change SPARSE, which describes the file itself.
     let stat = FsOpKind::Stat { handle: open.handle.clone() };
     Ok(Step::Fs(
         stat,
@@ -219,7 +220,7 @@ fn basic(open: &Arc<Open>, info: FileBasicInformation) -> Result<Step, NtStatus>
     ))
 }
 
-/// What of it others may watch.
+/// The changes that watchers can be notified of.
 fn watched(info: &BasicInfo) -> CompletionFilter {
     let all = [
         (info.creation.is_some(), CompletionFilter::CREATION),
@@ -306,7 +307,7 @@ fn delete_later(open: Arc<Open>, disposition: Disposition, ignore_readonly: bool
                 Step::Fail(NtStatus::CANNOT_DELETE)
             }
             Ok(_) => {
-                // It may have been closed meanwhile.
+                // It may have been closed in the meantime.
                 if let Err(status) = open.file.set_delete_pending(&open, disposition) {
                     return Step::Fail(status);
                 }

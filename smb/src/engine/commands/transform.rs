@@ -1,4 +1,4 @@
-//! SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43): payload that is sealed or signed on its way by RDMA.
+//! SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43): payload that is sealed or signed for its transfer by RDMA.
 
 use forebay_smbdirect::wire::{CryptoTransform, Descriptors, RdmaTransform as Frame};
 
@@ -9,17 +9,17 @@ use crate::remote::{Proof, RemoteProof};
 use crate::status::NtStatus;
 use crate::wire::HeaderFlags;
 
-/// What the data of a READ go through before they go to the peer's memory.
+/// The transform of READ data before it is written to the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outgoing {
     Sealed,
     Signed,
 }
 
-/// What the data of a READ or WRITE go through that names no transform itself; none: they go in clear.
+/// The transform for the data of a READ or WRITE that names none itself; `None` if the data is sent in the clear.
 ///
 /// # Errors
-/// `STATUS_ACCESS_DENIED` where they must be protected and the peer has not negotiated how.
+/// `STATUS_ACCESS_DENIED` if the data must be protected and the peer has negotiated no transform for that.
 pub(crate) fn outgoing(ctx: &Ctx<'_>) -> Result<Option<Outgoing>, NtStatus> {
     let transforms = ctx.core.transforms();
     // [MS-SMB2] 3.3.5.12
@@ -32,16 +32,16 @@ pub(crate) fn outgoing(ctx: &Ctx<'_>) -> Result<Option<Outgoing>, NtStatus> {
     if ctx.must_protect() { Err(NtStatus::ACCESS_DENIED) } else { Ok(None) }
 }
 
-/// The four bytes behind the MessageId in the nonce of a signature of READ data. In messages' nonces only the first of them
-/// is set ([MS-SMB2] 3.1.4.1), so no message has this nonce. A message is a READ or a WRITE, so a client that does
-/// the same for its WRITEs does not use it either.
+/// The four bytes after the MessageId in the nonce for a signature of READ data. In the nonces of messages, only the first
+/// of them is set ([MS-SMB2] 3.1.4.1), so no message has this nonce. A message is a READ or a WRITE, so a client that does
+/// the same for its WRITEs does not use this nonce, either.
 const PAYLOAD_NONCE_TAIL: [u8; 4] = [1, 0, 0, 0x80];
 
-/// Seals the data of a READ where they lie, or signs them: what the response says of it ([MS-SMB2] 3.3.5.12).
+/// Seals the data of a READ in place, or signs it. Returns the transform for the response ([MS-SMB2] 3.3.5.12).
 ///
 /// # Errors
-/// `STATUS_USER_SESSION_DELETED` where the session has ended meanwhile, `STATUS_INSUFFICIENT_RESOURCES` where its nonces
-/// are used up.
+/// `STATUS_USER_SESSION_DELETED` if the session has ended in the meantime, `STATUS_INSUFFICIENT_RESOURCES` if its nonces
+/// are exhausted.
 pub(crate) fn protect(
     ctx: &mut Ctx<'_>,
     outgoing: Outgoing,
@@ -82,13 +82,13 @@ pub(crate) fn protect(
     Ok(transform)
 }
 
-/// What a WRITE with SMB2_CHANNEL_RDMA_TRANSFORM says ([MS-SMB2] 3.3.5.13). The token that the response is to invalidate is
-/// noted in the request.
+/// Parses the channel information of a WRITE with SMB2_CHANNEL_RDMA_TRANSFORM ([MS-SMB2] 3.3.5.13). Records in the request
+/// the token that the response must invalidate.
 ///
 /// # Errors
-/// `STATUS_INVALID_PARAMETER` for what is malformed, was not negotiated or does not go with how the request came;
-/// `STATUS_AUTH_TAG_MISMATCH` and `STATUS_INVALID_SIGNATURE` for signatures and nonces of lengths that cannot be right;
-/// `STATUS_ACCESS_DENIED` where the request was sealed and its payload is not.
+/// `STATUS_INVALID_PARAMETER` if the information is malformed, was not negotiated or does not match the protection of the
+/// request; `STATUS_AUTH_TAG_MISMATCH` and `STATUS_INVALID_SIGNATURE` for signatures and nonces of invalid length;
+/// `STATUS_ACCESS_DENIED` if the request was sealed and its payload is not.
 pub(crate) fn incoming<'a>(
     ctx: &mut Ctx<'_>,
     info: &'a [u8],
@@ -115,7 +115,7 @@ pub(crate) fn incoming<'a>(
     let proof = match crypto.transform_type {
         CryptoTransform::ENCRYPTION if transforms.encryption && ctx.request.sealed => {
             let key = channel.seal.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?.opening.clone();
-            // A tag that is cut short could be guessed.
+            // A truncated tag could be guessed.
             let tag = crypto.signature.try_into().map_err(|_| NtStatus::AUTH_TAG_MISMATCH)?;
             if crypto.nonce.len() != key.nonce_len() {
                 return Err(NtStatus::AUTH_TAG_MISMATCH);

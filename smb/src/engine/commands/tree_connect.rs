@@ -16,7 +16,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Ok(r) => r,
         Err(e) => return e.into(),
     };
-    // [MS-SMB2] 3.3.5.7: 3.1.1 proves with the first signed request that NEGOTIATE was not tampered with.
+    // [MS-SMB2] 3.3.5.7: in SMB 3.1.1, the first signed request proves that NEGOTIATE was not tampered with.
     let signed = ctx.request.header.flags.contains(HeaderFlags::SIGNED);
     if ctx.core.dialect() == Dialect::SMB3_1_1 && !signed && !ctx.request.sealed {
         return Step::Disconnect("TREE_CONNECT of 3.1.1 neither signed nor sealed");
@@ -40,7 +40,7 @@ fn connect(ctx: &mut Ctx<'_>, name: &str) -> Result<Vec<u8>, NtStatus> {
         let id = name.to_ascii_lowercase();
         let volume = ctx.server.volume(&id).filter(|v| !v.removed.load(Ordering::Acquire));
         let volume = volume.ok_or(NtStatus::BAD_NETWORK_NAME)?;
-        // A volume's credentials open that volume and nothing else.
+        // A volume's credentials only give access to that volume.
         if session.volume_id != volume.id {
             return Err(NtStatus::ACCESS_DENIED);
         }

@@ -23,7 +23,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     let (data_offset, file_id) = (usize::from(request.data_offset), request.file_id);
     let (channel, info) = (request.channel, request.channel_info.to_vec());
     let is_remote = channel != Channel::NONE && ctx.core.is_smb3();
-    // [MS-SMB2] 3.3.5.13: by RDMA nothing lies in the message, and RemainingBytes says how much there is.
+    // [MS-SMB2] 3.3.5.13: with RDMA the message contains no data, and RemainingBytes is the length.
     if is_remote && (request.length != 0 || data_offset != 0) {
         return Step::Fail(NtStatus::INVALID_PARAMETER);
     }
@@ -35,7 +35,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
         Ok(source) => source,
         Err(status) => return status.into(),
     };
-    // [MS-SMB2] 3.3.5.13: otherwise the payload lies in this message, no farther than 0x100 bytes from its header.
+    // [MS-SMB2] 3.3.5.13: otherwise the payload is in this message, at most 0x100 bytes from its header.
     let start = ctx.request.range.start + data_offset;
     let end = start + if is_remote { 0 } else { length as usize };
     if end > ctx.request.range.end || data_offset > 0x100 {
@@ -48,7 +48,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
     if open.directory {
         return Step::Fail(NtStatus::INVALID_DEVICE_REQUEST);
     }
-    // A client that may only append still says where: clients that append know the end.
+    // A client with append access only still specifies the offset: clients that append know the end.
     if !AccessMask(open.access).intersects(DATA_CHANGING) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
@@ -78,7 +78,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>) -> Step {
 
 fn written(ctx: &mut Ctx<'_>, transfer: Transfer, result: FsResult) -> Step {
     let Transfer { open, offset, .. } = transfer;
-    // A write that failed, for want of place for example, may have been done in part.
+    // A failed write, for example for lack of space, may be partial.
     open.contents_changed(ctx.now.instant, ctx.server);
     match result {
         Ok(FsReply::Written(count)) => {

@@ -1,4 +1,4 @@
-//! Whether a request may begin ([MS-SMB2] 3.3.5.2).
+//! Admission of requests ([MS-SMB2] 3.3.5.2).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::status::NtStatus;
 use crate::wire::{Capabilities, Command, Ids};
 
 impl Connection {
-    /// Session, signature, tree and sizes of a request ([MS-SMB2] 3.3.5.2).
+    /// Checks session, signature, tree and sizes of a request ([MS-SMB2] 3.3.5.2).
     pub(super) fn admit(
         &mut self,
         now: Instant,
@@ -25,7 +25,7 @@ impl Connection {
         inherit(&mut chain.related, request, chain.next == 1)?;
         let header = &request.header;
         let command = header.command;
-        // [MS-SMB2] 3.3.5.2.1.1: what is sealed for a session speaks for that session only.
+        // [MS-SMB2] 3.3.5.2.1.1: a message sealed for a session must name that session.
         if chain.sealed_for.is_some_and(|s| header.session_id != s) {
             return Err(Step::Disconnect("a sealed request for another session"));
         }
@@ -46,8 +46,8 @@ impl Connection {
         if chain.sealed_for.is_some() && !session.seals.load(Ordering::Relaxed) {
             session.seals.store(true, Ordering::Relaxed);
         }
-        // An authentication of a channel's session again gets even a refusal signed with the channel's key, as from Samba: a
-        // client that signs believes nothing else.
+        // If SESSION_SETUP re-authenticates a channel's session, even a refusal is signed with the channel's key, as on
+        // Samba: a client that signs accepts nothing else.
         if command == Command::SESSION_SETUP {
             request.session = Some(Arc::clone(&session));
         }
@@ -79,7 +79,7 @@ impl Connection {
             request.tree = Some(tree);
         }
         self.check_sizes(chain, request)?;
-        // A file that was never created cannot be worked on.
+        // Related requests fail if the CREATE of their file failed.
         if request.related
             && command != Command::CREATE
             && let Some(status) = chain.related.create_error
@@ -89,7 +89,7 @@ impl Connection {
         Ok(())
     }
 
-    /// CreditCharge, and the length of the frame that the answers become.
+    /// Checks CreditCharge and the length of the frame that carries the answers.
     fn check_sizes(&self, chain: &Chain, request: &Request) -> Result<(), NtStatus> {
         let command = request.header.command;
         // [MS-SMB2] 3.3.5.2.5
@@ -105,7 +105,7 @@ impl Connection {
                 return Err(NtStatus::INVALID_PARAMETER);
             }
         }
-        // The answers of a compound are one frame, which has a longest length.
+        // The answers of a compound form one frame, which has a maximum length.
         if chain.requests.len() > 1 {
             let before: u64 = chain.responses.iter().map(Response::length).sum();
             let more = u64::from(commands::answer_bytes(command, request.message()));
@@ -117,7 +117,7 @@ impl Connection {
     }
 }
 
-/// What a related request takes from the one before it ([MS-SMB2] 3.3.5.2.7.2).
+/// Applies what a related request inherits from the request before it ([MS-SMB2] 3.3.5.2.7.2).
 fn inherit(related: &mut Related, request: &mut Request, is_first: bool) -> Result<(), Step> {
     if request.related {
         related.broken |= is_first;

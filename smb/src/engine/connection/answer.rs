@@ -19,11 +19,11 @@ impl Connection {
     pub(super) fn answer(&mut self, chain: &mut Chain, request: &mut Request, reply: Reply) {
         let status = reply.status;
         chain.related.file = request.related_file;
-        // TREE_CONNECT and SESSION_SETUP make ids that related requests inherit.
+        // Related requests inherit the ids that TREE_CONNECT and SESSION_SETUP assign.
         chain.related.session_id = request.header.session_id;
         chain.related.tree_id = request.header.tree_id();
         if request.header.command == Command::CREATE {
-            // A warning, but there is no file.
+            // STATUS_STOPPED_ON_SYMLINK is a warning, but there is no file.
             let failed = status.is_error() || status == NtStatus::STOPPED_ON_SYMLINK;
             chain.related.create_error = failed.then_some(status);
         }
@@ -58,7 +58,8 @@ impl Connection {
         let mut response = Response::reply(header, reply);
         response.sign = self.signing_key(chain, request, status);
         response.invalidate = request.invalidate;
-        // There is no key to sign with, but a client that signs believes it only with the flag, which Windows echoes.
+        // There is no key to sign with, but a client that signs accepts the response only with the flag, which Windows
+        // echoes.
         if status == NtStatus::USER_SESSION_DELETED && request.header.flags.contains(HeaderFlags::SIGNED) {
             response.header.flags.insert(HeaderFlags::SIGNED);
         }
@@ -66,13 +67,14 @@ impl Connection {
         chain.responses.push(response);
     }
 
-    /// [MS-SMB2] 3.3.4.1.1: what was signed is answered signed, and so is the end of SESSION_SETUP.
+    /// Returns the key to sign with. [MS-SMB2] 3.3.4.1.1: responses to signed requests are signed, and so is the final
+    /// SESSION_SETUP response.
     fn signing_key(&self, chain: &Chain, request: &Request, status: NtStatus) -> Option<SigningKey> {
         if chain.sealed_for.is_some() {
             return None;
         }
         let channel = self.core.channels.get(&request.header.session_id);
-        // LOGOFF has taken the channel away already, but its answer is still signed.
+        // LOGOFF has already removed the channel, but its answer is still signed.
         let (session, key) = match (channel, &request.signing) {
             (Some(c), _) => (Arc::clone(&c.session), c.signing.clone()),
             (None, Some(key)) => (Arc::clone(request.session.as_ref()?), key.clone()),
@@ -87,7 +89,7 @@ impl Connection {
         (asked || setup_done || session.signing_required.load(Ordering::Relaxed)).then_some(key)
     }
 
-    /// [MS-SMB2] 3.3.5.4, 3.3.5.5: the hash runs over requests and responses as they go over the wire, without the final
+    /// [MS-SMB2] 3.3.5.4, 3.3.5.5: the hash covers requests and responses as sent on the wire, except the final
     /// SESSION_SETUP response.
     fn note_preauth(&mut self, request: &Request, response: &Response) {
         let message = || {
@@ -108,7 +110,7 @@ impl Connection {
             Command::SESSION_SETUP if response.header.status == NtStatus::MORE_PROCESSING_REQUIRED => {
                 if let Some(pending) = self.core.pending.get_mut(&response.header.session_id) {
                     let mut message = message();
-                    // The legs of a binding are signed, and hashed as they go over the wire.
+                    // The intermediate responses of a binding are signed, and are hashed as sent on the wire.
                     if let Some(key) = &response.sign {
                         key.sign_in_place(&mut message, &[]);
                     }
@@ -124,7 +126,8 @@ impl Connection {
         header.credits = self.credits.grant(request.header.credits);
         header.ids = Ids::Async { async_id };
         let response = Response::error(header);
-        // [MS-SMB2] 3.3.4.2: not signed. With AES-GMAC the last answer, under the same message id, has the same nonce.
+        // [MS-SMB2] 3.3.4.2: not signed. With AES-GMAC, the final response has the same message id and therefore the same
+        // nonce.
         let mut responses = std::mem::take(&mut chain.responses);
         responses.push(response);
         self.push(responses, chain.sealed_for);
@@ -144,12 +147,12 @@ impl Connection {
                 Some(channel) => channel.seal.as_mut(),
                 None => self.core.last_sealing.as_mut().filter(|(id, _)| *id == session_id).map(|(_, k)| k),
             }?;
-            // Without a nonce nothing is sent: the client notices, and a new session has new keys.
+            // Without a nonce, nothing is sent: the client detects this, and a new session has new keys.
             let nonce = keys.nonces.next_nonce().ok()?;
             Some(Sealer { key: keys.sealing.clone(), nonce, session_id })
         });
         if sealed_for.is_some() && seal.is_none() {
-            // The session ended under a sealed request: what it asked in secret is not answered in the open.
+            // The session ended while a sealed request was in progress: its answer must not be sent in the clear.
             return;
         }
         self.transmit.push_back(Transmit::new(responses, seal));

@@ -21,11 +21,11 @@ impl Connection {
         }
     }
 
-    /// Unsolicited OPLOCK_BREAK ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+    /// Sends an unsolicited OPLOCK_BREAK ([MS-SMB2] 3.3.4.6, 3.3.4.7).
     pub(super) fn notify(&mut self, mut notice: BreakNotice) {
         let channel = self.core.channels.get(&notice.session_id);
         let Some(channel) = channel.filter(|_| !self.core.closed && !self.core.leaving) else {
-            // The channel was lost while this was on its way.
+            // The channel was lost while the notice was in transit.
             send(&self.server, &notice.sessions, &mut notice.tried, notice.notification);
             return;
         };

@@ -1,4 +1,4 @@
-//! Chains of requests, from step to step: each runs until it waits for a backend or for another request.
+//! Execution of request chains, step by step: each chain runs until it waits for a backend or for another request.
 
 use std::sync::Arc;
 
@@ -16,34 +16,34 @@ use crate::status::NtStatus;
 use crate::time::Now;
 use crate::wire::{Command, Header, HeaderFlags};
 
-/// A request that waits for another one, as CANCEL and limits see it.
+/// A request that waits for another one: the state that CANCEL and the limits need.
 pub(super) struct Parked {
     pub(super) chain: u64,
     pub(super) message_id: u64,
-    /// The session that asked.
+    /// The session of the request.
     pub(super) session_id: u64,
-    /// It was asked under seal.
+    /// Whether the request was sealed.
     pub(super) sealed: bool,
     /// Bytes of its frame.
     bytes: u64,
-    /// Its part, and theirs, of what may wait at the volume.
+    /// Its share of the volume's limits on waiting requests and on their bytes.
     _counted: Option<[Taken; 2]>,
 }
 
-/// Whether a chain goes on after a step.
+/// Whether a chain continues after a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// With its next request.
+    /// The chain continues with its next request.
     GoesOn,
-    /// Once its current request has gone on.
+    /// The chain waits until its current request resumes.
     Waits,
 }
 
 impl Connection {
-    /// Takes a backend's answer.
+    /// Takes a backend's result.
     ///
     /// # Errors
-    /// [`Disconnect`] where what follows in a compound breaks the protocol.
+    /// [`Disconnect`] if a later request of the compound violates the protocol.
     pub fn complete(&mut self, now: Now, id: OpId, result: FsResult) -> Result<(), Disconnect> {
         let Some(OpOwner::Chain(chain_id)) = self.core.ops.remove(&id) else { return Ok(()) };
         let Some(mut chain) = self.chains.remove(&chain_id) else { return Ok(()) };
@@ -54,7 +54,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has a parked request go on.
+    /// Resumes a parked request.
     pub(super) fn wake(&mut self, now: Now, token: u64, reason: Wake) -> Result<(), Disconnect> {
         let Some(parked) = self.parked.remove(&token) else { return Ok(()) };
         self.parked_bytes -= parked.bytes;
@@ -110,7 +110,7 @@ impl Connection {
         (ctx.request, step)
     }
 
-    /// Records a step of a request that has waited, and has its chain go on if it can.
+    /// Records a step of a request that has waited, and advances its chain if possible.
     fn take_step(
         &mut self,
         now: Now,
@@ -150,7 +150,7 @@ impl Connection {
                 if !std::mem::replace(&mut self.core.leaving, true) {
                     self.core.events.push_back(Event::Leaving { why });
                 }
-                // Neither this request nor those with it are answered.
+                // Neither this request nor the rest of its compound is answered.
                 chain.next = chain.requests.len();
                 chain.responses.clear();
                 Ok(Outcome::GoesOn)
@@ -167,7 +167,7 @@ impl Connection {
         }
     }
 
-    /// Has a request wait for a backend.
+    /// Submits an operation to a backend; the request waits for its result.
     fn submit(
         &mut self,
         id: u64,
@@ -181,7 +181,7 @@ impl Connection {
         Outcome::Waits
     }
 
-    /// Has a request wait for another one, if it may.
+    /// Parks a request until another one wakes it, if the limits allow it.
     fn park(
         &mut self,
         id: u64,
@@ -193,14 +193,14 @@ impl Connection {
         let counted = match self.may_wait(chain, &request, bytes) {
             Ok(counted) => counted,
             Err(status) => {
-                // Let the handler take back what it registered, then say why.
+                // Let the handler undo what it registered, then fail with the reason.
                 let now = request.began;
                 let (request, _) = self.step(now, request, |ctx| resumption.wake(ctx, Wake::Cancelled));
                 return self.settle(id, chain, request, Step::Fail(status));
             }
         };
         let token = request.wake_token;
-        // As on Windows, a SET_INFO that waits for a break is answered once: an interim response would split a compound.
+        // As on Windows, a SET_INFO that waits for a break gets no interim response: that would split a compound.
         if chain.async_id.is_none() && request.header.command != Command::SET_INFO {
             chain.async_id = Some(token);
             self.interim(chain, &request, token);
@@ -214,15 +214,16 @@ impl Connection {
         Ok(Outcome::Waits)
     }
 
-    /// Whether a request with a frame of `bytes` may wait; its part of what may wait at its volume.
+    /// Checks whether a request with a frame of `bytes` may wait. Returns its share of the volume's limits on waiting
+    /// requests.
     fn may_wait(&self, chain: &Chain, request: &Request, bytes: u64) -> Result<Option<[Taken; 2]>, NtStatus> {
-        // [MS-SMB2] 3.3.5.2.7: in the middle of a compound only what has to wait for a break does.
+        // [MS-SMB2] 3.3.5.2.7: in the middle of a compound, only requests that wait for a break may wait.
         if chain.next != chain.requests.len()
             && !matches!(request.header.command, Command::CREATE | Command::SET_INFO)
         {
             return Err(NtStatus::INTERNAL_ERROR);
         }
-        // No other request comes any more.
+        // No further request arrives.
         if self.core.closed {
             return Ok(None);
         }

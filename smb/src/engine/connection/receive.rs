@@ -1,4 +1,4 @@
-//! Frames that were received: unsealed, split into requests, credits consumed; CANCEL.
+//! Received frames: unsealing, splitting into requests, consuming credits; CANCEL.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::time::Now;
 use crate::wire::compound;
 use crate::wire::{Capabilities, Command, Header, Ids};
 
-/// A frame that was opened: the SMB2 messages lie in `range`.
+/// An opened frame: `range` holds the SMB2 messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsealed {
     /// The session with the key that opened it.
     pub session_id: u64,
-    /// Where the plaintext lies in the frame that was given.
+    /// The range of the plaintext in the sealed frame.
     pub range: Range<usize>,
 }
 
 impl Connection {
-    /// Opens a sealed frame in place ([MS-SMB2] 3.3.5.2.1). `None`: it is not sealed.
+    /// Opens a sealed frame in place ([MS-SMB2] 3.3.5.2.1). Returns `None` if it is not sealed.
     ///
     /// # Errors
-    /// [`Disconnect`] where it cannot be opened.
+    /// [`Disconnect`] if it cannot be opened.
     pub fn unseal(&mut self, frame: &mut [u8]) -> Result<Option<Unsealed>, Disconnect> {
         if !SealedFrame::claims(frame) {
             return Ok(None);
@@ -48,11 +48,11 @@ impl Connection {
         Ok(Some(Unsealed { session_id: header.session_id, range: start..start + length }))
     }
 
-    /// Takes a frame: SMB2 messages in plain text. `unsealed` as [`Self::unseal`] gave it, with a range relative to
-    /// the frame that was unsealed; `frame.bytes()` must be the plaintext alone.
+    /// Takes a frame of SMB2 messages in plaintext. `unsealed` is the result of [`Self::unseal`], with a range relative to
+    /// the sealed frame; `frame.bytes()` must be the plaintext alone.
     ///
     /// # Errors
-    /// [`Disconnect`] where the specification asks for it; call [`Self::close`] then.
+    /// [`Disconnect`] if the specification requires it; call [`Self::close`] then.
     pub fn handle(
         &mut self,
         now: Now,
@@ -81,7 +81,7 @@ impl Connection {
             if self.core.negotiated.is_none() && header.command != Command::NEGOTIATE {
                 return Err(Disconnect("a request before NEGOTIATE"));
             }
-            // [MS-SMB2] 3.3.5.2.3: CANCEL uses no message id of its own.
+            // [MS-SMB2] 3.3.5.2.3: CANCEL consumes no message id.
             if header.command == Command::CANCEL {
                 cancels.push((header, range));
                 continue;
@@ -125,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3).
+    /// Handles an SMB1 NEGOTIATE ([MS-SMB2] 3.3.5.3).
     fn multi_protocol(&mut self, now: Now, message: &[u8]) -> Result<(), Disconnect> {
         if self.core.negotiated.is_some() || self.core.wildcard || !self.credits.consume(0, 1) {
             return Err(Disconnect("an SMB1 message after NEGOTIATE"));
@@ -136,8 +136,8 @@ impl Connection {
         Ok(())
     }
 
-    /// [MS-SMB2] 3.3.5.16: by AsyncId or by MessageId; no answer of its own, and none for what is not waiting. One that does
-    /// not prove that it comes from the session of the request that it names is dropped.
+    /// Cancels a parked request by AsyncId or by MessageId ([MS-SMB2] 3.3.5.16). CANCEL has no response, and is ignored if
+    /// the request is not waiting. A CANCEL that does not prove that it comes from the session of the request is dropped.
     fn cancel(
         &mut self,
         now: Now,
@@ -169,8 +169,8 @@ impl Connection {
     }
 }
 
-/// What a frame's requests keep in memory: the frame, and answers that are made in memory of the protocol's own. What READs
-/// find lies in buffers of the transport's.
+/// Bytes that a frame's requests keep in memory: the frame, and the answers that the protocol layer allocates. READ data is
+/// in the transport's buffers.
 fn pinned_bytes(frame: &dyn Frame, requests: &[(Header, Range<usize>)]) -> u64 {
     let answers: u64 = requests
         .iter()

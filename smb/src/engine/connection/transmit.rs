@@ -8,27 +8,28 @@ use crate::engine::request::chain::{Responses, Segment, Segments, assemble};
 use crate::engine::request::step::RemoteWrite;
 use crate::engine::tally::Taken;
 
-/// A frame to send, in order of [`Connection::poll_transmit`](crate::engine::Connection::poll_transmit).
+/// A frame to send. Send frames in the order in which
+/// [`Connection::poll_transmit`](crate::engine::Connection::poll_transmit) returns them.
 pub struct Transmit {
     /// The frame in parts.
     pub segments: Segments,
-    /// What must be in the peer's memory before the frame; over RDMA only.
+    /// Data that must reach the peer's memory before the frame; over RDMA only.
     pub remote_writes: Vec<RemoteWrite>,
-    /// The token of the peer that the frame invalidates; over RDMA only.
+    /// The peer's token that the frame invalidates; over RDMA only.
     pub invalidate: Option<Token>,
-    /// Of a break, for which others may wait: how many channels the client has. A channel of several that does not take it can be done
-    /// without. 0 for all else.
+    /// For a break, which other requests may wait for: the number of the client's channels. If there are several, a channel
+    /// that does not accept the break is expendable. 0 for all other frames.
     pub break_channels: usize,
-    /// Present where it must be sealed: put the parts together, seal, and send header and ciphertext.
+    /// Present if the frame must be sealed: join the parts, seal them, and send header and ciphertext.
     pub seal: Option<Sealer>,
-    /// What it takes of limits of its volume: to be dropped when the frame is sent, not before.
+    /// Its share of its volume's limits. Drop it when the frame is sent, not before.
     pub held: Held,
 }
 
 impl Transmit {
     pub(super) fn new(mut responses: Responses, seal: Option<Sealer>) -> Self {
         let remote_writes = responses.iter_mut().filter_map(|r| r.remote.take()).collect();
-        // A frame invalidates one token; Linux and Windows put nothing that has one into a compound.
+        // A frame invalidates one token. Linux and Windows never put requests with a token into a compound.
         let invalidate = responses.iter().find_map(|r| r.invalidate);
         let held = Held(responses.iter_mut().filter_map(|r| r.counted.take()).collect());
         Self { segments: assemble(responses), remote_writes, invalidate, break_channels: 0, seal, held }
@@ -40,19 +41,19 @@ impl Transmit {
         self.segments.iter().map(Segment::length).sum()
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the frame is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
 }
 
-/// What a frame takes of limits, for as long as this lives.
+/// A frame's share of limits, held until this is dropped.
 #[derive(Default)]
 pub struct Held(Vec<Taken>);
 
 impl Held {
-    /// Takes in what another frame has.
+    /// Takes over the share of another frame.
     pub fn join(&mut self, mut other: Self) {
         self.0.append(&mut other.0);
     }
@@ -72,10 +73,10 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Encrypts the whole frame in place and returns the header that goes before it.
+    /// Encrypts the whole frame in place and returns the header that precedes it.
     ///
     /// # Errors
-    /// [`Disconnect`] where the frame is longer than the cipher can seal.
+    /// [`Disconnect`] if the frame is longer than the cipher can seal.
     pub fn seal(self, plaintext: &mut [u8]) -> Result<[u8; TRANSFORM_HEADER_LEN], Disconnect> {
         self.key
             .seal_in_place(self.nonce, self.session_id, plaintext)

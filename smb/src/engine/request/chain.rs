@@ -1,5 +1,5 @@
-//! A frame's requests, one after the other, and their responses, which leave as one frame
-//! ([MS-SMB2] 3.3.5.2.7, 3.3.4.1.3).
+//! The requests of a frame, processed in order, and their responses, which are sent as one frame ([MS-SMB2] 3.3.5.2.7,
+//! 3.3.4.1.3).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,32 +15,32 @@ use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::wire::{HEADER_LEN, Header, HeaderFlags};
 
-/// Requests with their ranges in their frame. Most frames have one, for which nothing is allocated.
+/// Requests with their ranges in their frame. Most frames have one request, which needs no allocation.
 pub(in crate::engine) type Requests = SmallVec<[(Header, Range<usize>); 1]>;
 
-/// The responses of a frame; as [`Requests`].
+/// The responses of a frame, stored like [`Requests`].
 pub(in crate::engine) type Responses = SmallVec<[Response; 1]>;
 
 /// The parts of a frame to send. A response to a READ has two.
 pub type Segments = SmallVec<[Segment; 2]>;
 
-/// A frame being worked on.
+/// A frame in progress.
 pub(in crate::engine) struct Chain {
     pub(in crate::engine) frame: Arc<dyn Frame>,
-    /// Requests with their ranges in the frame, CANCEL taken out.
+    /// Requests with their ranges in the frame, without CANCEL.
     pub(in crate::engine) requests: Requests,
-    /// The next one to begin.
+    /// The index of the next request to begin.
     pub(in crate::engine) next: usize,
-    /// The one that waits, if any.
+    /// The request that waits, if any.
     pub(in crate::engine) waiting: Option<Waiting>,
-    /// What related operations inherit.
+    /// State that related operations inherit.
     pub(in crate::engine) related: Related,
     pub(in crate::engine) responses: Responses,
     /// The session with the key that opened the frame; the answer is sealed for it.
     pub(in crate::engine) sealed_for: Option<u64>,
-    /// Bytes that it keeps in memory: its frame, and the answers that are being made.
+    /// Bytes that the chain keeps in memory: its frame and the answers in preparation.
     pub(in crate::engine) pinned_bytes: u64,
-    /// Set while a request waits after its interim response: the final one carries it and grants nothing.
+    /// Set while a request waits after its interim response. The final response carries it and grants no credits.
     pub(in crate::engine) async_id: Option<u64>,
 }
 
@@ -50,19 +50,20 @@ pub(in crate::engine) struct Waiting {
     pub(in crate::engine) resumption: Resumption,
 }
 
-/// What a related operation takes from the one before it ([MS-SMB2] 3.3.5.2.7.2).
+/// State that a related operation inherits from the operation before it ([MS-SMB2] 3.3.5.2.7.2).
 #[derive(Default, Clone)]
 pub(in crate::engine) struct Related {
     pub(in crate::engine) session_id: u64,
     pub(in crate::engine) tree_id: u32,
     pub(in crate::engine) file: Option<FileId>,
-    /// The one before it had no session, or nothing before it either: there is nothing to take over.
+    /// The operation before it had no session, or was a related operation without a predecessor: there is nothing to
+    /// inherit.
     pub(in crate::engine) broken: bool,
-    /// A CREATE of this chain failed: there is no file for those that rely on it.
+    /// A CREATE of this chain failed: the operations that rely on it have no file.
     pub(in crate::engine) create_error: Option<NtStatus>,
 }
 
-/// A response that is ready but for its NextCommand and signature.
+/// A response that is complete except for its NextCommand and signature.
 pub(in crate::engine) struct Response {
     pub(in crate::engine) header: Header,
     pub(in crate::engine) body: Vec<u8>,
@@ -70,18 +71,18 @@ pub(in crate::engine) struct Response {
     pub(in crate::engine) remote: Option<RemoteWrite>,
     pub(in crate::engine) invalidate: Option<Token>,
     pub(in crate::engine) sign: Option<SigningKey>,
-    /// What it takes of a limit until it is sent.
+    /// Its share of a limit until it is sent.
     pub(in crate::engine) counted: Option<Taken>,
 }
 
 impl Response {
-    /// Bytes of it in a frame.
+    /// Its length in a frame, in bytes.
     pub(in crate::engine) fn length(&self) -> u64 {
         (HEADER_LEN + self.body.len() + self.payload.as_ref().map_or(0, |p| p.length())) as u64
     }
 }
 
-/// The body of the ERROR response without data ([MS-SMB2] 2.2.2): one byte of ErrorData is always there.
+/// The body of the ERROR response without data ([MS-SMB2] 2.2.2): one byte of ErrorData is always present.
 pub(in crate::engine) const ERROR_BODY: [u8; 9] = [9, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Response {
@@ -123,7 +124,7 @@ impl Segment {
     }
 }
 
-/// Puts the header before a body, in place where the body is short and has room for it ([`Reply::short`]).
+/// Puts the header before a body, in place if the body is short and has capacity for the header ([`Reply::short`]).
 fn with_header(header: &Header, mut body: Vec<u8>) -> Vec<u8> {
     let length = body.len();
     let mut copy = [0; SHORT_BODY_MAX];
@@ -140,8 +141,8 @@ fn with_header(header: &Header, mut body: Vec<u8>) -> Vec<u8> {
     body
 }
 
-/// Lays the responses out as one frame: NextCommand, signatures, and where there are several, padding of each to 8 bytes. The
-/// specification leaves the last one open; Windows pads it.
+/// Lays the responses out as one frame: sets NextCommand, signs, and pads each of several responses to 8 bytes. The
+/// specification leaves the padding of the last one open; Windows pads it.
 pub(in crate::engine) fn assemble(responses: Responses) -> Segments {
     let mut segments = Segments::new();
     let last = responses.len().saturating_sub(1);

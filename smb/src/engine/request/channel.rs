@@ -9,20 +9,20 @@ use crate::engine::pending_auth::PendingAuth;
 use crate::engine::session::Session;
 use crate::wire::{Command, Header, HeaderFlags};
 
-/// A session as seen from one of its connections: its keys here.
+/// A session on one of its connections, with its keys for that connection.
 pub(crate) struct Channel {
     pub(crate) session: Arc<Session>,
     pub(crate) signing: SigningKey,
     pub(crate) seal: Option<Sealing>,
     pub(crate) lookup: Lookup,
-    /// A re-authentication under way.
+    /// A re-authentication in progress.
     pub(crate) reauth: Option<PendingAuth>,
 }
 
 impl Channel {
-    /// Whether a request of its session is protected as the session demands ([MS-SMB2] 3.3.5.2.4, 3.3.5.2.9).
+    /// Whether a request is protected as its session requires ([MS-SMB2] 3.3.5.2.4, 3.3.5.2.9).
     pub(in crate::engine) fn verifies(&self, header: &Header, message: &[u8], sealed: bool) -> bool {
-        // A sealed message is not signed, its tag has proved more.
+        // A sealed message is not signed; its authentication tag proves more.
         if sealed {
             return true;
         }

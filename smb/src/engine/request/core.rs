@@ -1,4 +1,4 @@
-//! What the requests of a connection share ([MS-SMB2] 3.3.1.7): its negotiated properties, its channels, and what goes to
+//! State that the requests of a connection share ([MS-SMB2] 3.3.1.7): negotiated properties, channels, and the queues to
 //! backends and to the log.
 
 use std::collections::VecDeque;
@@ -22,30 +22,30 @@ use crate::ids::IdMap;
 use crate::status::NtStatus;
 use crate::wire::{Capabilities, Dialect, SecurityMode};
 
-/// Fills buffers with randomness fit for keys.
+/// Fills buffers with key-quality randomness.
 pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// What was agreed on in NEGOTIATE.
+/// The result of NEGOTIATE.
 pub(crate) struct Negotiated {
     pub(crate) dialect: Dialect,
     pub(crate) capabilities: Capabilities,
     pub(crate) cipher: Option<Cipher>,
     pub(crate) signing: SigningAlgorithm,
     pub(crate) transforms: Transforms,
-    /// Both ends have the POSIX extensions.
+    /// Both ends support the POSIX extensions.
     pub(crate) posix: bool,
     pub(crate) preauth: PreauthHash,
     pub(crate) io_bytes_max: u32,
-    /// What the client said, for FSCTL_VALIDATE_NEGOTIATE_INFO.
+    /// The values that the client sent, for FSCTL_VALIDATE_NEGOTIATE_INFO.
     pub(crate) client_guid: [u8; 16],
     pub(crate) client_capabilities: Capabilities,
     pub(crate) client_security_mode: SecurityMode,
     pub(crate) client_dialects: Vec<Dialect>,
-    /// What the server said.
+    /// The value that the server sent.
     pub(crate) security_mode: SecurityMode,
 }
 
-/// What waits for the outcome of an operation.
+/// The owner of an operation, which waits for its result.
 pub(in crate::engine) enum OpOwner {
     /// The request of a chain.
     Chain(u64),
@@ -53,30 +53,30 @@ pub(in crate::engine) enum OpOwner {
     Background,
 }
 
-/// What command handlers may touch of a connection.
+/// The state of a connection that command handlers may access.
 pub(crate) struct Core {
     pub(crate) id: ConnectionId,
     pub(crate) peer: String,
-    /// The transport reaches into the peer's memory.
+    /// The transport can access the peer's memory.
     pub(crate) over_rdma: bool,
     pub(crate) negotiated: Option<Negotiated>,
-    /// An SMB1 negotiate was answered with the wildcard dialect: an SMB2 one must follow.
+    /// An SMB1 NEGOTIATE was answered with the wildcard dialect: an SMB2 NEGOTIATE must follow.
     pub(crate) wildcard: bool,
     pub(crate) channels: IdMap<u64, Channel>,
     /// Sessions that are being authenticated.
     pub(crate) pending: IdMap<u64, PendingAuth>,
-    /// Its part of the connections of the volume that its first user opens.
+    /// Its share of the connection limit of the volume that its first user opens.
     counted: Option<Taken>,
     pub(crate) entropy: Entropy,
     pub(crate) events: VecDeque<Event>,
-    /// The key of a session that has ended here, for what is still to be answered.
+    /// The keys of the last session that ended on this connection, for responses that are still to be sent.
     pub(crate) last_sealing: Option<(u64, Sealing)>,
     pub(in crate::engine) closed: bool,
-    /// Nothing new is begun; the connection ends when what is in flight is answered.
+    /// No new request begins; the connection ends when all requests in flight are answered.
     pub(in crate::engine) leaving: bool,
     /// Operations that no backend has taken yet.
     pub(in crate::engine) fs: VecDeque<FsOp>,
-    /// Operations that no backend has completed yet, and what waits for them.
+    /// Operations that no backend has completed yet, and their owners.
     pub(in crate::engine) ops: IdMap<OpId, OpOwner>,
     next_op: u64,
 }
@@ -114,16 +114,16 @@ impl Core {
         self.fs.push_back(FsOp { id, kind });
     }
 
-    /// Ends an open that its owner lost: with its tree connect, its session or its connection. The caller has won
+    /// Closes an open that its owner lost with its tree connect, its session or its connection. The caller has won
     /// [`Open::begin_close`] and removed it from its session.
     pub(crate) fn close_open(&mut self, server: &Server, open: &Open) {
         self.background(server.end_open(open));
     }
 
-    /// Counts it for the volume of the user that logs on, unless it is counted already.
+    /// Counts the connection for the volume of the user who logs on, unless it is already counted.
     ///
     /// # Errors
-    /// `STATUS_INSUFFICIENT_RESOURCES` where the volume has as many connections as it may have.
+    /// `STATUS_INSUFFICIENT_RESOURCES` if the volume has reached its limit of connections.
     pub(crate) fn count_for(&mut self, volume: &Volume) -> Result<(), NtStatus> {
         if self.counted.is_none() {
             let counted = volume.used.connections.take(1);
@@ -139,12 +139,12 @@ impl Core {
         bytes
     }
 
-    /// The dialect; only asked for after NEGOTIATE.
+    /// The dialect; call it only after NEGOTIATE.
     pub(crate) fn dialect(&self) -> Dialect {
         self.negotiated.as_ref().map_or(Dialect::SMB2_0_2, |n| n.dialect)
     }
 
-    /// Whether both ends have the POSIX extensions.
+    /// Whether both ends support the POSIX extensions.
     pub(crate) fn has_posix(&self) -> bool {
         self.negotiated.as_ref().is_some_and(|n| n.posix)
     }
@@ -164,22 +164,22 @@ impl Core {
         self.negotiated.as_ref().map_or(0, |n| n.io_bytes_max)
     }
 
-    /// Connection.RDMATransformIds; none but over RDMA.
+    /// Connection.RDMATransformIds; empty unless the transport is RDMA.
     pub(crate) fn transforms(&self) -> Transforms {
         self.negotiated.as_ref().map_or(Transforms::default(), |n| n.transforms)
     }
 
-    /// What a session's list of channels has of this connection.
+    /// The entry of this connection in a session's list of channels.
     pub(crate) fn link(&self) -> ChannelLink {
         ChannelLink { address: self.peer.clone(), over_rdma: self.over_rdma, transforms: self.transforms() }
     }
 
-    /// Whether the transport is gone: no client receives an answer any more.
+    /// Whether the transport is gone: no client receives an answer.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Ends a session on all its channels and closes what it has open.
+    /// Ends a session on all its channels and closes its opens.
     pub(crate) fn end_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(channel) = self.channels.get(&session_id) else { return };
         server.sessions().remove(&session_id);
@@ -202,12 +202,12 @@ impl Core {
         }
     }
 
-    /// Ends a session after its client has logged off ([MS-SMB2] 3.3.5.6), or come back with another, so that its channels are lost
-    /// whether that was noticed or not ([MS-SMB2] 3.3.5.5.3). What is durable is kept.
+    /// Ends a session after its client logged off ([MS-SMB2] 3.3.5.6) or returned with another session ([MS-SMB2]
+    /// 3.3.5.5.3). In the latter case its channels are lost, whether or not that was detected. Durable opens are kept.
     pub(crate) fn lose_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(session) = server.sessions().remove(&session_id) else { return };
         let connections = session.end();
-        // Here and now: the client asks for what was kept as soon as it has its answer.
+        // Done immediately: the client asks for the kept opens as soon as it has its answer.
         for open in session.take_opens() {
             self.keep_or_close(server, now, &open);
         }
@@ -215,14 +215,14 @@ impl Core {
             if connection == self.id {
                 self.leave_session(server, now, session_id);
             } else {
-                // It may be used for another one.
+                // That connection may carry other sessions.
                 server.post(connection, Mail::SessionEnded(session_id));
             }
         }
     }
 
-    /// Takes this connection's channel of a session away. With its last channel, or where it has ended already, what the
-    /// session has open is closed here, or kept where the session was only lost.
+    /// Removes this connection's channel from a session. If it was the last channel, or if the session has already ended,
+    /// its opens are closed, or kept if the session was only lost.
     pub(in crate::engine) fn leave_session(&mut self, server: &Arc<Server>, now: Instant, session_id: u64) {
         let Some(channel) = self.channels.remove(&session_id) else { return };
         let left = channel.session.leave(self.id);

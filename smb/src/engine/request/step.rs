@@ -1,4 +1,4 @@
-//! What a command's handler decides, and what it may use to decide.
+//! The outcome of a command handler's step, and the state that a handler may access.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,55 +27,56 @@ pub(crate) enum Step {
     Reply(Reply),
     /// Finished with the ERROR response ([MS-SMB2] 2.2.2).
     Fail(NtStatus),
-    /// A backend has to do something first; go on with the closure when it has.
+    /// A backend must complete an operation first; then the closure continues the request.
     Fs(FsOpKind, Then),
-    /// As [`Self::Fs`], for a READ with its data in the answer, and for a WRITE: nothing is allocated for them.
+    /// As [`Self::Fs`], for a WRITE or for a READ with its data in the answer: nothing is allocated for them.
     Transfer(FsOpKind, Transfer),
-    /// Waits for something that another request must do; answered with STATUS_PENDING and woken by
-    /// [`Mail::Wake`](crate::engine::mail::Mail::Wake) with this request's wake token (`Ctx::wake_token`). The closure runs when it is woken or cancelled.
+    /// Waits for another request. It is answered with STATUS_PENDING, and woken by
+    /// [`Mail::Wake`](crate::engine::mail::Mail::Wake) with this request's wake token (`Ctx::wake_token`). The closure runs
+    /// when the request is woken or cancelled.
     Park(Resume),
     /// As [`Self::Fs`], for a state machine.
     Submit(FsOpKind, Box<dyn Machine>),
     /// As [`Self::Park`], for a state machine.
     Wait(Box<dyn Machine>),
-    /// The peer broke a rule for which the specification asks to end the connection.
+    /// The peer violated a rule for which the specification requires a disconnect.
     Disconnect(&'static str),
-    /// Not answered: the connection ends when all else is, so that the client connects again.
+    /// Not answered: the connection ends when all other requests are answered, so that the client reconnects.
     Leave(&'static str),
 }
 
-/// Data that are to be in the peer's memory before the response that says so.
+/// Data that must be in the peer's memory before the response that reports it.
 pub struct RemoteWrite {
-    /// What was read.
+    /// The data that was read.
     pub payload: Box<dyn Payload>,
-    /// Where to.
+    /// The destination.
     pub target: RemoteBuffer,
 }
 
-/// A READ or WRITE that a backend does.
+/// A READ or WRITE that a backend executes.
 pub(crate) struct Transfer {
     pub(crate) open: Arc<Open>,
     pub(crate) offset: u64,
-    /// READ: fewer bytes are STATUS_END_OF_FILE.
+    /// For READ: fewer bytes result in STATUS_END_OF_FILE.
     pub(crate) minimum_count: u32,
     /// Continues the request.
     pub(crate) then: fn(&mut Ctx<'_>, Self, FsResult) -> Step,
 }
 
-/// The longest body for which [`Reply::short`] is meant, in bytes.
+/// The longest body that [`Reply::short`] is meant for, in bytes.
 pub(in crate::engine) const SHORT_BODY_MAX: usize = 32;
 
 /// A finished response.
 pub(crate) struct Reply {
     /// Usually SUCCESS; warnings such as BUFFER_OVERFLOW keep their body.
     pub(crate) status: NtStatus,
-    /// The body, encoded as directly following the 64-byte header.
+    /// The body, encoded to follow the 64-byte header directly.
     pub(crate) body: Vec<u8>,
     /// READ data that follows the body.
     pub(crate) payload: Option<Box<dyn Payload>>,
-    /// READ data that go by RDMA instead.
+    /// READ data that is sent by RDMA instead.
     pub(crate) remote: Option<RemoteWrite>,
-    /// What it takes of a limit until it is sent.
+    /// Its share of a limit until it is sent.
     pub(crate) counted: Option<Taken>,
 }
 
@@ -85,7 +86,8 @@ impl Reply {
         Self { status: NtStatus::SUCCESS, body, payload: None, remote: None, counted: None }
     }
 
-    /// Success with a short body, which `encode` appends. It has room for the header, so that both are one allocation.
+    /// Success with a short body, which `encode` appends. The buffer has capacity for the header, so that both take one
+    /// allocation.
     pub(crate) fn short(encode: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut body = Vec::with_capacity(HEADER_LEN + SHORT_BODY_MAX);
         encode(&mut body);
@@ -99,24 +101,24 @@ pub(crate) type Then = Box<dyn FnOnce(&mut Ctx<'_>, FsResult) -> Step + Send>;
 /// Continues a parked request.
 pub(crate) type Resume = Box<dyn FnOnce(&mut Ctx<'_>, Wake) -> Step + Send>;
 
-/// A request of several steps as a value that can be printed: what it waits for is a state and not the contents of a closure.
+/// A multi-step request as a printable value: it waits in an explicit state, not in the captures of a closure.
 pub(crate) trait Machine: fmt::Debug + Send {
-    /// A backend has answered.
+    /// Continues after a backend has answered.
     fn completed(self: Box<Self>, ctx: &mut Ctx<'_>, result: FsResult) -> Step;
 
-    /// What it waits for may have come, or it has to end.
+    /// Continues after a wake: the event that it waits for may have occurred, or the request must end.
     fn woken(self: Box<Self>, ctx: &mut Ctx<'_>, wake: Wake) -> Step;
 }
 
-/// How a request that waits goes on.
+/// How a waiting request resumes.
 pub(crate) enum Resumption {
     /// When the backend has answered.
     Completed(Then),
-    /// The same.
+    /// Also when the backend has answered.
     Transferred(Transfer),
     /// When it is woken.
     Woken(Resume),
-    /// On whichever of the two its state is for.
+    /// On either event, depending on its state.
     Machine(Box<dyn Machine>),
 }
 
@@ -139,18 +141,18 @@ impl Resumption {
     }
 }
 
-/// Why a parked request goes on.
+/// Why a parked request resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// What it waited for may have come; look again.
+    /// The event that it waited for may have occurred; check again.
     Ready,
     /// CANCEL: answer STATUS_CANCELLED.
     Cancelled,
-    /// The open, tree, session or connection is going away: answer STATUS_RANGE_NOT_LOCKED or the like.
+    /// The open, tree, session or connection is being closed: answer STATUS_RANGE_NOT_LOCKED or a similar status.
     Closed,
 }
 
-/// One request in its compound, and the state it may touch.
+/// One request of a compound, and the state that it may access.
 pub(crate) struct Ctx<'a> {
     pub(crate) core: &'a mut Core,
     pub(crate) server: &'a Arc<Server>,
@@ -172,23 +174,23 @@ pub(crate) struct Request {
     pub(crate) related_file: Option<FileId>,
     /// SMB2_FLAGS_RELATED_OPERATIONS.
     pub(crate) related: bool,
-    /// Identifies this request to [`Mail::Wake`](crate::engine::mail::Mail::Wake); 0 until [`Ctx::wake_token`] was called.
+    /// Identifies this request to [`Mail::Wake`](crate::engine::mail::Mail::Wake); 0 until [`Ctx::wake_token`] is called.
     pub(crate) wake_token: u64,
-    /// It came in a sealed frame.
+    /// Whether it arrived in a sealed frame.
     pub(crate) sealed: bool,
-    /// When it came in.
+    /// When it arrived.
     pub(crate) began: Now,
-    /// What to sign the answer with where the session ends with this request.
+    /// The key to sign the answer with if the session ends with this request.
     pub(crate) signing: Option<SigningKey>,
-    /// Its payload goes by RDMA.
+    /// Whether its payload is transferred by RDMA.
     pub(crate) by_rdma: bool,
     /// The peer's token that the answer invalidates.
     pub(crate) invalidate: Option<Token>,
-    /// The open that counts this request among those in flight.
+    /// The open that counts this request as in flight.
     pub(crate) counted: Option<Counted>,
 }
 
-/// A request in flight on an open, for as long as this lives.
+/// Counts a request as in flight on an open until it is dropped.
 pub(crate) struct Counted {
     open: Arc<Open>,
     sequence: u16,
@@ -202,7 +204,7 @@ impl Drop for Counted {
 }
 
 impl Request {
-    /// The message from its SMB2 header on.
+    /// The message, starting with its SMB2 header.
     pub(crate) fn message(&self) -> &[u8] {
         self.frame.bytes().get(self.range.clone()).unwrap_or_default()
     }
@@ -217,7 +219,7 @@ impl Request {
 }
 
 impl From<Malformed> for Step {
-    // [MS-SMB2] 3.3.5.2.6: a body that breaks its structure.
+    // [MS-SMB2] 3.3.5.2.6: a malformed body.
     fn from(_: Malformed) -> Self {
         Self::Fail(NtStatus::INVALID_PARAMETER)
     }
@@ -235,12 +237,13 @@ impl Ctx<'_> {
         Arc::clone(self.request.session.as_ref().expect("dispatcher resolved the session"))
     }
 
-    /// Whether the payload of this request must not go by RDMA in clear.
+    /// Whether the payload of this request must not be sent by RDMA in the clear.
     pub(crate) fn must_protect(&self) -> bool {
         self.request.sealed || self.session().signing_required.load(Ordering::Relaxed)
     }
 
-    /// Reserves the token under which [`Mail::Wake`](crate::engine::mail::Mail::Wake) resumes this request; needed before [`Step::Park`].
+    /// Reserves the token with which [`Mail::Wake`](crate::engine::mail::Mail::Wake) resumes this request; required before
+    /// [`Step::Park`].
     pub(crate) fn wake_token(&mut self) -> u64 {
         if self.request.wake_token == 0 {
             self.request.wake_token = self.server.next_wake();
@@ -253,10 +256,10 @@ impl Ctx<'_> {
         Arc::clone(self.request.tree.as_ref().expect("dispatcher resolved the tree"))
     }
 
-    /// Resolves a FileId of this request: all ones in a related request stand for the previous one's
-    /// ([MS-SMB2] 3.3.5.2.7.2). `STATUS_FILE_CLOSED` where there is no previous one.
+    /// Resolves a FileId of this request. In a related request, all ones refer to the previous request's FileId ([MS-SMB2]
+    /// 3.3.5.2.7.2). `STATUS_FILE_CLOSED` if there is none.
     pub(crate) fn named(&mut self, id: FileId) -> Result<FileId, NtStatus> {
-        // Whatever a related request names, it is about the file of the one before it.
+        // A related request always refers to the file of the request before it, regardless of the FileId in it.
         let id = match self.request.related_file.filter(|_| self.request.related) {
             Some(file) => file,
             None if self.request.related && id.is_related() => return Err(NtStatus::FILE_CLOSED),
@@ -266,7 +269,8 @@ impl Ctx<'_> {
         Ok(id)
     }
 
-    /// The open of a FileId of this request, as [`Self::named`] has it. `STATUS_FILE_CLOSED` where there is no such open on this session and tree.
+    /// The open of a FileId of this request, as [`Self::named`] resolves it. `STATUS_FILE_CLOSED` if this session and tree
+    /// have no such open.
     pub(crate) fn open(&mut self, id: FileId) -> Result<Arc<Open>, NtStatus> {
         let id = self.named(id)?;
         let session = self.request.session.as_ref().ok_or(NtStatus::USER_SESSION_DELETED)?;
@@ -281,7 +285,7 @@ impl Ctx<'_> {
         Ok(open)
     }
 
-    /// [MS-SMB2] 3.3.5.2.10, for every request that names an open.
+    /// Counts the request as in flight ([MS-SMB2] 3.3.5.2.10); for every request that names an open.
     fn count(&mut self, open: &Arc<Open>) -> Result<(), NtStatus> {
         if self.request.counted.is_some() || !self.core.is_smb3() {
             return Ok(());
@@ -302,7 +306,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// As [`Self::open`], for READ and WRITE: those clients ask again by a new handle where theirs ended with its session.
+    /// As [`Self::open`], for READ and WRITE: their clients retry with a new handle if the old one ended with its session.
     pub(crate) fn open_for_io(&mut self, id: FileId) -> Result<Arc<Open>, Step> {
         self.open(id).map_err(|status| {
             if status == NtStatus::FILE_CLOSED && self.is_worth_a_return(id) {
@@ -312,14 +316,14 @@ impl Ctx<'_> {
         })
     }
 
-    /// Whether to make a client return that reads or writes by this handle: it was lost, with its session or with the server,
-    /// and was not asked for too often yet.
+    /// Whether to make a client reconnect that reads or writes with this handle: the handle was lost with its session or
+    /// with the server, and the client has not used it too often yet.
     fn is_worth_a_return(&self, id: FileId) -> bool {
         let earlier = self.server.is_of_predecessor(id);
         self.volume().is_some_and(|volume| volume.lost().is_worth_a_return(id, earlier))
     }
 
-    /// Whether to have a client ask again that asks about this handle: as [`Self::is_worth_a_return`].
+    /// Whether to make a client retry a request with this handle; same conditions as [`Self::is_worth_a_return`].
     pub(crate) fn is_worth_a_retry(&self, id: FileId) -> bool {
         let earlier = self.server.is_of_predecessor(id);
         self.volume().is_some_and(|volume| volume.lost().is_worth_a_retry(id, earlier))
@@ -330,7 +334,7 @@ impl Ctx<'_> {
         self.request.volume()
     }
 
-    /// Has a backend do something that no request waits for (closing a handle after a failed CREATE).
+    /// Submits an operation that no request waits for (closing a handle after a failed CREATE).
     pub(crate) fn background(&mut self, op: FsOpKind) {
         self.core.background(op);
     }

@@ -11,7 +11,7 @@ use crate::wire::error::{self, ErrorContext, ErrorId, SymbolicLinkError};
 use crate::wire::fscc::reparse::{ReparseDataBuffer, SymbolicLink};
 use crate::wire::{Dialect, FileAttributes, FileTime};
 
-/// The answer that gives an open to its client.
+/// The answer that returns an open to its client.
 pub(crate) fn respond(
     open: &Open,
     stat: Stat,
@@ -40,10 +40,10 @@ pub(crate) fn respond(
     Step::Reply(Reply::ok(body))
 }
 
-/// The answer that a name is a symbolic link, and where it leads ([MS-SMB2] 2.2.2.2.1).
+/// The answer that a name is a symbolic link, with its target ([MS-SMB2] 2.2.2.2.1).
 pub(super) fn stopped_on_symlink(dialect: Dialect, reparse_data: &[u8]) -> Step {
     let link = ReparseDataBuffer::parse(reparse_data).and_then(|buffer| SymbolicLink::parse(buffer.data));
-    // Checked when it was set.
+    // Validated when the link was set.
     let Ok(link) = link else { return Step::Fail(NtStatus::IO_REPARSE_DATA_INVALID) };
     let mut link_error = Vec::new();
     SymbolicLinkError {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! LongPath ──► (Opening)
-//! AwaitingRename ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, where the file was made for this request)
+//! AwaitingRename ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, if the file was created for this request)
 //!                     │   ▲ └──► RemovingNames ──► (again: Opening)
 //!                     │   └────────────┘
 //!                     ├──► ReadingLink ──► the answer that it is a symbolic link
@@ -45,33 +45,33 @@ const MODE: CreateOptions = CreateOptions::WRITE_THROUGH
     .union(CreateOptions::SYNCHRONOUS_IO_NONALERT)
     .union(CreateOptions::DELETE_ON_CLOSE);
 
-/// A CREATE under way. One allocation from its first step to its answer.
+/// A CREATE in progress. One allocation from its first step to its answer.
 struct Create {
     plan: Plan,
     state: State,
 }
 
-/// What a CREATE waits for.
+/// The event that a CREATE waits for.
 enum State {
-    /// Nothing: it is in the middle of a step.
+    /// No event: a step is running.
     Running,
-    /// A backend that looks for the names behind short ones.
+    /// A backend that resolves short names in the path.
     LongPath,
     /// The end of a rename of a name on its path.
     AwaitingRename,
-    /// A backend that opens the file. The path keeps its name meanwhile.
+    /// A backend that opens the file. Meanwhile the path cannot be renamed.
     Opening(PathPin),
-    /// A backend that reads where the symbolic link leads.
+    /// A backend that reads the target of the symbolic link.
     ReadingLink(Opened),
-    /// A client that is asked to give up what it may cache of this file. A file that was made for this request stays open.
+    /// A client that must give up caching rights on this file. A file that was created for this request stays open.
     AwaitingBreak { file: Arc<FileState>, made: Option<(Opened, PathPin)> },
-    /// A backend that removes names of the file; these are to be removed next.
+    /// A backend that removes a name of the file; the vector holds the remaining removals.
     RemovingNames(Vec<FsOpKind>),
-    /// A backend that prepares the file. The open is registered: others can see it.
+    /// A backend that prepares the file. The open is registered, so others can see it.
     Preparing(Registered, Preparation),
 }
 
-/// What a file needs after its open is registered.
+/// The steps that prepare a file after its open is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preparation {
     Overwrite,
@@ -81,23 +81,23 @@ enum Preparation {
     Stat,
 }
 
-/// An open that others can see and its client cannot.
+/// An open that others can see but its client cannot.
 struct Registered {
     open: Arc<Open>,
     stat: Stat,
     created: bool,
-    /// What a client could be granted.
+    /// The maximal access that the client could be granted.
     maximal: AccessMask,
-    /// The file that the stream is of was made with it.
+    /// Whether the stream's file was created together with it.
     made_file: bool,
 }
 
-/// Whether an open is registered, or what must end first.
+/// The outcome of a registration: the open, or what must end first.
 enum Registration {
     Done(Registered),
-    /// A break of what a client may cache of this file.
+    /// A break of caching rights on this file.
     AwaitsBreak(Arc<FileState>),
-    /// Names of the file, with the disconnected opens that were to remove them.
+    /// The removal of the file's names, which disconnected opens still had to do.
     AwaitsRemoval(Vec<FsOpKind>),
 }
 
@@ -131,7 +131,7 @@ pub(super) fn begin(
 ) -> Step {
     match plan(ctx, request) {
         Ok(plan) => {
-            // Only opens of the share's own volume are found again.
+            // Only opens of the live volume, not of a snapshot, can be reclaimed.
             let durable = durable.filter(|_| !plan.volume.is_snapshot);
             let plan = Plan { durable, creation, ..plan };
             let create = Box::new(Create { plan, state: State::Running });
@@ -185,7 +185,7 @@ impl Machine for Create {
 }
 
 impl Create {
-    /// Has a backend do something.
+    /// Submits an operation to a backend.
     fn submit(mut self: Box<Self>, state: State, op: FsOpKind) -> Step {
         self.state = state;
         Step::Submit(op, self)
@@ -211,7 +211,7 @@ impl Create {
         self.start(ctx)
     }
 
-    /// The file is known by its name.
+    /// Continues with the final path.
     fn start(self: Box<Self>, ctx: &mut Ctx<'_>) -> Step {
         match supersede(ctx, &self.plan) {
             Ok(removals) => self.remove_names(ctx, removals),
@@ -219,7 +219,7 @@ impl Create {
         }
     }
 
-    /// Has a backend open the file, once nothing on its path is being renamed.
+    /// Has a backend open the file as soon as no name on its path is being renamed.
     fn open(self: Box<Self>, ctx: &mut Ctx<'_>) -> Step {
         let plan = &self.plan;
         let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
@@ -230,7 +230,7 @@ impl Create {
         self.submit(State::Opening(pin), open)
     }
 
-    /// The backend has opened it; now the other opens of the file are asked.
+    /// Continues after the backend has opened the file: checks it against the file's other opens.
     fn opened(self: Box<Self>, ctx: &mut Ctx<'_>, pin: PathPin, result: FsResult) -> Step {
         let plan = &self.plan;
         match result {
@@ -240,7 +240,7 @@ impl Create {
             }
             Ok(FsReply::Opened(opened)) => self.admit(ctx, pin, *opened),
             Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-            // [MS-FSA] 2.1.5.1.1: a file would have to be made on a read-only volume.
+            // [MS-FSA] 2.1.5.1.1: the file would have to be created on a read-only volume.
             Err(NtStatus::OBJECT_NAME_NOT_FOUND)
                 if plan.volume.read_only && plan.disposition == CreateDisposition::OPEN_IF =>
             {
@@ -250,7 +250,7 @@ impl Create {
         }
     }
 
-    /// Reparse points are for the client to follow. For a symbolic link the answer says where it leads.
+    /// Clients follow reparse points themselves. For a symbolic link, the answer contains its target.
     fn stop_at_reparse_point(self: Box<Self>, ctx: &mut Ctx<'_>, opened: Opened) -> Step {
         if opened.stat.reparse.is_some_and(|point| point.tag == ReparseTag::SYMLINK.0) {
             let read = FsOpKind::GetReparsePoint { handle: opened.handle.clone() };
@@ -265,18 +265,18 @@ impl Create {
         match result {
             Ok(FsReply::ReparseData(data)) => stopped_on_symlink(ctx.core.dialect(), &data),
             Ok(_) => Step::Fail(NtStatus::INTERNAL_ERROR),
-            // It was replaced meanwhile.
+            // The reparse point was replaced in the meantime.
             Err(NtStatus::NOT_A_REPARSE_POINT) => self.open(ctx),
             Err(status) => Step::Fail(status),
         }
     }
 
-    /// Registers the open, now or when what is in its way has ended.
+    /// Registers the open, now or after everything that blocks it has ended.
     fn admit(self: Box<Self>, ctx: &mut Ctx<'_>, pin: PathPin, opened: Opened) -> Step {
         let access = self.plan.granted(&opened);
         match access.and_then(|access| register(ctx, &self.plan, &pin, &opened, access)) {
             Ok(Registration::Done(registered)) => {
-                // Renames look at the open from now on.
+                // From now on, renames detect the open.
                 drop(pin);
                 self.prepare(ctx, registered)
             }
@@ -292,8 +292,8 @@ impl Create {
         }
     }
 
-    /// Waits for the end of a break. Before a client gives something up it may write, rename or delete, so the file is looked
-    /// for again.
+    /// Waits for the end of a break. Before a client gives up its caching rights, it may write, rename or delete, so the
+    /// file is looked up again.
     fn await_break(
         mut self: Box<Self>,
         ctx: &mut Ctx<'_>,
@@ -313,7 +313,7 @@ impl Create {
         self.wait(State::AwaitingBreak { file, made })
     }
 
-    /// CANCEL, or the connection is lost, while a break is awaited.
+    /// Handles CANCEL or the loss of the connection while the request waits for a break.
     fn abandon(
         mut self: Box<Self>,
         ctx: &mut Ctx<'_>,
@@ -331,7 +331,7 @@ impl Create {
         Step::Fail(NtStatus::CANCELLED)
     }
 
-    /// Looks for the file again when these names are gone.
+    /// Removes these names, then opens the file again.
     fn remove_names(self: Box<Self>, ctx: &mut Ctx<'_>, mut removals: Vec<FsOpKind>) -> Step {
         match removals.pop() {
             Some(removal) => self.submit(State::RemovingNames(removals), removal),
@@ -349,13 +349,13 @@ impl Create {
         }
         let overwrite = FsOpKind::Overwrite {
             handle: registered.open.handle.clone(),
-            // To clients with POSIX semantics it is about contents.
+            // For clients with POSIX semantics, overwriting only affects contents.
             streams: !self.plan.posix && registered.open.volume.extended_attributes,
         };
         self.submit(State::Preparing(registered, Preparation::Overwrite), overwrite)
     }
 
-    /// One more thing is prepared, or could not be.
+    /// Continues after a preparation step has succeeded or failed.
     fn prepared(
         self: Box<Self>,
         ctx: &mut Ctx<'_>,
@@ -364,7 +364,7 @@ impl Create {
         result: FsResult,
     ) -> Step {
         if preparation == Preparation::Overwrite {
-            // Another client may have read it since it was opened. A failure may come after the truncation.
+            // Another client may have read the file since it was opened. A failure can occur after the truncation.
             registered.open.file.data_replaced(registered.open.id, ctx.server);
         }
         let reply = match result {
@@ -386,7 +386,7 @@ impl Create {
 
     fn set_attributes(self: Box<Self>, registered: Registered) -> Step {
         let attributes = self.plan.attributes | FileAttributes::ARCHIVE;
-        // Saves the round trip where nothing would change. The attributes of the file are not those of a stream.
+        // Saves the round trip if nothing would change. A stream does not have the attributes of its file.
         if registered.stat.attributes == attributes.0 || registered.open.is_stream() {
             return self.reserve(registered);
         }
@@ -404,8 +404,8 @@ impl Create {
         self.submit(State::Preparing(registered, Preparation::Reserve), reserve)
     }
 
-    /// SMB2_CREATE_EA_BUFFER ([MS-SMB2] 2.2.13.2.1). What a file that is overwritten has besides stays: to Linux, O_TRUNC
-    /// is about contents.
+    /// SMB2_CREATE_EA_BUFFER ([MS-SMB2] 2.2.13.2.1). An overwritten file keeps its other extended attributes: on Linux,
+    /// O_TRUNC only affects contents.
     fn set_eas(mut self: Box<Self>, registered: Registered) -> Step {
         let eas = std::mem::take(&mut self.plan.eas);
         if eas.is_empty() {
@@ -420,7 +420,7 @@ impl Create {
         self.submit(State::Preparing(registered, Preparation::Stat), stat)
     }
 
-    /// Gives the open to its session.
+    /// Adds the open to its session and answers.
     fn finish(mut self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
         let plan = &mut self.plan;
         let Registered { open, created, stat, maximal, made_file } = &registered;
@@ -468,9 +468,10 @@ impl Create {
     }
 }
 
-/// What was made for this request goes with it, unless another client has found it meanwhile.
+/// Closes an opened file. Also removes it if it was created for this request, unless another client has found it in the
+/// meantime.
 fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
-    // A file that was made for its stream takes that with it.
+    // Removing a file that was created for its stream also removes the stream.
     let (handle, key) = match opened.file {
         Some(OpenedFile { handle, created: true }) => (handle, opened.stat.key.file()),
         _ => (opened.handle, opened.stat.key),
@@ -484,8 +485,8 @@ fn drop_opened(ctx: &mut Ctx<'_>, plan: &Plan, opened: Opened) {
     ctx.background(FsOpKind::Close { handle, unlink, stat: false });
 }
 
-/// Share modes, pending deletion and what others may cache are looked at, and the open becomes visible to others, in one
-/// step. Where it cannot: what must end first.
+/// Checks share modes, pending deletion and the caching rights of others, and makes the open visible to others, all in one
+/// step. If that is not possible yet, returns what must end first.
 fn register(
     ctx: &mut Ctx<'_>,
     plan: &Plan,
@@ -521,7 +522,7 @@ fn register(
         match entry {
             Entry::Open(open) => {
                 if open.directory && open.cached().lease.is_some() {
-                    // The pin keeps its path.
+                    // The pin prevents a rename of its path.
                     plan.volume.watches.leased.add(open.id, &plan.path, &open.file);
                 }
                 let made_file = open.is_stream() && opened.made_file();
@@ -541,14 +542,14 @@ fn register(
     }
 }
 
-/// Ends opens of clients that are away. What has to be done first, where names go with them.
+/// Ends opens of disconnected clients. Returns the operations that remove names, which must complete first.
 fn displace(ctx: &mut Ctx<'_>, others: &[FileId]) -> Vec<FsOpKind> {
     let ended = others.iter().filter_map(|other| ctx.server.displace(*other)).collect();
     names_first(ctx, ended)
 }
 
-/// Ends what the same application has open by this name on another client ([MS-SMB2] 3.3.5.9.13). As [`displace`]. All users
-/// of a volume may read all of it, as far as the server knows before it looks at the file.
+/// Ends the opens that the same application has for this name on another client ([MS-SMB2] 3.3.5.9.13). Returns the same as
+/// [`displace`]. Until the file is opened, the server assumes that all users of a volume may read all of it.
 fn supersede(ctx: &mut Ctx<'_>, plan: &Plan) -> Result<Vec<FsOpKind>, NtStatus> {
     let Some(instance) = &plan.app_instance else { return Ok(Vec::new()) };
     let instances = &ctx.server.app_instances;
@@ -557,7 +558,7 @@ fn supersede(ctx: &mut Ctx<'_>, plan: &Plan) -> Result<Vec<FsOpKind>, NtStatus> 
     Ok(names_first(ctx, ended))
 }
 
-/// Has backends do what is to be done for opens that have ended; returned is what removes names.
+/// Submits the operations that end opens, except those that remove names: it returns them.
 fn names_first(ctx: &mut Ctx<'_>, ended: Vec<FsOpKind>) -> Vec<FsOpKind> {
     let mut removals = Vec::new();
     for op in ended {
@@ -592,7 +593,7 @@ fn new_open(ctx: &Ctx<'_>, plan: &Plan, opened: &Opened, access: AccessMask, ent
     open
 }
 
-/// [MS-FSA] 2.1.5.1.1, 2.1.5.1.2: CHANGE_NOTIFY reports what was made or overwritten.
+/// [MS-FSA] 2.1.5.1.1, 2.1.5.1.2: CHANGE_NOTIFY reports created and overwritten files.
 fn notify(ctx: &Ctx<'_>, open: &Open, action: CreateAction, made_file: bool) {
     let watches = &open.volume.watches;
     if made_file {
@@ -611,7 +612,7 @@ fn notify(ctx: &Ctx<'_>, open: &Open, action: CreateAction, made_file: bool) {
     }
 }
 
-/// Ends an open that others have seen but the client has not.
+/// Ends an open that others can see but its client cannot.
 fn give_up(ctx: &mut Ctx<'_>, registered: &Registered, status: NtStatus) -> Step {
     let Registered { open, created, .. } = registered;
     if open.begin_close() {

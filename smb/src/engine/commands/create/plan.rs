@@ -1,4 +1,4 @@
-//! What a CREATE asks for, before a file is known ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
+//! A CREATE request, checked before its file is opened ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.1).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,15 +23,15 @@ use crate::wire::create_context::{Lease, LeaseFlags, LeaseV2, RequestContext};
 use crate::wire::fscc::posix::PosixFileType;
 use crate::wire::{AccessMask, Capabilities, Dialect, FileAttributes, ShareAccess};
 
-/// Options that mean something to servers, or nothing at all ([MS-SMB2] 2.2.13).
+/// Options that servers interpret or ignore ([MS-SMB2] 2.2.13).
 const OPTIONS_KNOWN: CreateOptions = CreateOptions(0x00ff_ffff);
-/// Options that no file system here can follow ([MS-SMB2] 3.3.5.9).
+/// Options that no file system here supports ([MS-SMB2] 3.3.5.9).
 const OPTIONS_UNSUPPORTED: CreateOptions = CreateOptions::CREATE_TREE_CONNECTION
     .union(CreateOptions::OPEN_BY_FILE_ID)
     .union(CreateOptions::RESERVE_OPFILTER);
-/// Attributes that may be named in a CREATE ([MS-FSCC] 2.6, [MS-FSA] 2.1.5.1).
+/// Attributes that a CREATE may contain ([MS-FSCC] 2.6, [MS-FSA] 2.1.5.1).
 const ATTRIBUTES_KNOWN: FileAttributes = FileAttributes(0x0000_7fb7);
-/// Attributes that a CREATE or SET_INFO sets; the others say what the file is.
+/// Attributes that a CREATE or SET_INFO sets; the others describe what the file is.
 pub(in crate::engine::commands) const ATTRIBUTES_SETTABLE: FileAttributes = FileAttributes::READONLY
     .union(FileAttributes::HIDDEN)
     .union(FileAttributes::SYSTEM)
@@ -40,14 +40,14 @@ pub(in crate::engine::commands) const ATTRIBUTES_SETTABLE: FileAttributes = File
     .union(FileAttributes::OFFLINE)
     .union(FileAttributes::NOT_CONTENT_INDEXED);
 
-/// A CREATE that makes sense, before the file is known.
+/// A valid CREATE, before its file is opened.
 pub(super) struct Plan {
     pub(super) volume: Arc<Volume>,
     pub(super) tree_id: u32,
     /// TreeConnect.MaximalAccess.
     pub(super) maximal: AccessMask,
     pub(super) path: RelPath,
-    /// The named stream, if it is to open one.
+    /// The named stream to open, if any.
     pub(super) stream: Option<StreamName>,
     pub(super) desired: AccessMask,
     pub(super) share: ShareAccess,
@@ -55,34 +55,34 @@ pub(super) struct Plan {
     pub(super) options: CreateOptions,
     pub(super) attributes: FileAttributes,
     pub(super) allocation_size: u64,
-    /// Extended attributes of a file that is made or overwritten.
+    /// Extended attributes for a file that is created or overwritten.
     pub(super) eas: Vec<Ea>,
     pub(super) query_maximal_access: bool,
     pub(super) query_on_disk_id: bool,
-    /// It has the context of the POSIX extensions.
+    /// Whether it has the create context of the POSIX extensions.
     pub(super) posix: bool,
-    /// Owner and permission bits that a new file gets.
+    /// Owner and permission bits of a new file.
     pub(super) ownership: Option<Ownership>,
-    /// What a new file keeps of the security descriptor that came with it.
+    /// The part of the requested security descriptor that a new file keeps.
     pub(super) descriptor: Option<Box<Kept>>,
     /// RequestedOplockLevel.
     pub(super) oplock_level: OplockLevel,
-    /// The lease that was asked for, if that is what the level says.
+    /// The requested oplock, or the requested lease if the level is LEASE.
     pub(super) ask: RequestedCaching,
-    /// A directory may be leased as `ask` says.
+    /// Whether a directory may be leased as `ask` requests.
     pub(super) leases_directories: bool,
     /// Open.ParentOplockKey
     pub(super) parent_lease_key: Option<LeaseKey>,
-    /// It has not waited for a break yet.
+    /// Whether it has not waited for a break yet.
     pub(super) first: bool,
     pub(super) durable: Option<DurableRequest>,
-    /// Of a CREATE that can be sent again.
+    /// Present if the CREATE can be replayed.
     pub(super) creation: Option<Creation>,
-    /// The application that it is for, if that may move to another client.
+    /// The application instance, if it can move to another client.
     pub(super) app_instance: Option<AppInstance>,
 }
 
-/// Everything that can be refused without looking at the file.
+/// Performs all checks that do not require the file.
 pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtStatus> {
     let tree = ctx.tree();
     let Share::Volume(volume) = &tree.share else {
@@ -124,7 +124,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         Some(Stream::Named(_)) if !volume.extended_attributes => return Err(NtStatus::OBJECT_NAME_INVALID),
         Some(Stream::Named(stream)) => Some(stream),
         Some(Stream::Default) => {
-            // A directory contains no data of its own.
+            // A directory has no data stream.
             options.insert(CreateOptions::NON_DIRECTORY_FILE);
             None
         }
@@ -152,7 +152,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
         share: request.share_access,
         disposition,
         options,
-        // Permission bits say what those of DOS would.
+        // The permission bits replace the DOS attributes.
         attributes: match posix {
             Some(_) => FileAttributes::empty(),
             None => request.file_attributes & ATTRIBUTES_SETTABLE,
@@ -180,14 +180,14 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     for context in &request.contexts {
         plan.context(ctx, context)?;
     }
-    // An application does not move with what it reads from a snapshot.
+    // Opens of a snapshot do not move with an application to another client.
     if !plan.volume.is_snapshot {
         plan.app_instance = AppInstance::of(&request.contexts, ctx.core.dialect(), ctx.core.client_guid());
     }
     Ok(plan)
 }
 
-/// The volume as it is, or as it was at the time that the CREATE names ([MS-SMB2] 2.2.13.2.7).
+/// The live volume, or its snapshot of the time that the CREATE names ([MS-SMB2] 2.2.13.2.7).
 fn as_of(volume: &Arc<Volume>, request: &Request<'_>) -> Result<Arc<Volume>, NtStatus> {
     let mut times = request.contexts.iter().filter_map(|context| match context {
         RequestContext::TimewarpToken(time) => Some(*time),
@@ -199,8 +199,8 @@ fn as_of(volume: &Arc<Volume>, request: &Request<'_>) -> Result<Arc<Volume>, NtS
     }
 }
 
-/// Whether a CREATE has the context of the POSIX extensions, and the permission bits in it. Linux's client adds the type of the
-/// file to them, and sends all ones where it has none.
+/// Whether a CREATE has the create context of the POSIX extensions, and the permission bits in it. The Linux client adds
+/// the file type to them, and sends all ones if it has no permission bits.
 fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
     let mode = request.contexts.iter().find_map(|context| match context {
         RequestContext::Posix { mode } => Some(*mode),
@@ -209,14 +209,14 @@ fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
     mode.filter(|_| ctx.core.has_posix()).map(PosixFileType::permissions_of_new)
 }
 
-/// What a lease context asks for, where the client may have leases of that version.
+/// The lease that a lease context requests, if the client may have leases of that version.
 fn asked_lease(ctx: &Ctx<'_>, lease: &Lease) -> RequestedCaching {
     let Some(negotiated) = &ctx.core.negotiated else { return RequestedCaching::Nothing };
     let known = match lease.v2 {
         Some(_) => ctx.core.is_smb3(),
         None => negotiated.dialect != Dialect::SMB2_0_2,
     };
-    // A key of zeros names no lease.
+    // A key of zeros does not identify a lease.
     if !known || lease.lease_key == [0; 16] {
         return RequestedCaching::Nothing;
     }
@@ -280,7 +280,7 @@ impl Plan {
             }
             // [MS-SMB2] 2.2.13.2: names have at least four bytes.
             RequestContext::Unknown { name, .. } if name.len() < 4 => Err(NtStatus::INVALID_PARAMETER),
-            // There is nothing to reconnect to where nothing is cached.
+            // Without caching, there is nothing to reconnect to.
             RequestContext::DurableHandleReconnect(_) | RequestContext::DurableHandleReconnectV2 { .. } => {
                 Err(NtStatus::OBJECT_NAME_NOT_FOUND)
             }
@@ -299,13 +299,13 @@ impl Plan {
                     let ownership = self.ownership.get_or_insert_default();
                     ownership.uid = given.uid;
                     ownership.gid = given.gid;
-                    // The POSIX context has the bits that the program asked for; beside it, Linux's client sends a list with all
-                    // of them set.
+                    // The POSIX context has the bits that the program requested. Along with it, the Linux client sends an
+                    // ACL with all of them set.
                     ownership.mode = ownership.mode.or(given.mode);
                 }
                 Ok(())
             }
-            // Durable handles and instances of applications are looked at elsewhere; the rest is to be ignored.
+            // Durable handles and application instances are handled elsewhere; all other contexts are ignored.
             _ => Ok(()),
         }
     }
@@ -323,7 +323,7 @@ impl Plan {
 
     pub(super) fn open_request(&self) -> OpenRequest {
         let mode = match self.disposition {
-            // Nothing is made on a read-only volume.
+            // Nothing is created on a read-only volume.
             _ if self.volume.read_only => OpenMode::Existing,
             CreateDisposition::OPEN | CreateDisposition::OVERWRITE => OpenMode::Existing,
             CreateDisposition::CREATE => OpenMode::New,
@@ -357,28 +357,28 @@ impl Plan {
         }
     }
 
-    /// Whether the client wants what a reparse point stands for, and not the reparse point itself ([MS-FSA] 2.1.5.1).
+    /// Whether the client requests the target of a reparse point, not the reparse point itself ([MS-FSA] 2.1.5.1).
     pub(super) fn stops_at(&self, opened: &Opened) -> bool {
         opened.stat.reparse.is_some() && !self.options.contains(CreateOptions::OPEN_REPARSE_POINT)
     }
 
-    /// Whether the path may name files by their short names. To clients with the POSIX extensions there are none.
+    /// Whether the path may contain short names. For clients with the POSIX extensions there are none.
     pub(super) fn may_have_short_names(&self) -> bool {
         !self.posix && self.path.as_str().split('/').any(short_name::may_be_made)
     }
 
-    /// Whether what was found loses its contents.
+    /// Whether an existing file loses its contents.
     pub(super) fn overwrites(&self, opened: &Opened) -> bool {
         !opened.created && overwrites(self.disposition)
     }
 
-    /// Whether the client asked to cache.
+    /// Whether the client requested caching.
     pub(super) fn caches(&self) -> bool {
         !matches!(self.ask, RequestedCaching::Nothing)
     }
 
-    /// What security descriptors and the share leave of all rights. To clients with the POSIX extensions permission bits matter, which
-    /// they enforce themselves.
+    /// The rights that the share and the security descriptors permit. For clients with the POSIX extensions, permission
+    /// bits count instead; these clients enforce them themselves.
     pub(super) fn permitted(&self, opened: &Opened) -> AccessMask {
         match &opened.descriptors {
             Some(descriptors) if !self.posix => {
@@ -389,7 +389,7 @@ impl Plan {
         }
     }
 
-    /// What it takes, besides what was asked for, to do what the CREATE does to an existing file ([MS-FSA] 2.1.5.1.2.1).
+    /// The access that the CREATE needs on an existing file besides the requested access ([MS-FSA] 2.1.5.1.2.1).
     fn needed(&self) -> AccessMask {
         let mut needed = AccessMask::empty();
         if overwrites(self.disposition) {
@@ -404,10 +404,10 @@ impl Plan {
         needed
     }
 
-    /// What the file as it was found forbids.
+    /// Checks the request against the opened file, and returns the granted access.
     pub(super) fn granted(&self, opened: &Opened) -> Result<AccessMask, NtStatus> {
         let attributes = FileAttributes(opened.stat.attributes);
-        // A stream that was made is protected by its file.
+        // The security of the file protects a newly created stream.
         let made_file = opened.made_file();
         let mut maximal = self.maximal;
         if opened.descriptors.is_some() && !made_file {
@@ -429,7 +429,7 @@ impl Plan {
             if opened.stat.directory {
                 return Err(NtStatus::INVALID_PARAMETER);
             }
-            // [MS-FSA] 2.1.5.1.2.3: hidden and system files are only replaced by such. A stream has no attributes of its own.
+            // [MS-FSA] 2.1.5.1.2.3: hidden and system files can only be replaced by such files. A stream has no attributes.
             let kept = match self.stream {
                 None => FileAttributes::HIDDEN | FileAttributes::SYSTEM,
                 Some(_) => FileAttributes::empty(),

@@ -1,4 +1,4 @@
-//! CREATE and durable opens: granted, and given back to a client that has lost its connections ([MS-SMB2] 3.3.5.9.6 to
+//! Durable opens in CREATE: granting them, and returning them to a client that lost its connections ([MS-SMB2] 3.3.5.9.6 to
 //! 3.3.5.9.12).
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::status::NtStatus;
 use crate::wire::create::{CreateAction, Request};
 use crate::wire::create_context::{DurableFlags, Lease, RequestContext, ResponseContext};
 
-/// Makes an open durable where it can be; what the answer says of it.
+/// Makes an open durable if possible. Returns the context for the answer.
 pub(crate) fn grant(
     ctx: &Ctx<'_>,
     open: &Open,
@@ -35,7 +35,7 @@ pub(crate) fn grant(
     granted(open)
 }
 
-/// What a CREATE's answer says of a durable open.
+/// The context that a CREATE's answer has for a durable open.
 pub(crate) fn granted(open: &Open) -> Option<ResponseContext<'static>> {
     let Durable { timeout_ms, create_guid, .. } = open.durable.get()?;
     Some(match create_guid {
@@ -44,7 +44,7 @@ pub(crate) fn granted(open: &Open) -> Option<ResponseContext<'static>> {
     })
 }
 
-/// The lease that a CREATE asks for.
+/// The lease that a CREATE requests.
 pub(crate) fn lease_of(request: &Request<'_>) -> Option<Lease> {
     request.contexts.iter().find_map(|context| match context {
         RequestContext::Lease(lease) => Some(*lease),
@@ -52,8 +52,8 @@ pub(crate) fn lease_of(request: &Request<'_>) -> Option<Lease> {
     })
 }
 
-/// CREATE with `DHnC` or `DH2C` ([MS-SMB2] 3.3.5.9.7, 3.3.5.9.12): nothing else of the request counts.
-/// `first` where it has not waited yet.
+/// Handles CREATE with `DHnC` or `DH2C` ([MS-SMB2] 3.3.5.9.7, 3.3.5.9.12). Apart from the lease and the name of its file,
+/// the rest of the request is ignored. `first` is true if the request has not waited yet.
 pub(crate) fn reconnect(
     ctx: &mut Ctx<'_>,
     request: &Request<'_>,
@@ -75,7 +75,7 @@ pub(crate) fn reconnect(
         {
             return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
         }
-        // A lease is on a file of this name, and the client knows it by that.
+        // The client associates a lease with a file of this name.
         if held.is_some() && !open.is_named(&request.name) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
@@ -91,7 +91,7 @@ pub(crate) fn reconnect(
     }
 }
 
-/// Whether another session of this user has it: its end may not have been noticed yet.
+/// Whether another session of this user has the open: the server may not have detected its end yet.
 fn is_held_elsewhere(ctx: &Ctx<'_>, claim: DurableReconnect) -> bool {
     let id = ctx.server.file_ids.of(claim.persistent);
     let own = ctx.session();
@@ -103,11 +103,12 @@ fn is_held_elsewhere(ctx: &Ctx<'_>, claim: DurableReconnect) -> bool {
         .any(|open| open.durable.get().is_some_and(|durable| claim.names(durable)))
 }
 
-/// A client that has lost its connection may be back before the server notices: it waits for that, for a moment.
+/// Waits briefly until the open is kept: a client that lost its connection may reconnect before the server detects the
+/// loss.
 fn wait(ctx: &mut Ctx<'_>, claim: DurableReconnect) -> Step {
     let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
     ctx.server.kept().wait(claim.persistent, waiter);
-    // It may have been lost just now.
+    // The other session may have been lost since the check.
     if !is_held_elsewhere(ctx, claim) {
         ctx.server.kept().wake_for(claim.persistent, ctx.server);
     }
@@ -128,7 +129,7 @@ fn wait(ctx: &mut Ctx<'_>, claim: DurableReconnect) -> Step {
     }))
 }
 
-/// Gives a kept open to this request's session, where `check` does not object.
+/// Gives a kept open to this request's session if `check` permits it.
 pub(crate) fn reclaim(
     ctx: &mut Ctx<'_>,
     persistent: u64,
@@ -154,7 +155,7 @@ fn answer(ctx: &mut Ctx<'_>, open: Arc<Open>) -> Step {
         stat,
         Box::new(move |ctx, result| match result {
             Ok(FsReply::Stat(stat)) => respond(&open, stat, CreateAction::OPENED, open.cached(), Vec::new()),
-            // The client does not know yet that it has it again.
+            // The client has not received the open yet.
             other => {
                 let ours = ctx.session().remove_open(open.id).is_some();
                 if ours && open.begin_close() {

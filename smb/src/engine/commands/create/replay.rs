@@ -1,4 +1,4 @@
-//! The answer to a CREATE that is sent again ([MS-SMB2] 3.3.5.9.10).
+//! The answer to a replayed CREATE ([MS-SMB2] 3.3.5.9.10).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::fs::{FsOpKind, FsReply};
 use crate::status::NtStatus;
 use crate::wire::create::{CreateAction, OplockLevel, Request};
 
-/// The answer to a CREATE that is sent again. Of the request only name and lease must be those of before.
+/// Answers a replayed CREATE. Only its name and lease must match the original request.
 pub(crate) fn answer(ctx: &mut Ctx<'_>, request: &Request<'_>, open: Arc<Open>) -> Step {
     match check(ctx, request, &open) {
         Ok(()) => {}
@@ -31,7 +31,8 @@ pub(crate) fn answer(ctx: &mut Ctx<'_>, request: &Request<'_>, open: Arc<Open>) 
             };
             let action = open.replayable.as_ref().and_then(Replayable::action);
             let mut cached = open.cached();
-            // A client that asks for less than the oplock that it has gets that answer, as from Windows; what it has stays.
+            // If a client requests less than the oplock it holds, the answer has the requested level, as on Windows; the
+            // oplock is kept.
             if cached.lease.is_none() && asked < cached.level {
                 cached.level = asked;
             }
@@ -52,7 +53,7 @@ fn check(ctx: &mut Ctx<'_>, request: &Request<'_>, open: &Open) -> Result<(), Nt
         return Err(NtStatus::ACCESS_DENIED);
     }
     if open.is_disconnected() {
-        // Its session ended with the connection that its answer was lost with.
+        // Its session ended with the connection on which the answer was lost.
         let owner = |_: &Open, durable: &Durable| {
             let ours = durable.is_owned_by(&session.username);
             if ours { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }

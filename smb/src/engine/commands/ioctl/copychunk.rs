@@ -13,7 +13,7 @@ use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::fscc::fsctl::{CopyChunk, CopyChunkRequest, CopyChunkResponse, FsctlCode};
 
-/// Names an open of this session to a later copy; opaque to the client. Only the session that made it can use it.
+/// Identifies an open of this session in a later copy; opaque to the client. Only the session that issued it can use it.
 pub(super) fn resume_key(id: FileId) -> [u8; 24] {
     let mut key = [0; 24];
     key[..8].copy_from_slice(&id.persistent.to_le_bytes());
@@ -26,7 +26,7 @@ fn open_of_key(key: &[u8; 24]) -> FileId {
     FileId { persistent: u64_at(0), volatile: u64_at(8) }
 }
 
-/// A copy under way.
+/// A copy in progress.
 struct Copy {
     code: FsctlCode,
     source: Arc<Open>,
@@ -35,7 +35,7 @@ struct Copy {
     chunks: Vec<CopyChunk>,
     /// The source's size when the copy began.
     source_end: u64,
-    /// Of the chunk at the end of `chunks`.
+    /// Bytes copied of the last chunk in `chunks`.
     copied: u32,
     chunks_written: u32,
     total: u32,
@@ -51,7 +51,7 @@ pub(super) fn handle(
     if room < CopyChunkResponse::LEN {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    // More chunks than can be read are answered with the limits, like too many of those that can.
+    // A chunk count above the limit is answered with the limits, even if the chunks cannot be parsed.
     let count = input.get(24..28).and_then(|c| c.try_into().ok()).map(u32::from_le_bytes);
     if count.is_some_and(|count| count > limits::COPYCHUNK_COUNT_MAX) {
         return Ok(too_much(code, target.id));
@@ -59,7 +59,7 @@ pub(super) fn handle(
     let request = CopyChunkRequest::parse(input).map_err(|_| NtStatus::INVALID_PARAMETER)?;
     let source =
         ctx.session().open(open_of_key(&request.source_key)).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
-    // By whichever tree connect, and from a snapshot too.
+    // The tree connects may differ, and the source may be in a snapshot.
     if source.volume.id != target.volume.id {
         return Err(NtStatus::OBJECT_NAME_NOT_FOUND);
     }
@@ -109,7 +109,7 @@ fn check_access(code: FsctlCode, source: &Open, target: &Open) -> Result<(), NtS
     Ok(())
 }
 
-/// STATUS_INVALID_PARAMETER with the limits in place of counts ([MS-SMB2] 3.3.5.15.6.2).
+/// STATUS_INVALID_PARAMETER with the limits instead of counts ([MS-SMB2] 3.3.5.15.6.2).
 fn too_much(code: FsctlCode, target: FileId) -> Step {
     let limits = CopyChunkResponse {
         chunks_written: limits::COPYCHUNK_COUNT_MAX,
@@ -127,12 +127,12 @@ fn answer(code: FsctlCode, target: FileId, status: NtStatus, response: &CopyChun
     Step::Reply(reply)
 }
 
-/// Copies what is left, one operation after the other.
+/// Copies the remaining chunks, one operation after the other.
 fn next(mut copy: Copy) -> Step {
     let Some(chunk) = copy.chunks.last().copied() else { return copy.finished(NtStatus::SUCCESS) };
     let (from, to) = (chunk.source_offset, chunk.target_offset);
-    // [MS-SMB2] 3.3.5.15.6: a chunk lies within the source, or nothing of it is copied. A source that is the target may
-    // have grown by the chunks before.
+    // [MS-SMB2] 3.3.5.15.6: a chunk must lie within the source, or none of it is copied. If the source is also the target,
+    // previous chunks may have extended it.
     let in_itself = Arc::ptr_eq(&copy.source.file, &copy.target.file);
     if from + u64::from(chunk.length) > copy.source_end && !in_itself {
         return copy.finished(NtStatus::INVALID_VIEW_SIZE);
@@ -153,7 +153,7 @@ fn next(mut copy: Copy) -> Step {
     Step::Fs(
         op,
         Box::new(move |ctx, result| {
-            // A copy that failed may have been done in part.
+            // A failed copy may be partial.
             copy.target.contents_changed(ctx.now.instant, ctx.server);
             match result {
                 Ok(FsReply::Copied(0)) => copy.finished(NtStatus::INVALID_VIEW_SIZE),
@@ -176,7 +176,7 @@ fn next(mut copy: Copy) -> Step {
 }
 
 impl Copy {
-    /// What was copied, also where an error ended it before all was.
+    /// Reports what was copied, even if an error ended the copy early.
     fn finished(self, status: NtStatus) -> Step {
         let response = CopyChunkResponse {
             chunks_written: self.chunks_written,

@@ -1,4 +1,4 @@
-//! Controls of files ([MS-SMB2] 3.3.5.15, [MS-FSCC] 2.3).
+//! Control codes of files ([MS-SMB2] 3.3.5.15, [MS-FSCC] 2.3).
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::wire::fscc::fsctl::{
 use crate::wire::ioctl::Request;
 use crate::wire::{AccessMask, FileAttributes};
 
-/// SRV_SNAPSHOT_ARRAY without its list ([MS-SMB2] 2.2.32.2).
+/// The size of SRV_SNAPSHOT_ARRAY without its list ([MS-SMB2] 2.2.32.2).
 const SNAPSHOT_ARRAY_HEADER_BYTES: usize = 12;
-/// What a client's buffer has at least ([MS-SMB2] 3.3.5.15.1).
+/// The minimum size of a client's buffer ([MS-SMB2] 3.3.5.15.1).
 const SNAPSHOT_ARRAY_BYTES_MIN: usize = 16;
 
 pub(crate) fn handle(ctx: &mut Ctx<'_>, code: FsctlCode, request: &Request<'_>) -> Step {
@@ -56,7 +56,7 @@ fn file(
         }
         FsctlCode::SET_SPARSE => set_sparse(open, parse_set_sparse(input)),
         FsctlCode::CREATE_OR_GET_OBJECT_ID => {
-            // [MS-FSA] 2.1.5.10.1: made of what identifies the file anyway, so it need not be kept.
+            // [MS-FSA] 2.1.5.10.1: derived from the file's identity, so it need not be stored.
             let key = open.file.key();
             let mut object_id = [0; 16];
             object_id[..8].copy_from_slice(&key.dev.to_le_bytes());
@@ -80,7 +80,7 @@ fn file(
         FsctlCode::GET_REPARSE_POINT => Ok(reparse::get(open, room)),
         FsctlCode::SET_REPARSE_POINT => reparse::set(open, input),
         FsctlCode::DELETE_REPARSE_POINT => reparse::delete(open, input),
-        // [MS-SMB2] 3.3.5.15.8: what the object store does not support.
+        // [MS-SMB2] 3.3.5.15.8: control codes that the object store does not support.
         _ => Err(NtStatus::INVALID_DEVICE_REQUEST),
     }
 }
@@ -114,7 +114,7 @@ fn snapshots(id: FileId, room: usize, tokens: Vec<String>) -> Result<Step, NtSta
     if room >= size.max(SNAPSHOT_ARRAY_BYTES_MIN) {
         return output(code, id, room, size, |out| all.encode(out));
     }
-    // How many there are, and the room that they need.
+    // Only the number of snapshots, and the buffer size that they need.
     let counted = SnapshotArray { snapshots: Vec::new(), ..all };
     output(code, id, room, SNAPSHOT_ARRAY_BYTES_MIN, |out| counted.encode(out))
 }
@@ -123,12 +123,12 @@ fn empty(code: FsctlCode, id: FileId) -> Step {
     Step::Reply(ioctl_reply(code, id, &[]))
 }
 
-/// Any of these rights.
+/// Requires any of these rights.
 fn needs(open: &Open, any: AccessMask) -> Result<(), NtStatus> {
     if AccessMask(open.access).intersects(any) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
 }
 
-/// [MS-FSA] 2.1.5.10.35: a mark that has clients look for holes; the file systems below need none.
+/// [MS-FSA] 2.1.5.10.35: an attribute that makes clients look for holes; the underlying file systems do not need it.
 fn set_sparse(open: Arc<Open>, sparse: bool) -> Result<Step, NtStatus> {
     needs(&open, DATA_CHANGING | AccessMask::FILE_WRITE_ATTRIBUTES)?;
     if open.directory {
@@ -187,7 +187,7 @@ fn zero(open: Arc<Open>, input: &[u8]) -> Result<Step, NtStatus> {
     Ok(done_after_change(FsctlCode::SET_ZERO_DATA, open, op))
 }
 
-/// The answer once a backend has changed the contents.
+/// Returns the answer after a backend has changed the contents.
 fn done_after_change(code: FsctlCode, open: Arc<Open>, op: FsOpKind) -> Step {
     Step::Fs(
         op,
@@ -213,7 +213,7 @@ fn allocated_ranges(open: Arc<Open>, input: &[u8], room: usize) -> Result<Step, 
     Ok(Step::Fs(
         stat,
         Box::new(move |_, result| match result {
-            // All of a file that is not sparse counts as allocated.
+            // A file that is not sparse counts as fully allocated.
             Ok(FsReply::Stat(stat))
                 if !FileAttributes(stat.attributes).contains(FileAttributes::SPARSE_FILE) =>
             {
@@ -279,7 +279,7 @@ fn duplicate_extents(ctx: &mut Ctx<'_>, open: Arc<Open>, input: &[u8]) -> Result
     if length == 0 {
         return Ok(empty(FsctlCode::DUPLICATE_EXTENTS_TO_FILE, open.id));
     }
-    // [MS-FSCC] 2.3.8: ranges that overlap, and named streams.
+    // [MS-FSCC] 2.3.8: overlapping ranges and named streams are not supported.
     let overlaps = Arc::ptr_eq(&source.file, &open.file) && from < to + length && to < from + length;
     if overlaps || source.is_stream() || open.is_stream() {
         return Err(NtStatus::NOT_SUPPORTED);

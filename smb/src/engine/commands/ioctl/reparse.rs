@@ -1,5 +1,5 @@
-//! Reparse points ([MS-FSA] 2.1.5.10.14, 2.1.5.10.37, 2.1.5.10.3): symbolic links and special files. The server keeps their data
-//! and follows none of them.
+//! Reparse points ([MS-FSA] 2.1.5.10.14, 2.1.5.10.37, 2.1.5.10.3): symbolic links and special files. The server stores
+//! their data and follows none of them.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::fsctl::FsctlCode;
 use crate::wire::fscc::reparse::{NfsSpecialFile, ReparseDataBuffer, ReparseTag, SymbolicLink};
 
-/// Bit of the tags with data that begin behind a header without a GUID ([MS-FSCC] 2.1.2.1).
+/// Bit of tags with a header without a GUID before the data ([MS-FSCC] 2.1.2.1).
 const MICROSOFT: u32 = 0x8000_0000;
 
-/// Reads and checks a REPARSE_DATA_BUFFER.
+/// Parses and checks a REPARSE_DATA_BUFFER.
 fn parse(input: &[u8]) -> Result<ReparsePoint, NtStatus> {
     if input.len() > limits::REPARSE_DATA_BYTES_MAX {
         return Err(NtStatus::IO_REPARSE_DATA_INVALID);
@@ -27,7 +27,7 @@ fn parse(input: &[u8]) -> Result<ReparsePoint, NtStatus> {
     if matches!(buffer.reparse_tag, ReparseTag::RESERVED_ZERO | ReparseTag::RESERVED_ONE) {
         return Err(NtStatus::IO_REPARSE_TAG_INVALID);
     }
-    // A GUID comes first in those of others, and no client here has any.
+    // Data of third-party tags starts with a GUID, and no client here uses such tags.
     if buffer.reparse_tag.0 & MICROSOFT == 0 {
         return Err(NtStatus::NOT_SUPPORTED);
     }
@@ -91,7 +91,7 @@ pub(super) fn set(open: Arc<Open>, input: &[u8]) -> Result<Step, NtStatus> {
     let input = input.to_vec();
     replace(open, FsctlCode::SET_REPARSE_POINT, move |before, directory| match before {
         Some(before) if before.tag != point.tag => Err(NtStatus::IO_REPARSE_TAG_MISMATCH),
-        // A directory stays one where it leads elsewhere; it does not become a pipe.
+        // A directory that becomes a link remains a directory; it cannot become a special file.
         _ if directory && !matches!(point.kind, FileKind::SymbolicLink | FileKind::Regular) => {
             Err(NtStatus::IO_REPARSE_DATA_INVALID)
         }
@@ -119,7 +119,8 @@ pub(super) fn delete(open: Arc<Open>, input: &[u8]) -> Result<Step, NtStatus> {
 
 type Point = (ReparsePoint, Vec<u8>);
 
-/// Changes what a file is to what `next` makes of what it was, and of whether it is a directory.
+/// Replaces the reparse point of a file with the result of `next`, which gets the previous reparse point and whether the
+/// file is a directory.
 fn replace(
     open: Arc<Open>,
     code: FsctlCode,
@@ -137,7 +138,7 @@ fn replace(
                 Ok(point) => point,
                 Err(status) => return Step::Fail(status),
             };
-            // What has contents is a file; they would be out of reach.
+            // A file with contents cannot become a reparse point: the contents would be out of reach.
             if point.is_some() && stat.end_of_file > 0 {
                 return Step::Fail(NtStatus::IO_REPARSE_DATA_INVALID);
             }

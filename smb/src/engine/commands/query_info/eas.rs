@@ -16,15 +16,16 @@ use crate::wire::query_info::{Flags, Request, Response};
 /// Bytes of a FILE_FULL_EA_INFORMATION before its name.
 const ENTRY_BYTES: usize = 8;
 
-/// Which attributes a query is for.
+/// The attributes that a query requests.
 enum Wanted {
-    /// Those with these names. One that the file does not have is answered with an empty value, as Windows does.
+    /// The attributes with these names. As on Windows, an attribute that the file does not have is returned with an empty
+    /// value.
     Named(Vec<Vec<u8>>),
-    /// All from this one on, counted from 1.
+    /// All attributes from this index on, counted from 1.
     From(u32),
     /// All from the first.
     All,
-    /// All that the queries before it have left.
+    /// All attributes that previous queries have not returned.
     Rest,
 }
 
@@ -58,7 +59,7 @@ pub(super) fn query(ctx: &Ctx<'_>, open: Arc<Open>, limit: u32) -> Step {
     )
 }
 
-/// [MS-SMB2] 2.2.37: names before an index, an index before the place that the scan has come to.
+/// [MS-SMB2] 2.2.37: names take precedence over an index, and an index over the position of the scan.
 fn wanted(request: &Request<'_>) -> Result<Wanted, NtStatus> {
     let names = eas::to_get(request.input_buffer)?;
     Ok(if !names.is_empty() {
@@ -98,18 +99,19 @@ fn select(open: &Open, wanted: &Wanted, single: bool, eas: &[Ea], room: usize) -
         return Err(if is_end { NtStatus::NO_MORE_EAS } else { NtStatus::NONEXISTENT_EA_ENTRY });
     }
     let (count, step) = complete_entries(&list, single, room)?;
-    // One answer with everything is no scan: Linux's client asks again by the same handle, without RESTART_SCAN.
+    // A single answer with all attributes is not a scan: the Linux client queries again with the same handle, without
+    // RESTART_SCAN.
     let at_once = start == 0 && count == eas.len() && !single;
     state.next_ea = if at_once { 0 } else { start + count };
     Ok(step)
 }
 
-/// The answer with as many of the entries as fit, one at least, and how many they are.
+/// The answer with the entries that fit, at least one, and their number.
 fn complete_entries(list: &[FullEa<'_>], single: bool, room: usize) -> Result<(usize, Step), NtStatus> {
     let list = if single { &list[..list.len().min(1)] } else { list };
     let mut end = 0_usize;
     let fits = |entry: &&FullEa<'_>| {
-        // The name ends with a zero byte; what follows another entry is aligned.
+        // The name ends with a zero byte; each further entry is aligned.
         end = end.next_multiple_of(4) + ENTRY_BYTES + entry.name.len() + 1 + entry.value.len();
         end <= room
     };
@@ -125,7 +127,7 @@ fn complete_entries(list: &[FullEa<'_>], single: bool, room: usize) -> Result<(u
     Ok((count, Step::Reply(Reply { status, ..Reply::ok(body) })))
 }
 
-/// Goes on with FileEaInformation.
+/// Continues with FileEaInformation.
 pub(super) fn size(
     open: Arc<Open>,
     next: impl FnOnce(Arc<Open>, FileEaInformation) -> Step + Send + 'static,
@@ -136,7 +138,7 @@ pub(super) fn size(
     Step::Fs(
         FsOpKind::EaSize { handle: open.handle.clone() },
         Box::new(move |_, result| match result {
-            // [MS-FSA] 2.1.5.12.10: the header of a list counts.
+            // [MS-FSA] 2.1.5.12.10: the header of a list is included.
             Ok(FsReply::EaSize(bytes)) => {
                 next(open, FileEaInformation { ea_size: if bytes == 0 { 0 } else { bytes + 4 } })
             }

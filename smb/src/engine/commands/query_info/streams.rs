@@ -9,10 +9,10 @@ use crate::fs::{FsOpKind, FsReply, Stat, StreamEntry};
 use crate::status::NtStatus;
 use crate::wire::fscc::name_info::FileStreamInformation;
 
-/// Size of the structure as C lays it out, which is what buffers are measured against.
+/// Size of the structure in C layout; buffer lengths are checked against it.
 const FIXED_LEN: usize = 32;
 
-/// All streams of the file, by an open of it or of one of them.
+/// Returns all streams of the file, for an open of the file or of one of its streams.
 pub(super) fn query(open: Arc<Open>, limit: u32) -> Step {
     let file = open.file_handle.as_ref().unwrap_or(&open.handle).clone();
     Step::Fs(
@@ -34,7 +34,7 @@ pub(super) fn query(open: Arc<Open>, limit: u32) -> Step {
 }
 
 fn reply(stat: &Stat, named: Vec<StreamEntry>, limit: u32) -> Step {
-    // A directory contains no data of its own.
+    // A directory has no data stream.
     let own = (!stat.directory).then(|| FileStreamInformation {
         stream_size: stat.end_of_file,
         stream_allocation_size: stat.allocation_size,

@@ -1,4 +1,4 @@
-//! The legs of an authentication, and what it proves.
+//! The rounds of an authentication, and its result.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::status::NtStatus;
 use crate::wire::Dialect;
 use crate::wire::session_setup::{Request, Response, SessionFlags};
 
-/// The user who has been authenticated, and the hash over the messages that did it.
+/// The authenticated user, and the hash over the messages of the authentication.
 pub(super) struct Proof {
     pub(super) who: Authenticated,
     pub(super) preauth: PreauthHash,
@@ -30,7 +30,7 @@ pub(super) fn reply(status: NtStatus, session_flags: SessionFlags, token: &[u8])
     Reply { status, ..Reply::ok(body) }
 }
 
-/// Begins an authentication that is kept by session id between its legs.
+/// Begins an authentication that is stored by session id between its rounds.
 pub(super) fn begin_pending(ctx: &mut Ctx<'_>, id: u64, binding: bool) -> Result<(), NtStatus> {
     let (pending, total) = (ctx.core.pending.len(), ctx.core.channels.len());
     if pending >= limits::SESSIONS_PENDING_PER_CONNECTION_MAX || total >= limits::SESSIONS_PER_CONNECTION_MAX
@@ -63,7 +63,7 @@ pub(super) enum AuthOutcome {
     Done(Proof),
 }
 
-/// One leg. On failure the authentication is forgotten; a session that was being re-authenticated is ended
+/// Runs one round. On failure the authentication is discarded; a session that was being re-authenticated is ended
 /// ([MS-SMB2] 3.3.5.5.2).
 pub(super) fn authenticate(
     ctx: &mut Ctx<'_>,
@@ -103,7 +103,7 @@ pub(super) fn authenticate(
         Ok(AuthStep::Done(who)) => Ok(AuthOutcome::Done(Proof { who, preauth: pending.preauth })),
         Err(error) => {
             if reauth {
-                // The refusal is still signed with the session's key, as its client expects.
+                // The refusal is still signed with the session's key, as the client expects.
                 if let Some(channel) = ctx.core.channels.get(&id) {
                     ctx.request.signing = Some(channel.signing.clone());
                 }
@@ -116,7 +116,7 @@ pub(super) fn authenticate(
     }
 }
 
-/// How keys are derived; `None` for the dialects that sign with the session key itself.
+/// The key derivation of the dialect; `None` for dialects that sign with the session key itself.
 pub(super) fn derivation<'a>(negotiated: &Negotiated, done: &'a Proof) -> Option<KeyDerivation<'a>> {
     match negotiated.dialect {
         Dialect::SMB2_0_2 | Dialect::SMB2_1 => None,
@@ -125,7 +125,7 @@ pub(super) fn derivation<'a>(negotiated: &Negotiated, done: &'a Proof) -> Option
     }
 }
 
-/// The signing key of a channel ([MS-SMB2] 3.3.5.5.3); that of its first one is the session's.
+/// The signing key of a channel ([MS-SMB2] 3.3.5.5.3). The key of the first channel is also the key of the session.
 pub(super) fn signing_key(negotiated: &Negotiated, done: &Proof) -> SigningKey {
     let key = &done.who.session_key;
     match derivation(negotiated, done) {
@@ -134,9 +134,9 @@ pub(super) fn signing_key(negotiated: &Negotiated, done: &Proof) -> SigningKey {
     }
 }
 
-/// Adds the session to this connection: `part` is what no other channel's nonces have.
+/// Adds the session to this connection. `part` makes its nonces differ from those of all other channels.
 pub(super) fn add_channel(ctx: &mut Ctx<'_>, session: &Arc<Session>, signing: SigningKey, part: NoncePart) {
-    // Anywhere in the lower half: unpredictable, and far from being used up.
+    // A random value in the lower half: unpredictable, and far from exhaustion.
     let nonce_start = u64::from_le_bytes(ctx.core.random::<8>()) >> 1;
     let seal = session.sealing.clone().map(|(sealing, opening)| Sealing {
         sealing,

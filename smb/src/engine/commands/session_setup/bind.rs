@@ -1,4 +1,4 @@
-//! SESSION_SETUP that makes a connection a further channel of a session ([MS-SMB2] 3.3.5.5, 3.3.5.5.3).
+//! SESSION_SETUP that binds a connection to a session as an additional channel ([MS-SMB2] 3.3.5.5, 3.3.5.5.3).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -
     match leg(ctx, request, message) {
         Ok(step) => step,
         Err(status) => {
-            // The next one starts at the first leg.
+            // The next attempt starts with the first round.
             ctx.core.pending.retain(|id, p| *id != ctx.request.header.session_id || !p.binding);
             Step::Fail(status)
         }
@@ -29,7 +29,7 @@ pub(crate) fn handle(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -
 fn leg(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -> Result<Step, NtStatus> {
     let id = ctx.request.header.session_id;
     let session = ctx.server.sessions().get(&id).cloned().ok_or(NtStatus::USER_SESSION_DELETED)?;
-    // [MS-SMB2] 3.3.5.2.4: a binding is signed with the session's key, as are all answers to it but the last
+    // [MS-SMB2] 3.3.5.2.4: a binding is signed with the session's key, and so are all answers except the last one
     // (3.3.4.1.1). A client without that key gets unsigned refusals.
     let signed = ctx.request.header.flags.contains(HeaderFlags::SIGNED);
     let verified = signed && session.signing.verify(&[message]);
@@ -57,10 +57,10 @@ fn leg(ctx: &mut Ctx<'_>, request: &Request<'_>, message: &[u8]) -> Result<Step,
     }
 }
 
-/// Whether the connection can carry the session, in the order of [MS-SMB2] 3.3.5.5. No session of this server is
-/// anonymous or a guest's.
+/// Whether the connection can carry the session, checked in the order of [MS-SMB2] 3.3.5.5. This server has no anonymous or
+/// guest sessions.
 fn suits(negotiated: &Negotiated, session: &Session, signed: bool) -> Result<(), NtStatus> {
-    // Not in the specification: what Windows answers where one side signs with AES-GMAC and the other does not.
+    // Not in the specification: Windows answers this if only one side signs with AES-GMAC.
     let is_gmac = |algorithm| algorithm == SigningAlgorithm::AesGmac;
     match (is_gmac(session.signing.algorithm()), is_gmac(negotiated.signing)) {
         (true, false) => return Err(NtStatus::REQUEST_OUT_OF_SEQUENCE),
@@ -73,7 +73,7 @@ fn suits(negotiated: &Negotiated, session: &Session, signed: bool) -> Result<(),
     if negotiated.dialect != session.dialect || !signed {
         return Err(NtStatus::INVALID_PARAMETER);
     }
-    // Sealing keys are the session's, so the cipher has to be the same.
+    // The sealing keys belong to the session, so the cipher must be the same.
     if negotiated.cipher != session.cipher {
         return Err(NtStatus::INVALID_PARAMETER);
     }

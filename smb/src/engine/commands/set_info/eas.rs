@@ -11,7 +11,7 @@ use crate::status::NtStatus;
 use crate::wire::AccessMask;
 use crate::wire::change_notify::CompletionFilter;
 
-/// What watchers hear of a change.
+/// The changes that are reported to watchers.
 const CHANGED: CompletionFilter = CompletionFilter::EA.union(CompletionFilter::ATTRIBUTES);
 
 /// Sets, replaces or removes attributes.

@@ -18,19 +18,19 @@ use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::notify::NotifyAction;
 use crate::wire::{AccessMask, ShareAccess};
 
-/// Where to.
+/// The destination of a rename or a link.
 pub(super) struct Target {
     pub(super) path: RelPath,
-    /// The name ended in `\`.
+    /// Whether the name ended in `\`.
     directory: bool,
     pub(super) replace: bool,
-    /// It names a stream: of an open of one, of the same file if the path is empty.
+    /// The named stream, if any. If the path is empty, the open is of a stream, and this is a stream of the same file.
     pub(super) stream: Option<Stream>,
 }
 
 impl Target {
     pub(super) fn new(open: &Open, name: &str, root_directory: u64, replace: bool) -> Result<Self, NtStatus> {
-        // [MS-FSCC] 2.4.42.2: names start at the share's root: RootDirectory is 0.
+        // [MS-FSCC] 2.4.42.2: names are relative to the share's root, so RootDirectory is 0.
         if root_directory != 0 || name.is_empty() {
             return Err(NtStatus::INVALID_PARAMETER);
         }
@@ -44,7 +44,7 @@ impl Target {
     }
 }
 
-/// Gives a file another name.
+/// Renames a file.
 pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
     if !AccessMask(open.access).contains(AccessMask::DELETE) || open.volume.read_only {
         return Err(NtStatus::ACCESS_DENIED);
@@ -59,7 +59,7 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     if target.directory && !open.directory {
         return Err(NtStatus::OBJECT_NAME_INVALID);
     }
-    // [MS-FSA] 2.1.5.15.11: clients that keep a handle for the cache alone close it, even if the name stays as it is.
+    // [MS-FSA] 2.1.5.15.11: clients that keep a handle only for caching close it, even if the name does not change.
     let moved = Arc::clone(open);
     let next = Box::new(move |ctx: &mut Ctx<'_>| {
         if from == target.path {
@@ -75,11 +75,11 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     Ok(handles::once_closed(ctx, Arc::clone(open), CachedHandles::OtherOpens, next))
 }
 
-/// What a file gets a name by.
+/// How a file gets a name.
 #[derive(Clone, Copy)]
 enum Kind {
     Rename,
-    /// The old name stays.
+    /// Keeps the old name.
     Link,
 }
 
@@ -100,7 +100,7 @@ fn begin(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, target: Target) -> Step
     }
 }
 
-/// Waits until nothing is being opened or removed by these names or below.
+/// Waits until nothing at or below these names is being opened or removed.
 fn settle(ctx: &mut Ctx<'_>, open: Arc<Open>, kind: Kind, moving: Move, target: Target) -> Step {
     let waiter = waiter(ctx);
     if !moving.is_clear(waiter) {
@@ -130,15 +130,15 @@ pub(super) fn wait(
 }
 
 fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
-    // Another rename came first.
+    // Another rename has already given it this name.
     if moving.from() == moving.to() {
         return done();
     }
-    // [MS-FSA] 2.1.5.15.11: a directory with open files in it stays where it is.
+    // [MS-FSA] 2.1.5.15.11: a directory with open files in it cannot be renamed.
     if open.directory && open.volume.files().any_open_below(moving.from()) {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
-    // So does a file with open streams.
+    // Nor can a file with open streams.
     if open.file.has_open_streams() {
         return Step::Fail(NtStatus::ACCESS_DENIED);
     }
@@ -146,7 +146,7 @@ fn clear(open: Arc<Open>, moving: Move, target: Target) -> Step {
     Step::Fs(parent, Box::new(move |ctx, result| with_parent(ctx, open, moving, target, result)))
 }
 
-/// The target's directory is known: all opens of it must share it with an opener that adds a file.
+/// Continues with the stat of the target's directory: all its opens must share it with an opener that adds a file.
 fn with_parent(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, target: Target, result: FsResult) -> Step {
     let parent = match result {
         Ok(FsReply::Stat(stat)) if !stat.directory => return Step::Fail(NtStatus::OBJECT_PATH_NOT_FOUND),
@@ -161,7 +161,7 @@ fn with_parent(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, target: Target,
     let Some(directory) = parent.filter(|directory| !tolerates(directory)) else {
         return with_room(open, moving, target);
     };
-    // Clients may have it open for the cache alone.
+    // Clients may have it open only for caching.
     let handles = CachedHandles::OfFile(Arc::clone(&directory));
     let moved = Arc::clone(&open);
     let next = Box::new(move |_: &mut Ctx<'_>| {
@@ -174,7 +174,7 @@ fn with_parent(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, target: Target,
     handles::once_closed(ctx, open, handles, next)
 }
 
-/// Nothing keeps a file from being added to the target's directory.
+/// Continues once a file can be added to the target's directory.
 fn with_room(open: Arc<Open>, moving: Move, target: Target) -> Step {
     if !target.replace {
         return carry_out(open, moving, target);
@@ -200,8 +200,8 @@ fn with_room(open: Arc<Open>, moving: Move, target: Target) -> Step {
     )
 }
 
-/// Whether what has the target's name may lose it. Windows refuses if it is open at all; here it is enough that all
-/// opens of it share its deletion, as clients with POSIX semantics do (docs/reference/spec-exceptions.md).
+/// Whether a file with the target's name may be replaced. Windows refuses if it is open at all; here it is enough that all
+/// its opens share deletion, as clients with POSIX semantics do (docs/reference/spec-exceptions.md).
 fn may_replace(open: &Open, path: &RelPath, result: FsResult) -> Result<(), NtStatus> {
     let stat = match result {
         Ok(FsReply::Stat(stat)) => stat,
@@ -240,7 +240,7 @@ fn carry_out(open: Arc<Open>, moving: Move, target: Target) -> Step {
     )
 }
 
-/// [MS-FSA] 2.1.5.15.11: clients that watch get both names at once.
+/// [MS-FSA] 2.1.5.15.11: watching clients get both names together.
 fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
     let watches = &open.volume.watches;
     let parent = open.parent_lease_key();
@@ -258,14 +258,14 @@ fn notify(ctx: &Ctx<'_>, open: &Open, from: &RelPath, to: &RelPath) {
     if open.directory {
         return watches.report(&names, parent, ctx.server);
     }
-    // Not in the specification: Windows says so of files, too.
+    // Not in the specification: Windows reports this for files, too.
     let filter = CompletionFilter::ATTRIBUTES | CompletionFilter::CREATION;
     let [left, came] = names;
     let modified = change(NotifyAction::MODIFIED, filter, to);
     watches.report(&[left, came, modified], parent, ctx.server);
 }
 
-/// Gives a file one more name.
+/// Gives a file an additional name.
 pub(super) fn link(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
     if open.volume.read_only {
         return Err(NtStatus::MEDIA_WRITE_PROTECTED);

@@ -15,21 +15,21 @@ use crate::wire::AccessMask;
 use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::notify::NotifyAction;
 
-/// What a stream is renamed to.
+/// The new name of a stream.
 struct NewName {
-    /// `None` for the file's own data.
+    /// `None` for the default data stream.
     name: Option<StreamName>,
     replace: bool,
 }
 
-/// Gives a stream another name.
+/// Renames a stream.
 pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Result<Step, NtStatus> {
     let may = AccessMask(open.access).contains(AccessMask::DELETE) && !open.volume.read_only;
     if !may || open.file.delete_pending(open.id) {
         return Err(NtStatus::ACCESS_DENIED);
     }
     let name = match target.stream {
-        // Windows opens the file for that, which the open of the stream forbids.
+        // Windows opens the file for this, which the open of the stream forbids.
         _ if !target.path.is_root() => return Err(NtStatus::SHARING_VIOLATION),
         None | Some(Stream::Default) => None,
         Some(Stream::Named(name)) => Some(name),
@@ -37,7 +37,7 @@ pub(super) fn rename(ctx: &mut Ctx<'_>, open: &Arc<Open>, target: Target) -> Res
     Ok(begin(ctx, Arc::clone(open), NewName { name, replace: target.replace }))
 }
 
-/// Waits until no rename touches the file, and keeps CREATEs from it.
+/// Waits until no rename touches the file, and blocks CREATEs of it.
 fn begin(ctx: &mut Ctx<'_>, open: Arc<Open>, to: NewName) -> Step {
     let waiter = rename::waiter(ctx);
     let path = open.state().path.clone();
@@ -57,12 +57,12 @@ fn settle(ctx: &mut Ctx<'_>, open: Arc<Open>, moving: Move, to: NewName) -> Step
     if before == to.name {
         return done();
     }
-    // Handles of others would go on by the name of before.
+    // Handles of others would continue to use the old name.
     if open.file.open_count() > 1 {
         return Step::Fail(NtStatus::SHARING_VIOLATION);
     }
     let key = open.file.key();
-    // Clients that have the file open rely on its contents, or cache them.
+    // Clients that have the file open rely on its contents or cache them.
     let of_file = open.volume.files().find(key.file());
     if to.name.is_none() && of_file.is_some_and(|file| file.open_count() > 0) {
         return Step::Fail(NtStatus::SHARING_VIOLATION);

@@ -1,4 +1,4 @@
-//! Every transition of a CREATE, driven by hand: what it asks of a backend, what it waits for and how it ends.
+//! Every transition of a CREATE, driven by hand: its operations for a backend, what it waits for and how it ends.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ impl Frame for NoFrame {
     }
 }
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     /// An operation for a backend, and the state that waits for it.
@@ -54,7 +54,7 @@ fn name(op: &FsOpKind) -> &'static str {
     }
 }
 
-/// One CREATE of `f` and the connection that it came on.
+/// One CREATE of `f` and the connection that it arrived on.
 struct Driver {
     world: World,
     core: Core,
@@ -317,7 +317,7 @@ fn after_a_break_the_file_is_looked_for_again() {
 #[test]
 fn a_file_that_was_made_stays_open_during_a_break() {
     let mut create = Driver::new();
-    // Another client has found it meanwhile.
+    // Another client has found it in the meantime.
     let holder = holder(&create.world);
     create.begin(CreateDisposition::OPEN_IF, 0);
     assert_eq!(create.complete(opened(true)), waits("AwaitingBreak of a file that was made"));
