@@ -1,7 +1,7 @@
-//! Hard capacity of a directory by project quota, as XFS and ext4 have it.
+//! Hard capacity limit of a directory, by project quota of XFS and ext4.
 //!
-//! A project is a number on every inode below a directory; the file system counts and limits what carries it. All of
-//! it goes through `quotactl_fd`, which needs no device name and so works in a container too.
+//! A project is a number on every inode below a directory; the file system counts and limits the usage of each project. All
+//! calls use `quotactl_fd`, which needs no device name and therefore also works in a container.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -86,7 +86,7 @@ const _: () = assert!(size_of::<FsXattr>() == 28);
 const _: () = assert!(size_of::<IfDqblk>() == 72);
 const _: () = assert!(size_of::<FsQuotaStatv>() == 160);
 
-/// What a project uses.
+/// The usage of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes.
@@ -106,7 +106,7 @@ pub fn enforced(fd: BorrowedFd<'_>) -> bool {
     known.is_ok() && state.flags & PROJECT_ENFORCED != 0
 }
 
-/// Marks a directory: it, and what is made in it from now on, belong to `project`.
+/// Assigns a directory, and everything created in it from now on, to `project`.
 ///
 /// # Errors
 /// Those of the ioctl.
@@ -119,7 +119,7 @@ pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// The project that a directory belongs to and passes on; `None` where it does not pass it on.
+/// Returns the project that a directory belongs to and passes on to new entries; `None` if it does not pass it on.
 ///
 /// # Errors
 /// Those of the ioctl.
@@ -150,7 +150,7 @@ pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(),
     unsafe { quotactl(fd, Q_SETQUOTA, project, (&raw mut limits).cast()) }
 }
 
-/// What `project` uses.
+/// Returns the usage of `project`.
 ///
 /// # Errors
 /// Those of quotactl.
@@ -163,14 +163,14 @@ pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
             inodes: block.curinodes,
             bytes_max: block.bhardlimit.saturating_mul(QUOTA_BLOCK_BYTES),
         }),
-        // XFS knows nothing of a project that never owned anything.
+        // XFS has no record of a project that never owned anything.
         Err(Errno::NOENT | Errno::SRCH) if enforced(fd) => Ok(Usage::default()),
         Err(errno) => Err(errno),
     }
 }
 
-/// Has the calling thread, and those it starts, obey limits: ext4 lets CAP_SYS_RESOURCE exceed hard limits (and use the
-/// blocks it keeps in reserve), and the server does its clients' writing as root. XFS makes no such exception.
+/// Makes the calling thread, and the threads it starts, obey limits: ext4 allows CAP_SYS_RESOURCE to exceed hard limits (and to
+/// use reserved blocks), and the server writes for its clients as root. XFS makes no such exception.
 ///
 /// # Errors
 /// Those of capset.
