@@ -300,8 +300,8 @@ impl Message {
         mapped.map(Part::length).sum()
     }
 
-    /// Copies a piece of the first data that lie in a mapping: a page is not there any more. False where nothing was left to
-    /// copy, or it cannot be read.
+    /// Copies a piece of the first unsent mapped data: a page has disappeared. Returns false if nothing was left to copy, or the
+    /// data cannot be read.
     fn copy_mapped(&mut self) -> bool {
         let mut skip = self.sent;
         for part in &mut self.parts {
