@@ -14,7 +14,7 @@ use crate::buffers::BufferPool;
 use crate::lanes::{ClosesElsewhere, Descriptor, Lane, Lanes, Origin};
 use crate::limits::{CLOSE_THREADS, CLOSES_WAITING_MAX};
 
-/// Lanes that close nothing until the senders are dropped.
+/// Starts lanes that close nothing until the senders are dropped.
 fn held_up() -> (Lanes, Vec<Sender<()>>) {
     let lanes = Lanes::start(1).expect("threads");
     let hold = |_| {

@@ -1,4 +1,4 @@
-//! The suite that every backend must pass.
+//! Conformance tests that every backend must pass.
 //!
 //! It runs on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` if that is set (a file system of another
 //! kind, in the lab). Operations go through [`super::execute`], as they do for the protocol.

@@ -1,4 +1,4 @@
-//! File systems behind volumes.
+//! The file systems that store volumes.
 //!
 //! A backend executes the operations of [`forebay_smb::fs`]. The only kind so far is [`directory`]: a directory of any
 //! local file system. Every kind must pass the test suite in `conformance`.

@@ -24,7 +24,7 @@ pub enum Note {
     Held(ConnectionId, Lane, FsOp),
     /// The file of a READ is prepared for direct reads, and the READ can continue.
     Prepared(ConnectionId, FsOp),
-    /// From another connection or an administrator.
+    /// Mail from another connection or an administrator.
     Mail(ConnectionId, Mail),
     /// Accept no more requests, finish those in flight by this time, then stop.
     Drain(Instant),

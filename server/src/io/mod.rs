@@ -144,11 +144,11 @@ impl fmt::Debug for Operation {
 /// An operation that is done.
 #[derive(Debug)]
 pub struct Completion {
-    /// As submitted.
+    /// The token of the submission.
     pub token: Token,
     /// The operation, with its progress.
     pub operation: Operation,
-    /// How it ended.
+    /// The result.
     pub result: Result<(), Errno>,
 }
 
@@ -160,7 +160,7 @@ pub trait Engine {
     /// Prepares a socket for operations.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// Errors from the system calls.
     fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno>;
 
     /// Undoes [`Engine::adopt`]. No operation may be in flight on the socket.
@@ -172,7 +172,7 @@ pub trait Engine {
     /// Waits for completions, for the waker or for the timeout, and appends the completed operations.
     ///
     /// # Errors
-    /// Those of the system calls: the engine is broken.
+    /// Errors from the system calls: the engine is broken.
     fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno>;
 }
 
@@ -184,7 +184,7 @@ impl Waker {
     /// Creates a waker for one engine.
     ///
     /// # Errors
-    /// Those of eventfd.
+    /// Errors from eventfd.
     pub fn new() -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
@@ -208,7 +208,7 @@ pub enum Part {
     Prefix([u8; 4]),
     /// Headers and bodies; long ones are charged as memory.
     Bytes(Vec<u8>, Option<Charge>),
-    /// Data that were read.
+    /// Read data.
     Payload(Box<dyn Payload>),
     /// Data in a mapping of a file, which the kernel copies while it sends them.
     Mapped(MappedRead),
@@ -293,7 +293,7 @@ impl Message {
         fits
     }
 
-    /// Bytes that sending copies from the page cache.
+    /// Bytes that are copied from the page cache when sent.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         let mapped = self.parts.iter().filter(|part| matches!(part, Part::Mapped(_)));

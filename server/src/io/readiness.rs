@@ -50,7 +50,7 @@ impl Readiness {
     /// Creates an engine that `waker` wakes and that runs blocking operations on the threads of these queues.
     ///
     /// # Errors
-    /// Those of epoll.
+    /// Errors from epoll.
     pub fn new(waker: Waker, queues: Queues) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;

@@ -30,7 +30,7 @@ pub enum Lane {
     Change,
     /// Contents of files, without stable storage.
     Data,
-    /// Stable storage.
+    /// Writes to stable storage.
     Sync,
     /// Waits for a target to confirm that it has not lost acknowledged data.
     Vouch,
@@ -154,7 +154,7 @@ impl Lanes {
     /// Starts the number of threads that [`Lane::threads`] returns for `workers`.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// Errors from starting a thread.
     pub fn start(workers: usize) -> std::io::Result<Self> {
         let queues = Queues(Arc::new(Lane::ALL.map(|lane| Queue::new(lane.threads(workers), lane.pause()))));
         let mut lanes = Self { queues, threads: Vec::new() };

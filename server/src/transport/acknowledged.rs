@@ -1,5 +1,5 @@
-//! Detects a peer that no longer acknowledges what TCP sends: a peer that acknowledges can be arbitrarily slow, one that does not
-//! is considered gone, even if it has open sessions.
+//! Detects a peer that no longer acknowledges what TCP sends: a peer that acknowledges can be arbitrarily slow; one that does
+//! not is considered gone, regardless of what its sessions hold.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd};

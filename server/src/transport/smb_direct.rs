@@ -443,8 +443,8 @@ impl SmbDirect {
         self.protocol.shutdown(now).map_err(|reason| self.ended(reason))
     }
 
-    /// Ends the connection. The endpoint comes back, to be dropped where nothing waits for it, and what was being fetched: it
-    /// will not come any more.
+    /// Ends the connection. Returns the endpoint, to be dropped where nothing waits for it, and the operations with data that
+    /// were being fetched: they will not arrive any more.
     pub(crate) fn close(&mut self) -> (Option<Endpoint>, Vec<OpId>) {
         self.unframed.clear();
         self.frames.clear();

@@ -1,8 +1,8 @@
 //! Direct TCP ([MS-SMB2] 2.1): each frame follows a zero byte and a 24-bit length.
 //!
-//! What comes is received into a staging buffer first, many small frames at once. Of a frame that is not all there the
-//! rest is received into a buffer of its own, placed so that the data of a WRITE lie on a page; after it only a few
-//! bytes are staged, so that the payload of the next one goes where it belongs without a copy.
+//! Data are first received into a staging buffer, many small frames at a time. The rest of an incomplete frame is received into
+//! a separate buffer, placed so that the data of a WRITE start on a page; after it, only a few bytes are staged, so that the
+//! payload of the next frame is received in place without a copy.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

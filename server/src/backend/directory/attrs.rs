@@ -196,7 +196,7 @@ pub(super) fn key_of(fd: BorrowedFd<'_>) -> Result<FileKey, Errno> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).map(|x| key(&x))
 }
 
-/// Whether two descriptors are open on the same directory.
+/// Whether two descriptors refer to the same directory.
 pub(super) fn same(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(key_of(a)? == key_of(b)?)
 }

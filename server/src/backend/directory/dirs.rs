@@ -15,7 +15,7 @@ use super::{OpenFile, attrs};
 use crate::backend::errno::status;
 use crate::limits::GETDENTS_BYTES;
 
-/// How far a handle has listed its directory.
+/// The position of a handle in the listing of its directory.
 #[derive(Debug, Default)]
 pub(super) struct Position {
     /// Fetched from the kernel and not yet returned.
@@ -78,7 +78,7 @@ fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
     }
 }
 
-/// A name that clients can use: UTF-8.
+/// Returns the name if clients can use it: it must be UTF-8.
 fn servable(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
     (name != "." && name != "..").then_some(name)

@@ -89,7 +89,7 @@ pub(super) enum Settlement {
     Removed(Arc<OpenFile>),
     /// fdatasync.
     Contents(Arc<OpenFile>),
-    /// fsync: fdatasync leaves times out.
+    /// fsync: fdatasync does not sync times.
     Attributes(Arc<OpenFile>),
 }
 

@@ -75,7 +75,7 @@ impl Volume {
     /// Opens the volume with the root directory `path`.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// Errors from opening it.
     pub fn open(path: &Path) -> Result<Arc<Self>, Errno> {
         Self::open_with(path, Promise::AtFlush, None)
     }
@@ -84,7 +84,7 @@ impl Volume {
     /// directory, temporary links are visible next to the name that they replace.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// Errors from opening it.
     pub fn open_with(path: &Path, promise: Promise, aside: Option<&Path>) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -99,7 +99,7 @@ impl Volume {
     /// Opens a snapshot of the volume with the root directory `path`. Clients only read it. It shares the limits of the volume.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// Errors from opening it.
     pub fn snapshot_at(&self, path: &Path) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -143,7 +143,7 @@ impl Volume {
     /// Returns the space as reported by the quota or the file system.
     ///
     /// # Errors
-    /// Those of fstatfs.
+    /// Errors from fstatfs.
     pub fn space(&self) -> Result<Space, Errno> {
         // XFS and ext4 report the limits of the project for a directory with project inheritance.
         let space = rustix::fs::fstatvfs(&self.root)?;
@@ -158,7 +158,7 @@ impl Volume {
     /// Writes the whole file system of the volume to stable storage.
     ///
     /// # Errors
-    /// Those of syncfs.
+    /// Errors from syncfs.
     pub fn sync(&self) -> Result<(), Errno> {
         rustix::fs::syncfs(&self.root)
     }
@@ -208,7 +208,7 @@ impl OpenFile {
         self.write_through
     }
 
-    /// Whether no read or write of it waits for a device.
+    /// Whether it is in memory, where no read or write waits for a device.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.volume.in_memory

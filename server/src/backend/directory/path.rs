@@ -91,7 +91,7 @@ fn parent_in_doubt(path: &RelPath, errno: Errno) -> Option<RelPath> {
     is_missing.then(|| path.parent()).filter(|parent| !parent.is_root())
 }
 
-/// Where an open file's name is now.
+/// The current location of an open file's name.
 pub(super) struct Place {
     /// The directory that holds it.
     pub(super) parent: OwnedFd,

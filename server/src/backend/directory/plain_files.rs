@@ -15,7 +15,7 @@ const SETTLED_SECONDS: i64 = 2;
 /// Files that share a lock: neighbours in a directory, which one thread lists.
 const GROUP: usize = 64;
 
-/// A file at one moment.
+/// A file in its state at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) dev: u64,

@@ -109,7 +109,7 @@ pub fn enforced(fd: BorrowedFd<'_>) -> bool {
 /// Assigns a directory, and everything created in it from now on, to `project`.
 ///
 /// # Errors
-/// Those of the ioctl.
+/// Errors from the ioctl.
 pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     let mut attributes = get_attributes(directory)?;
     attributes.projid = project;
@@ -122,7 +122,7 @@ pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
 /// Returns the project that a directory belongs to and passes on to new entries; `None` if it does not pass it on.
 ///
 /// # Errors
-/// Those of the ioctl.
+/// Errors from the ioctl.
 pub fn assigned(directory: BorrowedFd<'_>) -> Result<Option<u32>, Errno> {
     let attributes = get_attributes(directory)?;
     Ok((attributes.xflags & FS_XFLAG_PROJINHERIT != 0).then_some(attributes.projid))
@@ -138,10 +138,10 @@ fn get_attributes(directory: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
 /// Sets the hard limit of `project`, in bytes; 0 lifts it.
 ///
 /// # Errors
-/// Those of quotactl.
+/// Errors from quotactl.
 pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(), Errno> {
     let mut limits = IfDqblk {
-        // A part of a block is no block: the limit is never above what was asked for, save the first.
+        // Rounded down to whole blocks, so that the limit never exceeds the request, but at least one block.
         bhardlimit: if bytes_max == 0 { 0 } else { (bytes_max / QUOTA_BLOCK_BYTES).max(1) },
         valid: QIF_BLIMITS | QIF_ILIMITS,
         ..IfDqblk::default()
@@ -153,7 +153,7 @@ pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(),
 /// Returns the usage of `project`.
 ///
 /// # Errors
-/// Those of quotactl.
+/// Errors from quotactl.
 pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
     let mut block = IfDqblk::default();
     // SAFETY: Q_GETQUOTA writes one if_dqblk; its layout is asserted above.
@@ -173,7 +173,7 @@ pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
 /// use reserved blocks), and the server writes for its clients as root. XFS makes no such exception.
 ///
 /// # Errors
-/// Those of capset.
+/// Errors from capset.
 pub fn obey_limits() -> Result<(), Errno> {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     let mut sets = capabilities(None)?;
@@ -193,7 +193,7 @@ unsafe fn quotactl(
 ) -> Result<(), Errno> {
     let fd = fd.as_fd().as_raw_fd();
     let command = (command << 8) | PRJQUOTA;
-    // SAFETY: the caller vouches for `argument`; the others are plain numbers.
+    // SAFETY: the caller guarantees that `argument` is valid; the other arguments are plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, fd, command, id, argument) };
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_file_system_without_project_quota_says_so() {
-        // tmpfs has none on any kernel; every Linux test machine has /dev/shm.
+        // tmpfs has no project quota on any kernel; every Linux test machine has /dev/shm.
         let shm = std::fs::File::open("/dev/shm").expect("/dev/shm");
         assert!(!enforced(shm.as_fd()));
         assert!(set_limit(shm.as_fd(), 7, 1 << 20).is_err());

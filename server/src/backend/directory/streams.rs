@@ -68,7 +68,7 @@ fn find(file: &OpenFile, name: &StreamName) -> Result<Option<CString>, NtStatus>
 
 fn size_of(file: &OpenFile, key: &CStr) -> Result<u64, NtStatus> {
     match rustix::fs::fgetxattr_query(&file.fd, key) {
-        // Samba's zero byte.
+        // Without Samba's trailing zero byte.
         Ok(length) => Ok(length.saturating_sub(1) as u64),
         Err(Errno::NODATA) => Err(NtStatus::FILE_DELETED),
         Err(errno) => Err(status(errno)),

@@ -25,10 +25,10 @@ const _: () = assert!(size_of::<Args>() == 16, "XATTR_ARGS_SIZE_VER0");
 /// Set once the kernel, or a seccomp profile, has refused the system call.
 static MISSING: AtomicBool = AtomicBool::new(false);
 
-/// Reads attribute `key` of entry `name` of a directory into `value` and returns its length. Follows no symbolic link.
+/// Reads attribute `key` of entry `name` of a directory into `value` and returns its length. Does not follow symbolic links.
 ///
 /// # Errors
-/// Those of lgetxattr(2).
+/// Errors from lgetxattr(2).
 pub(super) fn of_entry(
     directory: BorrowedFd<'_>,
     name: &CStr,
