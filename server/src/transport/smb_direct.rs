@@ -48,7 +48,7 @@ pub(crate) struct SmbDirect {
     progress: Progress,
 }
 
-/// Time since when the device has had work without completing any of it. The peer determines the number of retries and the delay
+/// Since when the device has had work without completing any of it. The peer determines the number of retries and the delay
 /// between them ([MS-SMBD] 3.1.4.1 leaves them to the connection request), and can make them infinite.
 #[derive(Debug, Default)]
 struct Progress(Option<Instant>);
