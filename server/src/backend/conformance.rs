@@ -1,6 +1,6 @@
 //! Conformance tests that every backend must pass.
 //!
-//! It runs on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` if that is set (a file system of another
+//! They run on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` if that is set (a file system of another
 //! kind, in the lab). Operations go through [`super::execute`], as they do for the protocol.
 
 mod descriptors;
@@ -960,7 +960,7 @@ fn extended_attributes_that_cannot_be_set_change_nothing() {
     let many: Vec<(&str, &[u8])> = many.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
     assert_eq!(f.set_eas(&file, &many), Err(NtStatus::EA_TOO_LARGE));
     assert_eq!(f.eas(&file), before);
-    // If the file system has less space, it fails; the other attributes are unchanged.
+    // If the file system has less space, the call fails; the other attributes are unchanged.
     match f.set_eas(&file, &[("large", &vec![7; 60_000])]) {
         Ok(()) => assert_eq!(f.eas(&file).expect("read").len(), 3),
         Err(status) => {
