@@ -1,8 +1,8 @@
 //! The event loop: one thread, its engine and its connections.
 //!
-//! It owns its connections outright: a READ or WRITE takes no lock that another loop takes; what loops share on its way are
-//! counters (`metrics`). What comes from elsewhere (new sockets, answers of lanes, mail between connections) comes through the
-//! loop's inbox.
+//! A loop owns its connections exclusively: a READ or WRITE takes no lock that another loop takes; the loops share only counters
+//! (`metrics`) on that path. Input from other threads (new sockets, answers from lanes, mail between connections) arrives
+//! through the loop's inbox.
 
 mod accept;
 mod client;
@@ -41,27 +41,27 @@ use crate::namespace;
 use crate::rdma::{self, Rdma};
 use crate::transport::tcp::Received;
 
-/// How often deadlines are looked at.
+/// How often deadlines are checked.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What all loops share.
+/// State that all loops share.
 #[derive(Clone)]
 pub struct Shared {
-    /// The protocol's server.
+    /// The protocol server.
     pub server: Arc<Server>,
     /// All loops.
     pub loops: Loops,
-    /// Threads for what blocks.
+    /// Threads for blocking operations.
     pub lanes: Arc<Lanes>,
-    /// The memory for payload of the whole process.
+    /// The payload memory of the whole process.
     pub memory: Arc<Memory>,
-    /// Buffers of this loop; answers from lanes come in them too.
+    /// Buffers of this loop, also used by answers from lanes.
     pub buffers: BufferPool,
-    /// Time a peer has to take what is being sent, and to send the rest of a frame.
+    /// Time limit for a peer to receive a message, and to send the rest of a frame.
     pub stall_time_max: Duration,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// Whether READs over RDMA may go past the page cache.
+    /// Whether READs over RDMA may bypass the page cache.
     pub direct_reads: bool,
 }
 
@@ -72,23 +72,23 @@ pub struct EventLoop<E> {
     index: usize,
     inbox: Inbox,
     clients: IdMap<u64, Box<Client>>,
-    /// Ids of those without a session, and so the oldest first.
+    /// Ids of the clients without a session, oldest first.
     unauthenticated: BTreeSet<u64>,
     next_id: u64,
-    /// From the first connection over RDMA on.
+    /// Set by the first connection over RDMA.
     rdma: Option<Rdma>,
     draining: Option<Instant>,
     last_tick: Instant,
-    /// The clients that go on in the next turn, and those that wait for memory.
+    /// The clients that continue in the next turn, and those that wait for memory.
     turn: turn::Turn,
     spare: SpareParts,
-    /// What waits because of its volume's limits.
+    /// Operations that wait because of the limits of their volume.
     throttle: throttle::Throttle,
     done: Vec<Completion>,
 }
 
 impl<E: Engine> EventLoop<E> {
-    /// The loop of `shared.loops` at `index`, to be run on the thread that made the engine.
+    /// Creates the loop of `shared.loops` at `index`. It must run on the thread that created the engine.
     #[must_use]
     pub fn new(engine: E, shared: Shared, index: usize) -> Self {
         let inbox = shared.loops.0[index].clone();
@@ -111,12 +111,12 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Runs until a drain was asked for and nothing is left.
+    /// Runs until a drain is requested and no connections are left.
     ///
     /// # Errors
     /// The engine is broken.
     pub fn run(self) -> Result<(), Errno> {
-        // Dropped after the clients, with which files are closed.
+        // Dropped after the clients, because dropping them closes files.
         let _elsewhere = ClosesElsewhere::on_this_thread(self.shared.lanes.queues());
         self.turns()
     }
@@ -149,7 +149,7 @@ impl<E: Engine> EventLoop<E> {
             self.tick(now);
         }
         self.send_all();
-        // Last: whatever this turn has caused is delivered before the loop waits.
+        // Last, so that all mail of this turn is delivered before the loop waits.
         if self.shared.server.has_mail() {
             self.shared.loops.route(&self.shared.server);
         }
@@ -190,7 +190,7 @@ impl<E: Engine> EventLoop<E> {
         self.engine.submit(token, Operation::Readable { descriptor });
     }
 
-    /// Events and completions of RDMA are there.
+    /// Handles RDMA events and completions.
     fn rdma_ready(&mut self, now: Now) {
         let Some(rdma) = &mut self.rdma else { return };
         for (id, event) in rdma.take() {
@@ -209,14 +209,14 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Does something with a client, and then all that follows from it.
+    /// Runs `act` on a client and handles all consequences.
     fn with(
         &mut self,
         now: Now,
         id: u64,
         act: impl FnOnce(&mut Self, &mut Client) -> Result<(), Disconnect>,
     ) {
-        // Taken out of the table so that it and the loop can be changed together.
+        // Removed from the table so that the client and the loop can both be borrowed mutably.
         let Some(mut client) = self.clients.remove(&id) else { return };
         client.memory.begin();
         let result = act(self, &mut client).and_then(|()| self.pump(now, &mut client));
@@ -232,7 +232,7 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Handles frames, begins operations and sends, until nothing more can be done now.
+    /// Handles frames, starts operations and sends, until nothing more can be done now.
     fn pump(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
         loop {
             self.drain_effects(now, client)?;
@@ -260,7 +260,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(())
     }
 
-    /// The next frame that is all there; begins to receive more where there is none.
+    /// Returns the next complete frame; otherwise starts to receive more.
     fn next_frame(&mut self, client: &mut Client) -> Result<Option<FrameBuffer>, Disconnect> {
         let frame_bytes_max = client.protocol.frame_bytes_max();
         let link = match &mut client.link {
@@ -289,7 +289,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(())
     }
 
-    /// Keeps a receive in flight and drops its bytes.
+    /// Keeps a receive in flight and discards its data.
     fn receive_to_nowhere(&mut self, client: &mut Client) -> Result<(), Disconnect> {
         match &mut client.link {
             Link::SmbDirect(link) => link.discard(),
@@ -338,7 +338,7 @@ impl<E: Engine> EventLoop<E> {
                 break;
             }
         }
-        // READs wait while enough is on its way: buffers stay few and in the cache.
+        // READs wait while enough data are in flight, so that few buffers are used and they stay in the CPU cache.
         while client.read_bytes + client.link.bytes() < READ_AHEAD_BYTES_MAX
             && !client.reads_waiting.is_empty()
             && self.turn.has_room(client)
@@ -416,7 +416,7 @@ impl<E: Engine> EventLoop<E> {
     }
 
     fn tick(&mut self, now: Now) {
-        // Files that clients did not come back for. Nothing waits for the outcome.
+        // Close files of clients that did not reconnect. Nothing waits for the result.
         for op in self.shared.server.handle_timeout(now.instant) {
             let buffers = self.shared.buffers.clone();
             self.shared.lanes.queues().submit(backend::lane(&op), Origin::Server, move || {
@@ -501,7 +501,7 @@ impl<E: Engine> EventLoop<E> {
                 self.shared.metrics.returns.inc();
             }
             Event::Completed { command, status, began, payload_bytes, by_rdma, activity } => {
-                // Not the turn's time: what is answered in the turn that it came in would have taken none.
+                // Not the turn's time: a request that is answered in the turn in which it arrived would have taken no time.
                 let took = began.elapsed();
                 self.shared.metrics.request(*command, *status, took, *payload_bytes, *by_rdma);
                 if let Some(activity) = activity {

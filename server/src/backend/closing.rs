@@ -1,4 +1,4 @@
-//! Where files are closed if their last handle is dropped on an event loop.
+//! Tests which thread closes a file if an event loop drops its last handle.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use crate::buffers::BufferPool;
 use crate::lanes::{ClosesElsewhere, Descriptor, Lane, Lanes, Origin};
 use crate::limits::{CLOSE_THREADS, CLOSES_WAITING_MAX};
 
-/// Lanes that close nothing until the senders are dropped.
+/// Starts lanes that close nothing until the senders are dropped.
 fn held_up() -> (Lanes, Vec<Sender<()>>) {
     let lanes = Lanes::start(1).expect("threads");
     let hold = |_| {
@@ -51,7 +51,7 @@ fn open(root: &Path, kind: ObjectKind) -> FsHandle {
     }
 }
 
-/// A handle, how the kernel names its descriptor, and the number of its inode.
+/// Returns a handle, the `/proc` path of its descriptor, and its inode number.
 fn opened(root: &Path, kind: ObjectKind) -> (FsHandle, PathBuf, u64) {
     let handle = open(root, kind);
     let by_fd = {
@@ -62,7 +62,7 @@ fn opened(root: &Path, kind: ObjectKind) -> (FsHandle, PathBuf, u64) {
     (handle, by_fd, inode)
 }
 
-/// Other tests of this process open files under the number meanwhile.
+/// Compares the inode, because other tests of this process may reuse the descriptor number.
 fn is_open(by_fd: &Path, inode: u64) -> bool {
     std::fs::metadata(by_fd).is_ok_and(|found| found.ino() == inode)
 }
@@ -120,7 +120,7 @@ fn so_many_descriptors_may_wait_to_be_closed_and_then_a_close_waits_for_them() {
     let queues = lanes.queues();
     let elsewhere = ClosesElsewhere::on_this_thread(queues);
     let file = std::fs::File::open("/dev/null").expect("there");
-    // Those that hold the lane up may not have begun.
+    // The jobs that block the lane may not have started yet.
     for _ in 0..CLOSES_WAITING_MAX - CLOSE_THREADS {
         assert!(!queues.closes_are_late());
         queues.submit(Lane::Close, Origin::Server, || ());

@@ -1,7 +1,7 @@
-//! The suite that every backend must pass.
+//! Conformance tests that every backend must pass.
 //!
-//! It runs on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` where that is set (a file
-//! system of another kind, in the lab). Operations go through [`super::execute`] as the protocol's do.
+//! They run on a temporary directory, and on the directory named by `FOREBAY_TEST_POOL` if that is set (a file system of another
+//! kind, in the lab). Operations go through [`super::execute`], as they do for the protocol.
 
 mod descriptors;
 mod short_names;
@@ -33,7 +33,7 @@ impl Frame for Bytes {
     }
 }
 
-/// A volume in a directory of its own, in a parent that holds what must stay out of reach.
+/// A volume in a separate directory, below a parent that holds files that must stay out of reach.
 struct Fixture {
     _scratch: TempDir,
     outside: PathBuf,
@@ -86,9 +86,9 @@ impl Fixture {
         }
     }
 
-    /// As the event loop does: from memory where that is possible.
+    /// Executes an operation as the event loop does: from memory if possible.
     fn run(&self, operation: FsOpKind) -> FsResult {
-        // Both ways are taken in turn, so that each test holds both to the same.
+        // Alternates between both ways, so that each test checks both.
         if self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             return super::execute(operation, &self.buffers);
         }
@@ -142,7 +142,7 @@ impl Fixture {
         }
     }
 
-    /// As [`Fixture::read`], past the page cache where the file system can. Offset and length suit any device.
+    /// Like [`Fixture::read`], but bypasses the page cache if the file system can. Offset and length suit any device.
     fn read_past_cache(&self, handle: &FsHandle, offset: u64, length: usize) -> Vec<u8> {
         let file = directory::file(handle).expect("a file");
         file.prepare_direct();
@@ -486,7 +486,7 @@ fn closing_with_unlink_removes_the_name_of_that_handle_and_no_other_link() {
     assert_eq!(f.stat(&b).links, 1);
 
     f.link(&b, "c", false).expect("linked");
-    // The handle that gave the name removes it, also where it took the place of another link to the file.
+    // The handle that created the name removes it, even if it replaced another link to the file.
     f.rename(&b, "c", true).expect("renamed");
     f.unlink(also_b).expect("its name is gone already");
     assert_eq!(f.names(""), ["c"]);
@@ -714,7 +714,7 @@ fn a_reparse_point_keeps_its_data_and_is_no_link_of_the_file_system() {
                 .expect("listed")
                 .stat
         );
-        // Attributes that are set later leave it.
+        // Setting attributes later does not change it.
         let info = BasicInfo { attributes: Some(0x2), ..BasicInfo::default() };
         f.done(FsOpKind::SetBasic { handle: handle.clone(), info }).expect("set");
         assert_eq!(f.stat(&handle).reparse, Some(point));
@@ -749,7 +749,7 @@ fn a_listing_has_the_attributes_of_now_however_often_it_was_made() {
     let f = Fixture::new();
     let file = f.file("d-none").clone();
     f.file("other");
-    // Long enough for listings to remember what they have seen.
+    // Long enough for listings to cache the files without the attribute.
     std::thread::sleep(std::time::Duration::from_millis(2_500));
     let attributes = || {
         let root = f.existing("").expect("the root");
@@ -882,7 +882,7 @@ fn a_full_file_system_says_so_and_keeps_what_it_has() {
     if let Err(errno) =
         rustix::mount::mount(c"tmpfs", tiny.path(), c"tmpfs", rustix::mount::MountFlags::empty(), options)
     {
-        // Mounting is the one part of the suite that asks for a privilege; the lab has it always.
+        // Mounting is the only part of the suite that needs a privilege, which the lab always has.
         assert_eq!(errno, rustix::io::Errno::PERM);
         return;
     }
@@ -916,7 +916,7 @@ fn extended_attributes_are_those_of_the_file_system() {
     f.file("file");
     let there =
         |list: &[(&str, &[u8])]| Ok(list.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect());
-    // A handle that reads suffices, as one that Linux's client sets attributes by.
+    // A handle with read access suffices: Linux's client sets attributes through such a handle.
     let reader = f.open(OpenRequest { write: false, ..request("file") }).expect("opened").handle;
     for (name, handle) in [("file", reader), ("d", f.directory("d"))] {
         let path = f.root.join(name);
@@ -928,7 +928,7 @@ fn extended_attributes_are_those_of_the_file_system() {
         assert_eq!(f.ea_size(&handle), (5 + 3) + 2 * (5 + 2));
         let mut value = [0; 8];
         assert_eq!(rustix::fs::getxattr(&path, "user.b", &mut value), Ok(1), "others in the pool see them");
-        // What the server keeps for itself, what is empty, and names that are not ASCII.
+        // Attributes that are internal to the server, empty ones, and names that are not ASCII.
         let info = BasicInfo { attributes: Some(0x2), ..BasicInfo::default() };
         f.done(FsOpKind::SetBasic { handle: handle.clone(), info }).expect("hidden");
         let none = rustix::fs::XattrFlags::empty();
@@ -960,7 +960,7 @@ fn extended_attributes_that_cannot_be_set_change_nothing() {
     let many: Vec<(&str, &[u8])> = many.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
     assert_eq!(f.set_eas(&file, &many), Err(NtStatus::EA_TOO_LARGE));
     assert_eq!(f.eas(&file), before);
-    // Where the file system has less room, it says so; the others are as they were.
+    // If the file system has less space, the call fails; the other attributes are unchanged.
     match f.set_eas(&file, &[("large", &vec![7; 60_000])]) {
         Ok(()) => assert_eq!(f.eas(&file).expect("read").len(), 3),
         Err(status) => {

@@ -1,11 +1,11 @@
-//! What the operating system says, in the words of SMB.
+//! Maps errors of the operating system to NT status codes.
 
 use forebay_smb::status::NtStatus;
 use rustix::io::Errno;
 
 use crate::namespace;
 
-/// The status for an error of an operation on an open file or directory, or on a name with existing parents.
+/// Returns the status for an error of an operation on an open file or directory, or on a name with existing parents.
 #[must_use]
 pub fn status(errno: Errno) -> NtStatus {
     namespace::doubt(errno);
@@ -16,7 +16,7 @@ pub fn status(errno: Errno) -> NtStatus {
         Errno::EXIST => NtStatus::OBJECT_NAME_COLLISION,
         Errno::NOTEMPTY => NtStatus::DIRECTORY_NOT_EMPTY,
         Errno::NAMETOOLONG | Errno::ILSEQ => NtStatus::OBJECT_NAME_INVALID,
-        // A symlink in the way, or a way out of the volume.
+        // A symlink in the path, or a path that leaves the volume.
         Errno::LOOP | Errno::XDEV | Errno::ACCESS | Errno::PERM | Errno::NXIO | Errno::TXTBSY => {
             NtStatus::ACCESS_DENIED
         }

@@ -1,7 +1,7 @@
-//! File systems behind volumes.
+//! The file systems that store volumes.
 //!
-//! A backend carries out the operations of [`forebay_smb::fs`]. The only kind so far is [`directory`]: any local file
-//! system, below one directory. Every kind is held to the one suite in `conformance`.
+//! A backend executes the operations of [`forebay_smb::fs`]. The only kind so far is [`directory`]: a directory of any
+//! local file system. Every kind must pass the test suite in `conformance`.
 
 pub mod directory;
 pub mod errno;
@@ -22,7 +22,7 @@ use crate::gate::Gate;
 use crate::lanes::Lane;
 use crate::qos::Limiter;
 
-/// The lane that [`execute`] is to be called in.
+/// Returns the lane in which [`execute`] must be called.
 #[must_use]
 pub fn lane(operation: &FsOpKind) -> Lane {
     use FsOpKind as Op;
@@ -31,7 +31,7 @@ pub fn lane(operation: &FsOpKind) -> Lane {
     match operation {
         Op::Open { volume, request } => match request.mode {
             OpenMode::Existing => Lane::LookUp,
-            // What is made there is on stable storage, name and all, before it is acknowledged.
+            // With write-through, a new file and its name are on stable storage before the reply.
             OpenMode::New | OpenMode::Either => unless_written_through(volume, Lane::Change),
         },
         Op::Stat { .. }
@@ -69,8 +69,8 @@ pub fn lane(operation: &FsOpKind) -> Lane {
     }
 }
 
-/// What `operation` uses of its volume's limits: the limiter, and bytes. None for what is never delayed: it ends or secures what
-/// was begun, or answers from memory.
+/// Returns the limiter of the operation's volume and the number of bytes that `operation` consumes. `None` for operations that
+/// are never delayed: they finish or flush earlier work, or are answered from memory.
 #[must_use]
 pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
     use FsOpKind as Op;
@@ -111,7 +111,7 @@ pub fn demand(operation: &FsOpKind) -> Option<(&Arc<Limiter>, u64)> {
     Some((directory::limiter(handle)?, bytes))
 }
 
-/// The gate that `operation` goes through; none where it changes nothing.
+/// Returns the gate that `operation` must pass; `None` if it changes nothing.
 #[must_use]
 pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
     use FsOpKind as Op;
@@ -157,7 +157,7 @@ pub fn gate(operation: &FsOpKind) -> Option<&Arc<Gate>> {
     directory::gate(handle)
 }
 
-/// The limiter of the volume that `operation`, of a kind that [`gate`] names, belongs to.
+/// Returns the limiter of the operation's volume. `operation` must be of a kind for which [`gate`] returns a gate.
 #[must_use]
 pub fn limiter(operation: &FsOpKind) -> Option<&Arc<Limiter>> {
     match operation {
@@ -166,18 +166,18 @@ pub fn limiter(operation: &FsOpKind) -> Option<&Arc<Limiter>> {
     }
 }
 
-/// Carries `operation` out on the calling thread, which may block.
+/// Executes `operation` on the calling thread, which may block.
 ///
 /// # Errors
-/// The status to give to the client.
+/// The status to return to the client.
 pub fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     directory::execute(operation, buffers)
 }
 
-/// Carries `operation` out on a thread that must not block, where the kernel can answer it from memory.
+/// Executes `operation` on a thread that must not block, if the kernel can answer it from memory.
 ///
 /// # Errors
-/// The operation, to be carried out by [`execute`].
+/// The operation, if it must be executed by [`execute`].
 pub fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> {
     directory::execute_cached(operation)
 }

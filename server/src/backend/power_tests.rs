@@ -1,5 +1,5 @@
-//! What is there after a loss of power of what was answered before it: the rule of `directory::durability`, held by a file
-//! system that really forgets.
+//! Tests what survives a loss of power after the reply: the rule of `directory::durability`, on a file system that really loses
+//! data.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ impl Served {
     }
 }
 
-/// A disk on which both kinds of volumes begin with the same: all of it on stable storage.
+/// Returns a disk with the initial files of both kinds of volumes, all on stable storage.
 fn furnished(test: &str) -> Option<Disk> {
     let disk = Disk::new(test)?;
     let path = disk.path();
@@ -177,7 +177,7 @@ fn what_is_flushed_renamed_or_linked_is_there_in_every_volume() {
         served.done(FsOpKind::Flush { handle: file.clone() });
         let to = RelPath::new("directory/renamed").expect("a path");
         served.done(FsOpKind::Rename { handle: file.clone(), to, replace: false });
-        // In the place of another file, for which there must be no moment without the name.
+        // Replaces another file; the name must exist at every moment.
         let to = RelPath::new("file").expect("a path");
         served.done(FsOpKind::Link { handle: file.clone(), to, replace: true });
         drop((served, file));

@@ -1,4 +1,4 @@
-//! Connections that come: prepared, counted, and given up if they do not log in.
+//! New connections: prepares and counts them, and drops them if they do not log in.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -126,7 +126,7 @@ impl<E: Engine> EventLoop<E> {
         self.make_room(now);
     }
 
-    /// Too many that do not log in: the oldest goes, so that a peer that holds connections open does not keep others out.
+    /// Closes the oldest connection without a login if there are too many, so that idle peers do not keep others out.
     pub(super) fn make_room(&mut self, now: Now) {
         let max = CONNECTIONS_UNAUTHENTICATED_MAX.div_ceil(self.shared.loops.0.len());
         if self.unauthenticated.len() > max
@@ -141,7 +141,7 @@ impl<E: Engine> EventLoop<E> {
         if !std::mem::replace(&mut client.authenticated, true) {
             self.unauthenticated.remove(&client.id.0);
             self.shared.metrics.connections_unauthenticated.dec();
-            // [MS-SMB2] lets a connection carry sessions of several users; the first one's share is what it uses.
+            // [MS-SMB2] allows a connection to carry sessions of several users; it uses the share of the first one.
             client.memory.change(self.shared.memory.of_user(username));
         }
     }

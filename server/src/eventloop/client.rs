@@ -1,4 +1,4 @@
-//! One connection as its event loop sees it.
+//! The state of one connection in its event loop.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -26,30 +26,30 @@ pub(super) struct Client {
     pub(super) protocol: Connection,
     pub(super) accepted: Instant,
     pub(super) authenticated: bool,
-    /// Where its buffers come from.
+    /// The source of its buffers.
     pub(super) memory: Allowance,
-    /// READs that wait for earlier ones to be sent, for memory or for their turn.
+    /// READs that wait for earlier ones to be sent, for memory or for the next turn.
     pub(super) reads_waiting: VecDeque<FsOp>,
-    /// WRITEs that wait for memory or for their turn.
+    /// WRITEs that wait for memory or for the next turn.
     pub(super) writes_waiting: VecDeque<FsOp>,
-    /// What it waits for others to have done.
+    /// The lists of the event loop that it is in.
     pub(super) queued: turn::Queued,
     /// WRITEs with data that are being fetched from the peer's memory.
     pub(super) fetching: HashMap<OpId, FsOpKind>,
     pub(super) read_bytes: u64,
     pub(super) write_bytes: u64,
-    /// Of the volume of the operation that came last.
+    /// Priority of the volume of the most recent operation.
     pub(super) priority: Priority,
-    /// Operations that are not answered, but for those that wait in `lanes` or `reads_waiting`.
+    /// Unanswered operations, except for those that wait in `lanes` or `reads_waiting`.
     pub(super) ops: usize,
-    /// What it has in the lanes, and what waits for room there.
+    /// Its operations in the lanes, and those that wait for room there.
     pub(super) lanes: Share<FsOp>,
     pub(super) closing: bool,
-    /// Nothing more is sent; until then what still comes is taken to nowhere, so that the peer sees the last answers.
+    /// Set once nothing more is sent. Until this time, received data are discarded, so that the peer receives the last answers.
     pub(super) leaving: Option<Instant>,
 }
 
-/// What carries a client's frames.
+/// The transport of a client's frames.
 pub(super) enum Link {
     Tcp(Box<TcpLink>),
     SmbDirect(Box<SmbDirect>),
@@ -64,7 +64,7 @@ impl Link {
         }
     }
 
-    /// Whether the engine has nothing of it.
+    /// Whether the engine has no operation for it.
     pub(super) fn is_idle(&self) -> bool {
         match self {
             Self::Tcp(link) => link.sending.is_none() && !link.receiver.is_waiting(),
@@ -78,12 +78,12 @@ impl Client {
         Token { connection: self.id.0, purpose }
     }
 
-    /// All is answered, and the answers are sent.
+    /// Whether all requests are answered and all answers are sent.
     pub(super) fn is_idle(&self) -> bool {
         !self.closing && self.protocol.requests_in_flight() == 0 && self.link.bytes() == 0
     }
 
-    /// Whether the peer has to wait until what it asked for is done.
+    /// Whether no more requests are accepted until earlier ones are done.
     pub(super) fn is_held_back(&self) -> bool {
         self.link.bytes() > SEND_QUEUE_BYTES_MAX
             || self.write_bytes > WRITE_BYTES_IN_FLIGHT_MAX
@@ -93,7 +93,7 @@ impl Client {
     }
 }
 
-/// Why a connection is to be ended now, if it is.
+/// Returns the reason to end a connection now, if there is one.
 pub(super) fn overdue(
     client: &mut Client,
     draining: Option<Instant>,

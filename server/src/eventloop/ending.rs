@@ -1,4 +1,4 @@
-//! Connections that end: what is queued is dropped, what is in flight comes back, what is open is closed.
+//! Ends connections: queued data are dropped, operations in flight complete, open files are closed.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -36,7 +36,7 @@ impl<E: Engine> EventLoop<E> {
         debug!(peer = %client.peer, connection = client.id.0, "closed");
     }
 
-    /// Ends a connection: what it has open is closed, what is in flight comes back first.
+    /// Ends a connection: operations in flight complete first, then its open files are closed.
     pub(super) fn close(&mut self, now: Now, client: &mut Client, reason: &'static str) {
         if !client.closing {
             client.closing = true;
@@ -53,16 +53,16 @@ impl<E: Engine> EventLoop<E> {
         if client.leaving.take().is_some() {
             self.hang_up(now, client);
         }
-        // Nothing is sent any more, so nothing can break the protocol any more.
+        // Nothing is sent any more, so a protocol violation is no longer possible.
         let _ = self.drain_effects(now, client);
     }
 
-    /// Drops what is queued and ends the receive that may be in flight.
+    /// Drops queued data and ends a receive in flight.
     pub(super) fn hang_up(&mut self, now: Now, client: &mut Client) {
         let lost = match &mut client.link {
             Link::Tcp(link) => {
                 link.queue.clear();
-                // Already gone where the peer was faster.
+                // It fails if the peer has already closed the connection.
                 let _ = rustix::net::shutdown(&*link.socket, rustix::net::Shutdown::Both);
                 Vec::new()
             }
@@ -79,14 +79,14 @@ impl<E: Engine> EventLoop<E> {
                 client.ops -= 1;
                 client.write_bytes -= written_bytes(&kind);
             }
-            // The connection is gone: the protocol cannot be broken any more.
+            // The connection is gone, so a protocol violation is no longer possible.
             let _ = self.answer(now, client, op, Err(NtStatus::CONNECTION_DISCONNECTED));
         }
     }
 
-    /// Ends a connection after all its requests were answered, so that the answers arrive: what was not answered was not done
-    /// either, and the client asks for it again on its next connection. Closing at once would reset the connection where
-    /// bytes are unread, and a reset overtakes what was sent before it.
+    /// Ends a connection after all its requests were answered, so that the answers arrive: unanswered requests were not executed
+    /// either, and the client repeats them on its next connection. An immediate close would reset the connection if bytes are
+    /// unread, and a reset overtakes data that were sent before it.
     pub(super) fn take_leave(&mut self, now: Now, client: &mut Client) -> Result<(), Disconnect> {
         client.closing = true;
         client.leaving = Some(Instant::now() + FAREWELL_TIME_MAX);

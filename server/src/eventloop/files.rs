@@ -1,4 +1,4 @@
-//! Operations with files: contents on the engine, what is cached at once, all else in lanes.
+//! File operations: contents on the engine, cached data immediately, everything else in lanes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::namespace;
 
 impl<E: Engine> EventLoop<E> {
-    /// What a WRITE is to write has come from the peer's memory: from here on it is like any other.
+    /// Continues a WRITE after its data were fetched from the peer's memory: from here on it is like any other.
     pub(super) fn fetched(
         &mut self,
         now: Now,
@@ -43,7 +43,7 @@ impl<E: Engine> EventLoop<E> {
         self.begin_admitted(now, client, FsOp { id: op, kind })
     }
 
-    /// Begins an operation with the file system: contents of files on the engine, all else in a lane.
+    /// Starts a file system operation: file contents on the engine, everything else in a lane.
     pub(super) fn begin(&mut self, now: Now, client: &mut Client, op: FsOp) -> Result<(), Disconnect> {
         match self.within_limits(client, op) {
             Some(op) => self.begin_admitted(now, client, op),
@@ -51,7 +51,7 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// The same for one that the limits of its volume let begin.
+    /// Like [`Self::begin`], for an operation that the limits of its volume already admitted.
     pub(super) fn begin_admitted(
         &mut self,
         now: Now,
@@ -67,11 +67,11 @@ impl<E: Engine> EventLoop<E> {
                 client.write_bytes += written_bytes(&op.kind);
                 client.writes_waiting.push_back(op);
             }
-            // Too much waits to be closed: this one is answered when its turn has come.
+            // Too many descriptors wait to be closed: this CLOSE waits for its turn.
             FsOpKind::Close { .. } if self.shared.lanes.queues().closes_are_late() => {
                 self.work(client, op);
             }
-            // What the kernel has in memory needs no other thread.
+            // Operations that the kernel answers from memory need no other thread.
             kind => match backend::execute_cached(kind) {
                 Ok(result) => self.answer(now, client, op.id, result)?,
                 Err(kind) => self.work(client, FsOp { id: op.id, kind }),
@@ -80,7 +80,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(())
     }
 
-    /// Begins a WRITE. It comes back where there is no memory for it.
+    /// Starts a WRITE. Returns it if there is no memory for it.
     pub(super) fn write(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
         match op.kind {
             FsOpKind::Write { handle, offset, frame, range, write_through } => {
@@ -119,7 +119,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(None)
     }
 
-    /// Answers a READ if the kernel can copy its data from the page cache as it sends them.
+    /// Answers a READ if the kernel can copy its data from the page cache while it sends them.
     pub(super) fn mapped(&self, client: &Client, kind: &FsOpKind) -> Option<FsReply> {
         let FsOpKind::Read { handle, offset, length, plain: true } = kind else { return None };
         let Link::Tcp(_) = client.link else { return None };
@@ -128,7 +128,7 @@ impl<E: Engine> EventLoop<E> {
         Some(FsReply::Read(Box::new(read)))
     }
 
-    /// Begins a READ. It comes back where there is no memory for it.
+    /// Starts a READ. Returns it if there is no memory for it.
     pub(super) fn read(&mut self, client: &mut Client, op: FsOp) -> Result<Option<FsOp>, Disconnect> {
         let FsOpKind::Read { handle, offset, length, plain } = op.kind else {
             return Err(Disconnect("only reads wait"));
@@ -164,7 +164,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(None)
     }
 
-    /// Has it found out how a file is read past the page cache; the READ that asked comes back then.
+    /// Determines in a lane how reads of a file can bypass the page cache; the READ that needs it is returned afterwards.
     pub(super) fn prepare_direct(&self, client: &mut Client, file: Arc<OpenFile>, op: FsOp) {
         client.ops += 1;
         client.lanes.begun(Lane::Data);
@@ -175,7 +175,7 @@ impl<E: Engine> EventLoop<E> {
         });
     }
 
-    /// Has an operation carried out in its lane, once there is room for it.
+    /// Executes an operation in its lane, once there is room for it.
     pub(super) fn work(&self, client: &mut Client, op: FsOp) {
         client.lanes.queue(backend::lane(&op.kind), op);
     }
@@ -184,7 +184,7 @@ impl<E: Engine> EventLoop<E> {
         client.ops += 1;
         let (id, inbox) = (client.id, self.inbox.clone());
         let origin = match lane {
-            // After the descriptors that were dropped before.
+            // Queued behind the descriptors that were dropped before.
             Lane::Close => Origin::Server,
             Lane::LookUp | Lane::Change | Lane::Data | Lane::Sync | Lane::Vouch => Origin::Connection(id.0),
         };
@@ -197,11 +197,11 @@ impl<E: Engine> EventLoop<E> {
             };
             let begun = Instant::now();
             let execute = AssertUnwindSafe(|| backend::execute(op.kind, &buffers));
-            // The request is answered whatever happens: a client that waits for ever is worse than an error.
+            // The request is always answered: a client that waits forever is worse than an error.
             let result = catch_unwind(execute).unwrap_or(Err(NtStatus::INTERNAL_ERROR));
             let answer = Note::Answered(id, lane, op.id, result);
             if lane.promises() && namespace::wants_vouching(begun) {
-                // It may take as long as the target does not answer, and others need this thread.
+                // This can take as long as the target does not answer, and other jobs need this thread.
                 queues.submit(Lane::Vouch, origin, move || {
                     namespace::vouch(begun);
                     inbox.post(answer);
@@ -212,7 +212,7 @@ impl<E: Engine> EventLoop<E> {
         });
     }
 
-    /// Answers once it is known that what was made durable was not lost by the target meanwhile.
+    /// Answers once it is certain that the target did not lose the durable data in the meantime.
     pub(super) fn vouch(&self, client: &mut Client, op: OpId, begun: Instant, result: FsResult) {
         client.ops += 1;
         client.lanes.begun(Lane::Vouch);
@@ -233,7 +233,7 @@ pub(super) fn written_bytes(kind: &FsOpKind) -> u64 {
     }
 }
 
-/// The answer that an operation of the engine amounts to.
+/// Converts a completed engine operation to its answer.
 pub(super) fn file_result(
     client: &mut Client,
     metrics: &Metrics,
@@ -259,7 +259,7 @@ pub(super) fn file_result(
             if matches!(client.link, Link::SmbDirect(_)) {
                 metrics.rdma_page_cache_bytes.inc_by(written as u64);
             }
-            // The kernel writes less than asked for only where there is no place.
+            // The kernel writes less than requested only if there is no space.
             if written < range.len() {
                 Err(NtStatus::DISK_FULL)
             } else {

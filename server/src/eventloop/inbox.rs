@@ -1,4 +1,4 @@
-//! What comes to event loops from other threads, and the way there.
+//! Messages from other threads to event loops, and their delivery.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,23 +14,23 @@ use crate::lanes::Lane;
 use crate::limits::CONNECTIONS_MAX;
 use crate::metrics::Metrics;
 
-/// What comes to a loop from other threads.
+/// A message from another thread to a loop.
 pub enum Note {
     /// A connection that was accepted.
     Accepted(Arrival, SocketAddr),
     /// The answer from a lane.
     Answered(ConnectionId, Lane, OpId, FsResult),
-    /// A lane gives back a change that the gate of its volume did not let through.
+    /// A change that a lane returns because the gate of its volume is closed.
     Held(ConnectionId, Lane, FsOp),
-    /// It is known how the file of a READ is read past the page cache, and the READ can go on.
+    /// The file of a READ is prepared for direct reads, and the READ can continue.
     Prepared(ConnectionId, FsOp),
-    /// From another connection or an administrator.
+    /// Mail from another connection or an administrator.
     Mail(ConnectionId, Mail),
-    /// Take no more requests, finish those in flight until the time, then end.
+    /// Accept no more requests, finish those in flight by this time, then stop.
     Drain(Instant),
 }
 
-/// What a connection comes as.
+/// A new connection, by transport.
 #[derive(Debug)]
 pub enum Arrival {
     /// Over TCP.
@@ -39,7 +39,7 @@ pub enum Arrival {
     Rdma(forebay_rdma::Incoming),
 }
 
-/// The way to a loop from other threads.
+/// The inbox of a loop, for other threads.
 #[derive(Clone)]
 pub struct Inbox {
     notes: Arc<Mutex<Vec<Note>>>,
@@ -54,25 +54,25 @@ impl std::fmt::Debug for Inbox {
 }
 
 impl Inbox {
-    /// The inbox of a loop; `waker` wakes its engine.
+    /// Creates the inbox of a loop; `waker` wakes its engine.
     #[must_use]
     pub fn new(waker: Waker) -> Self {
         Self { notes: Arc::default(), waker, connections: Arc::default() }
     }
 
-    /// What wakes the loop.
+    /// Returns the waker of the loop.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Leaves a note.
+    /// Queues a note.
     pub fn post(&self, note: Note) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let first = notes.is_empty();
         notes.push(note);
         drop(notes);
-        // The thread that finds the inbox empty wakes the loop, which takes all that is there.
+        // The thread that finds the inbox empty wakes the loop, which takes all notes.
         if first {
             self.waker.wake();
         }
@@ -83,24 +83,24 @@ impl Inbox {
     }
 }
 
-/// All loops, as other threads see them.
+/// The inboxes of all loops, for other threads.
 #[derive(Clone, Debug)]
 pub struct Loops(pub(super) Arc<[Inbox]>);
 
 impl Loops {
-    /// Of these inboxes, in the order of the loops' indices.
+    /// Creates the list from the inboxes, in the order of the loops' indices.
     #[must_use]
     pub fn new(inboxes: Vec<Inbox>) -> Self {
         Self(inboxes.into())
     }
 
-    /// Connections of all loops.
+    /// Number of connections of all loops.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.0.iter().map(|inbox| inbox.connections.load(Ordering::Relaxed)).sum()
     }
 
-    /// Gives a connection to the loop that has the fewest. False, and the connection closed, where there are too many.
+    /// Assigns a connection to the loop with the fewest. Returns false, and closes the connection, if there are too many.
     pub fn accept(&self, arrival: Arrival, peer: SocketAddr, metrics: &Metrics) -> bool {
         if self.connections() >= CONNECTIONS_MAX {
             return false;
@@ -114,14 +114,14 @@ impl Loops {
         true
     }
 
-    /// Delivers what the protocol has for other connections.
+    /// Delivers mail of the protocol to other connections.
     pub fn route(&self, server: &Server) {
         for (id, mail) in server.take_mail() {
             self.0[self.index_of(id)].post(Note::Mail(id, mail));
         }
     }
 
-    /// Has every loop finish.
+    /// Makes every loop finish.
     pub fn drain(&self, until: Instant) {
         for inbox in self.0.iter() {
             inbox.post(Note::Drain(until));

@@ -1,6 +1,6 @@
 //! Operations that wait because their volume has used up its limits (`qos`), or because its gate is closed (`gate`).
 //!
-//! Each volume has one line per event loop. Operations leave it in the order in which they came, whichever connections they are of.
+//! Each volume has one line per event loop. Operations leave it in order of arrival, across connections.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,44 +20,44 @@ use crate::io::Engine;
 use crate::limits::GATE_POLL;
 use crate::qos::Limiter;
 
-/// An operation that waits, and its connection.
+/// A waiting operation and its connection.
 struct Waiting {
     connection: u64,
     op: FsOp,
     bytes: u64,
 }
 
-/// The operations of one volume that wait. Never empty.
+/// The waiting operations of one volume. Never empty.
 struct Line {
     limiter: Arc<Limiter>,
-    /// Where it holds changes that the volume's gate did not let through.
+    /// Set if it holds changes because the volume's gate was closed.
     gate: Option<Arc<Gate>>,
-    /// When the first may begin.
+    /// When the first operation may start.
     due: Instant,
-    /// By number, in the order in which they came.
+    /// By number, in order of arrival.
     waiting: BTreeMap<u64, Waiting>,
 }
 
-/// What waits on one event loop.
+/// All waiting operations of one event loop.
 #[derive(Default)]
 pub(super) struct Throttle {
     /// By the address of the limiter, which the line keeps alive.
     lines: HashMap<usize, Line>,
-    /// What each connection has waiting: line and number. So its end costs no more than what it has.
+    /// The waiting operations of each connection (line and number), so that closing it costs no more than what it has.
     of_connections: HashMap<u64, BTreeSet<(usize, u64)>>,
-    /// The number of the next operation that waits.
+    /// The number of the next waiting operation.
     next: u64,
-    /// When the first of all lines is due.
+    /// When the first line is due.
     due: Option<Instant>,
 }
 
 impl Throttle {
-    /// How long the loop may wait for something to happen, where it would wait for `longest`.
+    /// How long the loop may wait for events, at most `longest`.
     pub(super) fn time_max(&self, longest: Duration) -> Duration {
         self.due.map_or(longest, |due| due.saturating_duration_since(Instant::now()).min(longest))
     }
 
-    /// Gives back an operation of `bytes` that may begin now, and keeps it otherwise.
+    /// Returns an operation of `bytes` if it may start now, and keeps it otherwise.
     fn admit(&mut self, limiter: &Arc<Limiter>, bytes: u64, connection: u64, op: FsOp) -> Option<FsOp> {
         let key = Arc::as_ptr(limiter).addr();
         let line = match self.lines.entry(key) {
@@ -74,7 +74,7 @@ impl Throttle {
         None
     }
 
-    /// Keeps a change until the gate of its volume is open. Its limits have let it begin already.
+    /// Keeps a change until the gate of its volume opens. Its limits have already admitted it.
     fn hold(&mut self, limiter: &Arc<Limiter>, gate: &Arc<Gate>, connection: u64, op: FsOp) {
         let key = Arc::as_ptr(limiter).addr();
         let due = Instant::now() + GATE_POLL;
@@ -92,8 +92,8 @@ impl Throttle {
         self.find_due();
     }
 
-    /// Takes out the operations that may begin now. With `ask_all` also lines that are not due are asked: their limits may have
-    /// been raised. With `regardless` all operations may begin.
+    /// Removes the operations that may start now. `ask_all` also checks lines that are not due: their limits may have been
+    /// raised. `regardless` ignores all limits.
     fn take_due(&mut self, now: Instant, ask_all: bool, regardless: bool) -> Vec<Waiting> {
         let mut taken = Vec::new();
         if !ask_all && !regardless && self.due.is_none_or(|due| due > now) {
@@ -104,7 +104,7 @@ impl Throttle {
             if !ask_all && !regardless && line.due > now {
                 return true;
             }
-            // Nothing goes on before that, not even at the server's end: it would come back at once.
+            // Nothing continues before the gate opens, not even during shutdown: it would be returned immediately.
             if line.gate.as_ref().is_some_and(|gate| gate.is_closed()) {
                 line.due = now + GATE_POLL;
                 return true;
@@ -129,7 +129,7 @@ impl Throttle {
         taken
     }
 
-    /// Takes out the operations of a connection.
+    /// Removes the operations of a connection.
     fn take_of(&mut self, connection: u64) -> Vec<FsOp> {
         let Some(of_it) = self.of_connections.remove(&connection) else { return Vec::new() };
         let mut taken = Vec::new();
@@ -150,11 +150,11 @@ impl Throttle {
 }
 
 impl<E: Engine> EventLoop<E> {
-    /// Gives back an operation that the limits of its volume let begin now. Another one waits, and is begun later.
+    /// Returns an operation if the limits of its volume admit it now. Otherwise it waits and starts later.
     pub(super) fn within_limits(&mut self, client: &mut Client, op: FsOp) -> Option<FsOp> {
         let Some((limiter, bytes)) = backend::demand(&op.kind) else { return Some(op) };
         client.priority = limiter.priority();
-        // The end of a connection or of the server waits for no limit.
+        // Limits delay neither the end of a connection nor the shutdown of the server.
         if !limiter.is_limited() || client.closing || self.draining.is_some() {
             return Some(op);
         }
@@ -169,7 +169,7 @@ impl<E: Engine> EventLoop<E> {
         admitted
     }
 
-    /// Keeps a change that the gate of its volume did not let through; it begins later.
+    /// Keeps a change while the gate of its volume is closed; it starts later.
     pub(super) fn hold(&mut self, client: &mut Client, op: FsOp) {
         let kind = &op.kind;
         let (Some(limiter), Some(gate)) = (backend::limiter(kind).cloned(), backend::gate(kind).cloned())
@@ -181,7 +181,7 @@ impl<E: Engine> EventLoop<E> {
         self.throttle.hold(&limiter, &gate, client.id.0, op);
     }
 
-    /// Begins operations that have waited long enough.
+    /// Starts operations that have waited long enough.
     pub(super) fn go_on_throttled(&mut self, now: Now, ticks: bool) {
         for Waiting { connection, op, .. } in
             self.throttle.take_due(Instant::now(), ticks, self.draining.is_some())
@@ -190,10 +190,10 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Begins what a connection that ends still has waiting: what was received is written, all else is answered.
+    /// Starts the waiting operations of a closing connection: received data are written, everything else is answered.
     pub(super) fn give_up_throttled(&mut self, now: Now, client: &mut Client) {
         for op in self.throttle.take_of(client.id.0) {
-            // Nothing is sent any more, so nothing can break the protocol any more.
+            // Nothing is sent any more, so a protocol violation is no longer possible.
             let _ = self.begin_throttled(now, client, op);
         }
     }

@@ -1,8 +1,9 @@
-//! One turn of an event loop: how much of it a connection may have, and which connections go on in the next.
+//! One turn of an event loop: the share of each connection, and the connections that continue in the next turn.
 //!
-//! The kernel copies what is in the page cache while operations are submitted, all of them before anything of it is sent. A
-//! turn begins so many bytes of READs and WRITEs of each priority (`qos::Priority`); connections that have more to begin go on in
-//! the next turn, those of high priority first, and then in the order in which they were put off. Connections that lack memory go on when their turn in the line for it has come.
+//! The kernel copies cached data while operations are submitted, and nothing is sent before all of them are submitted. A turn
+//! therefore starts a limited number of bytes of READs and WRITEs of each priority (`qos::Priority`). Connections with more work
+//! continue in the next turn, high priority first, then in the order in which they were deferred. Connections that lack memory
+//! continue when they are first in line for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,10 +23,10 @@ use crate::limits::TRIM_INTERVAL;
 use crate::metrics::Metrics;
 use crate::qos::Priority;
 
-/// What a client is in the lists of.
+/// The lists that a client is in.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Queued {
-    /// It goes on in the next turn.
+    /// It continues in the next turn.
     next: bool,
     /// It lacks memory.
     short: bool,
@@ -33,11 +34,11 @@ pub(super) struct Queued {
     send: bool,
 }
 
-/// The present turn.
+/// The current turn.
 pub(super) struct Turn {
-    /// Bytes of each priority that were begun.
+    /// Bytes started in each priority.
     bytes: [u64; Priority::ALL.len()],
-    /// Connections that go on in the next, by priority.
+    /// Connections that continue in the next turn, by priority.
     next: [VecDeque<u64>; Priority::ALL.len()],
     /// Clients that lack memory.
     short: VecDeque<u64>,
@@ -48,7 +49,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Of the loop that `waker` wakes.
+    /// Creates the turn of the loop that `waker` wakes.
     pub(super) fn new(waker: Waker) -> Self {
         Self {
             bytes: Default::default(),
@@ -60,22 +61,22 @@ impl Turn {
         }
     }
 
-    /// What wakes the loop.
+    /// Returns the function that wakes the loop.
     pub(super) fn wake(&self) -> Wake {
         Arc::clone(&self.wake)
     }
 
-    /// How long the loop may wait for something to happen, where it would wait for `longest`.
+    /// How long the loop may wait for events, at most `longest`.
     pub(super) fn time_max(&self, longest: Duration) -> Duration {
         if self.next.iter().all(VecDeque::is_empty) { longest } else { Duration::ZERO }
     }
 
-    /// A READ or WRITE of so many bytes is begun for a volume of this priority.
+    /// Counts a started READ or WRITE of `bytes` bytes for a volume of this priority.
     pub(super) fn count(&mut self, priority: Priority, bytes: usize) {
         self.bytes[priority as usize] += bytes as u64;
     }
 
-    /// Whether the client may begin a READ or WRITE in this turn. If not, it goes on in the next.
+    /// Whether the client may start a READ or WRITE in this turn. If not, it continues in the next.
     pub(super) fn has_room(&mut self, client: &mut Client) -> bool {
         let has_room = self.bytes[client.priority as usize] < client.priority.turn_bytes_max();
         if !has_room && !std::mem::replace(&mut client.queued.next, true) {
@@ -84,7 +85,7 @@ impl Turn {
         has_room
     }
 
-    /// Remembers a client that lacks memory.
+    /// Records a client that lacks memory.
     pub(super) fn note_short(&mut self, client: &mut Client, metrics: &Metrics) {
         if client.memory.is_short() && !std::mem::replace(&mut client.queued.short, true) {
             metrics.memory_waits.inc();
@@ -92,14 +93,14 @@ impl Turn {
         }
     }
 
-    /// Remembers a client that may have something to send.
+    /// Records a client that may have something to send.
     pub(super) fn note_send(&mut self, client: &mut Client) {
         if !std::mem::replace(&mut client.queued.send, true) {
             self.send.push(client.id.0);
         }
     }
 
-    /// Whether it is time to give back to the kernel what is not needed.
+    /// Whether it is time to return unused memory to the kernel.
     pub(super) fn is_time_to_trim(&mut self) -> bool {
         let is_time = self.trimmed.elapsed() >= TRIM_INTERVAL;
         if is_time {
@@ -110,7 +111,7 @@ impl Turn {
 }
 
 impl<E: Engine> EventLoop<E> {
-    /// Begins a turn with those that the last one put off.
+    /// Starts a turn with the clients that the last turn deferred.
     pub(super) fn go_on(&mut self, now: Now) {
         self.turn.bytes = Default::default();
         for priority in 0..Priority::ALL.len() {
@@ -124,8 +125,8 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Lets those go on that lack memory, and that have come to be the first to have it; all of them from time to time,
-    /// since what a connection lacks may come back without a word.
+    /// Continues clients that lacked memory and are now first in line for it. With `all`, which is set from time to time,
+    /// continues all of them, since memory can become available without a notification.
     pub(super) fn serve_short(&mut self, now: Now, all: bool) {
         for _ in 0..self.turn.short.len() {
             let Some(id) = self.turn.short.pop_front() else { return };
@@ -141,7 +142,7 @@ impl<E: Engine> EventLoop<E> {
         }
     }
 
-    /// Sends to each client what the turn has queued for it, in one piece: each send wakes the peer.
+    /// Sends everything that the turn has queued for a client in one piece: each send wakes the peer.
     pub(super) fn send_all(&mut self) {
         let mut ids = std::mem::take(&mut self.turn.send);
         for id in ids.drain(..) {
@@ -154,12 +155,12 @@ impl<E: Engine> EventLoop<E> {
         self.turn.send = ids;
     }
 
-    /// Begins WRITEs that wait, as many as this turn and the memory have room for. True where any left the queue.
+    /// Starts as many waiting WRITEs as this turn and the memory allow. Returns true if any left the queue.
     pub(super) fn write_waiting(&mut self, now: Now, client: &mut Client) -> Result<bool, Disconnect> {
         let mut begun = false;
         while let Some(op) = client.writes_waiting.front() {
             let is_lost = client.closing && matches!(op.kind, FsOpKind::WriteRemote { .. });
-            // What has been received is written, whatever becomes of the connection.
+            // Received data are written even if the connection is gone.
             if !client.closing && !self.turn.has_room(client) {
                 break;
             }
@@ -176,7 +177,7 @@ impl<E: Engine> EventLoop<E> {
         Ok(begun)
     }
 
-    /// Answers READs that wait: their connection is gone. True where there were any.
+    /// Answers the waiting READs of a closed connection. Returns true if there were any.
     pub(super) fn give_up_reads(&mut self, now: Now, client: &mut Client) -> Result<bool, Disconnect> {
         let mut any = false;
         while let Some(op) = client.reads_waiting.pop_front() {
@@ -190,7 +191,7 @@ impl<E: Engine> EventLoop<E> {
 /// Sends what is queued, unless a send is in flight.
 fn send(engine: &mut impl Engine, turn: &mut Turn, spare: &mut SpareParts, client: &mut Client) {
     let Link::Tcp(link) = &client.link else { return };
-    // The kernel copies at the submission what is not copied yet.
+    // At submission, the kernel copies data that are not copied yet.
     let copied = link.queue.next_mapped_bytes() > 0;
     if link.sending.is_some() || (copied && !turn.has_room(client)) {
         return;

@@ -1,9 +1,9 @@
-//! How an event loop gets its I/O done: one interface, two engines.
+//! I/O of the event loops: one interface, two engines.
 //!
-//! [`uring`] has the kernel do everything on a ring but what waits for stable storage: that goes to a lane of its own.
-//! [`readiness`] is for where io_uring is forbidden (the default seccomp profile of containers blocks it): sockets by epoll,
-//! files by the lanes. The loop submits [`Operation`]s, which own all that the kernel touches meanwhile, and gets them back
-//! with their results.
+//! [`uring`] executes everything on a ring, except for operations that wait for stable storage, which run in a separate lane.
+//! [`readiness`] is for environments that forbid io_uring (the default seccomp profile of containers blocks it): epoll for
+//! sockets, the lanes for files. The loop submits [`Operation`]s, which own all memory that the kernel accesses in the
+//! meantime, and receives them back with their results.
 
 mod on_lanes;
 pub mod readiness;
@@ -28,100 +28,100 @@ use crate::buffers::{Buffer, Charge};
 use crate::gate::Passage;
 use crate::limits::{SEND_PARTS_MAX, SPARE_LISTS_MAX, SPARE_PARTS_MAX};
 
-/// What an operation was submitted for.
+/// Identifies the purpose of a submitted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The connection's id.
     pub connection: u64,
-    /// What of it.
+    /// What the operation does for the connection.
     pub purpose: Purpose,
 }
 
-/// What of a connection an operation is.
+/// What an operation does for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Its one receive.
+    /// The receive; there is at most one.
     Receive,
-    /// Its one send.
+    /// The send; there is at most one.
     Send,
-    /// An operation with the file system, and when it was begun.
+    /// A file system operation, and when it began.
     File(OpId, Instant),
-    /// A descriptor of the loop's own.
+    /// A descriptor that belongs to the loop.
     Readable,
 }
 
-/// Something for an engine to do. It owns its buffers until it is done.
+/// An operation for an engine. It owns its buffers until it is done.
 pub enum Operation {
-    /// Receives into `buffer` from `start + filled` until at least `least` and at most `most` bytes are there. Ends with
-    /// fewer where the peer sends no more.
+    /// Receives into `buffer` from `start + filled` until at least `least` and at most `most` bytes are present. Ends with fewer
+    /// bytes if the peer sends no more.
     Receive {
-        /// From where.
+        /// The socket to receive from.
         socket: Arc<OwnedFd>,
-        /// To where.
+        /// The buffer to fill.
         buffer: Buffer,
-        /// Where byte 0 goes (as [`Buffer::bytes`] counts).
+        /// Position of byte 0 (as [`Buffer::bytes`] counts).
         start: isize,
-        /// Bytes there.
+        /// Bytes present.
         filled: usize,
-        /// Enough.
+        /// Minimum number of bytes.
         least: usize,
-        /// All there is place for.
+        /// Maximum number of bytes.
         most: usize,
     },
-    /// Sends all of a message.
+    /// Sends a whole message.
     Send {
-        /// To where.
+        /// The socket to send to.
         socket: Arc<OwnedFd>,
-        /// What.
+        /// The message to send.
         message: Message,
     },
     /// Reads `length` bytes at `offset` into the buffer's data, fewer only at the file's end.
     Read {
-        /// From where.
+        /// The file to read.
         file: Arc<OpenFile>,
-        /// To where.
+        /// The buffer to fill.
         buffer: Buffer,
         /// First byte.
         offset: u64,
-        /// Bytes wanted.
+        /// Bytes requested.
         length: usize,
         /// Bytes read.
         filled: usize,
-        /// How it begins.
+        /// Whether the read starts by bypassing the page cache.
         past_cache: PastCache,
     },
     /// Writes `range` of the frame at `offset`.
     Write {
-        /// To where: a change of the file's volume.
+        /// The file to write, as a change of its volume.
         change: Passage<Arc<OpenFile>>,
-        /// The data are in it.
+        /// The frame that contains the data.
         frame: Arc<dyn Frame>,
-        /// Which of it.
+        /// The part of the frame to write.
         range: Range<usize>,
         /// First byte.
         offset: u64,
         /// Bytes written.
         written: usize,
-        /// On stable storage before it is done.
+        /// Whether the data must be on stable storage before the operation is done.
         durable: bool,
     },
     /// Waits until a descriptor is readable.
     Readable {
-        /// Which.
+        /// The descriptor.
         descriptor: Arc<OwnedFd>,
     },
 }
 
-/// Whether a read begins past the page cache: once, and what is left after that goes through it.
+/// Whether a read starts by bypassing the page cache: only once; the rest goes through the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PastCache {
-    /// Bytes to ask for so, which [`OpenFile::direct_length`] tells; 0: none. May be more than are wanted.
+    /// Bytes to request directly, as returned by [`OpenFile::direct_length`]; 0 for none. Can exceed the requested length.
     pub asked: usize,
-    /// Bytes wanted that came so.
+    /// Requested bytes that were read directly.
     pub came: usize,
 }
 
-/// By which descriptor to read next, and up to which byte of the buffer.
+/// Returns the descriptor to read next, and the end position in the buffer.
 fn next_read(file: &OpenFile, length: usize, past_cache: PastCache) -> (BorrowedFd<'_>, usize) {
     match file.direct_fd() {
         Some(descriptor) if past_cache.asked > 0 => (descriptor, past_cache.asked),
@@ -144,55 +144,55 @@ impl fmt::Debug for Operation {
 /// An operation that is done.
 #[derive(Debug)]
 pub struct Completion {
-    /// As submitted.
+    /// The token of the submission.
     pub token: Token,
-    /// With what it got done.
+    /// The operation, with its progress.
     pub operation: Operation,
-    /// How it ended.
+    /// The result.
     pub result: Result<(), Errno>,
 }
 
-/// An event loop's I/O.
+/// The I/O engine of an event loop.
 pub trait Engine {
     /// "io_uring" or "readiness".
     fn name(&self) -> &'static str;
 
-    /// Prepares a socket that operations will be submitted for.
+    /// Prepares a socket for operations.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// Errors from the system calls.
     fn adopt(&mut self, socket: &Arc<OwnedFd>) -> Result<(), Errno>;
 
-    /// Ends what [`Engine::adopt`] began; nothing is in flight on the socket.
+    /// Undoes [`Engine::adopt`]. No operation may be in flight on the socket.
     fn forget(&mut self, socket: &Arc<OwnedFd>);
 
-    /// Begins an operation.
+    /// Starts an operation.
     fn submit(&mut self, token: Token, operation: Operation);
 
-    /// Waits for completions, for the waker or for the time to pass, and appends what is done.
+    /// Waits for completions, for the waker or for the timeout, and appends the completed operations.
     ///
     /// # Errors
-    /// Those of the system calls: the engine is broken.
+    /// Errors from the system calls: the engine is broken.
     fn wait(&mut self, time_max: Duration, done: &mut Vec<Completion>) -> Result<(), Errno>;
 }
 
-/// Wakes an engine that waits, from any thread.
+/// Wakes a waiting engine, from any thread.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// A waker for one engine.
+    /// Creates a waker for one engine.
     ///
     /// # Errors
-    /// Those of eventfd.
+    /// Errors from eventfd.
     pub fn new() -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
     }
 
-    /// Has the engine's present or next wait return.
+    /// Makes the engine's current or next wait return.
     pub fn wake(&self) {
-        // It can only fail by being full, which wakes as well.
+        // It can only fail if the counter is full, which wakes as well.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
@@ -206,11 +206,11 @@ impl Waker {
 pub enum Part {
     /// The length prefix of a frame ([MS-SMB2] 2.1).
     Prefix([u8; 4]),
-    /// Headers and bodies; long ones are counted as memory.
+    /// Headers and bodies; long ones are charged as memory.
     Bytes(Vec<u8>, Option<Charge>),
-    /// Data that were read.
+    /// Read data.
     Payload(Box<dyn Payload>),
-    /// Data of a file's mapping, which the kernel copies as it sends them.
+    /// Data in a mapping of a file, which the kernel copies while it sends them.
     Mapped(MappedRead),
     /// Prefix, headers and data in one piece.
     Whole(Buffer, Range<isize>),
@@ -227,7 +227,7 @@ impl Part {
         }
     }
 
-    /// From byte `skip` on, for the kernel.
+    /// The part from byte `skip`, for the kernel.
     fn slice(&self, skip: usize) -> IoSlice<'_> {
         let all: &[u8] = match self {
             Self::Prefix(bytes) => bytes,
@@ -240,10 +240,10 @@ impl Part {
     }
 }
 
-/// What one send carries: one frame or several.
+/// The data of one send: one frame or several.
 pub struct Message {
     parts: Vec<Part>,
-    /// What they take of limits until they are sent.
+    /// Their share of limits, held until they are sent.
     held: Held,
     length: usize,
     sent: usize,
@@ -256,14 +256,14 @@ impl fmt::Debug for Message {
 }
 
 impl Message {
-    /// A message of `parts`.
+    /// Creates a message of `parts`.
     #[must_use]
     pub fn new(parts: Vec<Part>) -> Self {
         let length = parts.iter().map(Part::length).sum();
         Self { parts, held: Held::default(), length, sent: 0 }
     }
 
-    /// The same, which takes this of limits until it is sent.
+    /// Adds a share of limits that the message holds until it is sent.
     #[must_use]
     pub fn holding(self, held: Held) -> Self {
         Self { held, ..self }
@@ -281,7 +281,7 @@ impl Message {
         self.sent
     }
 
-    /// Takes in the message that follows. False, and nothing done, where the send would have too many parts or bytes.
+    /// Appends the next message. Returns false, and does nothing, if the send would have too many parts or bytes.
     pub fn gather(&mut self, next: &mut Message, bytes_max: usize) -> bool {
         let fits =
             self.parts.len() + next.parts.len() <= SEND_PARTS_MAX && self.length + next.length <= bytes_max;
@@ -293,15 +293,15 @@ impl Message {
         fits
     }
 
-    /// Bytes that sending copies from the page cache.
+    /// Bytes that are copied from the page cache when sent.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         let mapped = self.parts.iter().filter(|part| matches!(part, Part::Mapped(_)));
         mapped.map(Part::length).sum()
     }
 
-    /// Copies a piece of the first data that lie in a mapping: a page is not there any more. False where nothing was left to
-    /// copy, or it cannot be read.
+    /// Copies a piece of the first unsent mapped data: a page has disappeared. Returns false if nothing was left to copy, or the
+    /// data cannot be read.
     fn copy_mapped(&mut self) -> bool {
         let mut skip = self.sent;
         for part in &mut self.parts {
@@ -322,7 +322,7 @@ impl Message {
         false
     }
 
-    /// What is left to send, at most [`SEND_PARTS_MAX`] pieces of it.
+    /// Returns what remains to be sent, at most [`SEND_PARTS_MAX`] pieces.
     fn rest(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let (mut skip, mut is_whole) = (self.sent, true);
         self.parts
@@ -330,7 +330,7 @@ impl Message {
             .map_while(move |part| {
                 let length = part.length();
                 let rest = is_whole.then(|| (skip < length).then(|| part.slice(skip)))?;
-                // What follows a copied piece is sent after it.
+                // Data after a copied piece are sent after it.
                 is_whole = rest.as_ref().is_none_or(|rest| skip + rest.len() == length);
                 skip = skip.saturating_sub(length);
                 Some(rest)
@@ -340,7 +340,7 @@ impl Message {
     }
 }
 
-/// Lists of parts of messages that were sent, to be used again.
+/// Part lists of sent messages, for reuse.
 #[derive(Default)]
 pub struct SpareParts(Vec<Vec<Part>>);
 
@@ -357,7 +357,7 @@ impl SpareParts {
         self.0.pop().unwrap_or_default()
     }
 
-    /// Drops the parts of a message and keeps their list, unless it is long or there are many.
+    /// Drops the parts of a message and keeps its list, unless the list is long or there are many.
     pub fn keep(&mut self, message: Message) {
         let mut parts = message.parts;
         parts.clear();
@@ -368,13 +368,13 @@ impl SpareParts {
 }
 
 impl Operation {
-    /// Whether it is done only when something is on stable storage.
+    /// Whether it is done only when its data are on stable storage.
     #[must_use]
     pub fn is_durable(&self) -> bool {
         matches!(self, Self::Write { durable: true, .. })
     }
 
-    /// Whether it reads or writes a file in memory, which waits for nothing.
+    /// Whether it reads or writes a file in memory, which never waits.
     fn is_in_memory(&self) -> bool {
         match self {
             Self::Read { file, .. } => file.is_in_memory(),
@@ -383,7 +383,7 @@ impl Operation {
         }
     }
 
-    /// Takes note of `bytes` more having been moved. True where the operation is done.
+    /// Records that `bytes` more were transferred. Returns true if the operation is done.
     fn advance(&mut self, bytes: usize) -> bool {
         match self {
             Self::Receive { filled, least, .. } => {
@@ -398,10 +398,10 @@ impl Operation {
                 *filled = (*filled + bytes).min(*length);
                 let through_cache = past_cache.asked == 0;
                 if !through_cache {
-                    // What follows, if anything does, need not be aligned any more.
+                    // The rest, if any, no longer needs to be aligned.
                     *past_cache = PastCache { asked: 0, came: *filled };
                 }
-                // Too few, most likely because the file ends there: to ask for its size costs less than to read again.
+                // A short read, most likely at the end of the file: querying its size is cheaper than reading again.
                 *filled >= *length || (through_cache && bytes == 0) || file.ends_by(*offset + *filled as u64)
             }
             Self::Write { written, range, .. } => {
@@ -412,11 +412,11 @@ impl Operation {
         }
     }
 
-    /// Takes note of a failure. True where the operation goes on in another way: what cannot be read past the page cache is
-    /// read through it, and that says what is wrong, if anything is; what cannot be sent from a mapping is sent from a copy.
+    /// Handles a failure. Returns true if the operation continues in another way: a failed direct read continues through the page
+    /// cache, which reports any real error; data that cannot be sent from a mapping are sent from a copy.
     fn turns_back(&mut self, errno: Errno) -> bool {
         let (file, past_cache) = match self {
-            // The file was cut off meanwhile.
+            // The file was truncated in the meantime.
             Self::Send { message, .. } => return errno == Errno::FAULT && message.copy_mapped(),
             Self::Read { file, past_cache, .. } => (file, past_cache),
             _ => return false,

@@ -1,4 +1,4 @@
-//! What an engine has the lanes do: operations with files that it cannot carry out without waiting on its thread.
+//! Operations that an engine runs in the lanes: file operations that it cannot execute without blocking its thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,12 +8,12 @@ use rustix::io::{Errno, ReadWriteFlags};
 use super::{Completion, Operation, Token, Waker, next_read};
 use crate::lanes::{Lane, Origin, Queues};
 
-/// Operations of one engine in the lanes.
+/// The operations of one engine in the lanes.
 pub(super) struct OnLanes {
     queues: Queues,
     waker: Waker,
     finished: Arc<Mutex<Vec<Completion>>>,
-    /// Begun and not taken yet.
+    /// Started and not taken yet.
     begun: usize,
 }
 
@@ -22,7 +22,7 @@ impl OnLanes {
         Self { queues, waker, finished: Arc::default(), begun: 0 }
     }
 
-    /// Has a file's operation carried out; the engine is woken when it is done.
+    /// Executes a file operation in a lane and wakes the engine when it is done.
     pub(super) fn begin(&mut self, token: Token, mut operation: Operation) {
         self.begun += 1;
         let (finished, waker) = (Arc::clone(&self.finished), self.waker.clone());
@@ -35,7 +35,7 @@ impl OnLanes {
         });
     }
 
-    /// Appends what is done.
+    /// Appends the completed operations.
     pub(super) fn take(&mut self, done: &mut Vec<Completion>) {
         if self.begun > 0 {
             let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,7 +45,7 @@ impl OnLanes {
     }
 }
 
-/// Carries a file's operation out; `None` where it would have to wait and must not.
+/// Executes a file operation; `None` if it would have to wait and must not.
 pub(super) fn run(operation: &mut Operation, flags: ReadWriteFlags) -> Option<Result<(), Errno>> {
     loop {
         let moved = match operation {

@@ -1,4 +1,4 @@
-//! I/O where io_uring is forbidden: sockets by epoll, files by the lanes.
+//! I/O without io_uring: epoll for sockets, the lanes for files.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,11 +25,11 @@ pub struct Readiness {
     epoll: OwnedFd,
     waker: Waker,
     lanes: OnLanes,
-    /// By descriptor: what waits for it to be readable, and for it to be writable.
+    /// By descriptor: the operations that wait until it is readable, and until it is writable.
     sockets: HashMap<RawFd, Waiting>,
-    /// By descriptor: what waits for it once.
+    /// By descriptor: one-shot waits until it is readable.
     watched: HashMap<RawFd, (Token, Operation)>,
-    /// Done without waiting.
+    /// Completed without waiting.
     ready: Vec<Completion>,
     events: Vec<epoll::Event>,
 }
@@ -47,10 +47,10 @@ struct Waiting {
 }
 
 impl Readiness {
-    /// An engine that `waker` wakes, which has the threads of these queues do what blocks.
+    /// Creates an engine that `waker` wakes and that runs blocking operations on the threads of these queues.
     ///
     /// # Errors
-    /// Those of epoll.
+    /// Errors from epoll.
     pub fn new(waker: Waker, queues: Queues) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
@@ -65,7 +65,7 @@ impl Readiness {
         })
     }
 
-    /// Tries a socket's operation; it comes back where it has to wait.
+    /// Tries an operation on a socket; returns it if it has to wait.
     fn attempt(&mut self, token: Token, mut operation: Operation) -> Option<(Token, Operation)> {
         loop {
             let moved = match &mut operation {
@@ -144,7 +144,7 @@ impl Engine for Readiness {
     }
 
     fn forget(&mut self, socket: &Arc<OwnedFd>) {
-        // It fails only for what was never adopted.
+        // It fails only for a socket that was never adopted.
         let _ = epoll::delete(&self.epoll, &**socket);
         self.sockets.remove(&socket.as_raw_fd());
     }
@@ -165,7 +165,7 @@ impl Engine for Readiness {
                 }
             }
             mut file_operation => {
-                // What is in the page cache needs no thread.
+                // Data in the page cache need no thread.
                 let at_once = match file_operation {
                     _ if file_operation.is_in_memory() && !file_operation.is_durable() => {
                         Some(ReadWriteFlags::empty())

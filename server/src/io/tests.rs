@@ -1,4 +1,4 @@
-//! What every engine must do, run on both.
+//! Tests of the behavior that both engines must have.
 
 use std::cell::Cell;
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ thread_local! {
     static READS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// An engine asks the kernel to read.
+/// Counts a read that an engine submits to the kernel.
 pub(super) fn count_read() {
     READS.set(READS.get() + 1);
 }
@@ -48,7 +48,7 @@ fn on_both_with(test: impl Fn(&mut dyn Engine, &Waker, &Lanes)) {
             let waker = Waker::new().expect("a waker");
             test(&mut Uring::new(waker.clone(), queues()).expect("a ring"), &waker, &lanes);
         }
-        // Where this machine forbids it, the daemon would fall back too.
+        // If this machine forbids it, the daemon would also fall back.
         Err(unavailable) => {
             assert!(!matches!(unavailable, super::uring::Unavailable::Other(_)), "{unavailable}");
             skip(Need::IoUring, unavailable);
@@ -233,7 +233,7 @@ impl Frame for Bytes {
     }
 }
 
-/// An operation with a file, begun when the first one was.
+/// A file operation that began at the same time as the first one.
 fn file_op(id: u64) -> Purpose {
     static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
     Purpose::File(OpId(id), *BEGUN)
@@ -313,7 +313,7 @@ fn written_and_read(scratch: &TempDir) {
     });
 }
 
-/// Reads past the page cache, whatever is in it, where that is possible at all. The bytes, and how many came so.
+/// Reads directly, even if the data are cached, if that is possible at all. Returns the bytes, and how many were read directly.
 fn read_past_cache(
     engine: &mut dyn Engine,
     file: &Arc<OpenFile>,
@@ -357,7 +357,7 @@ fn what_is_read_past_the_page_cache_is_what_was_written_through_it() {
         let possible = file.direct_fd().is_some();
         let mut data: Vec<u8> = (0..1_000_001_u32).map(|i| (i % 239) as u8).collect();
         write(engine, &file, 0, &data);
-        // Offset, bytes wanted, bytes asked for: whole blocks, part of one, over the end, behind it.
+        // Offset, requested length, length of the direct read: whole blocks, part of a block, across the end, beyond the end.
         for (offset, length, asked) in [
             (0, 131_072, 131_072),
             (65_536, 100_001, 102_400),
@@ -365,7 +365,7 @@ fn what_is_read_past_the_page_cache_is_what_was_written_through_it() {
             (999_424, 65_536, 65_536),
             (1 << 20, 65_536, 65_536),
         ] {
-            // Dirty each time: the kernel writes first what it must.
+            // Dirty each time, so that the kernel must write back first.
             data[offset.min(1_000_000)] ^= 1;
             let changed = offset.min(1_000_000);
             write(engine, &file, changed as u64, &data[changed..=changed]);
@@ -388,7 +388,7 @@ fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
         write(engine, &file, 0, &data);
         rustix::fs::fsync(&*file).expect("synced");
         file.prepare_direct();
-        // Between two blocks of any device.
+        // Not aligned to the blocks of any device.
         let (bytes, _) = read_past_cache(engine, &file, 3, 100_000, 100_000);
         assert!(bytes == data[3..100_003]);
         let mut buffer = BufferPool::default().take(100_000).expect("a buffer");
@@ -396,7 +396,7 @@ fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
             rustix::io::pread(descriptor, buffer.bytes_mut(0..100_000), 3) == Err(Errno::INVAL)
         });
         if refused {
-            // Another handle shows when nothing of it is cached any more.
+            // A second handle shows when the file is no longer cached.
             let other = open(&volume, "f");
             let until = Instant::now() + DEADLINE;
             while other.direct_length(0, 65_536, 65_536).is_none() {
@@ -457,7 +457,7 @@ fn a_short_read_within_the_file_goes_on() {
     assert!(operation.advance(900));
 }
 
-/// Data that are available only when the sender is dropped, like a page that has to be fetched: a thread that reads them waits.
+/// Data that become available only when the sender is dropped, like a page that must be fetched: a thread that reads them blocks.
 struct Late {
     come: Mutex<Receiver<()>>,
     bytes: Vec<u8>,
@@ -521,7 +521,7 @@ fn more_operations_than_a_ring_has_room_for_complete_without_a_wait_in_between()
     const COUNT: usize = 500;
     let lanes = Lanes::start(1).expect("threads");
     let waker = Waker::new().expect("a waker");
-    // Eight completions.
+    // Space for eight completions.
     let engine = &mut Uring::with_entries(2, waker, lanes.queues().clone()).expect("a ring");
     let scratch = TempDir::new().expect("a directory");
     let volume = Volume::open(scratch.path()).expect("a volume").handle();
@@ -554,7 +554,7 @@ fn a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission() {
     on_both(|engine, _| {
         let volume = Volume::open(&disk.path()).expect("a volume").handle();
         let file = open(&volume, engine.name());
-        // Blocks that are there already: what is then measured is the flush of the device, and no work of the file system's.
+        // The blocks exist already, so that this measures the flush of the device and no work of the file system.
         write(engine, &file, 0, &[1; 64 * 4096]);
         rustix::fs::fsync(&*file).expect("synced");
         let (mut submitting, mut all) = (Duration::ZERO, Duration::ZERO);
@@ -567,7 +567,7 @@ fn a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission() {
                 written: 0,
                 durable: true,
             };
-            // Where the time of the last change is the present one, the kernel finds nothing to hand to another thread.
+            // If the modification time is already current, the kernel has nothing to hand to another thread.
             write(engine, &file, id * 4096, &[3; 4096]);
             let began = Instant::now();
             engine.submit(token(file_op(id)), operation);

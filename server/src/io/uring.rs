@@ -1,7 +1,7 @@
 //! I/O on an io_uring.
 //!
-//! Everything that the kernel reads or writes while an operation is in flight (buffers, message header, vectors) is
-//! owned by its slot, which does not move and is freed only after the completion.
+//! All memory that the kernel accesses while an operation is in flight (buffers, message header, vectors) is owned by the
+//! operation's slot, which does not move and is freed only after the completion.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ use crate::limits::RING_ENTRIES;
 /// user_data of the waker's poll; slots count from 0.
 const WAKER: u64 = u64::MAX;
 
-/// Why there is no ring.
+/// The reason why io_uring is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     /// A security policy, most often the default seccomp profile of a container runtime.
@@ -56,10 +56,10 @@ fn build(entries: u32) -> Result<IoUring, Unavailable> {
     })
 }
 
-/// Whether a ring can be had here with all that is needed.
+/// Checks that io_uring is available with all required features.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it is not available.
 pub fn probe() -> Result<(), Unavailable> {
     let ring = build(RING_ENTRIES)?;
     if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -80,7 +80,7 @@ pub fn probe() -> Result<(), Unavailable> {
     }
 }
 
-/// A place for an operation in flight and what its submission points to. It is used again when the operation is complete.
+/// A slot for an operation in flight and the memory that its submission points to. It is reused after the completion.
 struct Slot {
     /// `None`: the slot is free.
     in_flight: Option<(Token, Operation)>,
@@ -96,18 +96,18 @@ impl Slot {
     }
 }
 
-/// The engine of one event loop. To be made, used and dropped on the loop's thread.
+/// The engine of one event loop. It must be created, used and dropped on the loop's thread.
 pub struct Uring {
     ring: IoUring,
     waker: Waker,
-    /// What waits for stable storage: on XFS the kernel would wait for it at the submission, on this thread, and elsewhere on
-    /// threads of the ring's that other writes need.
+    /// For operations that wait for stable storage: on XFS the kernel would wait at submission, on this thread; on other file
+    /// systems, on threads of the ring that other writes need.
     lanes: OnLanes,
-    /// Done at their submission.
+    /// Completed at submission.
     ready: Vec<Completion>,
-    /// Completions that were taken off the ring to make room there: what completed, and its result.
+    /// Completions that were removed from the ring to make space: user data and result.
     set_aside: VecDeque<(u64, i32)>,
-    /// Boxed: the kernel has their addresses.
+    /// Boxed because the kernel holds their addresses.
     #[allow(clippy::vec_box, reason = "they must not move when the list grows")]
     slots: Vec<Box<Slot>>,
     free: Vec<usize>,
@@ -120,10 +120,10 @@ impl fmt::Debug for Uring {
 }
 
 impl Uring {
-    /// An engine that `waker` wakes, which has the threads of these queues do what waits for stable storage.
+    /// Creates an engine that `waker` wakes and that runs writes to stable storage on the threads of these queues.
     ///
     /// # Errors
-    /// Why there is no ring.
+    /// The reason why io_uring is not available.
     pub fn new(waker: Waker, queues: Queues) -> Result<Self, Unavailable> {
         Self::with_entries(RING_ENTRIES, waker, queues)
     }
@@ -150,14 +150,14 @@ impl Uring {
     }
 
     /// # Safety
-    /// What the entry points to must stay valid and unmoved until its completion.
+    /// All memory that the entry points to must stay valid and unmoved until its completion.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
         loop {
             // SAFETY: as the caller promises.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // Full: the kernel consumes it on submission, but for EBUSY: then completions must be taken off the ring first.
+            // Full. A submission empties it, except after EBUSY: then completions must be removed from the ring first.
             if let Err(error) = self.ring.submit() {
                 tracing::debug!(%error, "io_uring submission");
                 let completed = self.ring.completion();
@@ -166,7 +166,7 @@ impl Uring {
         }
     }
 
-    /// Submits what is left of the operation in `index`.
+    /// Submits the rest of the operation in slot `index`.
     fn start(&mut self, index: usize) {
         let Slot { in_flight, vectors, header } = &mut *self.slots[index];
         let (_, operation) = in_flight.as_mut().expect("an operation is in flight in its slot");
@@ -283,7 +283,7 @@ impl Engine for Uring {
         if operation.is_durable() {
             return self.lanes.begin(token, operation);
         }
-        // The ring has another thread do it, because tmpfs does not know operations that must not wait.
+        // The ring would use another thread, because tmpfs does not support non-blocking operations.
         if operation.is_in_memory()
             && let Some(result) = run(&mut operation, ReadWriteFlags::empty())
         {
@@ -318,7 +318,7 @@ impl Engine for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The kernel may still write to what is in flight: better leaked than reused. An orderly end has nothing left.
+        // The kernel may still write to operations in flight: leak them. After an orderly shutdown, none are left.
         for slot in self.slots.drain(..).filter(|slot| slot.in_flight.is_some()) {
             std::mem::forget(slot);
         }

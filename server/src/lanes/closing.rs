@@ -1,7 +1,7 @@
-//! Descriptors that are not closed, and mappings that are not removed, on a thread that must not wait.
+//! Closes descriptors and removes mappings for threads that must not wait.
 //!
-//! The last close(2) of an unlinked file frees its extents, and that of a file that was written gives back what was
-//! allocated ahead: for a large file on a busy device that takes seconds. munmap(2) visits every page that was mapped.
+//! The last close(2) of an unlinked file frees its extents, and that of a written file frees its preallocated blocks: for a
+//! large file on a busy device that takes seconds. munmap(2) visits every mapped page.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -13,12 +13,12 @@ thread_local! {
     static ELSEWHERE: RefCell<Option<Queues>> = const { RefCell::new(None) };
 }
 
-/// As long as it lives, descriptors of files that are dropped on its thread are closed by [`Lane::Close`].
+/// While this value exists, file descriptors that its thread drops are closed by [`Lane::Close`].
 #[derive(Debug)]
 pub struct ClosesElsewhere(PhantomData<*const ()>);
 
 impl ClosesElsewhere {
-    /// From now on, for the calling thread.
+    /// Enables this for the calling thread.
     #[must_use]
     pub fn on_this_thread(queues: &Queues) -> Self {
         ELSEWHERE.set(Some(queues.clone()));
@@ -35,19 +35,19 @@ impl Drop for ClosesElsewhere {
 /// A descriptor of a backend's file or directory.
 #[derive(Debug)]
 pub struct Descriptor {
-    /// None while it is dropped.
+    /// `None` while it is being dropped.
     fd: Option<OwnedFd>,
     closes_at_once: bool,
 }
 
 impl Descriptor {
-    /// Of a file, or of what may be one.
+    /// Wraps a descriptor of a file, or of something that may be a file.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd: Some(fd), closes_at_once: false }
     }
 
-    /// It is a directory's: the end of such a descriptor takes no time.
+    /// Marks the descriptor as that of a directory, which can be closed without delay.
     pub fn set_directory(&mut self) {
         self.closes_at_once = true;
     }
@@ -69,9 +69,9 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops what takes time to drop: in [`Lane::Close`] where this thread must not wait, else here.
+/// Drops a value that takes time to drop: in [`Lane::Close`] if this thread must not wait, otherwise here.
 pub fn drop_elsewhere<T: Send + 'static>(value: T) {
-    // Where the thread ends, there is no loop on it any more.
+    // If the thread is exiting, it no longer runs a loop.
     let elsewhere = ELSEWHERE.try_with(|queues| queues.borrow().clone()).ok().flatten();
     if let Some(queues) = elsewhere {
         queues.submit(Lane::Close, Origin::Server, move || drop(value));

@@ -1,8 +1,8 @@
 //! Lanes: the threads for system calls that block.
 //!
-//! Each lane waits for one kind of thing, and has threads and a queue of its own: what waits for stable storage does not
-//! hold up a look-up. In a lane the connections take turns, and none of them has all of the threads. `backend::lane` says
-//! which lane an operation belongs to; [`Share`] holds a connection back that has too much in one.
+//! Each lane waits for one kind of resource and has its own threads and queue: writes to stable storage do not delay look-ups.
+//! Within a lane, connections take turns, and none of them can occupy all threads. `backend::lane` assigns operations to lanes;
+//! [`Share`] limits how much a connection has in one lane.
 
 mod closing;
 mod queue;
@@ -21,28 +21,28 @@ use crate::limits::{
     LANE_JOBS_PER_CONNECTION_MAX, SYNC_THREADS_PER_WORKER, VOUCH_THREADS, WORKERS_MAX,
 };
 
-/// What the threads of a lane wait for.
+/// A lane, by what its threads wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Names, attributes and listings that are read.
+    /// Reads of names, attributes and listings.
     LookUp,
-    /// Names and attributes that are changed, without stable storage.
+    /// Changes of names and attributes, without stable storage.
     Change,
     /// Contents of files, without stable storage.
     Data,
-    /// Stable storage.
+    /// Writes to stable storage.
     Sync,
-    /// A target that is asked whether it has kept what it said is on stable storage.
+    /// Waits for a target to confirm that it has not lost acknowledged data.
     Vouch,
-    /// The end of descriptors: the last one of an unlinked file frees its extents.
+    /// Closes descriptors: the last close of an unlinked file frees its extents.
     Close,
 }
 
 impl Lane {
-    /// All of them, in the order in which they end: each may give work to those after it.
+    /// All lanes, in the order in which they end: each can submit jobs to those after it.
     pub const ALL: [Self; 6] = [Self::LookUp, Self::Change, Self::Data, Self::Sync, Self::Vouch, Self::Close];
 
-    /// How metrics and threads name it.
+    /// Its name in metrics and thread names.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,7 +55,7 @@ impl Lane {
         }
     }
 
-    /// Whether the end of what it does promises a client that something was done, which a target must not have lost.
+    /// Whether completing a job promises a client that a change was made, which a target must not have lost.
     #[must_use]
     pub fn promises(self) -> bool {
         match self {
@@ -64,29 +64,29 @@ impl Lane {
         }
     }
 
-    /// Its threads, where the configuration asks for `workers`.
+    /// Number of its threads if `workers` are configured.
     #[must_use]
     pub fn threads(self, workers: usize) -> usize {
         match self {
             Self::LookUp | Self::Change | Self::Data => workers,
-            // They use no processor, and the file system commits what many ask for at once.
+            // They use no CPU time, and the file system commits concurrent requests together.
             Self::Sync => (workers * SYNC_THREADS_PER_WORKER).min(WORKERS_MAX),
             Self::Vouch => VOUCH_THREADS,
             Self::Close => CLOSE_THREADS,
         }
     }
 
-    /// How long a thread that was idle lets jobs come together before it begins.
+    /// How long an idle thread waits for jobs to accumulate before it starts.
     fn pause(self) -> Option<Duration> {
         match self {
             Self::LookUp | Self::Change | Self::Data | Self::Sync | Self::Vouch => None,
-            // A client has its answer before the descriptor is closed.
+            // Clients receive their answer before the descriptor is closed.
             Self::Close => Some(CLOSE_PAUSE),
         }
     }
 }
 
-/// Where a job comes from: those of one origin take their turn beside those of others.
+/// The origin of a job: the jobs of different origins take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A connection, by its id.
@@ -110,35 +110,35 @@ impl Queues {
         &self.0[lane as usize]
     }
 
-    /// Runs `job` on a thread of the lane; those of one origin begin in the order in which they come.
+    /// Runs `job` on a thread of the lane; jobs of one origin start in order of arrival.
     pub fn submit(&self, lane: Lane, origin: Origin, job: impl FnOnce() + Send + 'static) {
         if let Err(job) = self.of(lane).push(origin, Box::new(job)) {
-            // The server ends, and the lane's threads have ended already.
+            // The server is shutting down, and the threads of the lane have already exited.
             job();
         }
     }
 
-    /// Jobs that wait for a thread.
+    /// Number of jobs that wait for a thread.
     #[must_use]
     pub fn waiting(&self, lane: Lane) -> usize {
         self.of(lane).waiting()
     }
 
-    /// Whether a connection that has `begun` jobs in the lane may have one more there.
+    /// Whether a connection with `begun` jobs in the lane may add another.
     #[must_use]
     pub fn has_room(&self, lane: Lane, begun: usize) -> bool {
         begun < LANE_JOBS_GUARANTEED
             || (begun < LANE_JOBS_PER_CONNECTION_MAX && self.waiting(lane) < LANE_JOBS_MAX)
     }
 
-    /// Whether so many descriptors wait to be closed that a CLOSE is answered only after them.
+    /// Whether too many descriptors wait to be closed, so that a CLOSE is answered only after them.
     #[must_use]
     pub fn closes_are_late(&self) -> bool {
         self.waiting(Lane::Close) >= CLOSES_WAITING_MAX
     }
 }
 
-/// The threads of all lanes. Dropping it runs what is queued and joins them.
+/// The threads of all lanes. Dropping it runs all queued jobs and joins the threads.
 pub struct Lanes {
     queues: Queues,
     threads: Vec<(Lane, JoinHandle<()>)>,
@@ -151,10 +151,10 @@ impl fmt::Debug for Lanes {
 }
 
 impl Lanes {
-    /// Starts the threads that [`Lane::threads`] says for `workers`.
+    /// Starts the number of threads that [`Lane::threads`] returns for `workers`.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// Errors from starting a thread.
     pub fn start(workers: usize) -> std::io::Result<Self> {
         let queues = Queues(Arc::new(Lane::ALL.map(|lane| Queue::new(lane.threads(workers), lane.pause()))));
         let mut lanes = Self { queues, threads: Vec::new() };
@@ -169,7 +169,7 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// The queues alone: a clone of them does not keep the threads running.
+    /// The queues. A clone of them does not keep the threads running.
     #[must_use]
     pub fn queues(&self) -> &Queues {
         &self.queues
@@ -177,7 +177,7 @@ impl Lanes {
 }
 
 fn serve(lane: Lane, queues: &Queues) {
-    // A descriptor that a job drops is closed by the closing lane.
+    // Descriptors that a job drops are closed by the close lane.
     let _elsewhere = (lane != Lane::Close).then(|| ClosesElsewhere::on_this_thread(queues));
     queues.of(lane).serve();
 }
@@ -187,7 +187,7 @@ impl Drop for Lanes {
         for lane in Lane::ALL {
             self.queues.of(lane).end();
             for (_, thread) in self.threads.extract_if(.., |(of, _)| *of == lane) {
-                // A panic of a job was reported where it happened.
+                // The panic hook has already reported a panic of a job.
                 let _ = thread.join();
             }
         }
@@ -230,7 +230,7 @@ mod tests {
                 let _ = blocked.lock().expect("no panic").recv();
             });
         }
-        // Of the same connection, too.
+        // Even for the same connection.
         for lane in [Lane::LookUp, Lane::Change, Lane::Data, Lane::Vouch, Lane::Close] {
             let (done, is_done) = channel();
             lanes.queues().submit(lane, Origin::Connection(1), move || done.send(()).expect("waited for"));

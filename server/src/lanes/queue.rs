@@ -1,4 +1,4 @@
-//! The queue of one lane: origins take turns, and none has all threads.
+//! The queue of one lane: origins take turns, and none of them can occupy all threads.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,28 +14,28 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 pub(super) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
-    /// Jobs that have not begun; written with the lock held, read without it.
+    /// Jobs that have not started; written with the lock held, read without it.
     waiting: AtomicUsize,
-    /// Threads that one connection may have.
+    /// Threads that one connection may occupy.
     share: usize,
-    /// How long a thread that was woken lets jobs come together.
+    /// How long a woken thread waits for more jobs to accumulate.
     pause: Option<Duration>,
 }
 
 #[derive(Default)]
 struct State {
     lines: HashMap<Origin, Line>,
-    /// Origins that have a job and may begin it, each once.
+    /// Origins with a job that may start, each listed once.
     turns: VecDeque<Origin>,
-    /// Lists of jobs of earlier lines, to be used again.
+    /// Job lists of earlier lines, for reuse.
     spare: Vec<VecDeque<Job>>,
     idle: usize,
-    /// Threads that were woken and have not looked for a job yet.
+    /// Threads that were woken and have not checked for a job yet.
     woken: usize,
     ended: bool,
 }
 
-/// Jobs of one origin. Exists while there is one that waits or runs.
+/// Jobs of one origin. Exists while a job waits or runs.
 struct Line {
     jobs: VecDeque<Job>,
     running: usize,
@@ -43,14 +43,14 @@ struct Line {
 }
 
 impl Queue {
-    /// The queue for so many threads. A thread that was idle begins `pause` after the first job has come: it then finds several
-    /// jobs, and each of them costs less than to wake a thread.
+    /// Creates the queue for `threads` threads. An idle thread starts `pause` after the first job arrives: it then finds several
+    /// jobs, and each of them costs less than waking a thread.
     pub(super) fn new(threads: usize, pause: Option<Duration>) -> Self {
         Self {
             state: Mutex::default(),
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
-            // A quarter is left to others, where there are enough for that.
+            // A quarter is reserved for others, if there are enough threads.
             share: (threads - threads / 4).max(1),
             pause,
         }
@@ -64,7 +64,7 @@ impl Queue {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Queues a job; gives it back after [`Queue::end`].
+    /// Queues a job; returns it after [`Queue::end`].
     pub(super) fn push(&self, origin: Origin, job: Job) -> Result<(), Job> {
         let mut state = self.lock();
         if state.ended {
@@ -79,7 +79,7 @@ impl Queue {
         line.jobs.push_back(job);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let enters = line.enters(origin, self.share, turns);
-        // Many jobs that come at once wake one thread, which wakes the next.
+        // Many jobs that arrive together wake one thread, which wakes the next.
         let wake = enters && state.woken == 0 && state.wakes();
         drop(state);
         if wake {
@@ -88,7 +88,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Runs jobs until [`Queue::end`], and what is queued then.
+    /// Runs jobs until [`Queue::end`], including those queued by then.
     pub(super) fn serve(&self) {
         let mut state = self.lock();
         loop {
@@ -98,7 +98,7 @@ impl Queue {
                 if wake {
                     self.changed.notify_one();
                 }
-                // A panic was reported where it happened.
+                // The panic hook has already reported the panic.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
                 self.ran(&mut state, origin);
@@ -122,7 +122,7 @@ impl Queue {
             state = self.lock();
         }
         state.idle -= 1;
-        // Zero where the thread woke up without being woken.
+        // Zero after a spurious wakeup.
         state.woken = state.woken.saturating_sub(1);
         state
     }
@@ -141,7 +141,7 @@ impl Queue {
     fn ran(&self, state: &mut State, origin: Origin) {
         let line = state.lines.get_mut(&origin).expect("a line with a job that runs");
         line.running -= 1;
-        // Taken by this thread, where no other has a turn.
+        // This thread takes it if no other origin has a turn.
         line.enters(origin, self.share, &mut state.turns);
         if line.running == 0 && line.jobs.is_empty() {
             let line = state.lines.remove(&origin).expect("it was just there");
@@ -151,7 +151,7 @@ impl Queue {
         }
     }
 
-    /// Takes no more jobs; threads end when none is left.
+    /// Rejects new jobs; threads exit when no job is left.
     pub(super) fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
@@ -159,7 +159,7 @@ impl Queue {
 }
 
 impl State {
-    /// Whether a thread is to be woken: one that is idle and was not woken yet. It counts as woken.
+    /// Whether to wake a thread: one that is idle and not woken yet. It then counts as woken.
     fn wakes(&mut self) -> bool {
         let wakes = self.idle > self.woken;
         self.woken += usize::from(wakes);
@@ -168,7 +168,7 @@ impl State {
 }
 
 impl Line {
-    /// Takes a turn, where it has a job that may begin and no turn yet. Whether it did.
+    /// Queues a turn if it has a job that may start and no turn yet. Returns whether it did.
     fn enters(&mut self, origin: Origin, share: usize, turns: &mut VecDeque<Origin>) -> bool {
         let may_run = match origin {
             Origin::Connection(_) => self.running < share,
@@ -193,7 +193,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(20);
 
-    /// A queue with threads, and what its jobs say.
+    /// A queue with threads, and the numbers that its jobs report.
     struct Served {
         queue: Arc<Queue>,
         threads: Vec<std::thread::JoinHandle<()>>,
@@ -215,7 +215,7 @@ mod tests {
             Self { queue, threads, said: channel() }
         }
 
-        /// A job that says its number and then waits until the sender is dropped.
+        /// Queues a job that reports its number and then waits until the sender is dropped.
         fn blocking(&self, origin: u64, number: u64) -> Sender<()> {
             let (release, blocked) = channel();
             let said = self.said.0.clone();
@@ -262,7 +262,7 @@ mod tests {
     fn no_job_is_left_to_a_thread_that_is_idle() {
         for pause in [None, Some(Duration::from_micros(50))] {
             let served = Served::with_pause(3, pause);
-            // Each job is queued when the threads fall asleep, wake up or are about to.
+            // Each job is queued while threads fall asleep, wake up or are about to.
             for number in 0..5000 {
                 let said = served.said.0.clone();
                 served.push(number % 2, move || said.send(number).expect("heard"));
@@ -285,7 +285,7 @@ mod tests {
         let other = served.blocking(2, 100);
         assert_eq!(served.hear(), 100, "the flood leaves room");
         drop(other);
-        // Only one that has ended makes place for the next.
+        // The next job of the connection starts only after one has ended.
         assert!(served.said.1.try_recv().is_err());
         for number in begun {
             flood[number as usize] = None;

@@ -1,20 +1,20 @@
-//! What one connection has in the lanes, and what of it waits for room there.
+//! The jobs of one connection in the lanes, and those that wait for room there.
 
 use std::collections::VecDeque;
 
 use super::{Lane, Queues};
 
-/// A connection's part of the lanes. While something waits here, nothing more is received from its peer.
+/// A connection's share of the lanes. While anything waits here, nothing more is received from its peer.
 #[derive(Debug)]
 pub struct Share<T> {
     lanes: [Part<T>; Lane::ALL.len()],
-    /// In all of them.
+    /// Total of all lanes.
     waiting: usize,
 }
 
 #[derive(Debug)]
 struct Part<T> {
-    /// Given to the lane and not ended.
+    /// Submitted to the lane and not ended.
     begun: usize,
     waiting: VecDeque<T>,
 }
@@ -32,13 +32,13 @@ impl<T> Share<T> {
         self.waiting > 0
     }
 
-    /// Has something wait its turn; [`Share::next`] gives it back.
+    /// Queues an item; [`Share::next`] returns it.
     pub fn queue(&mut self, lane: Lane, what: T) {
         self.lanes[lane as usize].waiting.push_back(what);
         self.waiting += 1;
     }
 
-    /// The next that may begin, and where. It counts as begun.
+    /// Returns the next item that may start, and its lane. It counts as begun.
     pub fn next(&mut self, queues: &Queues) -> Option<(Lane, T)> {
         if self.waiting == 0 {
             return None;
@@ -55,12 +55,12 @@ impl<T> Share<T> {
         next
     }
 
-    /// Something that has been given to a lane without asking for room.
+    /// Counts a job that was submitted to a lane without checking for room.
     pub fn begun(&mut self, lane: Lane) {
         self.lanes[lane as usize].begun += 1;
     }
 
-    /// Something that was given to a lane has ended.
+    /// Records that a job in a lane has ended.
     pub fn ended(&mut self, lane: Lane) {
         self.lanes[lane as usize].begun -= 1;
     }

@@ -1,32 +1,32 @@
-//! RDMA devices that came after the container of this server was made.
+//! RDMA devices that appeared after the server's container was created.
 //!
-//! A container is given its device nodes when it is made. A device that is plugged in later shows in sysfs, but nothing opens
-//! it: the server reports it (`later_rdma_devices` of GetServerInfo), and the program that runs the container makes a new one.
-//! Where there is no container, udev makes the node, and the device is used without further ado.
+//! A container receives its device nodes when it is created. A device that is plugged in later is visible in sysfs, but has no
+//! node in the container: the server reports it (`later_rdma_devices` of GetServerInfo), and the program that runs the container
+//! creates a new one. Without a container, udev creates the node, and the device is used automatically.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Devices of verbs (module ib_uverbs), in sysfs.
+/// Verbs devices (module ib_uverbs) in sysfs.
 const VERBS: &str = "sys/class/infiniband_verbs";
-/// Their nodes.
+/// Their device nodes.
 const NODES: &str = "dev/infiniband";
 
-/// Knows which devices there were at the beginning.
+/// Records which devices existed at startup.
 pub struct Later {
     root: PathBuf,
     at_start: BTreeSet<String>,
 }
 
 impl Later {
-    /// To be made when the server starts. `root` is `/`.
+    /// Must be created when the server starts. `root` is `/`.
     #[must_use]
     pub fn begin(root: &Path) -> Self {
         Self { root: root.to_owned(), at_start: verbs(root).map(|(device, _)| device).collect() }
     }
 
-    /// Names of the devices, such as `mlx5_1`, that have come since and that no node opens.
+    /// Names of the devices, such as `mlx5_1`, that appeared later and have no device node.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         let closed = |node: &String| !self.root.join(NODES).join(node).exists();
@@ -37,7 +37,7 @@ impl Later {
     }
 }
 
-/// Each device and its node.
+/// Returns each device and its node.
 fn verbs(root: &Path) -> impl Iterator<Item = (String, String)> {
     let entries = fs::read_dir(root.join(VERBS)).into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -64,7 +64,7 @@ mod tests {
         };
         assert!(Later::begin(root.path()).devices().is_empty(), "no RDMA at all");
 
-        // That this one has no node is nothing that a new container would fix.
+        // A new container would not fix the missing node of this device.
         appear("uverbs0", "mlx5_0");
         let later = Later::begin(root.path());
         assert!(later.devices().is_empty());
@@ -73,7 +73,7 @@ mod tests {
         open("uverbs1");
         assert!(later.devices().is_empty());
 
-        // The same NIC under another number, as after a reset of its bus.
+        // The same NIC under another number, as after a bus reset.
         fs::remove_dir_all(root.path().join(VERBS).join("uverbs0")).expect("there");
         appear("uverbs2", "mlx5_0");
         assert!(later.devices().is_empty(), "it was there");

@@ -1,4 +1,4 @@
-//! Where the server takes connections over RDMA: at the addresses of devices that are there and up, which may come and go.
+//! Listens for connections over RDMA at the addresses of active devices, which can appear and disappear.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -17,15 +17,15 @@ use crate::interfaces;
 use crate::limits::LISTEN_BACKLOG;
 use crate::metrics::Metrics;
 
-/// How often devices and addresses are looked at.
+/// How often devices and addresses are checked.
 const REFRESH: Duration = Duration::from_secs(5);
 
-/// Which ports to listen on.
+/// The ports to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// InfiniBand and RoCE, which have a port space of their own.
+    /// InfiniBand and RoCE, which have a separate port space.
     pub rdma: u16,
-    /// iWARP, with connections of TCP ([MS-SMBD] 1.9).
+    /// iWARP, which uses TCP connections ([MS-SMBD] 1.9).
     pub iwarp: u16,
 }
 
@@ -35,7 +35,7 @@ impl Default for Ports {
     }
 }
 
-/// Where it listens now.
+/// The addresses that the server listens on.
 #[derive(Clone, Debug, Default)]
 pub struct Listening(Arc<Mutex<BTreeSet<SocketAddr>>>);
 
@@ -57,25 +57,25 @@ impl Listening {
     }
 }
 
-/// What the thread of the listeners needs.
+/// The configuration of the listener thread.
 pub struct Listeners {
-    /// Where clients come by TCP: of these addresses, those with an RDMA device are listened on.
+    /// The TCP listening addresses: the server listens on those that have an RDMA device.
     pub tcp: Vec<SocketAddr>,
-    /// Which ports.
+    /// The ports.
     pub ports: Ports,
-    /// The event loops that take the connections.
+    /// The event loops that handle the connections.
     pub loops: Loops,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// To be kept true.
+    /// Updated with the current addresses.
     pub listening: Listening,
 }
 
 impl Listeners {
-    /// Listens for as long as the process lives, on a thread of its own.
+    /// Listens on a separate thread for the lifetime of the process.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be created.
     pub fn start(self) -> Result<(), std::io::Error> {
         std::thread::Builder::new().name("rdma".to_owned()).spawn(move || self.run()).map(drop)
     }
@@ -97,7 +97,7 @@ impl Listeners {
         }
     }
 
-    /// Until the channel breaks.
+    /// Listens until the channel breaks.
     fn listen(&self, channel: &Arc<EventChannel>) {
         let mut held: HashMap<SocketAddr, Listener> = HashMap::new();
         let mut failed: BTreeMap<SocketAddr, Errno> = BTreeMap::new();
@@ -130,7 +130,7 @@ impl Listeners {
                         }
                     }
                     CmEvent::DeviceRemoved(key) | CmEvent::Ended(key, _) => {
-                        // Its identifier must be given up for the device to go.
+                        // Its identifier must be released before the device can be removed.
                         held.retain(|_, listener| listener.key() != key);
                         looked = None;
                     }
@@ -179,7 +179,7 @@ impl Listeners {
     }
 }
 
-/// Where to listen, and for which device: at those addresses of ports that are up that may be announced to clients.
+/// Returns the addresses to listen on, with their devices: addresses of active ports that may be announced to clients.
 fn wanted(
     inventory: &Inventory,
     locals: &[Local],

@@ -1,4 +1,4 @@
-//! RDMA: where the server listens, and what an event loop has of it.
+//! RDMA: listeners, and the RDMA state of an event loop.
 
 pub mod later;
 pub mod listener;
@@ -18,30 +18,30 @@ use crate::buffers::BufferPool;
 use crate::limits::{RDMA_CLOSING_MAX, TRIM_BYTES_MAX};
 use crate::transport::smb_direct::{SmbDirect, settings};
 
-/// What happened to a connection of an event loop.
+/// An event of an event loop's connection.
 pub(crate) enum Event {
-    /// It is up.
+    /// It is established.
     Established,
-    /// Something of it was completed.
+    /// It has completions.
     Ready,
-    /// It is down.
+    /// It has ended.
     Ended(&'static str),
 }
 
-/// An event loop's RDMA: where events and completions of its connections come.
+/// An event loop's RDMA state: delivers events and completions of its connections.
 pub(crate) struct Rdma {
     channel: Arc<EventChannel>,
     events: Arc<OwnedFd>,
     devices: HashMap<DeviceKey, OnDevice>,
-    /// Connections, by how events name them.
+    /// Connections, by their key in events.
     connections: HashMap<CmKey, u64>,
     closing: Closing<Endpoint>,
     budget: Budget,
-    /// Of the event loop.
+    /// The index of the event loop.
     index: usize,
 }
 
-/// A thread that drops: the kernel may take seconds to let go of a queue pair that a peer has left in disorder, and the
+/// A thread that drops endpoints: the kernel can take seconds to release a queue pair that a peer has left in disorder, and the
 /// other connections of an event loop must not wait for that.
 struct Closing<T> {
     dropped: Sender<T>,
@@ -64,7 +64,7 @@ impl<T: Send + 'static> Closing<T> {
 
     fn drop(&self, thing: T) {
         self.count.fetch_add(1, Ordering::Relaxed);
-        // The thread ends with the sender; were it gone, the thing would be dropped here.
+        // The thread exits after the sender is dropped. If it were gone, the value would be dropped here.
         let _ = self.dropped.send(thing);
     }
 
@@ -80,7 +80,7 @@ struct OnDevice {
 }
 
 impl Rdma {
-    /// Of the event loop `index`, with buffers that are drawn from a budget.
+    /// Creates the state of event loop `index`, with buffers that are charged to a budget.
     pub(crate) fn new(budget: Budget, index: usize) -> Result<Self, String> {
         let channel = EventChannel::new().map_err(|error| error.to_string())?;
         let closing = Closing::new().map_err(|error| error.to_string())?;
@@ -95,18 +95,18 @@ impl Rdma {
         })
     }
 
-    /// What to wait for from the start.
+    /// The descriptor to wait for from the start.
     pub(crate) fn events(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.events)
     }
 
-    /// Whether this is still to be waited for.
+    /// Whether to continue to wait for this descriptor.
     pub(crate) fn waits_for(&self, descriptor: &Arc<OwnedFd>) -> bool {
         Arc::ptr_eq(descriptor, &self.events)
             || self.devices.values().any(|device| Arc::ptr_eq(descriptor, &device.completions))
     }
 
-    /// Accepts a peer as connection `id`. Where its buffers come from, and what else is to be waited for, comes with it.
+    /// Accepts a peer as connection `id`. Also returns the pool of its buffers, and a further descriptor to wait for.
     pub(crate) fn accept(
         &mut self,
         id: u64,
@@ -138,13 +138,13 @@ impl Rdma {
         Ok((link, buffers, watch))
     }
 
-    /// A connection is closed.
+    /// Closes a connection.
     pub(crate) fn close(&mut self, endpoint: Endpoint) {
         self.connections.remove(&endpoint.key());
         self.closing.drop(endpoint);
     }
 
-    /// What has happened since, by connection.
+    /// Takes the events since the last call, by connection.
     pub(crate) fn take(&mut self) -> Vec<(u64, Event)> {
         let mut found = Vec::new();
         while let Some(event) = self.channel.next() {
@@ -152,7 +152,7 @@ impl Rdma {
                 CmEvent::Established(key) => (key, Event::Established),
                 CmEvent::Ended(key, reason) => (key, Event::Ended(reason)),
                 CmEvent::DeviceRemoved(key) => (key, Event::Ended("the RDMA device was removed")),
-                // Only listeners are asked for connections, and theirs is another channel; no connection starts from here.
+                // Connection requests go to listeners, which have another channel; no connection is started from here.
                 CmEvent::Connect(_) | CmEvent::Resolved(_) => continue,
             };
             found.extend(self.connections.get(&key).map(|id| (*id, event)));
@@ -169,7 +169,7 @@ impl Rdma {
         found
     }
 
-    /// Gives back to the kernel what was not needed since the last call.
+    /// Returns memory to the kernel that was not needed since the last call.
     pub(crate) fn trim(&self) {
         for device in self.devices.values() {
             device.buffers.trim(TRIM_BYTES_MAX);
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits when it is dropped until it is signalled.
+    /// Waits in its drop until it is signalled.
     struct Slow(Receiver<()>);
 
     impl Drop for Slow {

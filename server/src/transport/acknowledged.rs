@@ -1,5 +1,5 @@
-//! Whether a peer's machine still acknowledges what TCP sends it: one that does may be as slow as it likes, one that does not
-//! is gone, whatever its sessions hold.
+//! Detects a peer that no longer acknowledges what TCP sends: a peer that acknowledges can be arbitrarily slow; one that does
+//! not is considered gone, regardless of what its sessions hold.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,21 +11,21 @@ use crate::limits::{
     BREAK_UNACKNOWLEDGED_TIME_MAX, SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX, UNACKNOWLEDGED_TIME_MAX,
 };
 
-/// What TCP knows of the other end.
+/// TCP's state of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outstanding {
-    /// Segments that were sent and not acknowledged. None while the peer's window is closed, if it answers probes.
+    /// Segments that were sent but not acknowledged. None while the peer's window is closed, if it answers probes.
     pub(crate) segments: u32,
     /// Time since the last acknowledgment of anything.
     pub(crate) quiet: Duration,
 }
 
-/// Asks the kernel.
+/// Queries the kernel.
 ///
 /// # Errors
-/// As getsockopt(2).
+/// Errors from getsockopt(2).
 pub(crate) fn outstanding(socket: impl AsFd) -> Result<Outstanding, Errno> {
-    // SAFETY: a tcp_info is all integers, for which zero is a value.
+    // SAFETY: a tcp_info consists of integers, for which zero is a valid value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
@@ -48,19 +48,19 @@ pub(crate) fn outstanding(socket: impl AsFd) -> Result<Outstanding, Errno> {
     })
 }
 
-/// What is to be watched of one connection.
+/// Acknowledgment state of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Unacknowledged {
-    /// Something was sent since all was seen to be acknowledged.
+    /// Something was sent since everything was last acknowledged.
     sent: bool,
-    /// How long a break that was among it, and that others may wait for, can be outstanding.
+    /// How long a break among the sent data, which others may wait for, can be outstanding.
     break_time_max: Option<Duration>,
-    /// Since when something was outstanding at each look.
+    /// Since when every check has found something outstanding.
     since: Option<Instant>,
 }
 
 impl Unacknowledged {
-    /// Something is given to TCP: a break for a client of so many channels, or with 0 something else.
+    /// Records data passed to TCP: a break for a client with `break_channels` channels, or other data if 0.
     pub(crate) fn sending(&mut self, break_channels: usize) {
         self.sent = true;
         let time_max = match break_channels {
@@ -71,12 +71,12 @@ impl Unacknowledged {
         self.break_time_max = Some(self.break_time_max.map_or(time_max, |before| before.min(time_max)));
     }
 
-    /// Whether [`Self::is_gone`] has anything to look at.
+    /// Whether [`Self::is_gone`] needs to be called.
     pub(crate) fn is_watched(&self) -> bool {
         self.sent
     }
 
-    /// Whether the peer has been silent for too long. `queued`: there is more that TCP has not been given yet. To be asked
+    /// Whether the peer has been silent for too long. `queued`: more data are queued that TCP has not received yet. To be called
     /// about once a second.
     pub(crate) fn is_gone(&mut self, now: Instant, outstanding: Outstanding, queued: bool) -> bool {
         if outstanding.segments == 0 {
@@ -87,7 +87,7 @@ impl Unacknowledged {
             return false;
         }
         let since = *self.since.get_or_insert(now);
-        // An acknowledgment of anything counts; the time before the first look does not count against the peer.
+        // Any acknowledgment counts; the time before the first check is not held against the peer.
         let silent = outstanding.quiet.min(now.saturating_duration_since(since));
         silent >= self.break_time_max.unwrap_or(UNACKNOWLEDGED_TIME_MAX)
     }
@@ -102,7 +102,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// How many looks, a second apart, until the peer counts as gone; 1000 where it never does.
+    /// Number of checks, a second apart, until the peer counts as gone; 1000 if it never does.
     fn looks(break_channels: usize, mut outstanding: impl FnMut(u32) -> Outstanding) -> u32 {
         let mut watched = Unacknowledged::default();
         watched.sending(break_channels);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_silent_peer_is_gone_after_its_time_and_sooner_where_others_wait() {
-        // What was acknowledged long before is nothing against the peer.
+        // An old acknowledgment is not held against the peer.
         let silent = |look| Outstanding { segments: 1, quiet: SECOND * (500 + look) };
         assert_eq!(looks(2, silent), BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
         assert_eq!(looks(1, silent), SOLE_BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
@@ -156,7 +156,7 @@ mod tests {
         let (_theirs, _) = listener.accept().expect("a connection");
         ours.set_nonblocking(true).expect("a socket");
         while ours.write(&[1; 65_536]).is_ok() {}
-        // The window is closed by now or soon.
+        // The window is closed now or will be soon.
         let deadline = Instant::now() + Duration::from_secs(20);
         while outstanding(&ours).expect("a TCP socket").segments > 0 {
             assert!(Instant::now() < deadline, "the kernel acknowledges for a process that does not read");

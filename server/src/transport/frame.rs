@@ -1,4 +1,4 @@
-//! What all transports do with frames: where their parts lie in a buffer, and how they are sealed.
+//! Common handling of frames in all transports: layout in a buffer, and sealing.
 
 use std::ops::Range;
 
@@ -7,15 +7,14 @@ use forebay_smb::engine::{Disconnect, Sealer, Segment, Segments};
 use crate::buffers::{Buffer, PAGE, ReadBuffer};
 use crate::memory::Allowance;
 
-/// Where the data of a WRITE begin: 64 bytes of header, 48 of the request ([MS-SMB2] 2.2.21).
+/// Offset of the data of a WRITE: 64 bytes of header, 48 of the request ([MS-SMB2] 2.2.21).
 pub(crate) const WRITE_DATA: isize = 112;
 /// Length of a transform header ([MS-SMB2] 2.2.41).
 pub(crate) const TRANSFORM: isize = 52;
-/// Most bytes that a transport puts before a frame.
+/// Maximum number of bytes that a transport puts before a frame.
 const PREFIX: usize = 4;
 
-/// Puts a response into one buffer, in the range returned, sealed where that is asked for. Before it there is place for a
-/// prefix.
+/// Puts a response into one buffer, in the returned range, sealed if `seal` is set. There is room for a prefix in front of it.
 pub(crate) fn in_one_piece(
     segments: Segments,
     seal: Option<Sealer>,
@@ -30,7 +29,7 @@ pub(crate) fn in_one_piece(
     Ok((buffer, start - TRANSFORM..end))
 }
 
-/// Puts all segments in one buffer, from the position returned on: before the data that were read, if there is place.
+/// Puts all segments in one buffer, from the returned position: headers in front of the read data if there is room.
 fn contiguous(segments: Segments, length: usize, memory: &Allowance) -> Result<(Buffer, isize), Disconnect> {
     let segments = match segments.into_inner() {
         Ok([Segment::Bytes(headers), Segment::Payload(payload)])

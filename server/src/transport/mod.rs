@@ -1,4 +1,4 @@
-//! Transports: how frames come in and responses go out.
+//! Transports: receive frames and send responses.
 
 pub(crate) mod acknowledged;
 mod frame;

@@ -1,8 +1,8 @@
-//! SMB Direct ([MS-SMBD]): the protocol's state machine over an endpoint of verbs.
+//! SMB Direct ([MS-SMBD]): the protocol state machine over an RDMA verbs endpoint.
 //!
-//! Requests come in slots of the endpoint and are copied out of them at once: they are small, because payload does not
-//! travel in messages. Payload is fetched from the peer's memory into a registered buffer, which is then written, and
-//! READ data go from the registered buffer that they were read into to the peer's memory. No CPU touches either.
+//! Requests arrive in slots of the endpoint and are immediately copied out: they are small, because payload is not part of
+//! messages. WRITE data are fetched from the peer's memory into a registered buffer, which is then written to the file. READ
+//! data are sent from the registered buffer that they were read into to the peer's memory. No CPU touches either.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -24,43 +24,42 @@ use crate::metrics::Metrics;
 /// A connection over RDMA.
 pub(crate) struct SmbDirect {
     peer: SocketAddr,
-    /// None once it is closed.
+    /// `None` once it is closed.
     endpoint: Option<Endpoint>,
     protocol: Connection,
-    /// Slots in which no receive is under way and nothing is kept.
+    /// Slots with no posted receive and no held data.
     slots: Vec<u16>,
-    /// Received, still in slots: there was no buffer for them. The peer has as many credits less.
+    /// Received messages that are still in slots because no buffer was available. They reduce the peer's credits.
     unframed: VecDeque<Unframed>,
-    /// Received and not yet taken.
+    /// Received frames that are not yet taken.
     frames: VecDeque<FrameBuffer>,
-    /// Responses that wait until what belongs before them is under way.
+    /// Responses that wait until their RDMA WRITEs are posted.
     outbox: VecDeque<Outgoing>,
-    /// Held buffers of responses that are being sent, their bytes, and what they take of limits until then.
+    /// Responses being sent: held buffer, length, and share of limits that is held until then.
     sending: HashMap<u64, (u32, u32, Held)>,
     next_message: u64,
-    /// Bytes of responses, and of what goes before them, that are not sent.
+    /// Unsent bytes of responses and of their RDMA WRITEs.
     bytes: u64,
     fetches: HashMap<u64, Fetch>,
-    /// RDMA READs to be begun, in order.
+    /// RDMA READs to post, in order.
     to_fetch: VecDeque<(Piece, Remote, u64)>,
     fetched: VecDeque<(OpId, FrameBuffer)>,
     done: Vec<Completed>,
     progress: Progress,
 }
 
-/// Since when the device has been working on what it was given, with nothing of it done. How often it tries again, and how
-/// long it waits in between, is for the peer to say ([MS-SMBD] 3.1.4.1 leaves it to the connection request): for ever, if it
-/// likes.
+/// Since when the device has had work without completing any of it. The peer determines the number of retries and the delay
+/// between them ([MS-SMBD] 3.1.4.1 leaves them to the connection request), and can make them infinite.
 #[derive(Debug, Default)]
 struct Progress(Option<Instant>);
 
 impl Progress {
-    /// Something is done.
+    /// Records that the device completed something.
     fn made(&mut self) {
         self.0 = None;
     }
 
-    /// Whether something is under way.
+    /// Records whether work is in progress.
     fn under_way(&mut self, is: bool, now: Instant) {
         self.0 = is.then(|| self.0.unwrap_or(now));
     }
@@ -71,16 +70,16 @@ impl Progress {
 }
 
 struct Outgoing {
-    /// RDMA WRITEs to be begun before.
+    /// RDMA WRITEs to post before the response.
     writes: VecDeque<(Piece, Remote)>,
     buffer: u32,
     length: u32,
     invalidate: Option<Token>,
-    /// What it takes of limits until it is sent.
+    /// Its share of limits, held until it is sent.
     limited: Held,
 }
 
-/// A message in the slots that it was received in.
+/// A message that is still in the slots in which it was received.
 struct Unframed {
     segments: Vec<Segment>,
     length: usize,
@@ -92,11 +91,12 @@ struct Fetch {
     left: u32,
 }
 
-/// How a connection on `device` is set up, and the sizes of its endpoint. `stall_time_max`: time for the rest of a message.
+/// Returns the configuration of a connection on `device`, and the sizes of its endpoint. `stall_time_max` limits the time for the
+/// rest of a message.
 pub(crate) fn settings(device: &Device, stall_time_max: Duration) -> (Config, Sizes) {
     let mut config = Config::passive();
     config.rest_timeout = stall_time_max;
-    // A header and two pieces are enough: responses lie in one piece.
+    // A header and two pieces are enough: a response is in one piece.
     config.send_segments_max = (device.pieces_max().saturating_sub(1) as usize).clamp(1, 2);
     let work = device.work_max().min(u32::from(u16::MAX)) as u16;
     config.receive_credit_max = config.receive_credit_max.min(work.saturating_sub(1));
@@ -114,7 +114,7 @@ impl SmbDirect {
     /// Accepts a peer.
     ///
     /// # Errors
-    /// Why not, for the log.
+    /// The reason, for the log.
     pub(crate) fn accept(
         endpoint: Endpoint,
         config: Config,
@@ -140,25 +140,25 @@ impl SmbDirect {
             done: Vec::new(),
             progress: Progress::default(),
         };
-        // The first message may come before the connection is reported to be up.
+        // The first message can arrive before the connection is reported as established.
         link.post_receives().map_err(|disconnect| disconnect.0.to_owned())?;
         let endpoint = link.endpoint.as_mut().expect("just given");
         endpoint.accept().map_err(|errno| errno.to_string())?;
         Ok(link)
     }
 
-    /// Bytes of responses that are not sent.
+    /// Unsent bytes of responses.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The connection is up.
+    /// Handles the establishment of the connection.
     pub(crate) fn established(&mut self, now: Instant) -> Result<(), Disconnect> {
         self.protocol.handle_established();
         self.pump(now)
     }
 
-    /// Takes what was completed.
+    /// Processes completions.
     pub(crate) fn ready(
         &mut self,
         now: Instant,
@@ -174,7 +174,7 @@ impl SmbDirect {
         self.pump(now)
     }
 
-    /// The connection is down. What was completed until then tells the log why.
+    /// Handles the loss of the connection. Earlier completions provide the reason for the log.
     pub(crate) fn lost(
         &mut self,
         now: Instant,
@@ -276,7 +276,7 @@ impl SmbDirect {
         Ok(())
     }
 
-    /// A peer that sends faster than its requests are taken runs out of receives.
+    /// Posts receives in free slots. A peer that sends faster than its requests are processed runs out of receives.
     fn post_receives(&mut self) -> Result<(), Disconnect> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
         let mut posted = 0;
@@ -292,7 +292,7 @@ impl SmbDirect {
         Ok(())
     }
 
-    /// The next frame of what was received. `frame_bytes_max` is the longest that the peer may send now.
+    /// Returns the next received frame. `frame_bytes_max` is the longest that the peer may send now.
     pub(crate) fn next(
         &mut self,
         frame_bytes_max: u32,
@@ -313,7 +313,7 @@ impl SmbDirect {
         Ok(Some(frame))
     }
 
-    /// Drops what was received and not taken.
+    /// Drops received frames that are not taken.
     pub(crate) fn discard(&mut self) {
         self.unframed.clear();
         self.frames.clear();
@@ -353,7 +353,7 @@ impl SmbDirect {
         Ok(())
     }
 
-    /// Begins to fetch the data of a WRITE from the peer into a buffer; [`SmbDirect::next_fetched`] gives them.
+    /// Starts to fetch the data of a WRITE from the peer into a buffer; [`SmbDirect::next_fetched`] returns them.
     pub(crate) fn fetch(
         &mut self,
         op: OpId,
@@ -368,12 +368,12 @@ impl SmbDirect {
         Ok(())
     }
 
-    /// The data of a WRITE that have come.
+    /// Returns the fetched data of a WRITE.
     pub(crate) fn next_fetched(&mut self) -> Option<(OpId, FrameBuffer)> {
         self.fetched.pop_front()
     }
 
-    /// Begins all that can be begun now.
+    /// Starts everything that can start now.
     pub(crate) fn pump(&mut self, now: Instant) -> Result<(), Disconnect> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
         while endpoint.reads_left() > 0
@@ -426,7 +426,7 @@ impl SmbDirect {
         Ok(())
     }
 
-    /// Looks at the clock; to be called about every second.
+    /// Checks timeouts; to be called about once a second.
     pub(crate) fn tick(&mut self, now: Instant, stall_time_max: Duration) -> Result<(), Disconnect> {
         if self.protocol.poll_timeout().is_some_and(|at| at <= now) {
             self.protocol.handle_timeout(now).map_err(|reason| self.ended(reason))?;
@@ -437,14 +437,14 @@ impl SmbDirect {
         self.pump(now)
     }
 
-    /// Sends what is queued, and then ends the connection.
+    /// Sends all queued responses, and then ends the connection.
     pub(crate) fn leave(&mut self, now: Instant) -> Result<(), Disconnect> {
         self.pump(now)?;
         self.protocol.shutdown(now).map_err(|reason| self.ended(reason))
     }
 
-    /// Ends the connection. The endpoint comes back, to be dropped where nothing waits for it, and what was being fetched: it
-    /// will not come any more.
+    /// Ends the connection. Returns the endpoint, to be dropped where nothing waits for it, and the operations with data that
+    /// were being fetched: they will not arrive any more.
     pub(crate) fn close(&mut self) -> (Option<Endpoint>, Vec<OpId>) {
         self.unframed.clear();
         self.frames.clear();
@@ -476,7 +476,7 @@ fn broken(errno: rustix::io::Errno) -> Disconnect {
     Disconnect("connection reset")
 }
 
-/// `buffer`, or a copy of it that the device can reach.
+/// Returns `buffer`, or a copy of it that the device can access.
 fn registered(buffer: Buffer, start: isize, length: u32, memory: &Allowance) -> Result<Buffer, Disconnect> {
     if buffer.region().is_some() {
         return Ok(buffer);
@@ -487,12 +487,12 @@ fn registered(buffer: Buffer, start: isize, length: u32, memory: &Allowance) -> 
     Ok(copy)
 }
 
-/// A buffer for a frame of so many bytes, of which the first lie before the buffer's data.
+/// Takes a buffer for a frame of `length` bytes. The first bytes are stored in front of the buffer's data.
 fn frame_buffer(length: usize, memory: &mut Allowance) -> Option<Buffer> {
     memory.take(length.saturating_sub(WRITE_DATA.unsigned_abs()))
 }
 
-/// Copies a message out of its slots, which are free then.
+/// Copies a message out of its slots, and frees the slots.
 fn frame(
     mut buffer: Buffer,
     length: usize,
@@ -512,7 +512,7 @@ fn frame(
     FrameBuffer::new(buffer, -WRITE_DATA, length)
 }
 
-/// What goes between a held buffer and the peer's memory.
+/// Pairs the pieces of a held buffer with pieces of the peer's memory.
 fn pieces(buffer: u32, remote: &RemoteBuffer, length: u32) -> impl Iterator<Item = (Piece, Remote)> {
     let mut start = 0;
     remote.pieces(length).map(move |there| {
@@ -534,7 +534,7 @@ mod tests {
         let mut progress = Progress::default();
         assert!(!progress.is_stalled(began + 2 * TIME_MAX, TIME_MAX), "nothing is to be done");
         progress.under_way(true, began);
-        // More is given to it, which is no progress.
+        // Posting more work is not progress.
         progress.under_way(true, began + TIME_MAX);
         assert!(!progress.is_stalled(began + TIME_MAX, TIME_MAX));
         assert!(progress.is_stalled(began + TIME_MAX + second, TIME_MAX));

@@ -1,8 +1,8 @@
-//! Direct TCP ([MS-SMB2] 2.1): frames behind a zero byte and 24 bits of length.
+//! Direct TCP ([MS-SMB2] 2.1): each frame follows a zero byte and a 24-bit length.
 //!
-//! What comes is received into a staging buffer first, many small frames at once. Of a frame that is not all there the
-//! rest is received into a buffer of its own, placed so that the data of a WRITE lie on a page; after it only a few
-//! bytes are staged, so that the payload of the next one goes where it belongs without a copy.
+//! Data are first received into a staging buffer, many small frames at a time. The rest of an incomplete frame is received into
+//! a separate buffer, placed so that the data of a WRITE start on a page; after it, only a few bytes are staged, so that the
+//! payload of the next frame is received in place without a copy.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ use crate::limits::{
 use crate::memory::Allowance;
 
 const PREFIX: usize = 4;
-/// How a sealed frame begins.
+/// First bytes of a sealed frame.
 const SEALED: &[u8] = b"\xfdSMB";
 
 /// A connection over TCP.
@@ -31,9 +31,9 @@ pub(crate) struct TcpLink {
     pub(crate) socket: Arc<OwnedFd>,
     pub(crate) receiver: Receiver,
     pub(crate) queue: SendQueue,
-    /// When the send in flight was begun.
+    /// When the send in flight started.
     pub(crate) sending: Option<Instant>,
-    /// What the peer's machine has not acknowledged.
+    /// State of data that the peer's machine has not acknowledged.
     pub(crate) unacknowledged: Unacknowledged,
 }
 
@@ -60,7 +60,7 @@ impl TcpLink {
         Ok(())
     }
 
-    /// Whether the peer's machine has acknowledged nothing for too long; to be asked about once a second.
+    /// Whether the peer's machine has acknowledged nothing for too long; to be called about once a second.
     pub(crate) fn is_silent(&mut self, now: Instant) -> bool {
         if !self.unacknowledged.is_watched() {
             return false;
@@ -73,18 +73,18 @@ impl TcpLink {
 /// The receiving side of a connection.
 pub(crate) struct Receiver {
     state: State,
-    /// The last frame did not fit in the staging buffer.
+    /// Whether the last frame did not fit in the staging buffer.
     large: bool,
-    /// What the frame that has begun takes.
+    /// The time that the incomplete frame takes.
     rest: Rest,
 }
 
-/// How long the rest of a frame that has begun takes to come. Time in which the server receives nothing does not count.
+/// How long the rest of an incomplete frame takes to arrive. Time in which the server does not receive does not count.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rest {
-    /// Time of the receives that are done.
+    /// Duration of the completed receives.
     spent: Duration,
-    /// When the receive in flight was begun.
+    /// When the receive in flight started.
     since: Option<Instant>,
 }
 
@@ -103,25 +103,25 @@ impl Rest {
 }
 
 enum State {
-    /// `buffer[from..to]` is received and not yet taken.
+    /// `buffer[from..to]` is received but not yet taken.
     Staged { buffer: Buffer, from: usize, to: usize },
     /// The operation is in flight.
     Waiting,
-    /// A frame begun in the staging buffer, to be received to its end.
+    /// A frame that started in the staging buffer, and is received to its end.
     Partial { buffer: Buffer, start: isize, filled: usize, length: usize },
-    /// A whole large frame.
+    /// A complete large frame.
     Whole(FrameBuffer),
     /// Nothing is held.
     Empty,
 }
 
-/// What the receiver has.
+/// The result of taking a frame.
 pub(crate) enum Received {
     /// A frame.
     Frame(FrameBuffer),
-    /// Not enough: receive more.
+    /// Not enough data: receive more.
     More,
-    /// A frame is to be received, and there is no buffer for it yet.
+    /// A frame is waiting, but no buffer is available for it yet.
     Short,
 }
 
@@ -130,7 +130,7 @@ impl Receiver {
         Self { state: State::Empty, large: false, rest: Rest::default() }
     }
 
-    /// The operation that receives more; `None` while one is in flight or a frame is to be taken first.
+    /// Returns the operation that receives more; `None` while one is in flight or a frame must be taken first.
     pub(crate) fn operation(
         &mut self,
         socket: &Arc<OwnedFd>,
@@ -162,7 +162,7 @@ impl Receiver {
         Ok(Some(Operation::Receive { socket, buffer, start, filled, least, most }))
     }
 
-    /// For how long the rest of a frame has been received.
+    /// How long the rest of a frame has been received.
     pub(crate) fn time_of_rest(&self, now: Instant) -> Duration {
         self.rest.time(now)
     }
@@ -171,7 +171,7 @@ impl Receiver {
         if self.large { STAGING_AFTER_LARGE_BYTES } else { STAGING_BYTES }
     }
 
-    /// Takes back what [`Receiver::operation`] gave out. False where the peer has sent its last byte.
+    /// Takes back the buffer of [`Receiver::operation`]. Returns false if the peer has sent its last byte.
     pub(crate) fn completed(
         &mut self,
         buffer: Buffer,
@@ -195,7 +195,7 @@ impl Receiver {
         true
     }
 
-    /// Drops what is received and not yet taken, whole frames and begun ones.
+    /// Drops received data that are not yet taken, complete and incomplete frames.
     pub(crate) fn discard(&mut self) {
         if !self.is_waiting() {
             self.state = State::Empty;
@@ -207,7 +207,7 @@ impl Receiver {
         matches!(self.state, State::Waiting)
     }
 
-    /// The next frame of what was received. `frame_bytes_max` is the longest that the peer may send now.
+    /// Returns the next received frame. `frame_bytes_max` is the longest that the peer may send now.
     pub(crate) fn next(
         &mut self,
         frame_bytes_max: u32,
@@ -237,7 +237,7 @@ impl Receiver {
     ) -> Result<Received, Disconnect> {
         let staged = buffer.bytes(from.cast_signed()..to.cast_signed());
         if staged.is_empty() {
-            // An idle connection holds no buffer but the one it waits with.
+            // An idle connection holds only the buffer of its pending receive.
             return Ok(Received::More);
         }
         let Some((&[zero, a, b, c], rest)) = staged.split_first_chunk() else {
@@ -258,7 +258,7 @@ impl Receiver {
         }
         let start = if rest.starts_with(SEALED) { -WRITE_DATA - TRANSFORM } else { -WRITE_DATA };
         let there = rest.len().min(length);
-        // What lies before the buffer's data needs no place among them.
+        // Bytes in front of the buffer's data need no room in the data.
         let Some(mut frame) = memory.take(length.saturating_sub(start.unsigned_abs())) else {
             self.state = State::Staged { buffer, from, to };
             return Ok(Received::Short);
@@ -282,12 +282,12 @@ impl Receiver {
 #[derive(Default)]
 pub(crate) struct SendQueue {
     messages: VecDeque<Message>,
-    /// Bytes queued, and those being sent.
+    /// Bytes queued or being sent.
     bytes: u64,
 }
 
 impl SendQueue {
-    /// Bytes queued, and those being sent.
+    /// Bytes queued or being sent.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -297,12 +297,12 @@ impl SendQueue {
         self.messages.push_back(message);
     }
 
-    /// Bytes of the next frame that sending copies from the page cache.
+    /// Bytes of the next frame that are copied from the page cache when sent.
     pub(crate) fn next_mapped_bytes(&self) -> usize {
         self.messages.front().map_or(0, Message::mapped_bytes)
     }
 
-    /// The next message to send, small ones gathered.
+    /// Returns the next message to send; gathers small messages.
     pub(crate) fn take(&mut self, spare: &mut SpareParts) -> Option<Message> {
         let mut message = self.messages.pop_front()?;
         let is_mapped = message.mapped_bytes() > 0;
@@ -315,12 +315,12 @@ impl SendQueue {
         Some(message)
     }
 
-    /// A message that [`SendQueue::take`] gave out is done.
+    /// Records that a message from [`SendQueue::take`] is done.
     pub(crate) fn completed(&mut self, message: &Message) {
         self.bytes -= message.length() as u64;
     }
 
-    /// Drops what is queued.
+    /// Drops the queued messages.
     pub(crate) fn clear(&mut self) {
         for message in self.messages.drain(..) {
             self.bytes -= message.length() as u64;
@@ -328,7 +328,7 @@ impl SendQueue {
     }
 }
 
-/// Makes a message of a frame, sealing it where that is asked for.
+/// Converts a frame to a message, and seals it if requested.
 fn message(transmit: Transmit, memory: &Allowance, spare: &mut SpareParts) -> Result<Message, Disconnect> {
     let length = transmit.len();
     let Transmit { segments, seal, held, .. } = transmit;
@@ -355,7 +355,7 @@ fn message(transmit: Transmit, memory: &Allowance, spare: &mut SpareParts) -> Re
     Ok(Message::new(parts).holding(held))
 }
 
-/// Data that were read, in a buffer or in a mapping.
+/// Converts read data, in a buffer or in a mapping, to a part.
 fn data(payload: Box<dyn Payload>) -> Result<Part, Disconnect> {
     let payload = match payload.into_any().downcast::<MappedRead>() {
         Ok(read) => return Ok(Part::Mapped(*read)),
@@ -385,7 +385,7 @@ mod tests {
         [&prefix(payload.len()).expect("it fits"), payload].concat()
     }
 
-    /// Feeds `wire` in pieces of at most `piece` bytes and returns the frames that come out.
+    /// Feeds `wire` in pieces of at most `piece` bytes and returns the resulting frames.
     fn frames(wire: &[u8], piece: usize, frame_bytes_max: u32) -> Result<Vec<FrameBuffer>, Disconnect> {
         let mut memory = Allowance::alone();
         let socket = Arc::new(OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket")));

@@ -1,4 +1,4 @@
-//! Security descriptors that files keep.
+//! Security descriptors of files.
 
 use forebay_smb::descriptor::{Kept, Owner};
 use forebay_smb::wire::AccessMask;
@@ -19,7 +19,7 @@ fn everyone(mask: AccessMask) -> Box<Kept> {
     list(vec![Ace::allow(Sid::everyone(), mask)])
 }
 
-/// One that a directory passes on.
+/// A descriptor that a directory passes on.
 fn passed_on(mask: AccessMask) -> Box<Kept> {
     let ace_flags = AceFlags::OBJECT_INHERIT | AceFlags::CONTAINER_INHERIT;
     let all = Ace::allow(Sid::everyone(), AccessMask::FILE_ALL_ACCESS);
@@ -38,7 +38,7 @@ impl Fixture {
         self.done(FsOpKind::SetDescriptor { handle: handle.clone(), descriptor }).expect("set");
     }
 
-    /// The volume as a server finds it that starts.
+    /// Reopens the volume, as a server does when it starts.
     fn again(&mut self) {
         self.volume = Volume::open(&self.root).expect("a volume").handle();
     }
@@ -64,7 +64,7 @@ fn a_descriptor_is_kept_and_goes_with_its_file() {
     let descriptors = opened.descriptors.expect("kept");
     assert_eq!((descriptors.own, descriptors.directory), (Some(*everyone(READ)), None));
     assert_eq!(f.open(request("b")).expect("opened").descriptors, None);
-    // Clients do not see it as an attribute of theirs.
+    // Clients do not see it as an extended attribute.
     assert_eq!(f.eas(&opened.handle), Ok(Vec::new()));
     f.set_descriptor(&opened.handle, None);
     f.set_descriptor(&opened.handle, None);
@@ -75,7 +75,7 @@ fn a_descriptor_is_kept_and_goes_with_its_file() {
 fn the_longest_lists_are_kept_where_the_file_system_has_room() {
     let f = Fixture::new();
     let file = f.file("a");
-    // More than is read at once, less than a block of ext4.
+    // More than the first read returns, less than a block of ext4.
     let long = list((0..100).map(|uid| Ace::allow(Sid::unix_user(uid), READ)).collect());
     assert!(long.encode().expect("short enough").len() > 2048);
     f.set_descriptor(&file, Some(long.clone()));
@@ -112,9 +112,9 @@ fn what_is_new_inherits_or_has_what_it_was_given_before_it_has_its_name() {
         assert_eq!(f.open(new(path, kind)).err(), Some(NtStatus::OBJECT_NAME_COLLISION), "{path}");
     }
     assert_eq!(f.names("d"), ["directory", "file"], "nothing is left of the way there");
-    // Where nothing is passed on there is nothing.
+    // Without an inheritable descriptor, the file has none.
     assert_eq!(f.open(new("plain", ObjectKind::File)).expect("made").descriptors, None);
-    // Given, in a volume that has none yet.
+    // A descriptor in the request, in a volume that has none yet.
     let f = Fixture::new();
     let descriptor = Some(everyone(READ));
     let given = OpenRequest { descriptor: descriptor.clone(), ..new("given", ObjectKind::File) };
@@ -128,7 +128,7 @@ fn what_is_new_inherits_or_has_what_it_was_given_before_it_has_its_name() {
     assert!(f.names("").is_empty());
 }
 
-/// The owner that makes files here.
+/// The owner of files that the tests create.
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
 #[test]
@@ -147,12 +147,12 @@ fn a_directory_lets_add_what_its_list_allows() {
     assert_eq!(make("files/b", directory, true).map(drop), denied);
     let sub = make("directories/a", directory, true).expect("allowed");
     assert_eq!(make("directories/b", file, true).map(drop), denied);
-    // Names are new where files get them.
+    // A rename or a link adds a name to the target directory.
     assert_eq!(f.rename(&handle, "directories/c", false), denied);
     assert_eq!(f.link(&handle, "directories/c", false), denied);
     assert_eq!(f.rename(&sub, "files/c", false), denied);
     assert_eq!(f.link(&handle, "files/c", false), Ok(()));
-    // A client with the POSIX extensions is not held to lists.
+    // Access lists are not enforced for a client with the POSIX extensions.
     let unchecked = make("directories/d", file, false).expect("allowed");
     assert_eq!(f.rename(&unchecked, "directories/e", false), Ok(()));
 }

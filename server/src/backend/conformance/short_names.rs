@@ -33,10 +33,10 @@ fn short_names_stand_for_names_where_that_is_clear() {
     for unknown in ["AAAAAA~1", "none/AAAAAA~1", ""] {
         assert_eq!(long(unknown), unknown);
     }
-    // A file that is called so comes first.
+    // A file with exactly this name takes precedence.
     make(&format!("a long directory/{file}"), ObjectKind::File);
     assert_eq!(long(&format!("{directory}/{file}")), format!("a long directory/{file}"));
-    // Two that have the same.
+    // Two files with the same short name.
     let twins = ["twin number 6411", "twin number 36941"];
     let short = short_name::of(twins[0]);
     assert_eq!(short, short_name::of(twins[1]));

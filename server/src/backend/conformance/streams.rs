@@ -103,7 +103,7 @@ fn a_stream_has_a_longest_size() {
     }
     assert_eq!(f.set_end(&stream, 65_536), Err(NtStatus::FILE_SYSTEM_LIMITATION));
     assert_eq!(f.stat(&stream).end_of_file, 0);
-    // Some file systems have less room.
+    // Some file systems have less space.
     match f.write(&stream, 0, &[b'x'; 65_535]) {
         Ok(written) => {
             assert_eq!(written, 65_535);
@@ -122,7 +122,7 @@ fn a_file_has_no_more_streams_than_can_be_listed() {
     let open = |number| f.open_stream("a", &format!("{number:0200}"), OpenMode::New);
     let refused = (0..1000).find_map(|number| open(number).err().map(|status| (number, status)));
     let (count, status) = refused.expect("not without end");
-    // Some file systems have less room.
+    // Some file systems have less space.
     assert!([NtStatus::FILE_SYSTEM_LIMITATION, NtStatus::DISK_FULL].contains(&status), "{status:?}");
     assert_eq!(f.streams(&file).len(), count);
     f.overwrite(&file, true);
@@ -140,7 +140,7 @@ fn streams_go_with_their_file_or_alone() {
     assert_eq!(f.read(&f.stream("c", "one"), 0, 10).as_deref(), Ok(&b"1"[..]), "they belong to the file");
     f.unlink(one.clone()).expect("removed");
     assert_eq!(f.streams(&file), [("two".to_owned(), 0)]);
-    // What is gone does not come back by a handle from before.
+    // A write through an old handle does not bring a removed stream back.
     assert_eq!(f.write(&one, 0, b"1"), Err(NtStatus::FILE_DELETED));
     assert_eq!(f.read(&one, 0, 1), Err(NtStatus::FILE_DELETED));
     assert_eq!(f.streams(&file).len(), 1);

@@ -1,8 +1,8 @@
-//! What is known of a file: the file system's own attributes, and those of DOS in an extended attribute.
+//! File attributes: those of the file system, and DOS attributes in an extended attribute.
 //!
-//! READONLY, HIDDEN, SYSTEM, ARCHIVE and their like, a creation time that was set, and whether the file is a reparse
-//! point, are kept in `user.forebay.dos`. A file without it is an ARCHIVE made at its birth time. A file system without user
-//! extended attributes serves all the same; such settings are then forgotten, and there are no reparse points.
+//! `user.forebay.dos` stores READONLY, HIDDEN, SYSTEM, ARCHIVE and similar attributes, an explicitly set creation time, and
+//! whether the file is a reparse point. A file without it is an ARCHIVE created at its birth time. A file system without user
+//! extended attributes can still be served, but it loses such settings and has no reparse points.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,11 +25,11 @@ use crate::clock;
 const XATTR: &CStr = c"user.forebay.dos";
 /// REPARSE_DATA_BUFFER of a reparse point.
 const REPARSE_DATA: &CStr = c"user.forebay.reparse";
-/// S_ISGID: what is made in the directory belongs to its group.
+/// S_ISGID: entries created in the directory inherit its group.
 const SET_GID: u32 = 0o2000;
 const XATTR_VERSION: u8 = 1;
 const XATTR_BYTES: usize = 13;
-/// Version 2 has the tag and the kind of a reparse point in addition.
+/// Version 2 adds the tag and the kind of a reparse point.
 const XATTR_VERSION_REPARSE: u8 = 2;
 const XATTR_BYTES_MAX: usize = 18;
 
@@ -46,22 +46,22 @@ const REPARSE_POINT: u32 = 0x400;
 const OFFLINE: u32 = 0x1000;
 const NOT_CONTENT_INDEXED: u32 = 0x2000;
 
-/// Attributes that are kept; the others follow from what the file is.
+/// Attributes that are stored; the others follow from the kind of file.
 const KEPT: u32 =
     READONLY | HIDDEN | SYSTEM | ARCHIVE | TEMPORARY | SPARSE_FILE | OFFLINE | NOT_CONTENT_INDEXED;
-/// Those of them that mean nothing on a directory.
+/// Stored attributes that have no meaning on a directory.
 const FILES_ONLY: u32 = TEMPORARY | SPARSE_FILE;
 
 /// The contents of the extended attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Dos {
     attributes: u32,
-    /// 0 where it was never set.
+    /// 0 if it was never set.
     creation: u64,
     reparse: Option<ReparsePoint>,
 }
 
-/// Kinds in the order of their numbers on disk.
+/// Kinds in the order of their on-disk numbers.
 const KINDS: [FileKind; 7] = [
     FileKind::Regular,
     FileKind::Directory,
@@ -100,13 +100,13 @@ impl Dos {
         bytes
     }
 
-    /// What a file without the attribute is taken for.
+    /// The value for a file without the attribute.
     fn default_of(directory: bool) -> Self {
         Self { attributes: if directory { 0 } else { ARCHIVE }, creation: 0, reparse: None }
     }
 }
 
-/// Whether the file system under `fd` keeps user extended attributes.
+/// Whether the file system of `fd` supports user extended attributes.
 pub(super) fn kept(fd: BorrowedFd<'_>) -> bool {
     let mut bytes = [0; XATTR_BYTES_MAX];
     !matches!(rustix::fs::fgetxattr(fd, XATTR, &mut bytes), Err(Errno::OPNOTSUPP | Errno::NOSYS))
@@ -114,13 +114,13 @@ pub(super) fn kept(fd: BorrowedFd<'_>) -> bool {
 
 fn read_dos(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
     match rustix::fs::fgetxattr(fd, XATTR, &mut *bytes) {
-        // Of an O_PATH descriptor.
+        // An O_PATH descriptor.
         Err(Errno::BADF) => rustix::fs::getxattr(path::proc_path(fd), XATTR, bytes),
         result => result,
     }
 }
 
-/// What is kept of an open file now: to change it.
+/// Returns the stored attributes of an open file, in order to change them.
 fn dos_of_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Dos> {
     let mut bytes = [0; XATTR_BYTES_MAX];
     if !volume.xattrs {
@@ -130,7 +130,7 @@ fn dos_of_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Dos> {
     Dos::parse(bytes.get(..length)?)
 }
 
-/// What is kept of a file that has the attributes `x`: by `read`, unless it is known to have none.
+/// Returns the stored attributes of a file with the attributes `x`, using `read` unless the file is known to have none.
 fn dos_of(volume: &Volume, x: &Statx, read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Option<Dos> {
     if !volume.xattrs {
         return None;
@@ -151,7 +151,7 @@ fn dos_of(volume: &Volume, x: &Statx, read: impl FnOnce(&mut [u8]) -> Result<usi
     }
 }
 
-/// What `statx` is asked for.
+/// The fields requested from `statx`.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// Attributes of an open file.
@@ -159,19 +159,19 @@ pub(super) fn stat(file: &OpenFile) -> Result<Stat, NtStatus> {
     stat_fd(&file.volume, file.fd.as_fd()).map_err(status)?.ok_or(NtStatus::ACCESS_DENIED)
 }
 
-/// Attributes of what `fd` is open on; `None` where it is neither a file nor a directory.
+/// Attributes of the file or directory behind `fd`; `None` if it is neither.
 pub(super) fn stat_fd(volume: &Volume, fd: BorrowedFd<'_>) -> Result<Option<Stat>, Errno> {
     let x = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, WANTED)?;
     Ok(served(&x).then(|| build(&x, dos_of(volume, &x, |bytes| read_dos(fd, bytes)))))
 }
 
-/// The same of a file that has just been made, and so has no attributes of DOS yet.
+/// Like [`stat_fd`], for a newly created file, which has no DOS attributes yet.
 pub(super) fn stat_new(fd: BorrowedFd<'_>) -> Result<Option<Stat>, Errno> {
     let x = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, WANTED)?;
     Ok(served(&x).then(|| build(&x, None)))
 }
 
-/// Attributes of the entry `name` of a directory; `None` where it is neither a file nor a directory.
+/// Attributes of the entry `name` of a directory; `None` if it is neither a file nor a directory.
 pub(super) fn stat_entry(
     volume: &Volume,
     directory: BorrowedFd<'_>,
@@ -184,19 +184,19 @@ pub(super) fn stat_entry(
     })
 }
 
-/// Identity of the entry `name` of a directory, whatever it is, and whether it is a directory.
+/// Returns the identity of the entry `name` of a directory, for any file type, and whether it is a directory.
 pub(super) fn key_of_entry(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(FileKey, bool), Errno> {
     let x =
         rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE | StatxFlags::INO)?;
     Ok((key(&x), file_type(&x) == FileType::Directory))
 }
 
-/// Identity of what a descriptor is open on.
+/// Returns the identity of the file behind a descriptor.
 pub(super) fn key_of(fd: BorrowedFd<'_>) -> Result<FileKey, Errno> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).map(|x| key(&x))
 }
 
-/// Whether two descriptors are open on the same directory.
+/// Whether two descriptors refer to the same directory.
 pub(super) fn same(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(key_of(a)? == key_of(b)?)
 }
@@ -248,7 +248,7 @@ fn build(x: &Statx, dos: Option<Dos>) -> Stat {
     }
 }
 
-/// Attributes of a stream of what has `attributes`.
+/// Attributes of a stream of a file with `attributes`.
 pub(super) fn without_directory(attributes: u32) -> u32 {
     match attributes & !DIRECTORY {
         0 => NORMAL,
@@ -256,7 +256,7 @@ pub(super) fn without_directory(attributes: u32) -> u32 {
     }
 }
 
-/// Gives a new file the attributes that its maker asked for.
+/// Sets the attributes that the creator of a new file requested.
 pub(super) fn set_new(file: &OpenFile, asked: u32) -> Result<(), NtStatus> {
     if !keeps_new(file, asked) {
         return Ok(());
@@ -265,13 +265,13 @@ pub(super) fn set_new(file: &OpenFile, asked: u32) -> Result<(), NtStatus> {
     store(file, Dos { attributes: attributes_of_new(default, asked), ..default })
 }
 
-/// Whether attributes of a new file are kept: they are not those that every file has.
+/// Whether the attributes of a new file must be stored because they differ from the defaults.
 pub(super) fn keeps_new(file: &OpenFile, asked: u32) -> bool {
     let default = Dos::default_of(file.directory);
     attributes_of_new(default, asked) != default.attributes
 }
 
-/// A new file is always to be archived ([MS-FSA] 2.1.5.1.1).
+/// A new file always has ARCHIVE ([MS-FSA] 2.1.5.1.1).
 fn attributes_of_new(default: Dos, asked: u32) -> u32 {
     (asked & KEPT) | default.attributes
 }
@@ -279,7 +279,7 @@ fn attributes_of_new(default: Dos, asked: u32) -> u32 {
 /// Sets times and attributes.
 pub(super) fn set(file: &OpenFile, info: &BasicInfo) -> Result<(), NtStatus> {
     if info.attributes.is_some() || info.creation.is_some() {
-        // What is read stays true until it is written back.
+        // Nothing else changes the attribute between read and write.
         let _held = file.volume.names.of(file.key);
         let before = dos_of_fd(&file.volume, file.fd.as_fd()).unwrap_or(Dos::default_of(file.directory));
         let after = Dos {
@@ -305,22 +305,22 @@ pub(super) fn set(file: &OpenFile, info: &BasicInfo) -> Result<(), NtStatus> {
 pub(super) fn own(file: &OpenFile, ownership: Ownership) -> Result<(), NtStatus> {
     let Ownership { mode, uid, gid } = ownership;
     if uid.is_some() || gid.is_some() {
-        // All ones mean none, also to the system call.
+        // All ones mean no change, as for the system call.
         if [uid, gid].contains(&Some(u32::MAX)) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
         let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
         rustix::fs::fchown(&file.fd, uid, gid).map_err(status)?;
     }
-    // Afterwards: a change of the owner clears the bits for set-uid and set-gid.
+    // Set the mode last: chown clears the set-uid and set-gid bits.
     if let Some(mode) = mode {
         rustix::fs::fchmod(&file.fd, Mode::from_raw_mode(mode & PERMISSIONS)).map_err(status)?;
     }
     Ok(())
 }
 
-/// Gives a new file owner and permission bits as a POSIX file system does: without an owner or a group of its own it gets that of
-/// `directory`, and where that has the bit for set-gid, its group and, if it is a directory itself, the bit.
+/// Sets owner and permission bits of a new file as a POSIX file system does: an unspecified owner or group is inherited from
+/// `directory`. If `directory` has the set-gid bit, the file inherits its group and a directory also inherits the bit.
 pub(super) fn own_new(file: &OpenFile, directory: BorrowedFd<'_>, asked: Ownership) -> Result<(), NtStatus> {
     let parent = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, WANTED).map_err(status)?;
     let made = rustix::fs::statx(&file.fd, c"", AtFlags::EMPTY_PATH, WANTED).map_err(status)?;
@@ -333,19 +333,19 @@ pub(super) fn own_new(file: &OpenFile, directory: BorrowedFd<'_>, asked: Ownersh
         gid: Some(gid).filter(|gid| *gid != made.stx_gid),
     };
     match own(file, owner) {
-        // A server without CAP_CHOWN serves all the same.
+        // A server without CAP_CHOWN continues anyway.
         Ok(()) | Err(NtStatus::ACCESS_DENIED) => {}
         Err(status) => return Err(status),
     }
     let inherited = if passes_group_on && file.directory { SET_GID } else { 0 };
     let before = u32::from(made.stx_mode) & PERMISSIONS;
     let mode = asked.mode.unwrap_or(before) | inherited;
-    // A change of the owner has cleared bits of it.
+    // chown may have cleared bits of the mode.
     let mode = Some(mode).filter(|mode| *mode != before || owner.uid.is_some() || owner.gid.is_some());
     own(file, Ownership { mode, ..Ownership::default() })
 }
 
-/// Makes a file a reparse point, or none.
+/// Makes a file a reparse point, or removes the reparse point.
 pub(super) fn set_reparse_point(
     file: &OpenFile,
     point: Option<(ReparsePoint, Vec<u8>)>,
@@ -356,7 +356,7 @@ pub(super) fn set_reparse_point(
     let _held = file.volume.names.of(file.key);
     let before = dos_of_fd(&file.volume, file.fd.as_fd()).unwrap_or(Dos::default_of(file.directory));
     let reparse = point.as_ref().map(|(point, _)| *point);
-    // The data come first: a reader that finds the mark finds the data.
+    // Write the data first: a reader that finds the mark then also finds the data.
     if let Some((_, data)) = &point {
         rustix::fs::fsetxattr(&file.fd, REPARSE_DATA, data, XattrFlags::empty()).map_err(status)?;
     }

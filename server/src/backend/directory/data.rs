@@ -1,4 +1,4 @@
-//! Contents of files: reading, writing, sizes, copies, holes.
+//! File contents: reading, writing, sizes, copies, holes.
 
 use std::io::IoSlice;
 
@@ -26,18 +26,18 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Offsets beyond what the kernel can count.
+/// Whether the kernel can represent the range.
 fn in_range(offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| i64::try_from(end).is_ok())
 }
 
-/// Whether a READ is nothing but reading, which the transport may then do in its own way.
+/// Whether a READ only reads file data, so that the transport can execute it in its own way.
 #[must_use]
 pub fn reads_directly(file: &OpenFile, offset: u64, length: u32) -> bool {
     !file.directory && length <= IO_BYTES_MAX && in_range(offset, length.into())
 }
 
-/// As [`reads_directly`], for a WRITE.
+/// Like [`reads_directly`], for a WRITE.
 #[must_use]
 pub fn writes_directly(file: &OpenFile, offset: u64, length: usize) -> bool {
     !file.directory && length <= IO_BYTES_MAX as usize && in_range(offset, length as u64)
@@ -119,7 +119,7 @@ pub(super) fn set_allocation(file: &OpenFile, size: u64) -> Result<(), NtStatus>
         return Ok(());
     }
     match retry(|| rustix::fs::fallocate(&file.fd, FallocateFlags::KEEP_SIZE, 0, size)) {
-        // A promise that the file system cannot make is one that a client does not depend on.
+        // Clients do not depend on preallocation that the file system does not support.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         Err(errno) => Err(status(errno)),
     }
@@ -150,7 +150,7 @@ pub(super) fn copy(
             Ok(0) => break,
             Ok(n) => copied += n as u64,
             Err(Errno::INTR) => {}
-            // Overlapping ranges of one file, or a file system without it.
+            // Overlapping ranges of one file, or a file system without `copy_file_range`.
             Err(Errno::INVAL | Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) => {
                 copied += copy_by_hand(source, from, target, to, length - copied)?;
                 break;
@@ -207,7 +207,7 @@ pub(super) fn zero(file: &OpenFile, offset: u64, length: u64) -> Result<(), NtSt
     }
 }
 
-/// Ranges with data that overlap `offset..offset + length`, and whether there are more than `limit`.
+/// Returns the data ranges that overlap `offset..offset + length`, and whether there are more than `limit`.
 pub(super) fn ranges(
     file: &OpenFile,
     offset: u64,
@@ -219,11 +219,11 @@ pub(super) fn ranges(
     let mut found = Vec::new();
     let mut at = offset;
     while at < stop {
-        // The descriptor's position is not used: reads and writes give theirs.
+        // Nothing else uses the descriptor's position: reads and writes pass their own offset.
         let data = match rustix::fs::seek(&file.fd, SeekFrom::Data(at)) {
             Ok(data) if data < stop => data,
             Ok(_) | Err(Errno::NXIO) => break,
-            // A file system that does not tell: all of it is data.
+            // A file system without SEEK_DATA: treat everything as data.
             Err(Errno::INVAL) => at,
             Err(errno) => return Err(status(errno)),
         };

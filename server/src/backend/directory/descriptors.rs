@@ -1,7 +1,7 @@
-//! Security descriptors that files keep: each an extended attribute, `user.forebay.security`, as `forebay_smb::descriptor` encodes it.
+//! Security descriptors of files, each in an extended attribute `user.forebay.security`, as encoded by `forebay_smb::descriptor`.
 //!
-//! Most volumes have none, so the root of one that does is marked, before the first is stored. Without the mark no attribute is asked
-//! for.
+//! Most volumes have none, so the root of a volume that has some is marked before the first one is stored. Without the mark, no
+//! attribute is read.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,14 +20,14 @@ use super::{OpenFile, Volume, names, path, xattr};
 use crate::backend::errno::status;
 
 const KEY: &CStr = c"user.forebay.security";
-/// Of the volume's root: files of the volume keep descriptors.
+/// Attribute of the volume's root: files of the volume have descriptors.
 const MARK: &CStr = c"user.forebay.secured";
-/// Bytes of a descriptor with some twenty entries.
+/// Bytes of a descriptor with about twenty entries.
 const SHORT_BYTES: usize = 1024;
-/// What names of files begin with that get their descriptor before they get their name.
+/// Prefix of temporary names of files that receive their descriptor before their name.
 const TEMPORARY: &str = ".forebay-new-";
 
-/// Whether files of the volume with this root keep descriptors.
+/// Whether files of the volume with this root have descriptors.
 pub(super) fn marked(root: BorrowedFd<'_>) -> Result<bool, Errno> {
     match rustix::fs::fgetxattr(root, MARK, &mut [0_u8; 0]) {
         Ok(_) => Ok(true),
@@ -36,7 +36,7 @@ pub(super) fn marked(root: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Marks the volume, on stable storage: a descriptor without the mark would not be looked at after a crash.
+/// Marks the volume durably: without the mark, a descriptor would be ignored after a crash.
 fn mark(volume: &Volume) -> Result<(), NtStatus> {
     if volume.secured.load(Ordering::Acquire) {
         return Ok(());
@@ -60,10 +60,10 @@ fn read_by(mut get: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Opt
     Ok(Some(Kept::parse(&long[..length])))
 }
 
-/// That of a file or directory, by any descriptor of it.
+/// Reads the security descriptor of a file or directory through any file descriptor.
 fn read(fd: BorrowedFd<'_>) -> Result<Option<Kept>, NtStatus> {
     read_by(|value| match rustix::fs::fgetxattr(fd, KEY, &mut *value) {
-        // Of an O_PATH descriptor.
+        // An O_PATH descriptor.
         Err(Errno::BADF) => rustix::fs::getxattr(path::proc_path(fd), KEY, value),
         result => result,
     })
@@ -82,12 +82,12 @@ fn with_owner(directory: BorrowedFd<'_>) -> Result<Option<(Kept, Owner)>, NtStat
     read(directory)?.map(|kept| Ok((kept, owner_of(directory)?))).transpose()
 }
 
-/// What an open file keeps.
+/// Returns the security descriptor of an open file.
 pub(super) fn get(file: &OpenFile) -> Result<Option<Kept>, NtStatus> {
     if file.volume.secured.load(Ordering::Acquire) { read(file.as_fd()) } else { Ok(None) }
 }
 
-/// Sets what an open file keeps.
+/// Sets or removes the security descriptor of an open file.
 pub(super) fn set(file: &OpenFile, kept: Option<&Kept>) -> Result<(), NtStatus> {
     if !file.volume.xattrs {
         return Err(NtStatus::NOT_SUPPORTED);
@@ -108,7 +108,7 @@ fn store(fd: BorrowedFd<'_>, kept: &Kept) -> Result<(), NtStatus> {
     rustix::fs::fsetxattr(fd, KEY, &kept.encode()?, XattrFlags::empty()).map_err(status)
 }
 
-/// Those of an open file and of the directory that `path` says it lies in.
+/// Returns the security descriptors of an open file and of its parent directory according to `path`.
 pub(super) fn around(
     volume: &Volume,
     file: BorrowedFd<'_>,
@@ -123,7 +123,7 @@ pub(super) fn around(
     Ok((own.is_some() || directory.is_some()).then(|| Box::new(Descriptors { own, directory })))
 }
 
-/// Whether the opener of `file` may give it the name `name` in `directory`, where that may be another's now.
+/// Checks that the opener of `file` may give it the name `name` in `directory`, which another file may have now.
 ///
 /// # Errors
 /// `STATUS_ACCESS_DENIED` if not.
@@ -147,8 +147,8 @@ pub(super) fn check_name(file: &OpenFile, directory: BorrowedFd<'_>, name: &str)
     .map_err(status)?
 }
 
-/// Makes a file or directory in a volume that keeps descriptors, or is to: its directory is asked, and it has its descriptor before
-/// it has its name. `None` where it gets no descriptor and so is made like others.
+/// Creates a file or directory in a volume that has security descriptors, or is about to: checks the parent directory, and
+/// sets the descriptor before the name. `None` if it gets no descriptor and is created like any other.
 pub(super) fn make(volume: &Volume, request: &OpenRequest) -> Result<Option<OwnedFd>, NtStatus> {
     if request.descriptor.is_none() && !volume.secured.load(Ordering::Acquire) {
         return Ok(None);
@@ -174,7 +174,7 @@ pub(super) fn make(volume: &Volume, request: &OpenRequest) -> Result<Option<Owne
     make_with(&parent, name, request, &kept).map(Some)
 }
 
-/// The owner that a new file will have.
+/// Returns the owner that a new file will have.
 fn owner_of_new(request: &OpenRequest, parent: BorrowedFd<'_>) -> Result<Owner, NtStatus> {
     let process =
         Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
@@ -201,7 +201,7 @@ fn make_with(parent: &OwnedFd, name: &str, request: &OpenRequest, kept: &Kept) -
     });
     if named.is_err() {
         let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        // The first error is the one to tell.
+        // Report the first error.
         let _ = rustix::fs::unlinkat(parent, &temporary, flags);
     }
     named.map(|()| made)

@@ -1,7 +1,8 @@
-//! Reading past the page cache (O_DIRECT), for buffers that a device sends from: a READ over RDMA then passes no other memory.
+//! Direct reads, which bypass the page cache (O_DIRECT), into buffers that a device sends from: a READ over RDMA then passes
+//! through no other memory.
 //!
-//! Only what the kernel has hardly any of in its page cache is read so: what is there is copied sooner than it is read again,
-//! and what is dirty would have to be written first. Correct is either: the kernel keeps both ways coherent.
+//! Only ranges that are hardly cached are read directly: copying cached data is faster than reading them again, and dirty data
+//! would have to be written first. Both ways are correct: the kernel keeps them coherent.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,18 +16,18 @@ use crate::buffers::PAGE;
 use crate::lanes::Descriptor;
 use crate::limits::{DIRECT_READ_ALIGN_MAX, DIRECT_READ_BYTES_MIN, DIRECT_READ_CACHED_SHARE};
 
-/// A file's second descriptor.
+/// A second descriptor of a file, for direct reads.
 #[derive(Debug)]
 pub(super) struct Direct {
     fd: Descriptor,
-    /// Of what offsets and lengths must be multiples: a power of two.
+    /// Offsets and lengths must be multiples of this power of two.
     align: u32,
-    /// The file system took the descriptor and not a read by it.
+    /// Whether the file system accepted the descriptor but refused to read from it.
     refused: AtomicBool,
 }
 
 impl Direct {
-    /// `None` where the file cannot be read so.
+    /// Returns `None` if the file does not support direct reads.
     fn open(file: BorrowedFd<'_>) -> Option<Self> {
         match Self::try_open(file) {
             Ok(direct) => Some(direct),
@@ -38,18 +39,18 @@ impl Direct {
     }
 
     fn try_open(file: BorrowedFd<'_>) -> Result<Self, Errno> {
-        // Linux 6.1. File systems that do not say what they want aligned, as tmpfs, have nothing to gain.
+        // Linux 6.1. File systems that do not report their alignment, such as tmpfs, have nothing to gain.
         let x = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
         let reported = x.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
         let (memory, align) = (x.stx_dio_mem_align, x.stx_dio_offset_align);
-        // 0, which is no power of two: not this file.
+        // 0, which is not a power of two, means that this file does not support it.
         let fits = |align: u32, most: u32| align.is_power_of_two() && align <= most;
         if !reported || !fits(memory, PAGE as u32) || !fits(align, DIRECT_READ_ALIGN_MAX) {
             return Err(Errno::OPNOTSUPP);
         }
-        // Where the kernel does not say what is cached (before 6.5), nothing is read so.
+        // If the kernel does not report what is cached (before 6.5), no direct reads are used.
         ioctl::cache_state(file, 0, PAGE as u64)?;
-        // By /proc, so that it is this file whatever its name is now.
+        // Through /proc, so that it is this file even if its name has changed.
         let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
         let fd = rustix::fs::open(path::proc_path(file), flags, Mode::empty())?;
         Ok(Self { fd: Descriptor::new(fd), align, refused: AtomicBool::new(false) })
@@ -63,7 +64,7 @@ impl OpenFile {
         self.direct.get().is_some()
     }
 
-    /// Finds out whether and how the file can be read past the page cache. May block, once.
+    /// Determines whether and how the file can be read directly. May block, once.
     pub fn prepare_direct(&self) {
         self.prepared();
     }
@@ -72,8 +73,8 @@ impl OpenFile {
         self.direct.get_or_init(|| if self.directory { None } else { Direct::open(self.fd.as_fd()) }).as_ref()
     }
 
-    /// How many bytes to ask for so that `length` at `offset` are read past the page cache into a page-aligned buffer of
-    /// `capacity` bytes; `None` where they had better, or must, be read through it.
+    /// Returns how many bytes to request so that `length` bytes at `offset` are read directly into a page-aligned buffer of
+    /// `capacity` bytes; `None` if they should, or must, be read through the page cache.
     #[must_use]
     pub fn direct_length(&self, offset: u64, length: usize, capacity: usize) -> Option<usize> {
         if length < DIRECT_READ_BYTES_MIN {
@@ -85,13 +86,13 @@ impl OpenFile {
         (fits && is_cold(self.fd.as_fd(), offset, length as u64)).then_some(padded)
     }
 
-    /// The descriptor to read by past the page cache, where there is one.
+    /// The descriptor for direct reads, if there is one.
     #[must_use]
     pub fn direct_fd(&self) -> Option<BorrowedFd<'_>> {
         self.direct.get()?.as_ref().map(|direct| direct.fd.as_fd())
     }
 
-    /// Remembers that such a read was refused.
+    /// Records that a direct read was refused.
     pub fn refuse_direct(&self) {
         if let Some(Some(direct)) = self.direct.get()
             && !direct.refused.swap(true, Ordering::Relaxed)
@@ -101,13 +102,13 @@ impl OpenFile {
     }
 }
 
-/// Whether the page cache has next to nothing of a range, and nothing that has to be written.
+/// Whether the page cache has almost nothing of a range, and nothing that must be written.
 fn is_cold(file: BorrowedFd<'_>, offset: u64, length: u64) -> bool {
     let Ok(state) = ioctl::cache_state(file, offset, length) else { return false };
     if state.dirty > 0 || state.writeback > 0 {
         return false;
     }
-    // Of what there is: a READ may go far beyond the file's end.
+    // Clamp to the file's size: a READ can extend far beyond the end of the file.
     let there = |size: u64| size.saturating_sub(offset).min(length);
     let cached = state.cached.saturating_mul(rustix::param::page_size() as u64);
     cached == 0
@@ -131,7 +132,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A file of 1 MiB, in a volume.
+    /// Creates a file of 1 MiB in a volume.
     fn made() -> (TempDir, std::fs::File, Arc<OpenFile>) {
         let scratch = TempDir::new().expect("a directory");
         let by_name = scratch.path().join("f");
@@ -167,7 +168,7 @@ mod tests {
         }
     }
 
-    /// Has nothing of the file cached. False where the file system keeps files there.
+    /// Evicts the file from the page cache. Returns false if the file system keeps its files there.
     fn cool(by_name: &std::fs::File) -> bool {
         by_name.sync_all().expect("synced");
         let until = Instant::now() + Duration::from_secs(5);
@@ -181,13 +182,13 @@ mod tests {
         true
     }
 
-    /// Whether files of this file system can be read so here.
+    /// Whether this file system supports direct reads on this machine.
     fn possible(opened: &OpenFile) -> bool {
         opened.prepare_direct();
         opened.direct_fd().is_some()
     }
 
-    /// Whether this file can be read so here, and has nothing cached now. A machine that cannot has to be allowed not to.
+    /// Whether this file supports direct reads and is not cached now. If not, records a skipped test.
     fn can_be_tried(by_name: &std::fs::File, opened: &OpenFile) -> bool {
         let can = possible(opened) && cool(by_name);
         if !can {

@@ -1,4 +1,4 @@
-//! Listing directories.
+//! Lists directories.
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -15,10 +15,10 @@ use super::{OpenFile, attrs};
 use crate::backend::errno::status;
 use crate::limits::GETDENTS_BYTES;
 
-/// How far a handle has listed its directory.
+/// The position of a handle in the listing of its directory.
 #[derive(Debug, Default)]
 pub(super) struct Position {
-    /// Fetched from the kernel and not yet handed out.
+    /// Fetched from the kernel and not yet returned.
     names: VecDeque<String>,
     end: bool,
 }
@@ -43,7 +43,7 @@ pub(super) fn read(file: &OpenFile, restart: bool, limit: usize) -> Result<Vec<D
         };
         match attrs::stat_entry(&file.volume, file.fd.as_fd(), &name) {
             Ok(Some(stat)) => entries.push(DirEntry { name, stat }),
-            // Neither file nor directory, or deleted since.
+            // Neither a file nor a directory, or deleted since.
             Ok(None) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(status(errno)),
         }
@@ -51,7 +51,7 @@ pub(super) fn read(file: &OpenFile, restart: bool, limit: usize) -> Result<Vec<D
     Ok(entries)
 }
 
-/// Asks the kernel for more names.
+/// Fetches more names from the kernel.
 fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
     let mut buffer = [MaybeUninit::<u8>::uninit(); GETDENTS_BYTES];
     let mut dir = RawDir::new(fd, &mut buffer);
@@ -78,13 +78,13 @@ fn fetch(fd: BorrowedFd<'_>, position: &mut Position) -> Result<(), NtStatus> {
     }
 }
 
-/// A name that clients can use: UTF-8.
+/// Returns the name if clients can use it: it must be UTF-8.
 fn servable(name: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(name).ok()?;
     (name != "." && name != "..").then_some(name)
 }
 
-/// The one name that has this short name; `None` where there is none, or more than one.
+/// Returns the one name with this short name; `None` if there is none or more than one.
 pub(super) fn name_of_short(directory: BorrowedFd<'_>, short: &str) -> Result<Option<String>, NtStatus> {
     let mut position = Position::default();
     let mut found = None;
@@ -117,7 +117,7 @@ pub(super) fn check_empty(file: &OpenFile) -> Result<(), NtStatus> {
     if !file.directory {
         return Err(NtStatus::NOT_A_DIRECTORY);
     }
-    // A descriptor and a position of its own.
+    // Use a separate descriptor with a separate position.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = match rustix::fs::openat(&file.fd, c".", flags, Mode::empty()) {
         Ok(fd) => fd,
@@ -128,7 +128,7 @@ pub(super) fn check_empty(file: &OpenFile) -> Result<(), NtStatus> {
     let mut buffer = [MaybeUninit::<u8>::uninit(); 1024];
     let mut dir = RawDir::new(fd, &mut buffer);
     while let Some(entry) = dir.next() {
-        // What listings leave out counts here: rmdir will see it too.
+        // Entries that listings omit count here: rmdir fails because of them, too.
         let entry = entry.map_err(status)?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             return Err(NtStatus::DIRECTORY_NOT_EMPTY);

@@ -1,4 +1,4 @@
-//! What an operation has put on stable storage when it is answered: one rule for all operations and both kinds of pools
+//! What is on stable storage when an operation is answered: one rule for all operations and both kinds of pools
 //! (docs/adr/0015-durability-rule.md).
 
 use std::sync::Arc;
@@ -10,36 +10,36 @@ use rustix::io::Errno;
 use super::{OpenFile, is_stream, names, of_file, stream};
 use crate::backend::errno::status;
 
-/// What a volume promises of an operation that was answered and not flushed.
+/// What a volume guarantees for an operation that was answered but not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// It survives the end of the server, not that of the machine. FLUSH, RENAME and links survive that, too.
+    /// It survives a crash of the server, but not of the machine. FLUSH, RENAME and links survive that, too.
     AtFlush,
     /// It survives both, regardless of which server serves the volume next.
     AtReply,
 }
 
-/// The part of the file system that an operation changes, and with it what its reply may have to wait for.
+/// The part of the file system that an operation changes, which determines what its reply may have to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// Nothing.
     None,
-    /// The operation puts it on stable storage itself, in every volume: FLUSH, and what a directory's fsync would be for,
+    /// The operation itself makes it durable in every volume: FLUSH, and operations that would need an fsync of a directory,
     /// since SMB has none and Linux's client sends nothing for it.
     Settled,
-    /// Contents; the writing call itself carries the flag (RWF_DSYNC) where the open file or the request asks for it.
+    /// Contents; the write call itself carries the flag (RWF_DSYNC) if the open file or the request requires it.
     Write,
-    /// A file or directory that may be made: contents, attributes and name.
+    /// A file or directory that may be created: contents, attributes and name.
     Made,
-    /// A name that goes.
+    /// The removal of a name.
     Removed,
-    /// Contents or size of an open file, by another call than a write.
+    /// Contents or size of an open file, changed by another call than a write.
     Contents,
     /// Attributes or times of an open file.
     Attributes,
 }
 
-/// The rule: exhaustive, so that a new operation does not compile before it has its place here.
+/// The rule. The match is exhaustive, so that a new operation does not compile until it is classified here.
 fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
     use FsOpKind as Op;
     match operation {
@@ -78,23 +78,23 @@ fn change(operation: &FsOpKind) -> (Change, Option<&FsHandle>) {
     }
 }
 
-/// What is left to do between an operation that succeeded and its reply.
+/// What remains to be done between the success of an operation and its reply.
 #[derive(Debug)]
 pub(super) enum Settlement {
-    /// Nothing: it changed nothing, has settled it itself, or its volume promises less.
+    /// Nothing: the operation changed nothing, made the change durable itself, or its volume guarantees less.
     None,
-    /// The name that an open has made, with what is below it.
+    /// The name that an open created, with the file or directory below it.
     Made,
     /// The directory that a name was removed from.
     Removed(Arc<OpenFile>),
     /// fdatasync.
     Contents(Arc<OpenFile>),
-    /// fsync: fdatasync leaves times out.
+    /// fsync: fdatasync does not sync times.
     Attributes(Arc<OpenFile>),
 }
 
 impl Settlement {
-    /// To be asked before the operation, which consumes its handle.
+    /// Must be called before the operation, which consumes its handle.
     pub(super) fn of(operation: &FsOpKind) -> Result<Self, NtStatus> {
         let (change, handle) = change(operation);
         let written_through = || -> Result<Option<Arc<OpenFile>>, NtStatus> {
@@ -115,7 +115,7 @@ impl Settlement {
         })
     }
 
-    /// Waits for it.
+    /// Waits until it is durable.
     pub(super) fn settle(self, reply: &FsReply) -> Result<(), NtStatus> {
         match self {
             Self::None => Ok(()),
@@ -126,7 +126,7 @@ impl Settlement {
                         return Ok(());
                     }
                     names::flush(&made).inspect_err(|_| {
-                        // The first error is the one to tell; nothing may stay of what was refused.
+                        // Report the first error, and leave nothing behind from a failed open.
                         let _ = match stream(&opened.handle) {
                             Some(stream) if !opened.made_file() => stream.remove(),
                             _ => names::unlink(&made),
@@ -142,7 +142,7 @@ impl Settlement {
     }
 }
 
-/// The kernel tells of a write that failed once for each descriptor: later flushes must know.
+/// The kernel reports a failed write once per descriptor, so it is recorded for later flushes.
 fn sync(file: &OpenFile, call: impl Fn() -> Result<(), Errno>) -> Result<(), NtStatus> {
     loop {
         match call() {

@@ -1,7 +1,7 @@
-//! Extended attributes: `name` of SMB is `user.name` of the file system, as Samba keeps it.
+//! Extended attributes: the SMB attribute `name` is stored as `user.name` in the file system, as in Samba.
 //!
-//! `user.forebay.*` is the server's own, and so are named streams: no client reads or sets them as attributes. Left out are also empty values, which SMB cannot tell from
-//! attributes that are not there, and names that are not printable ASCII.
+//! `user.forebay.*` and named streams are internal to the server: clients cannot read or set them as attributes. Listings also
+//! omit empty values, which SMB cannot distinguish from missing attributes, and names that are not printable ASCII.
 
 use std::ffi::{CStr, CString};
 
@@ -15,13 +15,13 @@ use super::{OpenFile, streams};
 use crate::backend::errno::status;
 
 const PREFIX: &[u8] = b"user.";
-/// What the server's own names have after [`PREFIX`].
+/// The prefix, after [`PREFIX`], of attributes that are internal to the server.
 const OWN: &[u8] = b"forebay.";
 /// XATTR_NAME_MAX, XATTR_LIST_MAX and XATTR_SIZE_MAX of linux/limits.h.
 pub(super) const NAME_BYTES_MAX: usize = 255;
 pub(super) const LIST_BYTES_MAX: usize = 65_536;
 pub(super) const VALUE_BYTES_MAX: usize = 65_536;
-/// Bytes of a list of names that is short: most files have none or the server's own.
+/// Size of the buffer for short lists of names: most files have no attributes or only those of the server.
 const SHORT_LIST_BYTES: usize = 1024;
 
 fn ea_status(errno: Errno) -> NtStatus {
@@ -32,7 +32,7 @@ fn ea_status(errno: Errno) -> NtStatus {
     }
 }
 
-/// What SMB calls an attribute of the file system; `None` for those that it does not have.
+/// Returns the SMB name of a file system attribute; `None` if it is not served over SMB.
 fn served(key: &CStr) -> Option<&[u8]> {
     let name = key.to_bytes().strip_prefix(PREFIX)?;
     let printable = |byte: &u8| matches!(byte, b' '..=b'~');
@@ -42,7 +42,7 @@ fn served(key: &CStr) -> Option<&[u8]> {
     (!name.is_empty() && !name.starts_with(OWN) && name.iter().all(printable)).then_some(name)
 }
 
-/// What the file system calls an attribute that is to be set.
+/// Returns the file system's name for an attribute to set.
 fn key(name: &[u8]) -> Result<CString, NtStatus> {
     let key = CString::new([PREFIX, name].concat()).map_err(|_| NtStatus::INVALID_EA_NAME)?;
     if name.starts_with(OWN) || streams::is_stream(&key) {
@@ -54,12 +54,12 @@ fn key(name: &[u8]) -> Result<CString, NtStatus> {
     Ok(key)
 }
 
-/// The keys in what flistxattr(2) has written.
+/// Iterates over the keys in a list written by flistxattr(2).
 pub(super) fn keys(list: &[u8]) -> impl Iterator<Item = &CStr> {
     list.split_inclusive(|byte| *byte == 0).filter_map(|key| CStr::from_bytes_with_nul(key).ok())
 }
 
-/// Runs `each` on the list of names.
+/// Calls `each` with the list of names.
 pub(super) fn with_list<T>(
     file: &OpenFile,
     each: impl FnOnce(&[u8]) -> Result<T, NtStatus>,
@@ -75,7 +75,7 @@ pub(super) fn with_list<T>(
     each(&list[..length])
 }
 
-/// The length of a value; 0 for one that is gone.
+/// The length of a value; 0 if the attribute no longer exists.
 fn length(file: &OpenFile, key: &CStr) -> Result<usize, NtStatus> {
     match rustix::fs::fgetxattr_query(&file.fd, key) {
         Err(Errno::NODATA) => Ok(0),
@@ -83,7 +83,7 @@ fn length(file: &OpenFile, key: &CStr) -> Result<usize, NtStatus> {
     }
 }
 
-/// All attributes, by name: file systems change their order when a value is replaced.
+/// Returns all attributes, sorted by name: file systems change their order when a value is replaced.
 pub(super) fn get(file: &OpenFile) -> Result<Vec<Ea>, NtStatus> {
     if !file.volume.xattrs {
         return Err(NtStatus::EAS_NOT_SUPPORTED);
@@ -94,7 +94,7 @@ pub(super) fn get(file: &OpenFile) -> Result<Vec<Ea>, NtStatus> {
         for (key, name) in keys(list).filter_map(|key| Some((key, served(key)?))) {
             value.resize(VALUE_BYTES_MAX, 0);
             let length = match rustix::fs::fgetxattr(&file.fd, key, &mut value[..]) {
-                // It is gone, or as good as that.
+                // It was removed, or is empty, which counts as removed.
                 Err(Errno::NODATA) | Ok(0) => continue,
                 result => result.map_err(ea_status)?,
             };
@@ -126,7 +126,7 @@ pub(super) fn size(file: &OpenFile) -> Result<u32, NtStatus> {
     if !file.volume.xattrs { Ok(0) } else { with_list(file, |list| size_of(file, list)) }
 }
 
-/// As [`size`], of a file that has few.
+/// Like [`size`]; `None` if the file has too many attributes for the short list.
 pub(super) fn size_cached(file: &OpenFile) -> Option<Result<u32, NtStatus>> {
     if !file.volume.xattrs {
         return Some(Ok(0));
@@ -161,8 +161,8 @@ pub(super) fn set(file: &OpenFile, eas: &[Ea]) -> Result<(), NtStatus> {
     Ok(())
 }
 
-/// Whether a file could be asked for its attributes afterwards. One that has too many already may have them replaced by
-/// smaller ones.
+/// Checks that the attributes can still be listed afterwards. If a file already has too many, they can be replaced by smaller
+/// ones.
 fn check_limits(file: &OpenFile, eas: &[Ea]) -> Result<(), NtStatus> {
     let mut there: Vec<(Vec<u8>, usize)> = with_list(file, |list| {
         let served = keys(list).filter_map(|key| Some((key, served(key)?)));

@@ -1,5 +1,5 @@
-//! The ioctl and the system call that no safe wrapper covers: sharing a range of extents between files, and what the page cache
-//! has of a file.
+//! The ioctl and the system call that no safe wrapper covers: sharing a range of extents between files, and querying which
+//! pages of a file are in the page cache.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -48,24 +48,24 @@ struct CacheRange {
     length: u64,
 }
 
-/// What the page cache has of a range, in pages: `struct cachestat` of linux/mman.h.
+/// Pages of a range in the page cache: `struct cachestat` of linux/mman.h.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct CacheState {
-    /// Cached, dirty ones and those being written included.
+    /// Cached pages, including dirty pages and pages under writeback.
     pub(super) cached: u64,
-    /// Not written yet.
+    /// Dirty pages.
     pub(super) dirty: u64,
-    /// Being written.
+    /// Pages under writeback.
     pub(super) writeback: u64,
     evicted: u64,
     recently_evicted: u64,
 }
 
-/// `cachestat`, which has this number on every architecture that has it since it is there (Linux 6.5).
+/// `cachestat(2)` (Linux 6.5), with the same number on every architecture that has it.
 const CACHESTAT: libc::c_long = 451;
 
-/// What the page cache has of `length` bytes, at least one, from `offset` on. Reads nothing and waits for nothing.
+/// Returns the page cache state of `length` bytes, at least one, starting at `offset`. Reads nothing and does not block.
 pub(super) fn cache_state(file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<CacheState, Errno> {
     let range = CacheRange { offset, length };
     let mut state = CacheState::default();

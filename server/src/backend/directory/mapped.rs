@@ -1,8 +1,8 @@
-//! READs that are sent from a mapping of the file: the kernel copies the data once, from the page cache into the socket.
+//! READs that are sent from a memory mapping of the file: the kernel copies the data once, from the page cache to the socket.
 //!
-//! A mapping covers the whole file and lives as long as the file is open. Only ranges that are in the page cache are sent from
-//! it, so that no event loop waits for a disk. This process never looks at the mapped bytes: a file can lose pages at any time,
-//! and a thread that reads one that is gone is ended by SIGBUS, where the kernel's copy fails with EFAULT.
+//! A mapping covers the whole file and lives as long as the file is open. Only ranges in the page cache are sent from it, so
+//! that no event loop waits for a disk. This process never reads the mapped bytes: a file can lose pages at any time, and
+//! reading a missing page kills the process with SIGBUS, while the kernel's copy fails with EFAULT.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -26,54 +26,54 @@ use crate::limits::{
 };
 use forebay_smb::limits::IO_BYTES_MAX;
 
-/// Mappings of the process: the kernel allows 65,530, threads and memory included.
+/// Mappings of the process. The kernel allows 65,530, including those of threads and memory.
 static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
-/// Their bytes.
+/// Total bytes of the mappings.
 static MAPPED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Smallest page of any machine.
+/// Smallest page size of any machine.
 const PAGE_BYTES_MIN: usize = 4096;
 
-/// What an open file has of a mapping.
+/// State of an open file's mapping.
 #[derive(Debug, Default)]
 pub(super) enum Mapped {
-    /// No READ has asked for it.
+    /// No READ has requested it.
     #[default]
     Not,
-    /// The file is small. Bytes that were asked for so far, and copied.
+    /// The file is small. Counts the bytes that were requested, and copied, so far.
     Small(usize),
-    /// It cannot be had.
+    /// The file cannot be mapped.
     Refused,
-    /// It is there.
+    /// The file is mapped.
     There(Arc<Mapping>),
 }
 
-/// A file's bytes from its first on, in this process's memory, for the kernel to read.
+/// A file, from its first byte, in this process's address space, for the kernel to read.
 #[derive(Debug)]
 pub(super) struct Mapping(Option<Range>);
 
-/// What a mapping gives back at its end.
+/// The address range that a mapping releases when it is dropped.
 #[derive(Debug)]
 struct Range {
     start: NonNull<c_void>,
     length: usize,
 }
 
-// SAFETY: it is an address range that is never read or written through this type; the calls that take it may come from any
-// thread.
+// SAFETY: it is an address range that is never read or written through this type; the system calls that take it can be made
+// from any thread.
 unsafe impl Send for Range {}
 // SAFETY: the same.
 unsafe impl Sync for Range {}
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: the range came from mmap, and nothing has its address any more: every `MappedRead` holds its mapping.
+        // SAFETY: the range came from mmap, and nothing uses its address any more: every `MappedRead` holds its mapping.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.length) };
         release(self.length);
     }
 }
 
-/// Counts a mapping of so many bytes. False where there are too many.
+/// Counts a mapping of `length` bytes. Returns false if the limits are exceeded.
 fn count(length: usize) -> bool {
     let add = |all: &AtomicUsize, more: usize, most: usize| {
         let sum = |now: usize| now.checked_add(more).filter(|sum| *sum <= most);
@@ -123,7 +123,7 @@ impl Mapping {
         self.0.as_ref().expect("until it is dropped")
     }
 
-    /// Whether all of a range is in the page cache.
+    /// Whether a whole range is in the page cache.
     fn is_cached(&self, offset: usize, length: usize) -> bool {
         let page = rustix::param::page_size();
         let first = offset / page * page;
@@ -133,7 +133,7 @@ impl Mapping {
         if first + pages * page > self.range().length {
             return false;
         }
-        // SAFETY: the range lies in the mapping, and mincore writes one byte for each of its pages.
+        // SAFETY: the range is within the mapping, and mincore writes one byte for each of its pages.
         let result = unsafe {
             let start = self.range().start.as_ptr().byte_add(first);
             libc::mincore(start, pages * page, cached.as_mut_ptr())
@@ -143,7 +143,7 @@ impl Mapping {
 }
 
 impl OpenFile {
-    /// The READ of a range that lies in the page cache; `None` where it has to be read in another way.
+    /// Returns the READ of a range that is in the page cache; `None` if it must be read in another way.
     #[must_use]
     pub fn mapped_read(self: &Arc<Self>, offset: u64, length: u32) -> Option<MappedRead> {
         if self.directory || length < MAPPED_READ_BYTES_MIN {
@@ -181,7 +181,7 @@ impl OpenFile {
         })
     }
 
-    /// A mapping of `size` bytes or more, made where there is none.
+    /// Returns a mapping of `size` bytes or more, and creates it if necessary.
     fn mapping(&self, mapped: &mut Mapped, size: usize) -> Option<Arc<Mapping>> {
         if let Mapped::There(mapping) = mapped
             && mapping.range().length >= size
@@ -189,7 +189,7 @@ impl OpenFile {
             return Some(Arc::clone(mapping));
         }
         let made = if tells_what_is_cached(self.fd.as_fd()) {
-            // What lies beyond the end costs nothing, and a file that grows is seldom mapped again.
+            // Address space beyond the end of the file costs nothing, and a growing file is rarely mapped again.
             size.checked_next_power_of_two()
                 .ok_or(Errno::NOMEM)
                 .and_then(|length| Mapping::new(self.fd.as_fd(), length))
@@ -211,21 +211,21 @@ impl OpenFile {
     }
 }
 
-/// Whether mincore(2) tells the truth about a file: only to the file's owner and to processes that may write to it.
+/// Whether mincore(2) reports the real state of a file: only to its owner and to processes that can write to it.
 fn tells_what_is_cached(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
         || rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
 }
 
-/// Data of a READ that lie in a mapping.
+/// READ data in a mapping.
 pub struct MappedRead {
     file: Arc<OpenFile>,
     mapping: Arc<Mapping>,
     offset: usize,
     length: usize,
-    /// The data, once a caller in this process had to read them.
+    /// A copy of the data, once a caller in this process had to read them.
     copy: OnceLock<Vec<u8>>,
-    /// Where a copy of a part begins, and that copy: the kernel could not read it in the mapping.
+    /// Offset and bytes of a copied part that the kernel could not read from the mapping.
     piece: Option<(usize, Vec<u8>)>,
 }
 
@@ -236,7 +236,7 @@ impl fmt::Debug for MappedRead {
 }
 
 impl MappedRead {
-    /// The data from byte `skip` on, for a system call to read. To be looked at by the kernel alone.
+    /// Returns the data from byte `skip` for a system call. Only the kernel may read them.
     #[must_use]
     pub fn slice(&self, skip: usize) -> IoSlice<'_> {
         let skip = skip.min(self.length);
@@ -247,8 +247,8 @@ impl MappedRead {
             return IoSlice::new(rest);
         }
         let length = self.length - skip;
-        // SAFETY: the range lies in the mapping, which lives as long as `self`. Nothing in this process reads it: what other
-        // processes change, and pages that go away, are the kernel's concern.
+        // SAFETY: the range is within the mapping, which lives as long as `self`. Nothing in this process reads it: only the
+        // kernel has to handle concurrent changes and pages that disappear.
         let bytes = unsafe {
             let start = self.mapping.range().start.as_ptr().byte_add(self.offset + skip);
             std::slice::from_raw_parts(start.cast_const().cast::<u8>(), length)
@@ -256,19 +256,19 @@ impl MappedRead {
         IoSlice::new(bytes)
     }
 
-    /// What is left of the copied piece from byte `skip` on, where that lies in it.
+    /// Returns the rest of the copied piece from byte `skip`, if `skip` is in the piece.
     fn rest_of_piece(&self, skip: usize) -> Option<&[u8]> {
         let (start, bytes) = self.piece.as_ref()?;
         bytes.get(skip.checked_sub(*start)?..).filter(|rest| !rest.is_empty())
     }
 
-    /// Copies a piece from byte `skip` on, to be sent in place of what the kernel could not read; where the file has become
-    /// shorter, zeros take the place of what it had. False where it is copied already.
+    /// Copies a piece from byte `skip`, to be sent instead of data that the kernel could not read. If the file has been
+    /// truncated, zeros replace the missing data. Returns false if the piece is already copied.
     ///
-    /// A READ is not atomic: what it finds of a range that is cut off meanwhile may be the old data, zeros or nothing.
+    /// A READ is not atomic: for a range that is truncated concurrently, it can return the old data, zeros or nothing.
     ///
     /// # Errors
-    /// Those of pread. May wait for a disk.
+    /// Errors from pread. May wait for a disk.
     pub fn copy_piece(&mut self, skip: usize) -> Result<bool, Errno> {
         if self.rest_of_piece(skip).is_some() || self.copy.get().is_some() {
             return Ok(false);
@@ -278,7 +278,7 @@ impl MappedRead {
         Ok(length > 0)
     }
 
-    /// Drops the copied piece: it is sent.
+    /// Drops the copied piece after it was sent.
     pub fn drop_piece(&mut self) {
         self.piece = None;
     }
@@ -297,10 +297,10 @@ impl MappedRead {
         Ok(bytes)
     }
 
-    /// Copies the data, once; where the file has become shorter, zeros take the place of what it had. True where that was now.
+    /// Copies the data once. If the file has been truncated, zeros replace the missing data. Returns true if this call copied.
     ///
     /// # Errors
-    /// Those of pread. May wait for a disk.
+    /// Errors from pread. May wait for a disk.
     fn copy(&self) -> Result<bool, Errno> {
         if self.copy.get().is_some() {
             return Ok(false);
@@ -315,7 +315,7 @@ impl Payload for MappedRead {
     }
 
     fn bytes(&self) -> &[u8] {
-        // Too few where the disk fails: then nothing that is signed or sealed is valid. But what is signed or sealed is not mapped.
+        // Empty if the disk fails, which invalidates any signature or encryption. But signed or encrypted data are not mapped.
         let _ = self.copy();
         self.copy.get().map(Vec::as_slice).unwrap_or_default()
     }
@@ -350,7 +350,7 @@ mod tests {
         (0..length).map(|at| (at % 251) as u8).collect()
     }
 
-    /// A file of `length` bytes, by its name and as a client has it open.
+    /// Returns a file of `length` bytes, opened by name and as a client opens it.
     fn made(length: usize) -> (TempDir, File, Arc<OpenFile>) {
         let scratch = TempDir::new().expect("a directory");
         let by_name = scratch.path().join("f");
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// What the kernel finds there.
+    /// Returns the bytes that the kernel reads there.
     fn sent(read: &MappedRead) -> Result<Vec<u8>, Errno> {
         let target = tempfile::tempfile().expect("a file");
         let written = rustix::io::pwritev(&target, &[read.slice(0)], 0)?;
@@ -402,7 +402,7 @@ mod tests {
         assert!(opened.mapped_read(SIZE as u64, 100_000).is_none(), "at the end");
         assert!(opened.mapped_read(u64::MAX, 100_000).is_none(), "beyond it");
         assert!(opened.mapped_read(0, MAPPED_READ_BYTES_MIN - 1).is_none(), "a small READ");
-        // What is written later is seen, also by a READ before it that is not sent yet; so is a file that has grown.
+        // Later writes are visible, even to an earlier READ that is not sent yet, and so is the growth of the file.
         by_name.write_all_at(b"new", 5000).expect("written");
         assert!(sent(&read).expect("sent").starts_with(b"new"));
         by_name.write_all_at(&contents(3 * SIZE), SIZE as u64).expect("written");
@@ -436,7 +436,7 @@ mod tests {
         assert!(opened.mapped_read(0, 100_000).is_some());
         by_name.sync_all().expect("synced");
         let until = Instant::now() + Duration::from_secs(5);
-        // A mapping holds no pages that were never read; on tmpfs they cannot go.
+        // A mapping does not pin pages that were never read. On tmpfs, pages cannot be evicted.
         while opened.mapped_read(0, SIZE as u32).is_some() && Instant::now() < until {
             rustix::fs::fadvise(&by_name, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
             std::thread::yield_now();

@@ -1,13 +1,14 @@
 //! The `directory` backend: a volume is a directory of a local file system.
 //!
 //! Every path is resolved by `openat2` with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS` below the
-//! volume's root, so that no name and no symlink leads out of it, even one that is swapped in meanwhile. Symbolic
-//! links, devices, sockets and pipes that other programs put there are not served: opening answers
-//! `STATUS_ACCESS_DENIED` and listings leave them out. Those that clients make are reparse points: files with their data in an
-//! extended attribute.
+//! volume's root, so that no name and no symlink leads out of the volume, even if a symlink is swapped in concurrently.
+//! Symbolic links, devices, sockets and pipes that other programs created there are not served: opening one returns
+//! `STATUS_ACCESS_DENIED`, and listings omit them. Those that clients create are reparse points: files with the reparse data
+//! in an extended attribute.
 //!
-//! Files are made with mode 0666 and directories with 0777, less the daemon's umask, and belong to its user, unless a client
-//! names owner and mode: the volume's credentials decide on access, and in a pod the client's kernel does.
+//! Files are created with mode 0666 and directories with mode 0777, minus the daemon's umask, and belong to the daemon's user,
+//! unless the client specifies owner and mode. Access is controlled by the volume's credentials and, in a pod, by the client's
+//! kernel.
 
 mod attrs;
 pub mod data;
@@ -55,15 +56,15 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 #[derive(Debug)]
 pub struct Volume {
     root: OwnedFd,
-    /// Whether the file system keeps user extended attributes.
+    /// Whether the file system supports user extended attributes.
     xattrs: bool,
-    /// Whether files keep security descriptors.
+    /// Whether files have security descriptors.
     secured: AtomicBool,
-    /// Whether the file system is memory, on which no read or write waits for a device.
+    /// Whether the file system is in memory (tmpfs), where no read or write waits for a device.
     in_memory: bool,
-    /// What is on stable storage when it is answered.
+    /// Which changes are on stable storage before the reply.
     promise: Promise,
-    /// Where links wait that are to replace a name: a directory of the same file system that no client sees.
+    /// Holds new links until they replace a name: a directory of the same file system that clients cannot see.
     aside: Option<OwnedFd>,
     names: NameLocks,
     limiter: Arc<Limiter>,
@@ -74,16 +75,16 @@ impl Volume {
     /// Opens the volume with the root directory `path`.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// Errors from opening it.
     pub fn open(path: &Path) -> Result<Arc<Self>, Errno> {
         Self::open_with(path, Promise::AtFlush, None)
     }
 
-    /// Same, with what is promised, and a directory of the same file system for links that are on their way; without it they
-    /// are seen beside the name that they replace.
+    /// Like [`Volume::open`], with a durability promise and a directory of the same file system for temporary links. Without that
+    /// directory, temporary links are visible next to the name that they replace.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// Errors from opening it.
     pub fn open_with(path: &Path, promise: Promise, aside: Option<&Path>) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -95,10 +96,10 @@ impl Volume {
         Ok(Arc::new(Self { root, xattrs, secured, in_memory, promise, aside, names, limiter, gate }))
     }
 
-    /// A snapshot of it with the root directory `path`, which its clients only read. It has the limits of the volume.
+    /// Opens a snapshot of the volume with the root directory `path`. Clients only read it. It shares the limits of the volume.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// Errors from opening it.
     pub fn snapshot_at(&self, path: &Path) -> Result<Arc<Self>, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -121,30 +122,30 @@ impl Volume {
         self.xattrs
     }
 
-    /// What holds it to its limits. It has none until they are set.
+    /// Enforces the limits of the volume. There are none until they are set.
     #[must_use]
     pub fn limiter(&self) -> &Arc<Limiter> {
         &self.limiter
     }
 
-    /// What changes of the volume go through.
+    /// The gate that changes of the volume must pass.
     #[must_use]
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// As the protocol keeps it.
+    /// Returns the volume as a handle for the protocol layer.
     #[must_use]
     pub fn handle(self: &Arc<Self>) -> FsHandle {
         FsHandle(Arc::clone(self) as _)
     }
 
-    /// Space as the quota or the file system has it.
+    /// Returns the space as reported by the quota or the file system.
     ///
     /// # Errors
-    /// Those of fstatfs.
+    /// Errors from fstatfs.
     pub fn space(&self) -> Result<Space, Errno> {
-        // XFS and ext4 answer with a project's limits for a directory that passes its project on.
+        // XFS and ext4 report the limits of the project for a directory with project inheritance.
         let space = rustix::fs::fstatvfs(&self.root)?;
         Ok(Space {
             total: space.f_blocks * space.f_frsize,
@@ -154,10 +155,10 @@ impl Volume {
         })
     }
 
-    /// Puts everything of the volume's file system on stable storage.
+    /// Writes the whole file system of the volume to stable storage.
     ///
     /// # Errors
-    /// Those of syncfs.
+    /// Errors from syncfs.
     pub fn sync(&self) -> Result<(), Errno> {
         rustix::fs::syncfs(&self.root)
     }
@@ -171,20 +172,20 @@ pub struct OpenFile {
     key: FileKey,
     directory: bool,
     write_through: bool,
-    /// Security descriptors hold for its opener.
+    /// Whether security descriptors are enforced for the opener.
     checked: bool,
-    /// By what name it was opened or renamed last: where /proc is not to be had.
+    /// The name under which it was last opened or renamed, used if `/proc` is not available.
     path: Mutex<RelPath>,
-    /// Its name was made or changed and the directory that holds it not yet synced.
+    /// Whether its name was created or changed and the parent directory is not synced yet.
     name_unsynced: AtomicBool,
-    /// The directory that its name was removed from, until that is settled.
+    /// The directory that its name was removed from, until the removal is synced.
     removed_from: Mutex<Option<OwnedFd>>,
-    /// Writing back failed once: what was lost then cannot be known, so no later flush may succeed.
+    /// Whether a writeback failed: the lost data is unknown, so no later flush may succeed.
     sync_failed: AtomicBool,
     position: Mutex<dirs::Position>,
-    /// How it is read past the page cache, once that was asked for; None within: not at all.
+    /// How reads bypass the page cache, set by the first request for that; the inner `None` means that they cannot.
     direct: OnceLock<Option<direct::Direct>>,
-    /// Its mapping, from the first READ on that is sent from there.
+    /// Its memory mapping, created by the first READ that is sent from it.
     mapped: Mutex<mapped::Mapped>,
 }
 
@@ -207,19 +208,19 @@ impl OpenFile {
         self.write_through
     }
 
-    /// Whether no read or write of it waits for a device.
+    /// Whether it is in memory, where no read or write waits for a device.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.volume.in_memory
     }
 
-    /// Whether nothing of the file lies at `end` or beyond it.
+    /// Whether the file ends at or before `end`.
     #[must_use]
     pub fn ends_by(&self, end: u64) -> bool {
         rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_size.cast_unsigned() <= end)
     }
 
-    /// Remembers that an fsync failed.
+    /// Records that an fsync failed.
     pub(super) fn set_sync_failed(&self) {
         self.sync_failed.store(true, Ordering::Release);
     }
@@ -234,7 +235,7 @@ impl Gated for Arc<OpenFile> {
 /// The open file behind a handle.
 ///
 /// # Errors
-/// `STATUS_INVALID_HANDLE` where the handle is of something else.
+/// `STATUS_INVALID_HANDLE` if the handle does not refer to an open file.
 pub fn file(handle: &FsHandle) -> Result<Arc<OpenFile>, NtStatus> {
     Arc::clone(&handle.0).downcast().map_err(|_| NtStatus::INVALID_HANDLE)
 }
@@ -243,7 +244,7 @@ fn stream(handle: &FsHandle) -> Option<Arc<OpenStream>> {
     Arc::clone(&handle.0).downcast().ok()
 }
 
-/// The open file behind a handle, or the one that the stream is of: what has the attributes.
+/// The open file behind a handle. For a stream, the file that it belongs to, which has the attributes.
 fn of_file(handle: &FsHandle) -> Result<Arc<OpenFile>, NtStatus> {
     stream(handle).map_or_else(|| file(handle), |stream| Ok(Arc::clone(stream.file())))
 }
@@ -256,7 +257,7 @@ fn data_of(handle: &FsHandle) -> Result<Data, NtStatus> {
     stream(handle).map_or_else(|| file(handle).map(Data::File), |stream| Ok(Data::Stream(stream)))
 }
 
-/// Whether all that is done by a handle, of a volume or of a file, has to be on stable storage before it is acknowledged.
+/// Whether every change through a volume or file handle must be on stable storage before it is acknowledged.
 pub(super) fn writes_through(handle: &FsHandle) -> bool {
     of_file(handle).map_or_else(
         |_| volume(handle).is_ok_and(|volume| volume.promise == Promise::AtReply),
@@ -264,12 +265,12 @@ pub(super) fn writes_through(handle: &FsHandle) -> bool {
     )
 }
 
-/// The limiter of the volume that a handle, of a volume or of a file, is of.
+/// The limiter of the volume behind a volume or file handle.
 pub(super) fn limiter(handle: &FsHandle) -> Option<&Arc<Limiter>> {
     volume_of(handle).map(Volume::limiter)
 }
 
-/// The gate of the volume that a handle, of a volume or of a file, is of.
+/// The gate of the volume behind a volume or file handle.
 pub(super) fn gate(handle: &FsHandle) -> Option<&Arc<Gate>> {
     volume_of(handle).map(Volume::gate)
 }
@@ -298,7 +299,7 @@ fn stat(handle: &FsHandle) -> Result<Stat, NtStatus> {
     }
 }
 
-/// Carries an operation out that the kernel answers from memory. `Err` gives back one that may have to wait.
+/// Executes an operation if the kernel can answer it from memory. `Err` returns an operation that may have to wait.
 pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> {
     use FsOpKind as Op;
     let done = match &operation {
@@ -330,7 +331,7 @@ pub(super) fn execute_cached(operation: FsOpKind) -> Result<FsResult, FsOpKind> 
     done.ok_or(operation)
 }
 
-/// Carries one operation out, and puts on stable storage what the volume promises of it.
+/// Executes one operation and makes it durable as the volume promises.
 pub(super) fn execute(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     let settlement = Settlement::of(&operation)?;
     let reply = carry_out(operation, buffers)?;
@@ -343,7 +344,7 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
     match operation {
         Op::Open { volume: at, request } => open::open(&volume(&at)?, &request).map(FsReply::from),
         Op::Close { handle, unlink, stat: with_stat } => {
-            // Taken first: the name's end shows in neither.
+            // Read first, so that the attributes do not reflect the removal of the name.
             let last = if with_stat { Some(stat(&handle)?) } else { None };
             // The name cannot be opened until the token is dropped.
             if let Some(_token) = unlink {
@@ -359,7 +360,7 @@ fn carry_out(operation: FsOpKind, buffers: &BufferPool) -> FsResult {
             None => data::read(&*file(&handle)?, offset, length, buffers),
         }
         .map(FsReply::Read),
-        // Transports fetch the data and then write them.
+        // Transports fetch the data first and then submit a `Write`.
         Op::WriteRemote { .. } => Err(NtStatus::INTERNAL_ERROR),
         Op::Write { handle, offset, frame, range, write_through } => {
             let bytes = frame.bytes().get(range).ok_or(NtStatus::INVALID_PARAMETER)?;

@@ -1,4 +1,4 @@
-//! Locks under which a name, or an attribute of a file, is looked up and then changed, so that no other client changes it in between.
+//! Locks for looking up and then changing a name or an attribute of a file, so that no other client changes it in between.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::limits::NAME_LOCKS;
 #[derive(Debug)]
 pub(super) struct NameLocks(Vec<Mutex<()>>);
 
-/// Held while names of one directory, or of two, are looked at and changed.
+/// Guard for looking up and changing names in one or two directories.
 #[must_use]
 pub(super) struct NamesHeld<'a> {
     _first: MutexGuard<'a, ()>,
@@ -25,7 +25,7 @@ impl Default for NameLocks {
 
 impl NameLocks {
     fn group(directory: FileKey) -> usize {
-        // Inodes of directories of one parent are neighbours: consecutive ones get different locks.
+        // Subdirectories of one parent often have consecutive inode numbers, which get different locks.
         (directory.ino ^ directory.dev) as usize % NAME_LOCKS
     }
 
@@ -33,12 +33,12 @@ impl NameLocks {
         self.0[group].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The names of one directory.
+    /// Locks the names of one directory.
     pub(super) fn of(&self, directory: FileKey) -> NamesHeld<'_> {
         NamesHeld { _first: self.lock(Self::group(directory)), _second: None }
     }
 
-    /// The names of two directories, locked in the same order by every thread.
+    /// Locks the names of two directories, in the same order on every thread.
     pub(super) fn of_both(&self, one: FileKey, other: FileKey) -> NamesHeld<'_> {
         let (one, other) = (Self::group(one), Self::group(other));
         let first = self.lock(one.min(other));

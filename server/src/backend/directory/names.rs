@@ -1,4 +1,4 @@
-//! Changing names by handle, and making them durable.
+//! Changes names by handle, and makes them durable.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,8 +16,8 @@ use super::{OpenFile, attrs, descriptors};
 use crate::backend::errno::status;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
-/// Where `file` is now: the name the kernel knows it by or, without that, the one it was opened by; `None` where
-/// neither denotes it any more.
+/// Returns where `file` is now: the name under which the kernel has it or, failing that, the name under which it was opened.
+/// `None` if neither refers to it any more.
 fn locate(file: &OpenFile) -> Result<Option<Place>, NtStatus> {
     let last = file.path.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let candidates = [current(&file.volume, file.fd.as_fd()), Some(last.as_str().as_bytes().to_vec())];
@@ -31,7 +31,7 @@ fn locate(file: &OpenFile) -> Result<Option<Place>, NtStatus> {
     Ok(None)
 }
 
-/// Whether the name there denotes `file`.
+/// Whether the name at `place` refers to `file`.
 fn is_at(file: &OpenFile, place: &Place) -> Result<bool, NtStatus> {
     match attrs::key_of_entry(place.parent.as_fd(), &place.name) {
         Ok((key, _)) => Ok(key == file.key),
@@ -40,13 +40,13 @@ fn is_at(file: &OpenFile, place: &Place) -> Result<bool, NtStatus> {
     }
 }
 
-/// A name of a file, which no other client of the volume changes as long as this is held.
+/// A name of a file, which no other client of the volume can change while this exists.
 struct Held<'a> {
     place: Place,
     _names: NamesHeld<'a>,
 }
 
-/// Looks the file's name up and holds it, together with those of the directory `also`. `None` where it has none any more.
+/// Looks up and locks the file's name, together with the names in the directory `also`. `None` if the file has no name.
 fn hold<'a>(file: &'a OpenFile, also: Option<&OwnedFd>) -> Result<Option<Held<'a>>, NtStatus> {
     let also = also.map(|fd| attrs::key_of(fd.as_fd())).transpose().map_err(status)?;
     for _ in 0..RACE_ATTEMPTS_MAX {
@@ -56,7 +56,7 @@ fn hold<'a>(file: &'a OpenFile, also: Option<&OwnedFd>) -> Result<Option<Held<'a
             Some(also) => file.volume.names.of_both(parent, also),
             None => file.volume.names.of(parent),
         };
-        // Looked up without the lock: it may have been renamed meanwhile.
+        // It was looked up without the lock: it may have been renamed in between.
         if is_at(file, &place)? {
             return Ok(Some(Held { place, _names: names }));
         }
@@ -64,7 +64,7 @@ fn hold<'a>(file: &'a OpenFile, also: Option<&OwnedFd>) -> Result<Option<Held<'a
     Err(NtStatus::SHARING_VIOLATION)
 }
 
-/// Removes the file's name; one that is gone already is no error.
+/// Removes the file's name; a name that is already gone is not an error.
 pub(super) fn unlink(file: &OpenFile) -> Result<(), NtStatus> {
     let Some(Held { place, _names }) = hold(file, None)? else { return Ok(()) };
     let flags = if file.directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -74,20 +74,20 @@ pub(super) fn unlink(file: &OpenFile) -> Result<(), NtStatus> {
             Ok(())
         }
         Err(Errno::NOENT) => Ok(()),
-        // Some file systems say so.
+        // Some file systems return EEXIST.
         Err(Errno::EXIST) => Err(NtStatus::DIRECTORY_NOT_EMPTY),
         Err(errno) => Err(status(errno)),
     }
 }
 
-/// Puts the end of the name that [`unlink`] has removed on stable storage.
+/// Makes the removal of the name by [`unlink`] durable.
 pub(super) fn settle_removal(file: &OpenFile) -> Result<(), NtStatus> {
     let parent = file.removed_from.lock().unwrap_or_else(PoisonError::into_inner).take();
     parent.map_or(Ok(()), |parent| sync_directory(&parent))
 }
 
-/// Gives the file another name, on stable storage: Linux takes it for that and sends nothing when a program then syncs the
-/// directory, as it does after it has put a checkpoint in its place.
+/// Renames the file durably: Linux assumes that a rename is durable, and sends nothing when a program then syncs the directory,
+/// as it does after it has moved a checkpoint into place.
 pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), NtStatus> {
     if to.is_root() {
         return Err(NtStatus::ACCESS_DENIED);
@@ -114,7 +114,7 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
             return settle_name(file);
         }
         Ok(_) if !replace => return Err(NtStatus::OBJECT_NAME_COLLISION),
-        // [MS-FSA] 2.1.5.15.11: neither is a directory replaced nor by a directory replaced.
+        // [MS-FSA] 2.1.5.15.11: a directory neither replaces an entry nor is replaced.
         Ok((_, directory)) if directory || file.directory => return Err(NtStatus::ACCESS_DENIED),
         Ok(_) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(status(errno)),
@@ -122,7 +122,7 @@ pub(super) fn rename(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(),
     let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     let name = to.name().as_bytes();
     match rustix::fs::renameat_with(&from.parent, from.name.as_slice(), &target, name, flags) {
-        // A file system without NOREPLACE, and the target was just seen to be free; or a directory moved into itself.
+        // A file system without NOREPLACE, and the target was just free; or a directory moved into itself.
         Err(Errno::INVAL) if !replace => {
             rustix::fs::renameat(&from.parent, from.name.as_slice(), &target, name).map_err(|errno| {
                 match errno {
@@ -144,7 +144,7 @@ fn renamed(file: &OpenFile, to: &RelPath) {
     file.name_unsynced.store(true, Ordering::Release);
 }
 
-/// Adds a name, on stable storage.
+/// Adds a name durably.
 pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), NtStatus> {
     if file.directory {
         return Err(NtStatus::FILE_IS_A_DIRECTORY);
@@ -172,8 +172,8 @@ pub(super) fn link(file: &OpenFile, to: &RelPath, replace: bool) -> Result<(), N
     sync_directory(&target)
 }
 
-/// Puts a further name of the file in the place of another file's in one step, so that there is no moment without that name:
-/// link(2) replaces nothing, rename(2) does.
+/// Atomically replaces the name of another file by a new name of this file, so that the name always exists: link(2) replaces
+/// nothing, rename(2) does.
 fn link_over(file: &OpenFile, from: &Place, target: &OwnedFd, name: &[u8]) -> Result<(), NtStatus> {
     let aside = file.volume.aside.as_ref().unwrap_or(target);
     let temporary = temporary(TEMPORARY);
@@ -185,7 +185,7 @@ fn link_over(file: &OpenFile, from: &Place, target: &OwnedFd, name: &[u8]) -> Re
     })
 }
 
-/// A name for something on its way to its place. What a server that was killed has left is not in the way, also where each has the same
+/// Returns a unique temporary name. It does not collide with leftovers of a killed server, even if every server has the same
 /// process id, as in a container.
 pub(super) fn temporary(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -195,13 +195,13 @@ pub(super) fn temporary(prefix: &str) -> String {
     format!("{prefix}{:x}-{}", *STARTED, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// What names of links begin with that are on their way to their place.
+/// Prefix of temporary names of links.
 const TEMPORARY: &str = ".forebay-link-";
 
-/// Puts data, attributes and, where it was made or renamed by this handle, the name on stable storage. SMB clients
-/// have no dependable way to sync a directory, so the name is part of the file's flush.
+/// Makes data and attributes durable and, if this handle created or renamed the file, its name. SMB clients have no reliable
+/// way to sync a directory, so the name is part of the file's flush.
 pub(super) fn flush(file: &OpenFile) -> Result<(), NtStatus> {
-    // The kernel reports a lost write once per descriptor and then forgets it.
+    // The kernel reports a lost write only once per descriptor.
     if file.sync_failed.load(Ordering::Acquire) {
         return Err(NtStatus::UNEXPECTED_IO_ERROR);
     }
@@ -212,7 +212,7 @@ pub(super) fn flush(file: &OpenFile) -> Result<(), NtStatus> {
     settle_name(file)
 }
 
-/// Puts the name on stable storage, where this handle made or changed it.
+/// Makes the name durable if this handle created or changed it.
 fn settle_name(file: &OpenFile) -> Result<(), NtStatus> {
     if file.name_unsynced.swap(false, Ordering::AcqRel) {
         sync_name(file).inspect_err(|_| file.name_unsynced.store(true, Ordering::Release))?;
@@ -221,12 +221,12 @@ fn settle_name(file: &OpenFile) -> Result<(), NtStatus> {
 }
 
 fn sync_name(file: &OpenFile) -> Result<(), NtStatus> {
-    // Unlinked meanwhile: there is no name to keep.
+    // Unlinked in the meantime: there is no name to keep.
     let Some(place) = locate(file)? else { return Ok(()) };
     sync_directory(&place.parent)
 }
 
-/// By a descriptor that may be good for looking names up only.
+/// Syncs a directory. The descriptor may be O_PATH, so the directory is opened again.
 fn sync_directory(directory: &OwnedFd) -> Result<(), NtStatus> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = match rustix::fs::openat(directory, c".", flags, Mode::empty()) {
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// The kernel tells a descriptor of a write that was lost once, and its next fsync succeeds.
+    /// The kernel reports a lost write once per descriptor, and the next fsync succeeds.
     #[test]
     fn no_flush_of_a_handle_succeeds_after_one_has_failed() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -286,7 +286,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(flush(&failed), Err(NtStatus::UNEXPECTED_IO_ERROR));
         }
-        // The kernel itself reports to each descriptor what was lost since it was opened.
+        // The kernel reports to each descriptor only what was lost since it was opened.
         assert_eq!(flush(&other), Ok(()));
         assert_eq!(flush(&open(&volume)), Ok(()));
     }

@@ -1,4 +1,4 @@
-//! Opening and making files and directories.
+//! Opens and creates files and directories.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ pub(super) fn open(volume: &Arc<Volume>, request: &OpenRequest) -> Result<Opened
     finish(volume, request, fd, created)
 }
 
-/// Opens what exists and is in the kernel's caches, or fails as they know it must; `None` where that takes more.
+/// Opens a file that is in the kernel's caches, or fails if the caches already determine the error; `None` if that takes more.
 pub(super) fn open_cached(volume: &Arc<Volume>, request: &OpenRequest) -> Option<Result<Opened, NtStatus>> {
     let asks_device = request.stream.is_some() || volume.secured.load(Ordering::Acquire);
     if request.mode == OpenMode::New || asks_device {
@@ -82,14 +82,15 @@ fn finish(
     let stat = if created { furnish(&file, request, stat)? } else { stat };
     let descriptors = descriptors::around(volume, file.as_fd(), &request.path).inspect_err(|_| {
         if created {
-            // The first error is the one to tell; nothing stays of what was refused.
+            // Report the first error, and leave nothing behind from a failed open.
             let _ = super::names::unlink(&file);
         }
     })?;
     Ok(Opened { handle: FsHandle(file), created, stat, file: None, descriptors })
 }
 
-/// Gives a new file what its maker asked for, and tells its attributes, `stat` before that. Where it fails, nothing stays of the file.
+/// Gives a new file the properties that its creator requested, and returns its attributes (`stat` before that). If it fails,
+/// the file is removed.
 fn furnish(file: &Arc<OpenFile>, request: &OpenRequest, stat: Stat) -> Result<Stat, NtStatus> {
     let allocates = request.allocation_size > 0 && !file.directory;
     if request.ownership.is_none() && !allocates && !attrs::keeps_new(file, request.attributes) {
@@ -110,7 +111,7 @@ fn furnish(file: &Arc<OpenFile>, request: &OpenRequest, stat: Stat) -> Result<St
         attrs::stat(file)
     });
     if furnished.is_err() {
-        // The first error is the one to tell.
+        // Report the first error.
         let _ = super::names::unlink(file);
     }
     furnished
@@ -127,7 +128,7 @@ fn find_or_make(volume: &Volume, request: &OpenRequest) -> Result<(OwnedFd, bool
         }
         match make(volume, request) {
             Ok(fd) => return Ok((fd, true)),
-            // Another process or client has made it meanwhile; the next attempt opens it, or finds it deleted and makes it.
+            // Another process or client created it concurrently: the next attempt opens it, or creates it if it is deleted again.
             Err(NtStatus::OBJECT_NAME_COLLISION) if request.mode == OpenMode::Either => {}
             Err(status) => return Err(status),
         }
@@ -139,12 +140,12 @@ pub(super) fn access(request: &OpenRequest) -> OFlags {
     match (request.read, request.write) {
         (true, true) => OFlags::RDWR,
         (false, true) => OFlags::WRONLY,
-        // Without access to data, attributes still need a descriptor that is more than O_PATH.
+        // Even without access to data, attributes need a descriptor that is more than O_PATH.
         (_, false) => OFlags::RDONLY,
     }
 }
 
-/// O_NONBLOCK: a pipe that another program put there must not block this thread before it is recognized as a pipe.
+/// O_NONBLOCK: a pipe that another program created must not block this thread before it is recognized as a pipe.
 const FIND: OFlags = OFlags::NOCTTY.union(OFlags::NONBLOCK);
 
 fn find(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, Errno> {
@@ -177,13 +178,13 @@ fn make(volume: &Volume, request: &OpenRequest) -> Result<OwnedFd, NtStatus> {
     find(volume, request).map_err(|errno| path::error(volume, &request.path, errno))
 }
 
-/// A descriptor of the same file that can be written.
+/// Opens a writable descriptor of the same file.
 pub(super) fn reopen_for_writing(file: &OpenFile) -> Result<OwnedFd, NtStatus> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     rustix::fs::open(path::proc_path(file.as_fd()), flags, Mode::empty()).map_err(status)
 }
 
-/// As [`stat_path`], from the kernel's caches alone.
+/// Like [`stat_path`], from the kernel's caches alone.
 pub(super) fn stat_path_cached(volume: &Volume, path: &RelPath) -> Option<Result<Stat, NtStatus>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW;
     match path::open_cached(volume, path.as_str().as_bytes(), flags)? {

@@ -1,4 +1,4 @@
-//! Resolving paths below a volume's root, and nowhere else.
+//! Resolves paths, and only below a volume's root.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,8 +14,8 @@ use super::{Volume, dirs};
 use crate::backend::errno::status;
 use crate::limits::RACE_ATTEMPTS_MAX;
 
-/// How every path is resolved. O_NOFOLLOW is left out on purpose: with it the kernel opens a symlink itself (O_PATH) or
-/// calls it no directory, without it every symlink is ELOOP. Mounts below a volume are no part of it: they would escape its quota.
+/// How every path is resolved. O_NOFOLLOW is omitted on purpose: with it, the kernel opens the symlink itself (O_PATH) or
+/// returns ENOTDIR; without it, every symlink returns ELOOP. Mounts below a volume are excluded: they would escape its quota.
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
@@ -35,7 +35,7 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
             mode,
             BENEATH,
         ) {
-            // RESOLVE_BENEATH answers so when a rename anywhere might have moved it out of the tree meanwhile.
+            // RESOLVE_BENEATH returns EAGAIN if a concurrent rename might have moved the path out of the tree.
             Err(Errno::AGAIN) if attempts < RACE_ATTEMPTS_MAX => attempts += 1,
             Err(Errno::INTR) => {}
             result => return result,
@@ -43,8 +43,8 @@ pub(super) fn open_below(volume: &Volume, path: &[u8], flags: OFlags, mode: Mode
     }
 }
 
-/// As [`open_below`], from the kernel's caches alone. `None` where they do not know, or where a look at the device may
-/// tell otherwise; that there is no such name they know as well as the file system.
+/// Like [`open_below`], from the kernel's caches alone. `None` if the caches cannot answer, or if the device might answer
+/// differently. A cached negative entry is as reliable as the file system.
 pub(super) fn open_cached(volume: &Volume, path: &[u8], flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
     let path = if path.is_empty() { b"." } else { path };
     let how = BENEATH | ResolveFlags::CACHED;
@@ -58,7 +58,7 @@ pub(super) fn open_cached(volume: &Volume, path: &[u8], flags: OFlags) -> Option
     }
 }
 
-/// The directory at `path`, to look names up in.
+/// Opens the directory at `path`, to look up names in it.
 pub(super) fn directory(volume: &Volume, path: &RelPath) -> Result<OwnedFd, NtStatus> {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     open_below(volume, path.as_str().as_bytes(), flags, Mode::empty()).map_err(|errno| match errno {
@@ -67,7 +67,7 @@ pub(super) fn directory(volume: &Volume, path: &RelPath) -> Result<OwnedFd, NtSt
     })
 }
 
-/// The status for `errno` from `openat2` of `path`: tells a missing file from a missing directory on the way to it.
+/// Returns the status for `errno` from `openat2` of `path`: distinguishes a missing file from a missing parent directory.
 pub(super) fn error(volume: &Volume, path: &RelPath, errno: Errno) -> NtStatus {
     match parent_in_doubt(path, errno) {
         Some(parent) => directory(volume, &parent).err().unwrap_or_else(|| status(errno)),
@@ -75,7 +75,7 @@ pub(super) fn error(volume: &Volume, path: &RelPath, errno: Errno) -> NtStatus {
     }
 }
 
-/// As [`error`], from the kernel's caches alone; `None` where they do not know.
+/// Like [`error`], from the kernel's caches alone; `None` if they cannot answer.
 pub(super) fn error_cached(volume: &Volume, path: &RelPath, errno: Errno) -> Option<NtStatus> {
     let Some(parent) = parent_in_doubt(path, errno) else { return Some(status(errno)) };
     match open_cached(volume, parent.as_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY)? {
@@ -85,13 +85,13 @@ pub(super) fn error_cached(volume: &Volume, path: &RelPath, errno: Errno) -> Opt
     }
 }
 
-/// The directory of `path`, where it may be the one that is missing: the root is there.
+/// Returns the parent of `path` if it may be the missing part. The root always exists.
 fn parent_in_doubt(path: &RelPath, errno: Errno) -> Option<RelPath> {
     let is_missing = matches!(errno, Errno::NOENT | Errno::NOTDIR);
     is_missing.then(|| path.parent()).filter(|parent| !parent.is_root())
 }
 
-/// Where an open file's name is now.
+/// The current location of an open file's name.
 pub(super) struct Place {
     /// The directory that holds it.
     pub(super) parent: OwnedFd,
@@ -99,8 +99,8 @@ pub(super) struct Place {
     pub(super) name: Vec<u8>,
 }
 
-/// Below the volume's root, where `fd` was last seen under any name. The kernel follows renames of the file and of
-/// the directories above it; `None` without /proc or where the file is out of the volume.
+/// Returns the path below the volume's root where `fd` was last seen under any name. The kernel tracks renames of the file and
+/// of the directories above it. `None` without /proc or if the file is outside of the volume.
 pub(super) fn current(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Vec<u8>> {
     let root = rustix::fs::readlink(proc_path(volume.root.as_fd()), Vec::new()).ok()?.into_bytes();
     let path = rustix::fs::readlink(proc_path(fd), Vec::new()).ok()?.into_bytes();
@@ -111,13 +111,13 @@ pub(super) fn current(volume: &Volume, fd: BorrowedFd<'_>) -> Option<Vec<u8>> {
     Some(below.to_vec())
 }
 
-/// The kernel's name for an open file of this process.
+/// The path of an open file of this process in /proc.
 pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Opens the directory that `path` (bytes below the root) lies in, and splits its name off.
+/// Opens the parent directory of `path` (bytes below the root), and splits off the name.
 pub(super) fn place(volume: &Volume, path: &[u8]) -> Result<Place, Errno> {
     let split = path.iter().rposition(|&b| b == b'/');
     let (parent, name) = split.map_or((&b""[..], path), |at| (&path[..at], &path[at + 1..]));
@@ -126,7 +126,7 @@ pub(super) fn place(volume: &Volume, path: &[u8]) -> Result<Place, Errno> {
     Ok(Place { parent, name: name.to_vec() })
 }
 
-/// The path with names instead of short names, as [`forebay_smb::fs::FsOpKind::LongPath`] wants it.
+/// Replaces short names in the path by long names, as [`forebay_smb::fs::FsOpKind::LongPath`] requires.
 pub(super) fn long(volume: &Volume, path: &RelPath) -> Result<RelPath, NtStatus> {
     let mut long = String::with_capacity(path.as_str().len());
     for (at, component) in path.as_str().split('/').enumerate() {
@@ -140,10 +140,11 @@ pub(super) fn long(volume: &Volume, path: &RelPath) -> Result<RelPath, NtStatus>
     RelPath::new(&long)
 }
 
-/// The name of the one file that has this short name; `None` where a file is called that, or none or several have it.
+/// Returns the name of the one file with this short name; `None` if a file has exactly this name, or if not exactly one file
+/// matches.
 fn name_behind(volume: &Volume, directory: &str, short: &str) -> Result<Option<String>, NtStatus> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    // Opening the file reports what is wrong with its path.
+    // Opening the file reports errors in its path.
     let Ok(directory) = open_below(volume, directory.as_bytes(), flags, Mode::empty()) else {
         return Ok(None);
     };
@@ -171,8 +172,8 @@ mod tests {
     use crate::backend;
     use crate::buffers::BufferPool;
 
-    /// What an event loop does with an operation, how many calls of openat2 that took, and whether a thread of a lane took
-    /// part.
+    /// Executes an operation as an event loop does. Returns the result, the number of `openat2` calls, and whether it needed a
+    /// thread of a lane.
     fn run(operation: FsOpKind) -> (FsResult, usize, bool) {
         CALLS.set(0);
         let (result, elsewhere) = match backend::execute_cached(operation) {
@@ -220,17 +221,17 @@ mod tests {
                 &|| stat(path),
             ] as [&dyn Fn() -> FsOpKind; 3]
             {
-                // The first one asks the file system, and the kernel remembers.
+                // The first one queries the file system, and the kernel caches the result.
                 let (result, _, _) = run(operation());
                 assert_eq!(result.err(), Some(expected), "{path}");
                 let (result, took, elsewhere) = run(operation());
                 assert_eq!((result.err(), took, elsewhere), (Some(expected), calls, false), "{path}");
             }
         }
-        // A path that was never looked up: the loop's look, the thread's, and no third for a directory that is the root.
+        // A path that was never looked up: one call by the loop, one by the thread, and none for the parent, which is the root.
         let (result, took, elsewhere) = run(stat("never asked for"));
         assert_eq!((result.err(), took, elsewhere), (Some(missing), 2, true));
-        // What comes after it was missing is found.
+        // A file that is created after it was missing is found.
         std::fs::write(scratch.path().join("a/b/missing"), "").expect("free");
         assert!(run(stat("a/b/missing")).0.is_ok());
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Which files have been seen without `user.forebay.dos`, so that neither listings nor opens ask for it again: most have none, and
-//! asking costs as much as the other attributes together.
+//! Cache of files without `user.forebay.dos`, so that listings and opens do not query it again: most files have no such
+//! attribute, and the query costs as much as all other attributes together.
 //!
-//! A file is known by its change time, which moves when an attribute is set. One that has changed lately is not remembered: the clock
-//! behind change times is coarse, and what is set in the same tick would not move it.
+//! The key includes the change time, which changes when an attribute is set. A recently changed file is not cached: the clock
+//! for change times is coarse, and setting an attribute in the same tick would not change it.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -10,12 +10,12 @@ use rustix::fs::{StatxTimestamp, Timespec};
 
 use crate::limits::PLAIN_FILES_MAX;
 
-/// For so long a file must not have changed, in seconds: many times a tick of any kernel.
+/// Time since the last change, in seconds, after which a file can be cached: many times a tick of any kernel.
 const SETTLED_SECONDS: i64 = 2;
-/// Files under one lock: neighbours in a directory, which one thread lists.
+/// Files that share a lock: neighbours in a directory, which one thread lists.
 const GROUP: usize = 64;
 
-/// A file at one moment.
+/// A file in its state at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) dev: u64,
@@ -25,7 +25,7 @@ pub(super) struct Moment {
 
 type Group = Mutex<[Option<Moment>; GROUP]>;
 
-/// The files, of all volumes. A newer one takes the place of an older one.
+/// The files of all volumes. A newer entry replaces an older one.
 #[derive(Debug)]
 struct PlainFiles(Vec<Group>);
 
@@ -56,12 +56,12 @@ impl PlainFiles {
 
 static FILES: LazyLock<PlainFiles> = LazyLock::new(PlainFiles::new);
 
-/// Whether a file that is as it was then has no attribute.
+/// Whether a file that has not changed since `moment` has no attribute.
 pub(super) fn is_plain(moment: &Moment) -> bool {
     FILES.contains(moment)
 }
 
-/// A file was seen without the attribute, after `moment` was read.
+/// Records that a file had no attribute. `moment` must have been read before the attribute.
 pub(super) fn seen(moment: Moment) {
     FILES.insert(moment, rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse));
 }

@@ -1,7 +1,7 @@
-//! Hard capacity of a directory by project quota, as XFS and ext4 have it.
+//! Hard capacity limit of a directory, by project quota of XFS and ext4.
 //!
-//! A project is a number on every inode below a directory; the file system counts and limits what carries it. All of
-//! it goes through `quotactl_fd`, which needs no device name and so works in a container too.
+//! A project is a number on every inode below a directory; the file system counts and limits the usage of each project. All
+//! calls use `quotactl_fd`, which needs no device name and therefore also works in a container.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -86,7 +86,7 @@ const _: () = assert!(size_of::<FsXattr>() == 28);
 const _: () = assert!(size_of::<IfDqblk>() == 72);
 const _: () = assert!(size_of::<FsQuotaStatv>() == 160);
 
-/// What a project uses.
+/// The usage of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes.
@@ -106,10 +106,10 @@ pub fn enforced(fd: BorrowedFd<'_>) -> bool {
     known.is_ok() && state.flags & PROJECT_ENFORCED != 0
 }
 
-/// Marks a directory: it, and what is made in it from now on, belong to `project`.
+/// Assigns a directory, and everything created in it from now on, to `project`.
 ///
 /// # Errors
-/// Those of the ioctl.
+/// Errors from the ioctl.
 pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     let mut attributes = get_attributes(directory)?;
     attributes.projid = project;
@@ -119,10 +119,10 @@ pub fn assign(directory: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// The project that a directory belongs to and passes on; `None` where it does not pass it on.
+/// Returns the project that a directory belongs to and passes on to new entries; `None` if it does not pass it on.
 ///
 /// # Errors
-/// Those of the ioctl.
+/// Errors from the ioctl.
 pub fn assigned(directory: BorrowedFd<'_>) -> Result<Option<u32>, Errno> {
     let attributes = get_attributes(directory)?;
     Ok((attributes.xflags & FS_XFLAG_PROJINHERIT != 0).then_some(attributes.projid))
@@ -138,10 +138,10 @@ fn get_attributes(directory: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
 /// Sets the hard limit of `project`, in bytes; 0 lifts it.
 ///
 /// # Errors
-/// Those of quotactl.
+/// Errors from quotactl.
 pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(), Errno> {
     let mut limits = IfDqblk {
-        // A part of a block is no block: the limit is never above what was asked for, save the first.
+        // Rounded down to whole blocks, so that the limit never exceeds the request, but at least one block.
         bhardlimit: if bytes_max == 0 { 0 } else { (bytes_max / QUOTA_BLOCK_BYTES).max(1) },
         valid: QIF_BLIMITS | QIF_ILIMITS,
         ..IfDqblk::default()
@@ -150,10 +150,10 @@ pub fn set_limit(fd: BorrowedFd<'_>, project: u32, bytes_max: u64) -> Result<(),
     unsafe { quotactl(fd, Q_SETQUOTA, project, (&raw mut limits).cast()) }
 }
 
-/// What `project` uses.
+/// Returns the usage of `project`.
 ///
 /// # Errors
-/// Those of quotactl.
+/// Errors from quotactl.
 pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
     let mut block = IfDqblk::default();
     // SAFETY: Q_GETQUOTA writes one if_dqblk; its layout is asserted above.
@@ -163,17 +163,17 @@ pub fn usage(fd: BorrowedFd<'_>, project: u32) -> Result<Usage, Errno> {
             inodes: block.curinodes,
             bytes_max: block.bhardlimit.saturating_mul(QUOTA_BLOCK_BYTES),
         }),
-        // XFS knows nothing of a project that never owned anything.
+        // XFS has no record of a project that never owned anything.
         Err(Errno::NOENT | Errno::SRCH) if enforced(fd) => Ok(Usage::default()),
         Err(errno) => Err(errno),
     }
 }
 
-/// Has the calling thread, and those it starts, obey limits: ext4 lets CAP_SYS_RESOURCE exceed hard limits (and use the
-/// blocks it keeps in reserve), and the server does its clients' writing as root. XFS makes no such exception.
+/// Makes the calling thread, and the threads it starts, obey limits: ext4 allows CAP_SYS_RESOURCE to exceed hard limits (and to
+/// use reserved blocks), and the server writes for its clients as root. XFS makes no such exception.
 ///
 /// # Errors
-/// Those of capset.
+/// Errors from capset.
 pub fn obey_limits() -> Result<(), Errno> {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     let mut sets = capabilities(None)?;
@@ -193,7 +193,7 @@ unsafe fn quotactl(
 ) -> Result<(), Errno> {
     let fd = fd.as_fd().as_raw_fd();
     let command = (command << 8) | PRJQUOTA;
-    // SAFETY: the caller vouches for `argument`; the others are plain numbers.
+    // SAFETY: the caller guarantees that `argument` is valid; the other arguments are plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, fd, command, id, argument) };
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_file_system_without_project_quota_says_so() {
-        // tmpfs has none on any kernel; every Linux test machine has /dev/shm.
+        // tmpfs has no project quota on any kernel; every Linux test machine has /dev/shm.
         let shm = std::fs::File::open("/dev/shm").expect("/dev/shm");
         assert!(!enforced(shm.as_fd()));
         assert!(set_limit(shm.as_fd(), 7, 1 << 20).is_err());

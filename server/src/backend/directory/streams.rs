@@ -1,5 +1,5 @@
-//! Named streams: each is an extended attribute `user.DosStream.NAME:$DATA` of its file, with a zero byte after its contents, as
-//! Samba's `vfs_streams_xattr` keeps them. A change replaces the attribute as a whole, so a stream is short.
+//! Named streams. Each is an extended attribute `user.DosStream.NAME:$DATA` of its file, with a zero byte after its contents,
+//! as in Samba's `vfs_streams_xattr`. A change replaces the whole attribute, so streams are short.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -18,26 +18,26 @@ use super::{OpenFile, Volume, attrs, eas, names, open};
 use crate::backend::errno::status;
 use crate::buffers::{BufferPool, ReadBuffer};
 
-/// What the names of the extended attributes begin and end with.
+/// Prefix and suffix of the names of the extended attributes.
 const PREFIX: &[u8] = b"user.DosStream.";
 const SUFFIX: &[u8] = b":$DATA";
-/// Bytes of the longest stream: XATTR_SIZE_MAX less the zero byte.
+/// Bytes of the longest stream: XATTR_SIZE_MAX minus the zero byte.
 const STREAM_BYTES_MAX: usize = eas::VALUE_BYTES_MAX - 1;
-/// Bytes of a file's list of attributes up to which streams are added: a longer one could not be read any more, and extended
-/// attributes need room, too.
+/// Limit for the list of a file's attribute names, up to which streams are added: a longer list could not be read, and extended
+/// attributes need space, too.
 const LIST_BYTES_MAX: usize = eas::LIST_BYTES_MAX / 2;
-/// What the file systems below allocate at once, for want of a better number for an attribute.
+/// Allocation unit that is reported, for want of a better number for an attribute.
 const UNIT_BYTES: u64 = 8;
 
 /// An open named stream.
 #[derive(Debug)]
 pub(super) struct OpenStream {
     file: Arc<OpenFile>,
-    /// Follows renames by this handle; `None` once it was renamed away to the file's data.
+    /// Tracks renames through this handle; `None` after a rename to the file's data.
     key: Mutex<Option<CString>>,
 }
 
-/// The contents and the name of a stream, read.
+/// The attribute name and the contents of a stream.
 struct Found {
     key: CString,
     contents: Vec<u8>,
@@ -53,13 +53,13 @@ fn name_of(key: &CStr) -> Option<StreamName> {
     StreamName::new(str::from_utf8(name).ok()?).ok()
 }
 
-/// The extended attribute for a stream that is to be made.
+/// Returns the extended attribute for a new stream.
 fn key_of(name: &StreamName) -> Result<CString, NtStatus> {
     let key = CString::new([PREFIX, name.as_str().as_bytes(), SUFFIX].concat());
     key.ok().filter(|key| key.count_bytes() <= eas::NAME_BYTES_MAX).ok_or(NtStatus::OBJECT_NAME_INVALID)
 }
 
-/// The extended attribute of the stream `name`, in whatever case.
+/// Finds the extended attribute of the stream `name`, ignoring case.
 fn find(file: &OpenFile, name: &StreamName) -> Result<Option<CString>, NtStatus> {
     eas::with_list(file, |list| {
         Ok(eas::keys(list).find(|key| name_of(key).as_ref() == Some(name)).map(CStr::to_owned))
@@ -68,7 +68,7 @@ fn find(file: &OpenFile, name: &StreamName) -> Result<Option<CString>, NtStatus>
 
 fn size_of(file: &OpenFile, key: &CStr) -> Result<u64, NtStatus> {
     match rustix::fs::fgetxattr_query(&file.fd, key) {
-        // Samba's zero byte.
+        // Without Samba's trailing zero byte.
         Ok(length) => Ok(length.saturating_sub(1) as u64),
         Err(Errno::NODATA) => Err(NtStatus::FILE_DELETED),
         Err(errno) => Err(status(errno)),
@@ -93,7 +93,7 @@ fn remove_key(file: &OpenFile, key: &CStr) -> Result<(), NtStatus> {
     }
 }
 
-/// All streams of a file, by name: file systems change their order.
+/// Returns all streams of a file, sorted by name: file systems change their order.
 pub(super) fn list(file: &OpenFile) -> Result<Vec<StreamEntry>, NtStatus> {
     if !file.volume.xattrs {
         return Err(NtStatus::NOT_SUPPORTED);
@@ -103,7 +103,7 @@ pub(super) fn list(file: &OpenFile) -> Result<Vec<StreamEntry>, NtStatus> {
         named
             .filter_map(|(key, name)| match size_of(file, key) {
                 Ok(size) => Some(Ok(StreamEntry { name, size, allocation_size: allocated(size) })),
-                // Removed meanwhile.
+                // Removed concurrently.
                 Err(NtStatus::FILE_DELETED) => None,
                 Err(status) => Some(Err(status)),
             })
@@ -127,7 +127,7 @@ pub(super) fn remove_all(file: &OpenFile) -> Result<(), NtStatus> {
     })
 }
 
-/// Opens or makes a stream, with the file that it is of.
+/// Opens or creates a stream, together with its file.
 pub(super) fn open(
     volume: &Arc<Volume>,
     request: &OpenRequest,
@@ -148,7 +148,7 @@ pub(super) fn open(
     let opened = open::open(volume, &of_file)?;
     let file = super::file(&opened.handle)?;
     let stream = find_or_make(&file, request.mode, name).inspect_err(|_| {
-        // The first error is the one to tell; nothing stays of what was refused.
+        // Report the first error, and leave nothing behind from a failed open.
         if opened.created {
             let _ = names::unlink(&file);
         }
@@ -178,7 +178,7 @@ fn find_or_make(file: &OpenFile, mode: OpenMode, name: &StreamName) -> Result<(C
     }
 }
 
-/// Attributes of a stream, from those of its file if they are known.
+/// Returns the attributes of a stream, based on `file`, the attributes of its file, if they are known.
 fn of_stream(stream: &OpenStream, file: Option<Stat>) -> Result<Stat, NtStatus> {
     let stat = file.map_or_else(|| attrs::stat(&stream.file), Ok)?;
     let key = stream.key()?;
@@ -195,7 +195,7 @@ fn of_stream(stream: &OpenStream, file: Option<Stat>) -> Result<Stat, NtStatus> 
 }
 
 impl OpenStream {
-    /// The file that it is of.
+    /// The file that the stream belongs to.
     pub(super) fn file(&self) -> &Arc<OpenFile> {
         &self.file
     }
@@ -222,7 +222,7 @@ impl OpenStream {
         }
     }
 
-    /// Replaces the contents by what `change` makes of them. No other change comes in between.
+    /// Replaces the contents by the result of `change`, with no concurrent change in between.
     fn change(&self, change: impl FnOnce(&mut Vec<u8>) -> Result<(), NtStatus>) -> Result<(), NtStatus> {
         let _held = self.file.volume.names.of(self.file.key);
         let Found { key, mut contents } = self.contents()?;
@@ -230,7 +230,7 @@ impl OpenStream {
         store(&self.file, &key, &contents, XattrFlags::REPLACE)
     }
 
-    /// Bytes at `offset`, at most `length`.
+    /// Returns at most `length` bytes at `offset`.
     fn part(&self, offset: u64, length: u64) -> Result<Vec<u8>, NtStatus> {
         let Found { contents, .. } = self.contents()?;
         let end = (contents.len() as u64).min(offset.saturating_add(length));
@@ -252,7 +252,7 @@ impl OpenStream {
         Ok(Box::new(ReadBuffer::new(buffer, part.len())))
     }
 
-    /// At `offset`; `u64::MAX` appends.
+    /// Writes at `offset`; `u64::MAX` appends.
     pub(super) fn write(&self, offset: u64, bytes: &[u8], write_through: bool) -> Result<u32, NtStatus> {
         self.change(|contents| {
             let at = if offset == u64::MAX { contents.len() as u64 } else { offset };
@@ -281,7 +281,7 @@ impl OpenStream {
         })
     }
 
-    /// Nothing is reserved for an extended attribute.
+    /// Only truncates: no space is reserved for an extended attribute.
     pub(super) fn set_allocation(&self, size: u64) -> Result<(), NtStatus> {
         let size = end_of(size, 0)?;
         self.change(|contents| {
@@ -300,7 +300,7 @@ impl OpenStream {
         })
     }
 
-    /// All of it is data.
+    /// Streams have no holes.
     pub(super) fn ranges(&self, offset: u64, length: u64) -> Result<Vec<(u64, u64)>, NtStatus> {
         let end = size_of(&self.file, &self.key()?)?.min(offset.saturating_add(length));
         Ok(if offset < end { vec![(offset, end - offset)] } else { Vec::new() })
@@ -345,7 +345,7 @@ impl OpenStream {
         self.flush()
     }
 
-    /// Writes the contents to the file, which has none.
+    /// Writes the contents to the file, which must be empty.
     fn becomes_data(&self, contents: &[u8]) -> Result<(), NtStatus> {
         let stat = attrs::stat(&self.file)?;
         if stat.directory || stat.end_of_file > 0 {
@@ -354,7 +354,7 @@ impl OpenStream {
         if contents.is_empty() {
             return Ok(());
         }
-        // This handle was opened for reading. The data are on stable storage before the attribute goes.
+        // This handle was opened for reading. The data must be on stable storage before the attribute is removed.
         let writable = File::from(open::reopen_for_writing(&self.file)?);
         let written = writable.write_all_at(contents, 0).and_then(|()| writable.sync_data());
         written.map_err(|error| {
@@ -364,7 +364,7 @@ impl OpenStream {
     }
 }
 
-/// Where something ends, if a stream may be so long.
+/// Returns the end of a range, if it is within the maximum length of a stream.
 fn end_of(offset: u64, length: u64) -> Result<usize, NtStatus> {
     let end = offset.checked_add(length).and_then(|end| usize::try_from(end).ok());
     end.filter(|end| *end <= STREAM_BYTES_MAX).ok_or(NtStatus::FILE_SYSTEM_LIMITATION)
@@ -376,7 +376,7 @@ pub(super) enum Data {
     Stream(Arc<OpenStream>),
 }
 
-/// Copies of which one side at least is a stream: short, or as long as the source.
+/// Copies data if at least one side is a stream: short, or as long as the source.
 pub(super) fn copy(
     source: &Data,
     source_offset: u64,

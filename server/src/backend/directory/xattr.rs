@@ -25,10 +25,10 @@ const _: () = assert!(size_of::<Args>() == 16, "XATTR_ARGS_SIZE_VER0");
 /// Set once the kernel, or a seccomp profile, has refused the system call.
 static MISSING: AtomicBool = AtomicBool::new(false);
 
-/// Reads attribute `key` of entry `name` of a directory into `value` and returns its length. Follows no symbolic link.
+/// Reads attribute `key` of entry `name` of a directory into `value` and returns its length. Does not follow symbolic links.
 ///
 /// # Errors
-/// Those of lgetxattr(2).
+/// Errors from lgetxattr(2).
 pub(super) fn of_entry(
     directory: BorrowedFd<'_>,
     name: &CStr,
@@ -37,7 +37,7 @@ pub(super) fn of_entry(
 ) -> Result<usize, Errno> {
     if !MISSING.load(Ordering::Relaxed) {
         match getxattrat(directory, name, key, value) {
-            // Neither is an answer to the reading of an attribute.
+            // Neither is a possible result of reading an attribute.
             Err(Errno::NOSYS | Errno::PERM) => MISSING.store(true, Ordering::Relaxed),
             result => return result,
         }
@@ -70,7 +70,7 @@ fn getxattrat(directory: BorrowedFd<'_>, name: &CStr, key: &CStr, value: &mut [u
     })
 }
 
-/// Older kernels look it up by a path, which costs several times as much.
+/// Fallback for older kernels: looks the attribute up by path, which costs several times as much.
 fn through_proc(
     directory: BorrowedFd<'_>,
     name: &CStr,
