@@ -50,7 +50,7 @@ pub enum CopyError {
     /// It has too many hard links.
     #[error("the paths of its files with several names take more than {} MiB", COPY_LINK_BYTES_MAX >> 20)]
     Links,
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("{what} {name:?}: {errno}")]
     Io {
         /// The operation.
