@@ -538,7 +538,7 @@ impl Admin for AdminService {
     }
 }
 
-/// Why there is no admin socket.
+/// Why the admin socket is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another server answers there.

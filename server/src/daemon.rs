@@ -55,7 +55,7 @@ const INTERFACES_REFRESH: Duration = Duration::from_secs(5);
 pub enum Exit {
     /// Ended as requested.
     Done = 0,
-    /// A failure at run time, or a second signal while draining.
+    /// A failure at run time, or a second request to end.
     Failed = 1,
     /// The command line is invalid (also clap's code).
     Usage = 2,
@@ -67,7 +67,7 @@ pub enum Exit {
     Listen = 5,
     /// The I/O engine that the configuration requires is not available.
     Engine = 6,
-    /// Another host took over a pool's namespace, or it was unreachable for too long: the server stopped immediately.
+    /// A pool's namespace is no longer ours, or was unreachable for too long: the server stopped immediately.
     Fenced = 7,
 }
 

@@ -26,9 +26,9 @@ pub struct Health {
     pub advertise: Vec<Advertised>,
     /// Of the instance.
     pub addresses: Arc<Addresses>,
-    /// Where SMB listens.
+    /// The addresses of the SMB listeners.
     pub listening: Vec<SocketAddr>,
-    /// Where it takes connections over RDMA, now.
+    /// The current RDMA listeners.
     pub rdma: Listening,
     /// RDMA devices that the server would use but cannot open in this process; `None` if it would use none.
     pub later: Option<Later>,

@@ -14,7 +14,6 @@ const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
 
 /// This machine's current addresses that `listening` covers and a client can use. If `advertise` selects among them, only
 /// those that it matches: a node has addresses that no client can reach, for example those of its pods' bridges.
-/// that it takes: a node has addresses that no client reaches, those of bridges of its pods for example.
 #[must_use]
 pub fn current(
     listening: &[SocketAddr],

@@ -48,7 +48,7 @@ impl Disk {
         self.scratch.path().join("image")
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub(crate) fn path(&self) -> PathBuf {
         self.scratch.path().join("mounted")
     }

@@ -58,21 +58,21 @@ pub enum AddressError {
     /// The named interface does not exist.
     #[error("instance.interface: there is no interface {0}")]
     NotThere(String),
-    /// It is in use and not ours to take.
+    /// It is on this machine already, but not by this server.
     #[error(
         "instance.addresses: {address} is on {interface} already, and not by this server: take it off there, or out of the \
          configuration"
     )]
     Permanent {
-        /// Which.
+        /// The address.
         address: InstanceAddress,
-        /// Where.
+        /// The interface that has it.
         interface: String,
     },
     /// Another host answers for it.
     #[error("instance.addresses: {address} is used by {by}, still after {seconds} s: end whatever that is")]
     Taken {
-        /// Which.
+        /// The address.
         address: InstanceAddress,
         /// The host that uses it.
         by: String,

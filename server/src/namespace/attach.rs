@@ -49,7 +49,7 @@ pub(crate) trait World {
     fn check(&mut self) -> Result<Check, Self::Failure>;
     /// What is mounted at the pool's directory; an unrelated file system is a failure.
     fn leftover(&mut self) -> Result<Leftover, Self::Failure>;
-    /// Replaces this host's key of an earlier epoch, if any, by ours; takes nothing from another host.
+    /// Registers our key if this host has one of an earlier epoch; takes nothing from another host.
     fn announce(&mut self) -> Result<(), Self::Failure>;
     /// Takes the reservation; returns whether I/O of an earlier holder may still be in flight.
     fn acquire(&mut self) -> Result<Acquired, Self::Failure>;
@@ -129,7 +129,7 @@ pub(crate) enum Attach<F> {
     Attached,
     /// Failed with the file system mounted: unmounting it. The reservation stays.
     Unmounting { failure: F },
-    /// Failed because the reservation or the pool belongs to another host: the mounted file system must write nothing.
+    /// Failed because the reservation or the pool is not ours: the mounted file system must write nothing.
     Abandoning { failure: F },
     /// Failed. Nothing of ours exists and no host held the reservation before this start: releasing it.
     Releasing { owned: Owned, failure: F },

@@ -17,7 +17,7 @@ use crate::limits::GROWTH_BYTES_MIN;
 pub(crate) struct Growing {
     /// The namespace's device.
     pub(crate) device: PathBuf,
-    /// Where it is mounted.
+    /// Its mount point.
     pub(crate) path: PathBuf,
 }
 
