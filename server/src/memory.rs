@@ -3,7 +3,7 @@
 //! The process has one budget. A connection has an account within the share of its user. Each volume has its own
 //! credentials, so the clients of one volume cannot take everything. If no memory is left, a connection waits in a line and
 //! receives nothing more until then; its peer finds its window closed. Memory needed to answer a request is never waited
-//! for: connections that wait for memory hold none that others depend on.
+//! for: connections that wait for memory hold none that others cannot get back.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! A small record in a file that is overwritten in place. Overwriting takes no space on a full file system, and an
 //! interrupted write preserves the previous record.
 //!
-//! The file has two slots. A write replaces the slot with the older record, or with none. Each slot has a sequence number
-//! and a checksum, and a read returns the newest intact record.
+//! The file has two slots. A write overwrites the slot that holds the older record, or no record. Each slot has a sequence
+//! number and a checksum, and a read returns the newest intact record.
 
 use std::fs::File;
 use std::io::{self, Read};

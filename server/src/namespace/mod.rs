@@ -37,7 +37,7 @@ pub struct Attached {
     state: Arc<State>,
 }
 
-/// Attaches the namespaces of all pools that have one. Its guard gives up the addresses if a namespace is lost.
+/// Attaches the namespaces of all pools that have one. The addresses are given up if a namespace is lost.
 ///
 /// # Errors
 /// The error of the first namespace that cannot be attached; those before it are detached.
