@@ -23,7 +23,7 @@ use crate::qos::{Priority, Qos};
 use crate::tls::AdminClientName;
 use crate::volume::{Credential, Protection, Quota, Source};
 
-/// The daemon, as the admin API sees it.
+/// The parts of the daemon that the admin API uses.
 #[derive(Clone)]
 pub struct AdminService {
     /// Volumes.
@@ -34,9 +34,9 @@ pub struct AdminService {
     pub loops: Loops,
     /// Serving, draining, drained.
     pub life: Arc<Life>,
-    /// What is wrong, and where it is reached.
+    /// Problems, and the addresses of the server.
     pub health: Arc<Health>,
-    /// What does not change.
+    /// Properties that do not change.
     pub about: Arc<About>,
 }
 
@@ -50,7 +50,7 @@ fn caller<T>(request: &Request<T>) -> Arc<str> {
     name.map_or_else(|| "the admin socket".into(), |AdminClientName(name)| Arc::clone(name))
 }
 
-/// What does not change while the server runs.
+/// Properties that do not change while the server runs.
 #[derive(Debug)]
 pub struct About {
     /// The server's GUID.
@@ -59,7 +59,7 @@ pub struct About {
     pub started: u64,
     /// "io_uring" or "readiness".
     pub io_engine: &'static str,
-    /// Where it listens.
+    /// The addresses on which it listens.
     pub listen: Vec<String>,
     /// Name and epoch of the instance.
     pub instance: InstanceSection,
@@ -99,7 +99,7 @@ fn quota_of(value: i32) -> Result<Option<Quota>, Status> {
 
 fn protection_of(value: i32) -> Result<Protection, Status> {
     match api::Protection::try_from(value) {
-        // The server's rule is kept by the protocol for every session.
+        // The protocol enforces the server's setting for every session.
         Ok(api::Protection::Unspecified | api::Protection::Optional) => Ok(Protection::Optional),
         Ok(api::Protection::Sign) => Ok(Protection::Sign),
         Ok(api::Protection::Seal) => Ok(Protection::Seal),
@@ -162,7 +162,7 @@ fn page_limit(page_size: u32) -> usize {
     }
 }
 
-/// A token is the last id of the page before, so that it stays good whatever comes and goes.
+/// A token is the last id of the previous page, so that it stays valid when entries are added or removed.
 fn check_token(token: &str) -> Result<(), Status> {
     if token.is_empty() || crate::config::is_label(token) {
         return Ok(());
@@ -171,7 +171,7 @@ fn check_token(token: &str) -> Result<(), Status> {
 }
 
 impl AdminService {
-    /// A pool's namespace, where it lies on one.
+    /// A pool's namespace, if it is on one.
     fn fabric(&self, pool: &str) -> Option<api::PoolFabric> {
         let state = self.health.namespaces.iter().find(|state| state.pool() == pool)?;
         let now = Instant::now();
@@ -193,7 +193,7 @@ impl AdminService {
         })
     }
 
-    /// Runs what blocks on a thread that may.
+    /// Runs blocking code on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Self) -> Result<T, Status> + Send + 'static,
@@ -538,13 +538,13 @@ impl Admin for AdminService {
     }
 }
 
-/// Why there is no admin socket.
+/// Why the admin socket is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another server answers there.
     #[error("admin socket {0}: another server listens there: stop it, or change admin.socket")]
     Taken(PathBuf),
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("admin socket {path}: {error}: make its directory, or change admin.socket")]
     Io {
         /// Of the socket.
@@ -554,10 +554,10 @@ pub enum SocketError {
     },
 }
 
-/// Listens at `path`, in place of a socket that a server left behind.
+/// Listens at `path`, replacing a socket that a server left behind.
 ///
 /// # Errors
-/// Why not.
+/// Why it cannot listen.
 pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
     use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
     let io = |error| SocketError::Io { path: path.to_owned(), error };
@@ -575,7 +575,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
         }
         Err(error) => return Err(io(error)),
     }
-    // Bound under a private name first: at no time may others open it.
+    // Bound under a private name first, so that others can never open it.
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let _ = std::fs::remove_file(&temporary);
     let listener = std::os::unix::net::UnixListener::bind(&temporary).map_err(io)?;

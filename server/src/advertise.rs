@@ -1,4 +1,4 @@
-//! Which addresses are announced to clients for mounting.
+//! Selects the addresses that are announced to clients for mounting.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use crate::limits::INTERFACE_NAME_BYTES_MAX;
 /// One entry of `server.advertise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advertised {
-    /// Taken as it is: "host:port", "ip:port".
+    /// Used unchanged: "host:port", "ip:port".
     Literal(String),
-    /// This machine's addresses in a network: address and length of its prefix.
+    /// This machine's addresses in a network: address and prefix length.
     Network(IpAddr, u8),
     /// The addresses of an interface.
     Interface(String),
@@ -75,13 +75,13 @@ impl Advertised {
         Self::Network(address, if address.is_ipv4() { 32 } else { 128 })
     }
 
-    /// Whether it chooses among this machine's addresses.
+    /// Whether it selects among this machine's addresses.
     #[must_use]
     pub fn chooses(&self) -> bool {
         !matches!(self, Self::Literal(_))
     }
 
-    /// Whether it chooses this one.
+    /// Whether it selects this address.
     #[must_use]
     pub fn takes(&self, local: &Local) -> bool {
         match self {
@@ -106,7 +106,7 @@ fn contains(network: IpAddr, length: u8, address: IpAddr) -> bool {
     }
 }
 
-/// The addresses to mount, and the entries that match nothing on this machine that a client could reach. `listening` are
+/// The addresses to mount, and the entries that match no address of this machine that a client could reach. `listening` are
 /// the SMB addresses.
 #[must_use]
 pub fn resolve<'a>(
@@ -143,8 +143,9 @@ pub fn resolve<'a>(
     (found, empty)
 }
 
-/// Which of `listening` takes clients of a local address, where that address may be announced to clients: link-local ones
-/// never, and loopback only where nothing else is listened on, because a client on another machine cannot use them.
+/// The entry of `listening` that accepts clients of a local address, if that address may be announced to clients. Clients on
+/// other machines cannot use link-local addresses, which are never announced, or loopback addresses, which are announced
+/// only if all listeners are on loopback.
 pub(crate) fn listener(address: IpAddr, listening: &[SocketAddr]) -> Option<SocketAddr> {
     let only_loopback = listening.iter().all(|l| l.ip().is_loopback());
     if is_link_local(address) || address.is_loopback() && !only_loopback {
@@ -154,7 +155,7 @@ pub(crate) fn listener(address: IpAddr, listening: &[SocketAddr]) -> Option<Sock
     let by_any = || {
         listening.iter().find(|l| match l.ip() {
             IpAddr::V4(any) => any.is_unspecified() && address.is_ipv4(),
-            // Dual-stack: "[::]" takes IPv4 too.
+            // Dual-stack: "[::]" accepts IPv4 too.
             IpAddr::V6(any) => any.is_unspecified(),
         })
     };

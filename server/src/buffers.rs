@@ -1,4 +1,4 @@
-//! What lies in payload buffers: received frames, and data that a READ found.
+//! Contents of payload buffers: received frames, and data that a READ returned.
 
 use std::any::Any;
 use std::ops::Range;
@@ -25,7 +25,7 @@ impl FrameBuffer {
         Self { buffer, start, length }
     }
 
-    /// Leaves only `range` of the frame: what a transform header wrapped.
+    /// Reduces the frame to `range`: the payload of a transform header.
     #[must_use]
     pub fn narrow(mut self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.length, "a part of the frame");
@@ -58,7 +58,7 @@ impl Frame for FrameBuffer {
     }
 }
 
-/// Data that a READ found, in a buffer with headroom.
+/// Data that a READ returned, in a buffer with headroom.
 #[derive(Debug)]
 pub struct ReadBuffer {
     buffer: Buffer,

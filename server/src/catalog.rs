@@ -1,4 +1,4 @@
-//! The volumes of all pools: what an administrator does to them, and what the protocol learns of it.
+//! The volumes of all pools: the operations of an administrator, and the configuration that the protocol receives.
 
 mod copies;
 
@@ -28,10 +28,10 @@ const CLAIM: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const PERSISTENT_VOLUME: &str = "csi.storage.k8s.io/pv/name";
 
-/// Why an administrator's wish is not granted.
+/// Why an administrator's request is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// It makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     /// There is no such volume.
@@ -40,19 +40,19 @@ pub enum CatalogError {
     /// There is no such snapshot.
     #[error("there is no snapshot {0}")]
     NoSnapshot(String),
-    /// There is one, and it is different.
+    /// It exists with other parameters.
     #[error("{0}")]
     Exists(String),
-    /// There is no room.
+    /// There is no space left.
     #[error("{0}")]
     Exhausted(String),
-    /// Not as things are.
+    /// The current state does not permit it.
     #[error("{0}")]
     Precondition(String),
-    /// Not now: something is under way.
+    /// Another operation is in progress.
     #[error("{0}: try again")]
     Busy(String),
-    /// Of the pool.
+    /// An error of the pool.
     #[error(transparent)]
     Pool(PoolError),
 }
@@ -66,28 +66,28 @@ impl From<PoolError> for CatalogError {
     }
 }
 
-/// What a new volume shall be.
+/// The parameters of a new volume.
 #[derive(Clone, Debug)]
 pub struct Wish {
     /// Its id.
     pub volume_id: String,
-    /// In which pool; empty for the first with room.
+    /// Its pool; empty selects the first pool with enough space.
     pub pool: String,
     /// Its capacity in bytes.
     pub capacity_bytes: u64,
-    /// How that is enforced; `None` for the pool's rule.
+    /// How the capacity is enforced; `None` selects the pool's default.
     pub quota: Option<Quota>,
-    /// What its traffic must be.
+    /// The required protection of its traffic.
     pub protection: Protection,
     /// The account that may open it.
     pub credential: Credential,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,
-    /// What it begins with; nothing without it.
+    /// The source of its data; `None` makes an empty volume.
     pub source: Option<Source>,
 }
 
-/// A volume as it is.
+/// An existing volume.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its record.
@@ -100,7 +100,7 @@ pub struct Found {
     pub used_inodes: u64,
 }
 
-/// A pool as it is.
+/// An existing pool.
 #[derive(Clone, Debug)]
 pub struct PoolInfo {
     /// Its name.
@@ -123,18 +123,18 @@ pub struct Catalog {
 struct State {
     pools: Vec<Pool>,
     unserved: Vec<(String, Unserved)>,
-    /// Those that are served, by id.
+    /// Volumes that are served, by id.
     served: HashMap<String, Arc<Volume>>,
-    /// Snapshots that clients can look into, by id.
+    /// Snapshots that clients can browse, by id.
     shown: HashMap<String, Arc<Volume>>,
-    /// What volumes are being made of, each as often as that.
+    /// Sources that are being copied, one entry per copy.
     sources: Vec<Source>,
 }
 
-/// Checks a user name and makes the credential of its password.
+/// Checks a user name and makes a credential from its password.
 ///
 /// # Errors
-/// What is wrong with them; never the password.
+/// What is wrong with them; never contains the password.
 pub fn credential(username: &str, password: &str) -> Result<Credential, CatalogError> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if username.is_empty() || username.len() > USERNAME_CHARS_MAX || !username.chars().all(allowed) {
@@ -184,7 +184,7 @@ impl Wish {
         check_labels(&self.labels)
     }
 
-    /// Of a volume that is made as this asks for.
+    /// The record of a volume that is made to these parameters.
     fn record(&self, quota: Quota) -> Record {
         let mut serial = [0; 4];
         getrandom::fill(&mut serial).expect("the kernel has randomness once it has booted");
@@ -204,7 +204,7 @@ impl Wish {
         }
     }
 
-    /// Whether `found` is what this asks for.
+    /// Whether `found` matches these parameters.
     fn is(&self, found: &Record, pool: &str) -> Result<(), &'static str> {
         let credential = found.accounts.iter().any(|account| {
             account.username == self.credential.username
@@ -224,7 +224,7 @@ impl Wish {
 }
 
 impl Catalog {
-    /// Serves the volumes of `pools`. What cannot be served is logged and left as it is.
+    /// Serves the volumes of `pools`. A volume that cannot be served is logged and left unchanged.
     #[must_use]
     pub fn new(pools: Vec<(Pool, Vec<Unserved>)>, server: Arc<Server>, loops: Loops) -> Self {
         let mut state = State {
@@ -290,7 +290,7 @@ impl Catalog {
             protection: record.protection.into(),
             read_only: false,
             extended_attributes: volume.keeps_extended_attributes(),
-            // Where it cannot be tried, as on a full pool, clients copy.
+            // If this cannot be determined, for example on a full pool, clients copy.
             shared_extents: pool.shares_extents().unwrap_or(false),
             serial: record.serial,
             created: record.created,
@@ -299,10 +299,10 @@ impl Catalog {
         Ok(volume)
     }
 
-    /// Makes a volume and serves it; one that is there already and is the same is found.
+    /// Makes a volume and serves it; returns an existing volume with the same parameters.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the volume was not created.
     pub fn create(&self, wish: &Wish) -> Result<Found, CatalogError> {
         wish.check()?;
         let mut state = self.lock();
@@ -346,7 +346,7 @@ impl Catalog {
         self.begin_serving(&mut state, index, &wish.volume_id)
     }
 
-    /// Serves a volume that was made, or removes it again.
+    /// Serves a new volume, or removes it if that fails.
     fn begin_serving(&self, state: &mut State, index: usize, id: &str) -> Result<Found, CatalogError> {
         let State { pools, served, .. } = state;
         let pool = &mut pools[index];
@@ -368,10 +368,10 @@ impl Catalog {
         Ok(found(pool, record))
     }
 
-    /// Removes a volume with its data; one that is not there is no error.
+    /// Removes a volume with its data; a missing volume is not an error.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the volume was not removed.
     pub fn delete(&self, id: &str, force: bool) -> Result<(), CatalogError> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -410,7 +410,7 @@ impl Catalog {
     /// Raises a volume's capacity.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it was not raised.
     pub fn expand(&self, id: &str, capacity_bytes: u64) -> Result<Found, CatalogError> {
         if capacity_bytes == 0 || capacity_bytes > VOLUME_BYTES_MAX {
             return Err(CatalogError::Invalid(format!(
@@ -438,7 +438,7 @@ impl Catalog {
     /// Replaces a volume's credentials.
     ///
     /// # Errors
-    /// Why not.
+    /// Why they were not replaced.
     pub fn set_credentials(
         &self,
         id: &str,
@@ -451,7 +451,7 @@ impl Catalog {
         let mut record = pool.records[id].clone();
         let previous = std::mem::take(&mut record.accounts).into_iter().next();
         record.accounts = match previous {
-            // Twice the same: what was kept the first time stays.
+            // A repeated call with the same credential: hashes kept by the first call stay.
             Some(account)
                 if account.username == new.username && account.hashes.first() == new.hashes.first() =>
             {
@@ -472,10 +472,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Replaces a volume's limits and priority. They apply at once, also to what is open.
+    /// Replaces a volume's limits and priority. They apply immediately, also to open files.
     ///
     /// # Errors
-    /// Why not.
+    /// Why they were not replaced.
     pub fn set_qos(&self, id: &str, qos: Qos) -> Result<Found, CatalogError> {
         qos.check().map_err(CatalogError::Invalid)?;
         let mut state = self.lock();
@@ -491,7 +491,7 @@ impl Catalog {
             );
         }
         let found = found(pool, &pool.records[id]);
-        // One that is not served has none; what the record says applies when it is.
+        // A volume that is not served has no limiter; the limits in its record apply once it is served.
         if let Some(volume) = state.served.get(id) {
             volume.limiter().set(&qos);
         }
@@ -501,14 +501,14 @@ impl Catalog {
     /// One volume.
     ///
     /// # Errors
-    /// There is none.
+    /// [`CatalogError::NotFound`] if there is none.
     pub fn find(&self, id: &str) -> Result<Found, CatalogError> {
         let mut state = self.lock();
         let pool = state.pool_of(id)?;
         Ok(found(pool, &pool.records[id]))
     }
 
-    /// At most `limit` volumes in order of their id, those after `after`, and whether there are more.
+    /// At most `limit` volumes with ids after `after`, in order of their id, and whether there are more.
     #[must_use]
     pub fn list(&self, after: &str, limit: usize) -> (Vec<Found>, bool) {
         let state = self.lock();
@@ -523,7 +523,7 @@ impl Catalog {
         (all.into_iter().take(limit).map(|(pool, record)| found(pool, record)).collect(), more)
     }
 
-    /// Volumes that are there and cannot be served, each with its pool.
+    /// Volumes that exist and cannot be served, each with its pool.
     #[must_use]
     pub fn unserved(&self) -> Vec<(String, String)> {
         let state = self.lock();
@@ -533,7 +533,7 @@ impl Catalog {
     /// All pools.
     ///
     /// # Errors
-    /// Those of asking a file system for its space.
+    /// Those of querying the space of a file system.
     pub fn pools(&self) -> Result<Vec<PoolInfo>, CatalogError> {
         let state = self.lock();
         state
@@ -550,7 +550,7 @@ impl Catalog {
             .collect()
     }
 
-    /// The volumes that are served, by their id.
+    /// Figures of the volumes that are served, ordered by id.
     #[must_use]
     pub fn volume_figures(&self) -> Vec<VolumeFigures> {
         let mut uses = self.server.volume_uses();
@@ -584,7 +584,7 @@ impl State {
         self.pools.iter_mut().find(holds).ok_or_else(|| CatalogError::NotFound(id.chars().take(80).collect()))
     }
 
-    /// A user opens one volume and nothing else, so no two volumes can have the same.
+    /// A user has access to exactly one volume, so no two volumes can have the same user name.
     fn check_username(&self, volume_id: &str, username: &str) -> Result<(), CatalogError> {
         let mut others = self
             .pools
@@ -596,7 +596,7 @@ impl State {
         if is_taken { Err(taken(username)) } else { Ok(()) }
     }
 
-    /// The pool for a new volume and how its capacity will be enforced there.
+    /// The pool for a new volume, and how its capacity is enforced there.
     fn choose(&self, wish: &Wish) -> Result<(usize, Quota), CatalogError> {
         let mut refusal = None;
         for (index, pool) in self.pools.iter().enumerate() {
@@ -684,7 +684,7 @@ fn found(pool: &Pool, record: &Record) -> Found {
     }
 }
 
-/// Removes a volume that was made and cannot be served.
+/// Removes a new volume that cannot be served.
 fn remove_failed(pool: &mut Pool, id: &str) {
     if let Err(left) = pool.delete(id) {
         error!(volume = id, error = %left, "a volume that cannot be served could not be removed");
@@ -692,7 +692,7 @@ fn remove_failed(pool: &mut Pool, id: &str) {
     empty_trash(pool);
 }
 
-/// Removes what is in a pool's trash, on a thread of its own: large volumes take their time.
+/// Empties a pool's trash on a separate thread: removing large volumes takes time.
 fn empty_trash(pool: &Pool) {
     let trash = pool.trash();
     if trash.is_empty() {
@@ -703,7 +703,7 @@ fn empty_trash(pool: &Pool) {
         for path in trash {
             match empty(&path) {
                 Ok(()) => info!(path = %path.display(), "deleted data removed"),
-                // Another thread may have been at it.
+                // Another thread may already have removed it.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => {
                     warn!(path = %path.display(), %error, "deleted data could not be removed; tried again at the next start")

@@ -1,4 +1,4 @@
-//! What a configuration amounts to on this machine, without starting anything.
+//! Reports the effects of a configuration on this machine, without starting anything.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -16,11 +16,11 @@ use crate::keytab::KeytabFile;
 use crate::pool::Pool;
 use crate::tls::Certificates;
 
-/// What was found, and what a start would end with if it ended for one of these reasons.
+/// The findings, and the exit status of a start that one of them prevents.
 pub struct Report {
-    /// For people, a line for each thing.
+    /// For people, one line for each finding.
     pub text: String,
-    /// [`Exit::Done`] where nothing keeps it from starting.
+    /// [`Exit::Done`] if nothing prevents a start.
     pub exit: Exit,
 }
 
@@ -29,7 +29,7 @@ impl Report {
         let _ = writeln!(self.text, "{what:<12}{text}");
     }
 
-    /// Something that keeps it from starting.
+    /// Reports a problem that prevents a start.
     fn fatal(&mut self, what: &str, exit: Exit, text: impl std::fmt::Display) {
         self.line(what, format_args!("WRONG: {text}"));
         if self.exit == Exit::Done {
@@ -38,7 +38,7 @@ impl Report {
     }
 }
 
-/// Looks at everything that `config` names.
+/// Checks everything that `config` names.
 #[must_use]
 pub fn report(config: &Config) -> Report {
     let mut report = Report { text: String::new(), exit: Exit::Done };
@@ -81,7 +81,7 @@ pub fn report(config: &Config) -> Report {
     report
 }
 
-/// A server that runs has the address: that is no mistake of the configuration.
+/// A running server has the address already: that is not an error in the configuration.
 fn listening(report: &mut Report, what: &str, address: SocketAddr) {
     match std::net::TcpListener::bind(address) {
         Ok(_) => report.line(what, format_args!("{address}, free")),
@@ -119,7 +119,7 @@ fn engine(report: &mut Report, wanted: IoEngine) {
 fn pool(report: &mut Report, section: &PoolSection) {
     let (what, path) = (format!("pool {}", section.name), section.path.display());
     if let Some(nvmeof) = &section.nvmeof {
-        // Looking at more would mean to connect and to take it.
+        // Further checks would have to connect and reserve the namespace.
         return report.line(&what, format_args!("{path}, {} of {}", nvmeof.namespace, nvmeof.nqn));
     }
     let directory = match std::fs::File::open(&section.path) {

@@ -274,7 +274,7 @@ enum SnapshotCommand {
     },
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs the command.
 #[must_use]
 pub fn main() -> Exit {
     let result = match Cli::parse().command {
@@ -305,14 +305,14 @@ pub fn main() -> Exit {
 }
 
 fn fail(exit: Exit, error: &dyn std::fmt::Display) -> Exit {
-    // Nothing is left to say it to where standard error is closed.
+    // If standard error is closed, there is no other place to report this.
     let _ = writeln!(std::io::stderr(), "forebay-server: {error}");
     exit
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        // The reader of a pipe has seen enough.
+        // The reader of the pipe has closed it.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
@@ -338,7 +338,7 @@ fn run(path: &Path, advertise: AdvertiseArgs) -> Exit {
     }
 }
 
-/// Where the kubelet takes a container's last words from (`terminationMessagePath`); it makes the file.
+/// The file from which the kubelet reads a container's final message (`terminationMessagePath`); the kubelet creates it.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 fn tell_kubelet(path: &Path, text: &str) {
@@ -398,7 +398,7 @@ fn ask(command: Command) -> anyhow::Result<()> {
                 let rows = response.into_inner().sessions.into_iter().map(|s| {
                     let cipher = if s.cipher.is_empty() { "-".to_owned() } else { s.cipher };
                     let signed = if s.signed { "yes" } else { "no" };
-                    // An older server has one for the session as a whole.
+                    // An older server reports one transport for the whole session.
                     let transport = if s.transports.is_empty() { s.transport } else { s.transports.join(",") };
                     vec![
                         s.session_id.to_string(), s.username, s.client_addresses.join(","), transport, s.dialect, signed.to_owned(), cipher,
@@ -611,7 +611,7 @@ fn limits(qos: &api::Qos) -> String {
 async fn connect(admin: &AdminArgs) -> anyhow::Result<AdminClient<Channel>> {
     let path = admin.socket.clone();
     let shown = path.display().to_string();
-    // The address is only for form: the connector goes to the socket.
+    // The address is a placeholder: the connector uses the socket.
     let endpoint = Endpoint::from_static("http://forebay-server");
     let connector = tower::service_fn(move |_| {
         let path = path.clone();

@@ -1,4 +1,4 @@
-//! The two clocks: one that never steps, for timeouts, and the wall clock as SMB tells it: FILETIME, 100 ns since 1601
+//! The two clocks: a monotonic clock for timeouts, and the wall clock in SMB's format: FILETIME, 100 ns since 1601
 //! ([MS-DTYP] 2.3.3).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -9,20 +9,20 @@ use forebay_smb::wire::FileTime;
 /// 100 ns intervals from 1601-01-01 to 1970-01-01.
 const UNIX_EPOCH_FILETIME: i128 = 116_444_736_000_000_000;
 
-/// The present by both clocks.
+/// The current time of both clocks.
 #[must_use]
 pub fn now() -> Now {
     Now { instant: Instant::now(), wall: wall() }
 }
 
-/// The present by the wall clock, which may step at any moment: for what peers and administrators see, never for a timeout.
+/// The current time of the wall clock, which may step at any moment: for peers and administrators, never for a timeout.
 #[must_use]
 pub fn wall() -> FileTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     FileTime(from_unix(since.as_secs().cast_signed(), since.subsec_nanos()))
 }
 
-/// FILETIME of a Unix time; what lies outside of its range is cut to it.
+/// FILETIME of a Unix time, clamped to the range of FILETIME.
 #[must_use]
 pub fn from_unix(seconds: i64, nanos: u32) -> u64 {
     let ticks = i128::from(seconds) * 10_000_000 + i128::from(nanos / 100) + UNIX_EPOCH_FILETIME;

@@ -31,7 +31,7 @@ pub use sections::{
 /// Where the daemon looks for its configuration by default.
 pub const DEFAULT_PATH: &str = "/etc/forebay/server.toml";
 
-/// What is wrong with a configuration, in one line that says where and what to do.
+/// An error in a configuration: one line with its position and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -44,7 +44,7 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
-    /// It is not TOML, or has an option that does not exist or is of another type.
+    /// It is not TOML, or has an unknown option or an option of the wrong type.
     #[error("{path}:{line}: {message}")]
     Syntax {
         /// Of the file.
@@ -54,7 +54,7 @@ pub enum ConfigError {
         /// What is wrong.
         message: String,
     },
-    /// An option's value makes no sense.
+    /// An option's value is invalid.
     #[error("{path}:{line}: {option}: {message}")]
     Value {
         /// Of the file.
@@ -63,7 +63,7 @@ pub enum ConfigError {
         line: usize,
         /// `section.key`.
         option: String,
-        /// What is wrong and how to put it right.
+        /// What is wrong and how to fix it.
         message: String,
     },
 }
@@ -87,8 +87,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// What is announced to clients for mounting: as configured, and addresses of the instance where that chooses none, since those of
-    /// the node stay behind when it moves.
+    /// The addresses that are announced to clients for mounting: the configured ones, and the addresses of the instance if
+    /// those select none of this machine's, since the node's addresses do not move with the instance.
     #[must_use]
     pub fn advertised(&self) -> Vec<Advertised> {
         let mut entries = self.server.advertise.clone();
@@ -237,7 +237,7 @@ impl Config {
         if a.listen.parse::<SocketAddr>().is_err() {
             return wrong("listen", "must be \"ip:port\", or \"\" for none");
         }
-        // A client that reaches the admin API may delete every volume: over a network there is no way to it without TLS.
+        // A client that reaches the admin API can delete every volume: over a network it is reachable only with TLS.
         for (key, path) in [("certificate", &a.certificate), ("key", &a.key), ("client_ca", &a.client_ca)] {
             if path.as_os_str().is_empty() {
                 return wrong(
@@ -270,7 +270,7 @@ fn line_at(text: &str, position: usize) -> usize {
     1 + text.get(..position).unwrap_or(text).matches('\n').count()
 }
 
-/// The line of `key` in the `nth` section called `section`, or of the section, or the first.
+/// The line of `key` in the `nth` section called `section`; without such a key, the line of the section; otherwise 1.
 fn line_of(text: &str, section: &str, nth: usize, key: &str) -> usize {
     let header = format!("[{section}]");
     let mut seen = 0;
@@ -309,7 +309,7 @@ mod tests {
         let config = Config::parse("sample", &sample()).expect("the sample is right");
         assert_eq!(config.pool[0].path, Path::new("/var/lib/forebay"));
         assert_eq!(config.pool[0].quota, PoolQuota::Project);
-        // Commented-out values are the defaults: with the comments taken off, the same comes out.
+        // Commented-out values are the defaults: uncommented, they must give the same result.
         let all: String = sample()
             .lines()
             .take_while(|line| *line != "# [pool.nvmeof]")
@@ -325,7 +325,7 @@ mod tests {
         assert!(options().all(|o| help().contains(o.key) && o.help.len() > 10));
     }
 
-    /// The keys that the parser accepts in a section, read from its answer to a key that does not exist.
+    /// The keys that the parser accepts in a section, taken from its error about an unknown key.
     fn accepted_keys(section: &str) -> std::collections::BTreeSet<String> {
         let text = match section {
             "" => "no_such_key = 1\n".to_owned(),
@@ -349,7 +349,7 @@ mod tests {
                 .map(|option| option.key.to_owned())
                 .collect();
             let mut accepted = accepted_keys(&section);
-            // A section of its own.
+            // It is a separate section.
             accepted.remove("nvmeof");
             assert_eq!(explained, accepted, "[{section}]");
         }

@@ -1,4 +1,4 @@
-//! The daemon's life: start, serve, drain, end.
+//! The daemon's life cycle: start, serve, drain, end.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -46,28 +46,28 @@ use crate::rdma::later::Later;
 use crate::rdma::listener::{Listeners, Listening, Ports};
 use crate::tls::{self, Certificates, TlsError};
 
-/// How often the list of this machine's addresses is renewed.
+/// How often the list of this machine's addresses is refreshed.
 const INTERFACES_REFRESH: Duration = Duration::from_secs(5);
 
-/// What the process ends with. Documented in docs/reference/server.md.
+/// The exit status of the process. Documented in docs/reference/server.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Ended as asked.
+    /// Ended as requested.
     Done = 0,
-    /// Something broke while it ran, or it was asked twice to end.
+    /// A failure at run time, or a second request to end.
     Failed = 1,
-    /// The command line makes no sense (also clap's code).
+    /// The command line is invalid (also clap's code).
     Usage = 2,
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     Config = 3,
     /// A pool cannot be used.
     Pool = 4,
     /// An address or socket cannot be listened on.
     Listen = 5,
-    /// The I/O engine that the configuration insists on is not to be had.
+    /// The I/O engine that the configuration requires is not available.
     Engine = 6,
-    /// A pool's namespace is no longer ours, or out of reach for too long: the server stopped at once.
+    /// A pool's namespace is no longer ours, or was unreachable for too long: the server stopped immediately.
     Fenced = 7,
 }
 
@@ -77,7 +77,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the server did not start, or had to end.
+/// Why the server did not start, or ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// A pool.
@@ -101,7 +101,7 @@ pub enum DaemonError {
     /// An address.
     #[error("{option}: cannot listen on {address}: {error}: {fix}")]
     Listen {
-        /// Of the configuration.
+        /// The configuration option.
         option: &'static str,
         /// Which.
         address: SocketAddr,
@@ -116,7 +116,7 @@ pub enum DaemonError {
     /// The operating system.
     #[error("{what}: {error}")]
     System {
-        /// Doing what.
+        /// The operation.
         what: &'static str,
         /// Why.
         error: std::io::Error,
@@ -130,7 +130,7 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
-    /// What the process ends with.
+    /// The exit status of the process.
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
@@ -147,13 +147,13 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> DaemonError {
     move |error| DaemonError::System { what, error }
 }
 
-/// Runs the server until it is asked to end.
+/// Runs the server until it is requested to end.
 ///
 /// # Errors
-/// Why it did not start, or had to end.
+/// Why the server did not start, or ended with an error.
 pub fn run(config: &Config) -> Result<(), DaemonError> {
     raise_file_limit();
-    // After the limit of open files, which it is needed for, and before any thread is started.
+    // After raising the limit of open files, which needs the capability, and before any thread is started.
     quota::obey_limits().map_err(|errno| system("giving up CAP_SYS_RESOURCE")(errno.into()))?;
     let use_uring = choose_engine(config.server.io_engine)?;
     let smb =
@@ -172,19 +172,19 @@ pub fn run(config: &Config) -> Result<(), DaemonError> {
     let entrances = Entrances { smb, http, admin_tls, keytab: keytab(config)? };
     let addresses = Addresses::prepare(config)?;
     let namespaces = namespace::attach_all(config, &addresses)?;
-    // It has let go of the pools' file systems when it returns.
+    // When this returns, nothing on the pools' file systems is open any more.
     let states = namespaces.iter().map(namespace::Attached::state).collect();
     let result = serve(config, use_uring, entrances, states, &addresses);
     if result.is_ok() {
         settle(config);
     }
-    // Before the pools: the next server that takes the pools can then take the addresses at once.
+    // Before the pools: the next server that takes over the pools can then take over the addresses immediately.
     addresses.give_up();
     namespaces.into_iter().for_each(namespace::Attached::detach);
     result
 }
 
-/// After an orderly end: clients that come to the next server by handles of this one learn that all is there.
+/// After an orderly shutdown: clients that present handles of this server to the next one learn that no data was lost.
 fn settle(config: &Config) {
     for section in &config.pool {
         if let Err(error) = pool::settle_starts(&section.path) {
@@ -193,7 +193,7 @@ fn settle(config: &Config) {
     }
 }
 
-/// The keys for Kerberos, where it is configured.
+/// The keys for Kerberos, if it is configured.
 fn keytab(config: &Config) -> Result<Option<Arc<KeytabFile>>, KeytabFileError> {
     let path = &config.server.keytab;
     if path.as_os_str().is_empty() {
@@ -207,7 +207,7 @@ fn keytab(config: &Config) -> Result<Option<Arc<KeytabFile>>, KeytabFileError> {
 /// Certificates and listener of the admin API over TLS.
 type AdminTls = (TcpListener, Arc<Certificates>);
 
-/// Where clients come in, and what opens to them: all that can fail before anything is mounted.
+/// Listeners and credentials: everything that can fail before anything is mounted.
 struct Entrances {
     smb: Vec<TcpListener>,
     http: Option<TcpListener>,
@@ -215,7 +215,7 @@ struct Entrances {
     keytab: Option<Arc<KeytabFile>>,
 }
 
-/// From the pools on: everything that [`run`] starts on mounted file systems.
+/// Starts everything that uses mounted file systems, from the pools on.
 fn serve(
     config: &Config,
     use_uring: bool,
@@ -225,7 +225,7 @@ fn serve(
 ) -> Result<(), DaemonError> {
     let Entrances { smb: listeners, http, admin_tls, keytab } = entrances;
     let pools = config.pool.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
-    // A client that connects from now on waits for a moment, until connections are accepted.
+    // A client that connects from now on waits briefly until connections are accepted.
     addresses.take()?;
     let guid = pools.first().map_or_else(|| Ok(uuid::Uuid::new_v4()), |(pool, _)| pool.server_guid())?;
     if config.server.may_be_relayed() {
@@ -331,19 +331,19 @@ fn serve(
         .build()
         .map_err(system("starting the admin runtime"))?;
     let result = runtime.block_on(daemon.serve(has_ended));
-    // A request to the admin API that still runs is given a moment, not a veto.
+    // A pending request to the admin API may delay the end briefly, but not prevent it.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-/// Not zero: related requests in a compound would have that.
+/// A random, nonzero value: related requests in a compound would carry zero.
 fn random_instance() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
-/// Earlier starts, relied on where what they acknowledged is on stable storage in every pool.
+/// Earlier starts; one is durable only if what it acknowledged is on stable storage in every pool.
 fn predecessors(
     pools: &[(Pool, Vec<pool::Unserved>)],
     instance: u64,
@@ -360,7 +360,7 @@ fn predecessors(
     Ok(all)
 }
 
-/// Descriptors are what open files are made of: as many as the system lets us have.
+/// Raises the limit of open files to the highest that the system allows: every open file takes a descriptor.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -394,7 +394,8 @@ fn loop_count(config: &Config) -> usize {
 fn bind(option: &'static str, address: SocketAddr) -> Result<TcpListener, DaemonError> {
     let listen = || {
         let listener = TcpListener::bind(address)?;
-        // As many as a burst of mounts makes; the standard library asks for 128, and a connection more waits a second.
+        // Sized for a burst of mounts. The standard library uses 128, and a connection beyond the backlog waits for a
+        // second.
         rustix::net::listen(&listener, LISTEN_BACKLOG)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
@@ -411,8 +412,8 @@ fn bind(option: &'static str, address: SocketAddr) -> Result<TcpListener, Daemon
     })
 }
 
-/// The thread that listens for RDMA has the metrics for as long as the process lives, and must not keep what lies in the pools
-/// open with them: they are unmounted before that.
+/// The thread that listens for RDMA holds the metrics until the process ends. They must not keep anything in the pools open,
+/// because the pools are unmounted before that.
 fn contents(catalog: &Arc<Catalog>) -> Box<crate::metrics::Look> {
     let catalog = Arc::downgrade(catalog);
     Box::new(move || -> Contents {
@@ -437,7 +438,7 @@ fn start_loops(
     ended: &mpsc::UnboundedSender<()>,
 ) -> Result<Vec<JoinHandle<LoopEnd>>, DaemonError> {
     let start = |(index, inbox): (usize, &Inbox)| {
-        // Sent when it is dropped, also by a panic.
+        // Sent on drop, also by a panic.
         struct Ended(mpsc::UnboundedSender<()>);
         impl Drop for Ended {
             fn drop(&mut self) {
@@ -474,7 +475,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Keeps the protocol's list of interfaces true: addresses come and go while a server runs.
+    /// Keeps the protocol's list of interfaces current: addresses change while a server runs.
     fn announce_interfaces(&self) {
         let server = Arc::clone(&self.service.server);
         let health = Arc::clone(&self.service.health);
@@ -549,7 +550,8 @@ impl Daemon {
             tokio::select! {
                 result = &mut joined => break result,
                 () = either(&mut terminate, &mut interrupt) => {
-                    // The first one, where an administrator has asked for draining, asks for the end.
+                    // After an administrator has requested draining, the first signal requests the end and only the second
+                    // aborts.
                     if std::mem::replace(&mut signalled, true) {
                         break Err(DaemonError::Impatient);
                     }
@@ -564,19 +566,19 @@ impl Daemon {
                 () = either(&mut terminate, &mut interrupt) => {}
             }
         }
-        // An admin client that asked for the end still gets its answer.
+        // An admin client that requested the end still gets its answer.
         let _ = close_admin.send(true);
         for task in admin {
             let _ = tokio::time::timeout(ADMIN_FINISH_TIME_MAX, task).await;
         }
-        // Gone, or another server's by now: either way harmless.
+        // The socket may be removed already, or belong to another server: both are harmless.
         let _ = std::fs::remove_file(&self.socket);
         info!("ended");
         result
     }
 }
 
-/// Serves the admin API until it is asked to close; then finishes what it was asked.
+/// Serves the admin API until it is closed, and then completes the pending requests.
 fn serve_admin<S, I>(
     service: AdminService,
     incoming: S,
@@ -621,7 +623,7 @@ async fn join(threads: Vec<JoinHandle<LoopEnd>>) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// Clients that had mounted volumes before this start come back at once.
+/// Clients that had mounted volumes before this start and reconnect immediately.
 #[derive(Clone)]
 struct Returning {
     until: tokio::time::Instant,
@@ -634,7 +636,7 @@ impl Returning {
         Self { until: tokio::time::Instant::now() + wait, places: Arc::new(Semaphore::new(RETURNING_MAX)) }
     }
 
-    /// A place for a connection that is to wait.
+    /// A place for a connection that has to wait.
     fn place(&self) -> Option<OwnedSemaphorePermit> {
         (tokio::time::Instant::now() < self.until)
             .then(|| Arc::clone(&self.places).try_acquire_owned().ok())
@@ -673,7 +675,7 @@ async fn accept(
                 }
             }
             Err(error) => {
-                // Out of descriptors, most likely: accepting again at once would only burn the processor.
+                // Most likely out of descriptors: accepting again immediately would only waste CPU time.
                 warn!(%error, "accepting a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

@@ -1,7 +1,7 @@
-//! The gate of a volume: changes go through it, and a snapshot closes it.
+//! The gate of a volume: changes pass through it, and a snapshot closes it.
 //!
-//! A snapshot copies one file after the other. It holds all changes up to one moment, and none after it, if none is made
-//! meanwhile: the gate is closed, what is under way comes to its end, and what comes now waits until it is open again.
+//! A snapshot copies one file after the other. It contains all changes up to one moment, and none after it, only if nothing
+//! changes in the meantime. So the gate is closed, active changes complete, and new changes wait until it is open again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::limits::{GATE_POLL, GATE_SHARDS};
 
-/// Lets changes of one volume through.
+/// Admits the changes of one volume.
 #[derive(Debug, Default)]
 pub struct Gate {
     closed: AtomicBool,
-    /// Changes under way. A thread always counts in the same place, so that event loops do not contend.
+    /// Active changes. A thread always counts in the same shard, so that event loops do not contend.
     under_way: [Shard; GATE_SHARDS],
 }
 
@@ -21,7 +21,7 @@ pub struct Gate {
 #[repr(align(128))]
 struct Shard(AtomicUsize);
 
-/// Something that keeps a volume's gate.
+/// An object that holds a volume's gate.
 pub trait Gated {
     /// The gate.
     fn gate(&self) -> &Gate;
@@ -33,7 +33,7 @@ impl Gated for Arc<Gate> {
     }
 }
 
-/// A change under way. It ends when this is dropped.
+/// An active change. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Passage<T: Gated> {
     through: T,
@@ -44,7 +44,7 @@ impl<T: Gated> Passage<T> {
     /// Begins a change.
     ///
     /// # Errors
-    /// Gives `through` back: the gate is closed, and nothing may be changed.
+    /// Returns `through`: the gate is closed, and nothing may be changed.
     pub fn begin(through: T) -> Result<Self, T> {
         let (gate, shard) = (through.gate(), shard());
         // Counted first: either the thread that closes the gate sees this change, or this change sees that the gate is closed.
@@ -56,7 +56,7 @@ impl<T: Gated> Passage<T> {
         Ok(Self { through, shard })
     }
 
-    /// Same on a thread that may wait.
+    /// Begins a change on a thread that may block.
     pub fn wait(mut through: T) -> Self {
         loop {
             match Self::begin(through) {
@@ -67,7 +67,7 @@ impl<T: Gated> Passage<T> {
         }
     }
 
-    /// What it was begun with.
+    /// The object that the change was begun with.
     pub fn through(&self) -> &T {
         &self.through
     }
@@ -79,7 +79,7 @@ impl<T: Gated> Drop for Passage<T> {
     }
 }
 
-/// Where this thread counts.
+/// The shard of this thread.
 fn shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -104,23 +104,24 @@ pub enum NotClosed {
 pub struct Closed(Arc<Gate>);
 
 impl Gate {
-    /// Whether changes have to wait.
+    /// Whether changes must wait.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Closes the gate, and waits at most `patience` until no change is under way.
+    /// Closes the gate, and waits at most `patience` until no change is active.
     ///
     /// # Errors
-    /// Why not; it is open then.
+    /// Why the gate was not closed; it is open then.
     pub fn close(self: &Arc<Self>, patience: Duration) -> Result<Closed, NotClosed> {
         if self.closed.swap(true, Ordering::SeqCst) {
             return Err(NotClosed::Taken);
         }
         let closed = Closed(Arc::clone(self));
         let begun = Instant::now();
-        // One after the other: none is begun any more, so one that was 0 stays 0 but for those that find it closed.
+        // Check the shards in turn: no new change begins, so a count of 0 stays 0, except for changes that find the gate
+        // closed.
         for shard in &self.under_way {
             while shard.0.load(Ordering::SeqCst) > 0 {
                 if begun.elapsed() >= patience {
@@ -159,8 +160,8 @@ mod tests {
         assert!(!gate.is_closed() && Passage::begin(gate).is_ok());
     }
 
-    /// Threads change two numbers that are equal before and after each change; the thread that has closed the gate finds them
-    /// equal.
+    /// Threads change two numbers that are equal before and after each change; the thread that closed the gate must find
+    /// them equal.
     #[test]
     fn no_change_is_seen_half_done_by_who_has_closed_the_gate() {
         let gate = Arc::new(Gate::default());

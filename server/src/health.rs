@@ -1,4 +1,4 @@
-//! What is wrong though the server serves, and where it is to be reached.
+//! Problems of a running server, and the addresses at which clients can reach it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::rdma::later::Later;
 use crate::rdma::listener::Listening;
 use crate::tls::Certificates;
 
-/// Looks at what may be wrong, each time it is asked.
+/// Looks for problems, each time it is queried.
 pub struct Health {
     /// Volumes.
     pub catalog: Arc<Catalog>,
@@ -26,18 +26,18 @@ pub struct Health {
     pub advertise: Vec<Advertised>,
     /// Of the instance.
     pub addresses: Arc<Addresses>,
-    /// Where SMB listens.
+    /// The addresses of the SMB listeners.
     pub listening: Vec<SocketAddr>,
-    /// Where it takes connections over RDMA, now.
+    /// The current RDMA listeners.
     pub rdma: Listening,
-    /// RDMA devices that this process cannot open though it would use them; `None` where it would not.
+    /// RDMA devices that the server would use but cannot open in this process; `None` if it would use none.
     pub later: Option<Later>,
-    /// Of pools that lie on one.
+    /// Namespaces of the pools that have one.
     pub namespaces: Vec<Arc<namespace::State>>,
 }
 
 impl Health {
-    /// How clients can come now.
+    /// The transports on which clients can connect now.
     #[must_use]
     pub fn transports(&self) -> Vec<String> {
         let rdma = (!self.rdma.addresses().is_empty()).then_some("rdma");
@@ -54,7 +54,7 @@ impl Health {
         if self.advertise.iter().any(Advertised::chooses) { interfaces::locals() } else { Vec::new() }
     }
 
-    /// One sentence for each thing that is wrong. It may ask file systems: not for threads that must not wait.
+    /// One sentence for each problem. It may query file systems, so do not call it on threads that must not block.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();

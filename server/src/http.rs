@@ -24,15 +24,15 @@ struct Watched {
     counts: Looks,
 }
 
-/// Lets one thread at a time ask file systems. A file system that hangs blocks every thread that asks it, and monitoring asks
-/// again every few seconds.
+/// Permits one thread at a time to query file systems. A file system that hangs blocks every thread that queries it, and
+/// monitoring repeats the query every few seconds.
 #[derive(Clone)]
 struct Looks(Arc<Semaphore>);
 
-/// Why there is nothing to answer with.
+/// Why there is no result.
 #[derive(Debug, PartialEq, Eq)]
 enum Blind {
-    /// This or an earlier look goes on.
+    /// This or an earlier look is still running.
     Hangs,
     Panicked,
 }
@@ -42,8 +42,8 @@ impl Looks {
         Self(Arc::new(Semaphore::new(1)))
     }
 
-    /// Runs `look` on a thread of its own once the one before has ended. A caller that stops waiting for its turn gives it
-    /// back; a `look` that runs keeps the turn until it ends.
+    /// Runs `look` on a separate thread once the previous one has ended. A caller that stops waiting for its turn gives it
+    /// up; a running `look` keeps the turn until it ends.
     async fn next<T: Send + 'static>(
         &self,
         patience: Duration,
@@ -62,9 +62,9 @@ impl Looks {
     }
 }
 
-/// The endpoints. /healthz answers as long as the process does. /readyz answers 200 with "ready", or with "degraded" and
-/// what is wrong: it serves all the same. It answers 503 with "draining" or "drained", or where a file system does not
-/// answer in time.
+/// The endpoints. /healthz answers as long as the process runs. /readyz answers 200 with "ready", or with "degraded" and the
+/// problems if the server still serves. It answers 503 with "draining" or "drained", or if a file system does not answer in
+/// time.
 pub fn router(metrics: Arc<Metrics>, life: Arc<Life>, health: Arc<Health>) -> Router {
     Router::new()
         .route("/metrics", get(metrics_text))
@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(next.await, Err(Blind::Hangs));
         }
         drop(release);
-        // Once it has ended the next one looks, and no other has in between.
+        // Once it has ended, the next look runs; no other look ran in between.
         let count = Arc::clone(&started);
         assert_eq!(looks.next(Duration::from_secs(60), move || count.load(Ordering::SeqCst)).await, Ok(1));
         let panics = looks.next(Duration::from_secs(60), || panic!("for the test"));

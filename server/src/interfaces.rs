@@ -9,11 +9,11 @@ use tracing::warn;
 use crate::advertise::{self, Advertised, Local};
 use crate::rdma::listener::Listening;
 
-/// What an interface without a speed of its own (bridges, veth) counts as, as Linux clients count it.
+/// The assumed speed of an interface that reports none (bridges, veth), as in Linux clients.
 const SPEED_UNKNOWN_BITS_PER_SECOND: u64 = 1_000_000_000;
 
-/// This machine's addresses that `listening` reaches and a client can use, as they are now. Where `advertise` chooses among them, only those
-/// that it takes: a node has addresses that no client reaches, those of bridges of its pods for example.
+/// This machine's current addresses that `listening` covers and a client can use. If `advertise` selects among them, only
+/// those that it matches: a node has addresses that no client can reach, for example those of its pods' bridges.
 #[must_use]
 pub fn current(
     listening: &[SocketAddr],
@@ -64,8 +64,8 @@ fn describe(name: &str, index: u32, address: IpAddr) -> NetworkInterface {
         index,
         address,
         speed_bits_per_second,
-        // However few queues it receives on: several connections to one address are spread over the event loops, and
-        // Linux opens a second one only where this is said.
+        // Set regardless of the number of receive queues: several connections to one address are spread over the event
+        // loops, and Linux opens a second connection only if this is set.
         rss_capable: true,
         rdma_capable: false,
     }

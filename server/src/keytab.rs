@@ -1,4 +1,4 @@
-//! The keytab of Kerberos, read again when its file changes: `kadmin ktadd` gives the server new keys without a restart.
+//! The keytab for Kerberos, reloaded when its file changes: `kadmin ktadd` gives the server new keys without a restart.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::limits::{KEYTAB_BYTES_MAX, KEYTAB_REFRESH};
 
-/// Why a keytab is of no use.
+/// Why a keytab cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("server.keytab: {}: {problem}", path.display())]
 pub struct KeytabFileError {
@@ -19,7 +19,7 @@ pub struct KeytabFileError {
     problem: String,
 }
 
-/// A keytab's file and what it said.
+/// A keytab's file and the keys loaded from it.
 pub struct KeytabFile {
     path: PathBuf,
     kerberos: Arc<Kerberos>,
@@ -29,7 +29,7 @@ pub struct KeytabFile {
 struct State {
     contents: Zeroizing<Vec<u8>>,
     principals: Vec<String>,
-    /// Why the file as it is now is not in use.
+    /// Why the current file is not in use.
     problem: Option<String>,
 }
 
@@ -53,19 +53,19 @@ impl KeytabFile {
         Ok(Self { path: path.to_owned(), kerberos: Arc::new(Kerberos::new(keytab)), state })
     }
 
-    /// What accepts tickets.
+    /// The acceptor of tickets.
     #[must_use]
     pub fn kerberos(&self) -> Arc<Kerberos> {
         Arc::clone(&self.kerberos)
     }
 
-    /// The principals that it has keys of.
+    /// The principals for which it has keys.
     #[must_use]
     pub fn principals(&self) -> Vec<String> {
         self.state().principals.clone()
     }
 
-    /// What is wrong, if anything.
+    /// The current problem, if any.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.state().problem.clone()
@@ -75,7 +75,7 @@ impl KeytabFile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the file. One that is of no use leaves the keys as they were.
+    /// Checks the file. An unusable file leaves the keys unchanged.
     pub fn refresh(&self) {
         let read = read(&self.path);
         let mut state = self.state();
@@ -104,7 +104,7 @@ impl KeytabFile {
         }
     }
 
-    /// Looks at the file again and again.
+    /// Checks the file periodically.
     pub async fn keep_fresh(self: Arc<Self>) {
         let mut tick = tokio::time::interval(KEYTAB_REFRESH);
         loop {

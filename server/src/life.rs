@@ -1,4 +1,4 @@
-//! How far the server's life is: serving, draining, drained.
+//! The stage of the server's life cycle: serving, draining, drained.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -8,14 +8,14 @@ const SERVING: u8 = 0;
 const DRAINING: u8 = 1;
 const DRAINED: u8 = 2;
 
-/// What an administrator asked for.
+/// The requests of an administrator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Wish {
     drain: bool,
     exit: bool,
 }
 
-/// The state of the server's life, shared by everything that reads or changes it.
+/// The state of the server's life cycle, shared by everything that reads or changes it.
 #[derive(Debug)]
 pub struct Life {
     phase: AtomicU8,
@@ -29,13 +29,13 @@ impl Default for Life {
 }
 
 impl Life {
-    /// Whether it takes no more connections and requests.
+    /// Whether it accepts no more connections and requests.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.phase.load(Ordering::Relaxed) >= DRAINING
     }
 
-    /// Whether no connection is left either.
+    /// Whether it is draining and no connection is left.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.phase.load(Ordering::Relaxed) == DRAINED
@@ -49,24 +49,24 @@ impl Life {
         self.phase.fetch_max(DRAINED, Ordering::Relaxed);
     }
 
-    /// Asks for draining, and with `exit` for the end after it. What was asked for before stays asked for.
+    /// Requests draining, and with `exit` also the end after it. Earlier requests stay in force.
     pub fn drain(&self, exit: bool) {
         self.begin_draining();
         self.wish.send_modify(|wish| *wish = Wish { drain: true, exit: wish.exit || exit });
     }
 
-    /// Returns once draining was asked for.
+    /// Returns once draining is requested.
     pub(crate) async fn drain_asked(&self) {
         self.asked(|wish| wish.drain).await;
     }
 
-    /// Returns once the end was asked for.
+    /// Returns once the end is requested.
     pub(crate) async fn exit_asked(&self) {
         self.asked(|wish| wish.exit).await;
     }
 
     async fn asked(&self, of: impl Fn(&Wish) -> bool) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.wish.subscribe().wait_for(|wish| of(wish)).await;
     }
 }

@@ -1,9 +1,9 @@
-//! The server's memory for payload: how much there is, which connections have it, and which wait for it.
+//! The server's memory for payload: its size, the connections that hold it, and those that wait for it.
 //!
-//! There is one budget for the process. A connection has an account, within the share of its user: the credentials of a volume are
-//! its own, so that one volume's clients cannot have it all. Where there is nothing left, a connection waits in a line and
-//! receives nothing more meanwhile; its peer finds its window closed. What a request needs to be answered is never waited for:
-//! connections that wait for memory hold none that others could not get back.
+//! The process has one budget. A connection has an account within the share of its user. Each volume has its own
+//! credentials, so the clients of one volume cannot take everything. If no memory is left, a connection waits in a line and
+//! receives nothing more until then; its peer finds its window closed. Memory needed to answer a request is never waited
+//! for: connections that wait for memory hold none that others cannot get back.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,10 +19,10 @@ use crate::limits::{
     MEMORY_DEFAULT_SHARE, TENANT_MEMORY_BYTES_MIN, TENANT_MEMORY_SHARE,
 };
 
-/// Lines that a connection may change to in one attempt.
+/// Lines that a connection may switch to in one attempt.
 const CHANGES_MAX: usize = 3;
 
-/// The process's memory for payload, and its users' shares.
+/// The process's memory for payload, and the shares of its users.
 #[derive(Debug)]
 pub struct Memory {
     budget: Budget,
@@ -33,7 +33,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of so many bytes.
+    /// A memory of `bytes_max` bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         let tenant_bytes_max = (bytes_max / TENANT_MEMORY_SHARE).max(TENANT_MEMORY_BYTES_MIN);
@@ -45,7 +45,7 @@ impl Memory {
         }
     }
 
-    /// What pools draw from.
+    /// The budget that pools draw from.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.budget
@@ -58,7 +58,7 @@ impl Memory {
 
     /// The account of a connection with a known user.
     pub(crate) fn of_user(&self, username: &str) -> Account {
-        // Names are compared without regard to case.
+        // Names are compared case-insensitively.
         let username = username.to_lowercase();
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(group) = tenants.get(&username) {
@@ -75,7 +75,7 @@ impl Memory {
     }
 }
 
-/// Bytes for payload: as configured, or a share of what the process may have.
+/// Bytes for payload: the configured size, or a share of the memory that is available to the process.
 #[must_use]
 pub fn bytes_max(configured: u64) -> usize {
     let bytes = if configured > 0 { configured } else { default_bytes(available()) };
@@ -86,7 +86,7 @@ fn default_bytes(available: u64) -> u64 {
     (available / MEMORY_DEFAULT_SHARE).clamp(MEMORY_BYTES_MIN, MEMORY_DEFAULT_BYTES_MAX)
 }
 
-/// The machine's memory, or the least that a control group above the process allows.
+/// The machine's memory, or the smallest limit of a control group above the process.
 fn available() -> u64 {
     let machine = rustix::system::sysinfo();
     let machine = (machine.totalram as u64).saturating_mul(machine.mem_unit.into());
@@ -95,7 +95,7 @@ fn available() -> u64 {
     machine.min(allowed(Path::new("/sys/fs/cgroup"), group))
 }
 
-/// The least `memory.max` from `root` down to `group`.
+/// The smallest `memory.max` from `root` down to `group`.
 fn allowed(root: &Path, group: &str) -> u64 {
     let group = root.join(group);
     let above = group.ancestors().take_while(|path| path.starts_with(root));
@@ -103,7 +103,7 @@ fn allowed(root: &Path, group: &str) -> u64 {
     limits.filter_map(|text| text.trim().parse().ok()).min().unwrap_or(u64::MAX)
 }
 
-/// One connection's way to buffers.
+/// One connection's access to buffers.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     buffers: BufferPool,
@@ -114,7 +114,7 @@ pub(crate) struct Allowance {
 struct Waiting {
     place: Option<Place>,
     wake: Wake,
-    /// Something was asked for and not to be had.
+    /// A request could not be satisfied.
     short: bool,
 }
 
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Waiting {
 }
 
 impl Allowance {
-    /// Of an account, from a pool. `wake` is called when its turn has come.
+    /// An allowance of an account, from a pool. `wake` is called when its turn comes.
     pub(crate) fn new(buffers: BufferPool, account: Account, wake: Wake) -> Self {
         Self { buffers, account, waiting: Waiting { place: None, wake, short: false } }
     }
@@ -135,35 +135,35 @@ impl Allowance {
         &self.buffers
     }
 
-    /// What is taken from now on is another account's.
+    /// Charges everything that is taken from now on to another account.
     pub(crate) fn change(&mut self, account: Account) {
         self.waiting.place = None;
         self.account = account;
     }
 
-    /// To be called before anything is asked for.
+    /// Call this before the first request.
     pub(crate) fn begin(&mut self) {
         self.waiting.short = false;
     }
 
-    /// To be called when nothing more will be requested: a connection that needs nothing keeps no place in a line.
+    /// Call this after the last request: a connection that needs nothing keeps no place in a line.
     pub(crate) fn settle(&mut self) {
         if !self.waiting.short {
             self.waiting.place = None;
         }
     }
 
-    /// Whether something was asked for since [`Allowance::begin`] and not to be had.
+    /// Whether a request since [`Allowance::begin`] could not be satisfied.
     pub(crate) fn is_short(&self) -> bool {
         self.waiting.short
     }
 
-    /// Whether it is worth while to ask again.
+    /// Whether another attempt is worthwhile.
     pub(crate) fn is_its_turn(&self) -> bool {
         self.waiting.place.as_ref().is_some_and(Place::is_first)
     }
 
-    /// A buffer of at least `length` data bytes. `None`: the connection has to wait, and is woken.
+    /// A buffer of at least `length` data bytes. `None`: the connection must wait, and is woken.
     pub(crate) fn take(&mut self, length: usize) -> Option<Buffer> {
         for _ in 0..CHANGES_MAX {
             if let Some(place) = self.waiting.place.as_ref().filter(|place| place.is_first()) {
@@ -180,7 +180,7 @@ impl Allowance {
             let line = match short.shortage {
                 Shortage::Budget => self.buffers.budget().line(),
                 Shortage::Group => self.account.group().line(),
-                // Its own buffers come back first, or the kernel has nothing at all: it asks again soon.
+                // Its own buffers are returned first, or the kernel has no memory at all: it tries again soon.
                 Shortage::Account | Shortage::Never => {
                     self.waiting.place = None;
                     return None;
@@ -189,13 +189,14 @@ impl Allowance {
             if self.waiting.place.as_ref().is_some_and(|place| line.is_of(place)) {
                 return None;
             }
-            // And once more: what came back before it was in the line woke no waiter.
+            // Try once more: memory that was returned before it joined the line woke no waiter.
             self.waiting.place = Some(line.join(Arc::clone(&self.waiting.wake)));
         }
         None
     }
 
-    /// Whether the connection may begin anything more. If not, it is woken when it may, or one of its own buffers comes back.
+    /// Whether the connection may begin anything more. If not, it is woken when it may, or when one of its own buffers is
+    /// returned.
     pub(crate) fn has_room(&mut self) -> bool {
         if self.account.is_full() {
             self.waiting.short = true;
@@ -212,14 +213,14 @@ impl Allowance {
         if let Some(place) = self.waiting.place.as_ref().filter(|place| place.is_first()) {
             place.try_again();
         }
-        // It may have come back before this one was in the line.
+        // Memory may have been returned before this one joined the line.
         !group.is_full()
     }
 
-    /// A buffer for what has to be ended: it is not waited for.
+    /// A buffer that is needed to complete something already begun: it is taken without waiting.
     ///
     /// # Errors
-    /// The kernel gives no memory.
+    /// The kernel provides no memory.
     pub(crate) fn owed(&self, length: usize) -> Result<Buffer, Disconnect> {
         self.buffers.take_owed(length, &self.account).map_err(|error| {
             warn!(%error, "a connection is ended for want of memory");
@@ -227,7 +228,7 @@ impl Allowance {
         })
     }
 
-    /// Counts an answer that lies in no buffer, if it is long.
+    /// Counts an answer that is in no buffer, if it is long.
     pub(crate) fn charge(&self, bytes: usize) -> Option<Charge> {
         (bytes >= COUNTED_ANSWER_BYTES_MIN).then(|| self.buffers.charge(bytes, &self.account))
     }
@@ -235,7 +236,7 @@ impl Allowance {
 
 #[cfg(test)]
 impl Allowance {
-    /// Of a connection that is alone with a pool of its own.
+    /// The allowance of a single connection with its own pool.
     pub(crate) fn alone() -> Self {
         let account = Account::new(Group::new(usize::MAX / 2), usize::MAX / 2);
         Self::new(BufferPool::default(), account, Arc::new(|| ()))

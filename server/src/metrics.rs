@@ -1,6 +1,6 @@
-//! What is counted, and how Prometheus gets it.
+//! Metrics, and their export to Prometheus.
 //!
-//! Counting a request is a handful of relaxed atomic additions: no lock and no look-up by label.
+//! Counting a request takes a few relaxed atomic additions: no lock and no look-up by label.
 
 mod volumes;
 
@@ -23,7 +23,7 @@ use crate::lanes::{Lane, Queues};
 use crate::limits::EVENT_LOOPS_MAX;
 use crate::namespace;
 
-/// Commands by their code ([MS-SMB2] 2.2.1.2); the last stands for all others.
+/// Commands by their code ([MS-SMB2] 2.2.1.2); the last one represents all others.
 const COMMANDS: [&str; 20] = [
     "negotiate",
     "session_setup",
@@ -68,7 +68,7 @@ const LATENCY_BOUNDS: [u64; 14] = [
     100_000_000,
 ];
 
-/// A number that goes up and down.
+/// A number that increases and decreases.
 #[derive(Debug, Default)]
 pub struct Level(AtomicI64);
 
@@ -83,14 +83,14 @@ impl Level {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Now.
+    /// The current value.
     #[must_use]
     pub fn get(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A number that goes up.
+/// A number that only increases.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -100,12 +100,12 @@ impl Count {
         self.inc_by(1);
     }
 
-    /// So many more.
+    /// Adds `n`.
     pub fn inc_by(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Now.
+    /// The current value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -138,7 +138,7 @@ pub struct PoolSpace {
     pub unserved: usize,
 }
 
-/// What a server has at one moment.
+/// The contents of a server at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
     /// Its pools.
@@ -147,24 +147,24 @@ pub struct Contents {
     pub volumes: Vec<VolumeFigures>,
 }
 
-/// Where the contents come from when they are asked for.
+/// Returns the current contents.
 pub type Look = dyn Fn() -> Contents + Send + Sync;
 
-/// All that is counted.
+/// All metrics.
 pub struct Metrics {
     /// Connections.
     pub connections: Level,
-    /// Of them, those without a logon.
+    /// Connections without a logon among them.
     pub connections_unauthenticated: Level,
     /// Connections that were closed because there were too many.
     pub connections_refused: Count,
-    /// Connections that were ended so that their clients open files again.
+    /// Connections that were closed so that their clients reopen files.
     pub returns: Count,
     /// SMB sessions.
     pub sessions: Level,
     /// Logins that failed.
     pub authentication_failures: Count,
-    /// Bytes sent, frames whole.
+    /// Bytes sent, including headers.
     pub bytes_sent: Count,
     /// Payload that the server copied from one buffer to another on its way to RDMA.
     pub rdma_copied_bytes: Count,
@@ -193,7 +193,7 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Payload by the way it took.
+/// Payload by its path.
 #[derive(Default)]
 struct Payload {
     copied: Count,
@@ -208,7 +208,7 @@ impl Payload {
 }
 
 impl Metrics {
-    /// Nothing counted yet.
+    /// Metrics with no counts yet.
     #[must_use]
     pub fn new(
         io_engine: &'static str,
@@ -254,7 +254,7 @@ impl Metrics {
         let latency = u64::try_from(latency.as_nanos() / 100).unwrap_or(u64::MAX);
         let index = usize::from(command.0).min(COMMANDS.len() - 1);
         let stats = &self.commands[index];
-        // A step of a login is no failure.
+        // An intermediate step of a login is not a failure.
         let class = if status == NtStatus::MORE_PROCESSING_REQUIRED { 0 } else { status.0 >> 30 };
         stats.by_class[class as usize].inc();
         stats.latency[LATENCY_BOUNDS.partition_point(|&bound| bound < latency)].inc();
@@ -266,7 +266,7 @@ impl Metrics {
         }
     }
 
-    /// Counts `bytes` read from a file, of which `past_cache` did not come from the page cache.
+    /// Counts `bytes` read from a file, of which `past_cache` bypassed the page cache.
     pub fn file_read(&self, bytes: usize, past_cache: usize) {
         self.read_through_cache.inc_by(bytes.saturating_sub(past_cache) as u64);
         if past_cache > 0 {
@@ -274,17 +274,17 @@ impl Metrics {
         }
     }
 
-    /// Takes note of the memory that there is for payload.
+    /// Sets the size of the memory for payload.
     pub fn memory_bytes_max(&self, bytes: usize) {
         self.memory_bytes_max.store(bytes, Ordering::Relaxed);
     }
 
-    /// Takes note of a loop's buffers.
+    /// Sets the size of a loop's buffers.
     pub fn buffer_bytes(&self, event_loop: usize, bytes: usize) {
         self.buffers[event_loop].store(bytes, Ordering::Relaxed);
     }
 
-    /// All of it in the OpenMetrics text format.
+    /// All metrics in the OpenMetrics text format.
     #[must_use]
     pub fn text(self: &Arc<Self>) -> String {
         let mut registry = Registry::default();
@@ -384,7 +384,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// Nothing where no pool lies on a namespace.
+    /// Encodes nothing if no pool is on a namespace.
     fn encode_namespaces(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
         if self.namespaces.is_empty() {
             return Ok(());

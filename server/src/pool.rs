@@ -1,12 +1,12 @@
-//! A pool: a directory that holds volumes and all that is needed to serve them.
+//! A pool: a directory that holds volumes and everything needed to serve them.
 //!
 //! ```text
 //! <pool>/.forebay/lock                 held by the one server that uses the pool
 //! <pool>/.forebay/server-guid          the server's GUID
 //! <pool>/.forebay/volumes/<id>.json    records
-//! <pool>/.forebay/trash/               data of deleted volumes, on their way out
-//! <pool>/.forebay/reserve              space that is kept for deleting a volume when the pool is full
-//! <pool>/.forebay/links/               links on their way to a name that they replace
+//! <pool>/.forebay/trash/               data of deleted volumes that is being removed
+//! <pool>/.forebay/reserve              space reserved for deleting a volume when the pool is full
+//! <pool>/.forebay/links/               links that are about to replace a name
 //! <pool>/.forebay/snapshots/<id>.json  records of snapshots
 //! <pool>/volumes/<id>/                 data
 //! <pool>/snapshots/<id>/               data of snapshots
@@ -40,21 +40,21 @@ use crate::snapshot::Snapshot;
 use crate::starts::Starts;
 use crate::volume::{Phase, Quota, Record, RecordError, replace, sync_directory};
 
-/// What is found of one volume when a pool is opened.
+/// A volume that was found in a pool but is not served.
 #[derive(Debug)]
 pub struct Unserved {
-    /// Its id, or the file's name.
+    /// The volume's id, or the file's name.
     pub name: String,
     /// Why it is not served.
     pub reason: String,
 }
 
-/// Directories between which a tree is to be copied.
+/// Source and target directories of a tree copy.
 #[derive(Debug)]
 pub struct Copying {
-    /// From where.
+    /// Directory to copy from.
     pub source: OwnedFd,
-    /// To where.
+    /// Directory to copy to.
     pub target: OwnedFd,
 }
 
@@ -67,27 +67,27 @@ pub struct Pool {
     pub path: PathBuf,
     /// How capacity is enforced.
     pub quota: PoolQuota,
-    /// Capacities may add up to so many times its size.
+    /// The sum of capacities may be up to this many times the pool's size.
     pub overcommit: f64,
-    /// What of an operation is on stable storage when it is answered.
+    /// The part of an operation that is on stable storage when it is answered.
     promise: Promise,
     /// Records of its volumes, by id.
     pub records: BTreeMap<String, Record>,
     /// Records of its snapshots, by id.
     pub snapshots: BTreeMap<String, Snapshot>,
     directory: OwnedFd,
-    /// Whether files can share extents, once that was tried.
+    /// Whether files can share extents; set by the first attempt.
     shared_extents: OnceLock<bool>,
-    /// Where links wait that are to replace a name; none where there was no space for it.
+    /// Directory for links that are about to replace a name; `None` if there was no space to create it.
     links: Option<PathBuf>,
     _lock: OwnedFd,
 }
 
 impl Pool {
-    /// Opens the pool and reads its records. A record that is damaged does not keep the others from being served.
+    /// Opens the pool and reads its records. A damaged record does not keep the other volumes from being served.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// Why the pool cannot be used.
     pub fn open(section: &PoolSection) -> Result<(Self, Vec<Unserved>), PoolError> {
         if section.create && !section.existing && !section.path.is_dir() {
             make_private_directory(&section.path).map_err(|error| PoolError::Io {
@@ -130,7 +130,7 @@ impl Pool {
         }
         let links = match make_private_directory(&links) {
             Ok(()) => Some(links),
-            // Filled under a version that had none: its volumes are served all the same.
+            // An older version that had no such directory filled the pool: its volumes are served anyway.
             Err(error) if is_full(&error) => {
                 tracing::warn!(
                     pool = section.name,
@@ -150,7 +150,7 @@ impl Pool {
             .map_err(|errno| io("opening its lock")(errno.into()))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| PoolError::Locked { pool: section.name.clone(), path: section.path.clone() })?;
-        // Of links that a server has begun and not put in their place.
+        // Links that a server began and did not move into place.
         if let Some(links) = &links {
             for left in std::fs::read_dir(links).map_err(io("looking for links"))?.flatten() {
                 std::fs::remove_file(left.path()).map_err(io("removing links that are left"))?;
@@ -185,11 +185,11 @@ impl Pool {
         Ok((pool, unserved))
     }
 
-    /// Where the configuration says that the pool is there already: an empty directory in its place, as below the mount
-    /// point of a disk that is away, would be served without the volumes.
+    /// Checks that the pool exists if the configuration says so. An empty directory in its place, such as the mount point of
+    /// a missing disk, would be served without the volumes.
     ///
     /// # Errors
-    /// Where it is not.
+    /// [`PoolError::NoPool`] if it does not.
     pub fn expected(section: &PoolSection) -> Result<(), PoolError> {
         if section.existing && !section.path.join(".forebay/volumes").is_dir() {
             return Err(PoolError::NoPool { pool: section.name.clone(), path: section.path.clone() });
@@ -219,7 +219,7 @@ impl Pool {
         let deleting: Vec<String> =
             self.records.values().filter(|r| r.phase.is_to_go()).map(|r| r.volume_id.clone()).collect();
         for id in deleting {
-            // The others can be served all the same; the next start tries again.
+            // The other volumes can still be served; the next start tries again.
             if let Err(error) = self.delete(&id) {
                 unserved.push(Unserved { name: id, reason: format!("it is being deleted: {error}") });
             }
@@ -235,7 +235,7 @@ impl Pool {
         self.path.join(".forebay/trash")
     }
 
-    /// Where a volume's data are.
+    /// Path of a volume's data.
     #[must_use]
     pub fn data_path(&self, id: &str) -> PathBuf {
         self.path.join("volumes").join(id)
@@ -259,7 +259,7 @@ impl Pool {
         PoolError::NoQuota { pool: self.name.clone(), path: self.path.clone() }
     }
 
-    /// Size of the file system and what is free of it, in bytes.
+    /// Size and free space of the file system, in bytes.
     ///
     /// # Errors
     /// Those of the system call.
@@ -269,8 +269,8 @@ impl Pool {
         Ok((space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize))
     }
 
-    /// Sum of the hard capacities of its volumes and of what its snapshots have, in bytes. What a snapshot shares with a volume
-    /// now may all be replaced in the volume.
+    /// Sum of the hard capacities of its volumes and the sizes of its snapshots, in bytes. A snapshot counts in full,
+    /// because the volume may replace every extent that it shares with the snapshot.
     #[must_use]
     pub fn provisioned(&self) -> u64 {
         let hard = self.records.values().filter(|r| r.quota == Quota::Hard && r.phase != Phase::Deleting);
@@ -278,7 +278,7 @@ impl Pool {
         hard.map(|record| record.capacity_bytes).chain(kept).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that further volumes may be given.
+    /// Bytes that can still be provisioned to volumes.
     ///
     /// # Errors
     /// Those of the system call.
@@ -287,27 +287,27 @@ impl Pool {
         Ok(((total as f64 * self.overcommit) as u64).saturating_sub(self.provisioned()))
     }
 
-    /// What a volume uses, as its quota counts it.
+    /// A volume's usage as counted by its quota.
     #[must_use]
     pub fn usage(&self, record: &Record) -> Usage {
         let counted = record.project.map(|project| quota::usage(self.directory.as_fd(), project));
         counted.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Makes a volume's directory with its quota, then its record, which is what makes it exist.
+    /// Creates a volume's directory with its quota, then its record. The volume exists once its record does.
     ///
     /// # Errors
-    /// Why not; nothing of it is left then.
+    /// Why the volume was not created; nothing of it is left.
     pub fn create(&mut self, record: Record) -> Result<(), PoolError> {
         let limit_bytes = record.capacity_bytes;
         self.make(record, limit_bytes)
     }
 
-    /// Begins a volume that gets its data by [`copy_tree`], from the directory at `source` to its own, and is there after
-    /// [`Pool::complete`]. Until then its record says that the next start has to delete it.
+    /// Begins a volume that [`copy_tree`] fills from the directory at `source`. [`Pool::complete`] makes it available. Until
+    /// then its record makes the next start delete it.
     ///
     /// # Errors
-    /// Why not; nothing of it is left then.
+    /// Why the volume was not begun; nothing of it is left.
     pub fn begin(&mut self, record: Record, source: &Path) -> Result<Copying, PoolError> {
         let id = record.volume_id.clone();
         // The copy may take a few blocks more than the original; the limit is set when it is complete.
@@ -321,7 +321,7 @@ impl Pool {
         copying
     }
 
-    /// A volume that was begun has its data.
+    /// Marks a volume that was begun as ready, after its data was copied.
     ///
     /// # Errors
     /// Why that could not be recorded.
@@ -344,7 +344,7 @@ impl Pool {
         if record.quota == Quota::Hard && !self.enforces_quota() {
             return Err(self.no_quota());
         }
-        // An attempt that was cut off leaves an empty directory.
+        // An interrupted attempt leaves an empty directory.
         match std::fs::remove_dir(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -368,8 +368,8 @@ impl Pool {
     fn furnish(&self, path: &Path, record: &mut Record, limit_bytes: u64) -> Result<(), PoolError> {
         let directory =
             std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
-        // Every user may do everything in it, as in the root of a fresh disk: the credentials control access, and only the
-        // server's user gets through the directories above it.
+        // Every user has full access, as in the root of a fresh disk: the credentials control access, and only the server's
+        // user can traverse the directories above.
         let mode = Mode::from_raw_mode(0o777);
         rustix::fs::fchmod(&directory, mode).map_err(|e| self.io("setting the volume's mode", e.into()))?;
         if record.quota == Quota::Hard {
@@ -385,7 +385,7 @@ impl Pool {
             .map_err(|e| self.io("syncing the volume's directory", e))
     }
 
-    /// A project that no volume has and no file carries.
+    /// A project that no volume uses and no file is assigned to.
     fn free_project(&self) -> Result<u32, PoolError> {
         let of_snapshots = self.snapshots.values().filter_map(|snapshot| snapshot.project);
         let taken: Vec<u32> =
@@ -404,10 +404,10 @@ impl Pool {
         Err(self.io("looking for a free project id", Errno::NOSPC.into()))
     }
 
-    /// Opens a volume to serve it, after making sure that its quota holds.
+    /// Opens a volume to serve it, after making sure that its quota is enforced.
     ///
     /// # Errors
-    /// Why it cannot be served.
+    /// Why the volume cannot be served.
     pub fn serve(&self, record: &Record) -> Result<Arc<Volume>, PoolError> {
         let path = self.data_path(&record.volume_id);
         let what = format!("opening {}", path.display());
@@ -432,10 +432,10 @@ impl Pool {
         Ok(volume)
     }
 
-    /// Replaces a volume's record and, where its capacity is larger now, raises the limit first.
+    /// Replaces a volume's record. Sets the quota limit to the record's capacity first.
     ///
     /// # Errors
-    /// Why not; the old record stays.
+    /// Why the record was not replaced; the old record stays.
     pub fn update(&mut self, record: Record) -> Result<(), PoolError> {
         if let (Quota::Hard, Some(project)) = (record.quota, record.project) {
             quota::set_limit(self.directory.as_fd(), project, record.capacity_bytes)
@@ -446,11 +446,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes a volume: from the moment its record says so it is gone, also if the server is killed on the way. The
-    /// data are moved to the trash, for [`Pool::trash`] to remove.
+    /// Deletes a volume. It is deleted as soon as its record says so, even if the server is killed before the end. The data
+    /// is moved to the trash, and [`empty`] removes it.
     ///
     /// # Errors
-    /// Those of the file system; calling it again goes on.
+    /// Those of the file system; a repeated call continues the deletion.
     pub fn delete(&mut self, id: &str) -> Result<(), PoolError> {
         let Some(mut record) = self.records.get(id).cloned() else { return Ok(()) };
         if record.phase != Phase::Deleting {
@@ -487,14 +487,14 @@ impl Pool {
             .map_err(|e| self.io("removing its record", e))
     }
 
-    /// What is to be removed, for [`empty`] on a thread of its own.
+    /// Paths in the trash, for [`empty`] to remove on a separate thread.
     #[must_use]
     pub fn trash(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.trash_path()).into_iter().flatten();
         entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect()
     }
 
-    /// The server's GUID as this pool remembers it, a new one where it does not.
+    /// The server's GUID that is stored in this pool, or a new one if none is stored.
     ///
     /// # Errors
     /// Those of the file system.
@@ -509,9 +509,9 @@ impl Pool {
         Ok(guid)
     }
 
-    /// Puts on stable storage what servers before this one acknowledged, and says which starts those were. What a start
-    /// before this boot of the machine had in memory may be lost, if it did not write through. Remembers `instance`, of this
-    /// start, for those to come.
+    /// Puts on stable storage what earlier servers acknowledged, and returns those starts. Data that a
+    /// start before this boot of the machine had in memory may be lost if that start did not write through. Records
+    /// `instance`, the current start, for later starts.
     ///
     /// # Errors
     /// Those of the file system.
@@ -522,20 +522,20 @@ impl Pool {
     }
 }
 
-/// Notes that everything that starts of this boot acknowledged is on stable storage, regardless of which server serves the
-/// pool next, and on which machine. To be called at an orderly end, when nothing is acknowledged any more.
+/// Records that everything acknowledged by the starts of this boot is on stable storage, regardless of which server serves
+/// the pool next, and on which machine. Called at an orderly shutdown, when nothing is acknowledged any more.
 ///
 /// # Errors
-/// Those of the file system; then they are relied on in this boot only.
+/// Those of the file system; the starts are then relied on in this boot only.
 pub(crate) fn settle_starts(pool: &Path) -> std::io::Result<()> {
     rustix::fs::syncfs(std::fs::File::open(pool)?)?;
     Starts::of(pool).settle()
 }
 
-/// Below `.forebay`: links on their way.
+/// Directory below `.forebay` for links that are about to replace a name.
 const LINKS: &str = "links";
 
-/// Removes one thing from the trash and, where it was a volume with a quota, the limit of its project.
+/// Removes one entry of the trash and, if it was a volume with a quota, the limit of its project.
 ///
 /// # Errors
 /// Those of the file system.
@@ -543,7 +543,7 @@ pub fn empty(trash: &Path) -> std::io::Result<()> {
     std::fs::remove_dir_all(trash)?;
     let project = trash.file_name().and_then(|n| n.to_str()).and_then(|n| n.split('.').nth(1)?.parse().ok());
     if let (Some(project @ 1..), Some(parent)) = (project, trash.parent()) {
-        // A limit that stays behind is harmless: the project's next owner sets its own.
+        // A leftover limit is harmless: the project's next owner sets its own.
         let _ = quota::set_limit(std::fs::File::open(parent)?.as_fd(), project, 0);
     }
     Ok(())

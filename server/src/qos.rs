@@ -1,8 +1,8 @@
-//! Quality of service of a volume: limits of what it may use in a second, and its priority.
+//! Quality of service of a volume: its limits per second, and its priority.
 //!
-//! The limits are two meters by the generic cell rate algorithm (ITU-T I.371): each knows the time at which all that was begun
-//! is paid for. An operation begins if that time is at most [`QOS_BURST`] ahead, and moves it by what the operation costs. So an
-//! operation of any size begins at once on an idle volume, and the next ones wait for it.
+//! The limits are two meters by the generic cell rate algorithm (ITU-T I.371). Each holds the time at which the cost of
+//! everything that was begun is paid. An operation begins if that time is at most [`QOS_BURST`] ahead, and moves it by the
+//! operation's cost. So an operation of any size begins immediately on an idle volume, and the next ones wait for it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{QOS_BURST, QOS_BYTES_PER_SECOND_MIN, QOS_OPERATIONS_PER_SECOND_MIN, TURN_BYTES_MAX};
 
-/// Which volumes go first where several have READs and WRITEs to begin.
+/// The order of volumes if several have READs and WRITEs to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
     /// Before all others.
     High,
-    /// As all others.
+    /// The default.
     #[default]
     Normal,
     /// After all others.
@@ -26,11 +26,11 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All of them, the first to be served first.
+    /// All priorities, highest first.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 
-    /// Bytes of READs and WRITEs that one turn of an event loop begins for all volumes of this priority. None is zero: a volume of
-    /// low priority gets less, and is never starved.
+    /// Bytes of READs and WRITEs that one turn of an event loop begins for all volumes of this priority. Never zero: a
+    /// volume of low priority gets less, but does not starve.
     #[must_use]
     pub fn turn_bytes_max(self) -> u64 {
         match self {
@@ -49,7 +49,7 @@ pub struct Qos {
     pub bytes_per_second: u64,
     /// Operations per second; 0: no limit.
     pub operations_per_second: u64,
-    /// When it is served.
+    /// The volume's priority.
     pub priority: Priority,
 }
 
@@ -75,7 +75,7 @@ impl Qos {
     }
 }
 
-/// Holds one volume to its limits, on all event loops.
+/// Enforces the limits of one volume, on all event loops.
 #[derive(Debug, Default)]
 pub struct Limiter {
     /// Read for each operation, so that a volume without limits takes no lock.
@@ -95,14 +95,14 @@ struct Meters {
 struct Meter {
     /// 0: no limit.
     per_second: u64,
-    /// When all that was begun is paid for.
+    /// When everything that was begun is paid.
     paid: Option<Instant>,
 }
 
 impl Meter {
     fn set(&mut self, per_second: u64) {
         if self.per_second != per_second {
-            // What is owed at the former rate says nothing about the new one.
+            // The debt at the former rate does not apply to the new one.
             *self = Self { per_second, paid: None };
         }
     }
@@ -156,7 +156,7 @@ impl Limiter {
     /// Counts an operation of `bytes` that begins now.
     ///
     /// # Errors
-    /// When to ask again: the limits do not let it begin now, and it is not counted.
+    /// When to try again: the limits do not permit it to begin now, and it is not counted.
     pub fn begin(&self, now: Instant, bytes: u64) -> Result<(), Instant> {
         let mut meters = self.lock();
         let due = meters.bytes.due(now).max(meters.operations.due(now));
@@ -185,7 +185,7 @@ mod tests {
         limiter
     }
 
-    /// Bytes that begin within `time` if operations of `bytes` are always there.
+    /// Bytes that begin within `time` if there are always operations of `bytes` waiting.
     fn begun(limiter: &Limiter, start: Instant, time: Duration, bytes: u64) -> u64 {
         let (mut now, mut begun) = (start, 0);
         while now < start + time {

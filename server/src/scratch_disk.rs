@@ -1,5 +1,5 @@
-//! An XFS on a file, for tests of what is there after the power was lost. It needs root, loop devices and xfsprogs; where one
-//! is missing the test is skipped, which `FOREBAY_ALLOW_SKIP=xfs` has to allow.
+//! An XFS in a file, for tests of its state after a power loss. It needs root, loop devices and xfsprogs. If one of them is
+//! missing, the test is skipped, which `FOREBAY_ALLOW_SKIP=xfs` must permit.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use forebay_testing::{Need, skip};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-/// What mkfs.xfs takes at least.
+/// The minimum of mkfs.xfs.
 const BYTES: u64 = 300 << 20;
 const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(20);
 
@@ -28,7 +28,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 impl Disk {
-    /// A new one; `None` where the test `name` is skipped.
+    /// A new disk; `None` if the test `name` is skipped.
     pub(crate) fn new(name: &str) -> Option<Self> {
         let scratch = TempDir::new().expect("a directory");
         let disk = Self { scratch };
@@ -48,7 +48,7 @@ impl Disk {
         self.scratch.path().join("image")
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub(crate) fn path(&self) -> PathBuf {
         self.scratch.path().join("mounted")
     }
@@ -57,12 +57,12 @@ impl Disk {
         run(Command::new("mount").args(["-t", "xfs", "-o", "loop"]).arg(self.image()).arg(self.path()))
     }
 
-    /// What was not on stable storage is lost. Nothing may be open on it.
+    /// Everything that is not on stable storage is lost. Nothing may be open on the disk.
     pub(crate) fn lose_power(&self) {
         let directory = File::open(self.path()).expect("the root");
         forebay_nvmeof::shut_down_file_system(&directory).expect("it can be ended");
         drop(directory);
-        // A process that another test starts has all descriptors of this one, until it runs its own program.
+        // A process that another test starts inherits all descriptors of this one until it executes its own program.
         let until = Instant::now() + UNMOUNT_TIME_MAX;
         while let Err(errno) = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::empty()) {
             assert!(errno == Errno::BUSY && Instant::now() < until, "something is open: {errno}");
@@ -71,8 +71,8 @@ impl Disk {
         self.mount().expect("its log is replayed");
     }
 
-    /// As after the end of a machine that had flushed its log and nothing else: `look` gets the device, not mounted, and a mount
-    /// point; then it is mounted again.
+    /// The state after the end of a machine that had flushed the log and nothing else. `look` gets the unmounted device and
+    /// a mount point; afterwards the disk is mounted again.
     pub(crate) fn with_dirty_log<T>(&self, look: impl FnOnce(&Path, &Path) -> T) -> T {
         let directory = File::open(self.path()).expect("the root");
         directory.sync_all().expect("synced");
@@ -90,7 +90,7 @@ impl Disk {
         looked
     }
 
-    /// Takes all space that is left, as volumes may.
+    /// Uses up all space that is left, as volumes can.
     pub(crate) fn fill(&self) {
         let directory = self.path().join("filler");
         let _ = std::fs::create_dir(&directory);
@@ -104,7 +104,7 @@ impl Disk {
                 Err(_) => step /= 2,
             }
         }
-        // The kernel keeps some space until it is really asked for.
+        // The kernel reserves some space that only small files use up.
         let there = std::fs::read_dir(&directory).expect("it is there").count();
         let small = |nth: usize| std::fs::write(directory.join(nth.to_string()), "x").is_err();
         assert!((there..there + 1_000_000).any(small), "it never becomes full");
@@ -117,7 +117,7 @@ impl Drop for Disk {
     }
 }
 
-/// Whether something is there.
+/// Whether a path exists.
 pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
     path.as_ref().symlink_metadata().is_ok()
 }

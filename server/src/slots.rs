@@ -1,8 +1,8 @@
-//! A small record in a file that is overwritten in place: it takes no space on a file system that is full, and a write that
-//! is cut off leaves the record before it.
+//! A small record in a file that is overwritten in place. Overwriting takes no space on a full file system, and an
+//! interrupted write preserves the previous record.
 //!
-//! The file has two slots. A write goes to the one that holds the older record, or none; each has a sequence number and a
-//! checksum, and what is read is the newest that is whole.
+//! The file has two slots. A write overwrites the slot that holds the older record, or no record. Each slot has a sequence
+//! number and a checksum, and a read returns the newest intact record.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,11 +26,11 @@ const CHECKSUMS: Uuid = Uuid::from_u128(0x3f0a_7cb1_55d2_4e38_8b1e_90c6_a4d7_e21
 pub(crate) enum Content {
     /// There is no such file.
     Missing,
-    /// The newest record that is whole.
+    /// The newest intact record.
     Record(Vec<u8>),
-    /// It is a file of slots, and none of them is whole.
+    /// It is a file of slots, but none of them is intact.
     Damaged,
-    /// It is no file of slots: what versions before them have written.
+    /// It is not a file of slots: an older version wrote it.
     Plain(Vec<u8>),
 }
 
@@ -65,7 +65,7 @@ fn decode(bytes: &[u8]) -> Option<Slot> {
     whole.then(|| Slot { sequence, payload: payload.to_vec() })
 }
 
-/// Both slots of a file; `None` where it is no file of slots.
+/// Both slots of a file; `None` if it is not a file of slots.
 fn slots(bytes: &[u8], slot_bytes: usize) -> Option<[Option<Slot>; 2]> {
     if bytes.len() != 2 * slot_bytes {
         return None;
@@ -87,7 +87,7 @@ fn read_file(path: &Path, slot_bytes: usize) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Reads the record in the file at `path`, with slots of so many bytes.
+/// Reads the record in the file at `path`, with slots of `slot_bytes` bytes.
 pub(crate) fn read(path: &Path, slot_bytes: usize) -> io::Result<Content> {
     Ok(read_file(path, slot_bytes)?.map_or(Content::Missing, |bytes| interpret(bytes, slot_bytes)))
 }
@@ -99,12 +99,12 @@ fn interpret(bytes: Vec<u8>, slot_bytes: usize) -> Content {
     }
 }
 
-/// Makes `payload` the record, on stable storage. Only the first write of a file takes space.
+/// Stores `payload` as the record, on stable storage. Only the first write of a file takes space.
 pub(crate) fn write(path: &Path, slot_bytes: usize, payload: &[u8]) -> io::Result<()> {
     let begun = Instant::now();
     let there = read_file(path, slot_bytes)?.and_then(|bytes| slots(&bytes, slot_bytes));
     let Some(there) = there else {
-        // Both slots: there is no moment in which the file holds none.
+        // Fill both slots, so that the file holds a record at any moment.
         let first = encode(slot_bytes, 1, payload)?;
         return replace(path, &[&first[..], &first[..]].concat());
     };
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(record(&path), Content::Damaged);
     }
 
-    /// A cut after any number of bytes, and any set of sectors of those that were written.
+    /// Tests a cut after any number of bytes, and any subset of the written sectors.
     #[test]
     fn a_write_that_is_cut_off_leaves_the_record_before_it() {
         let scratch = tempfile::tempdir().expect("a directory");

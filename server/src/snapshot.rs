@@ -1,4 +1,4 @@
-//! A snapshot's record, kept in its pool and replaced atomically.
+//! The record of a snapshot. It is stored in the snapshot's pool and replaced atomically.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -13,28 +13,28 @@ use crate::volume::{Phase, RecordError, replace};
 /// The version of records that this server writes and reads.
 const VERSION: u32 = 1;
 
-/// What is known of a snapshot.
+/// The metadata of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// 1..=63 of `[a-z0-9-]`.
     pub snapshot_id: String,
-    /// The volume that it is of, which may be gone.
+    /// The source volume, which may have been deleted.
     pub volume_id: String,
     /// That volume's capacity at the time, in bytes.
     pub capacity_bytes: u64,
-    /// What its files have, in bytes; 0 where the pool has no quota and so does not count.
+    /// The size of its files in bytes; 0 if the pool has no quota and so does not count.
     pub used_bytes: u64,
-    /// The project on its files, where the pool has quotas.
+    /// The project on its files, if the pool has quotas.
     pub project: Option<u32>,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,
     /// FILETIME.
     pub created: u64,
-    /// Where it is in its life.
+    /// Its current phase.
     pub phase: Phase,
 }
 
-/// As it is written.
+/// The record as it is stored.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     version: u32,
@@ -80,10 +80,10 @@ impl Snapshot {
         })
     }
 
-    /// Replaces the record in `directory`: a reader finds the old or the new one whole, even after a power cut.
+    /// Replaces the record in `directory` atomically: a reader finds the complete old or new record, even after a power cut.
     ///
     /// # Errors
-    /// Those of writing it; the old one is then still there.
+    /// Those of writing it; the old record then still exists.
     pub fn write(&self, directory: &Path) -> Result<(), RecordError> {
         let path = directory.join(format!("{}.json", self.snapshot_id));
         let io = |error: std::io::Error| RecordError::Io { path: path.clone(), error };

@@ -1,5 +1,5 @@
-//! Starts of servers that a pool remembers (`.forebay/starts`): of which a handle may still be used, and whether what they
-//! acknowledged is on stable storage.
+//! Earlier starts of servers, recorded in a pool (`.forebay/starts`): the starts that issued handles which clients may still
+//! use, and whether what they acknowledged is on stable storage.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,18 @@ use crate::backend::directory::Promise;
 use crate::limits::{PREDECESSORS_MAX, STARTS_SLOT_BYTES};
 use crate::slots::{self, Content};
 
-/// In the place of the boot in which what a start acknowledged can be relied on.
+/// Replaces the boot id of a start: data that this start acknowledged may be lost.
 const NOT_DURABLE: &str = "-";
-/// In the same place: it can be relied on for ever.
+/// Replaces the boot id of a start: data that this start acknowledged is on stable storage.
 const SETTLED: &str = "+";
-/// First line of a list of starts that are not to be relied on: the server that wrote it was about to ask the kernel about them.
+/// First line of a list of starts that must not be relied on: the server that wrote it was about to ask the kernel about
+/// them.
 const ASKING: &str = "asking";
 
-/// Another with each boot of the machine.
+/// Changes with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// This boot.
+/// The id of this boot.
 fn boot() -> io::Result<String> {
     Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
@@ -34,7 +35,7 @@ pub(crate) struct Starts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Start {
     instance: u64,
-    /// A boot, or one of the words above.
+    /// A boot id, or one of the markers above.
     of: String,
 }
 
@@ -66,8 +67,8 @@ impl Starts {
         })
     }
 
-    /// A list that cannot be written, since it was made by a version before slots and the file system is full, must not be
-    /// believed either: removing it takes no space.
+    /// A list from a version before slots cannot be overwritten on a full file system. It must not be trusted either, so it
+    /// is removed, which takes no space.
     fn write(&self, text: &str) -> io::Result<()> {
         let Err(error) = slots::write(&self.path, STARTS_SLOT_BYTES, text.as_bytes()) else { return Ok(()) };
         tracing::warn!(path = %self.path.display(), %error, "the list of starts could not be written: it is removed");
@@ -83,22 +84,22 @@ impl Starts {
         self.write(&print(&starts))
     }
 
-    /// Notes that what earlier starts acknowledged may be lost although the machine was not booted since: the pool's file
-    /// system was ended without writing what it had in memory, or another machine had it meanwhile.
+    /// Records that what earlier starts acknowledged may be lost although the machine has not rebooted: the pool's file
+    /// system was shut down without writing its dirty data, or another machine had it in the meantime.
     pub(crate) fn distrust(&self) -> io::Result<()> {
         self.rewrite(|of| if of == SETTLED { SETTLED } else { NOT_DURABLE }.to_owned())
     }
 
-    /// Notes that everything that starts of this boot acknowledged is on stable storage, regardless of which server serves the
-    /// pool next, and on which machine. To be called at an orderly end, when nothing is acknowledged any more. The caller has
-    /// synced.
+    /// Records that everything acknowledged by the starts of this boot is on stable storage, regardless of which server
+    /// serves the pool next, and on which machine. Called at an orderly shutdown, when nothing is acknowledged any more. The
+    /// caller has synced.
     pub(crate) fn settle(&self) -> io::Result<()> {
         let boot = boot()?;
         self.rewrite(|of| if of == boot { SETTLED } else { of }.to_owned())
     }
 
-    /// Puts on stable storage, by `sync`, what starts before acknowledged, and says which those were; remembers `instance`,
-    /// of this start, for those to come.
+    /// Puts on stable storage, by `sync`, what earlier starts acknowledged, and returns those starts. Records `instance`,
+    /// the current start, for later starts.
     pub(crate) fn begin(
         &self,
         instance: u64,
@@ -107,8 +108,8 @@ impl Starts {
     ) -> io::Result<Vec<Predecessor>> {
         let boot = boot()?;
         let mut starts = self.read()?;
-        // The kernel reports a failed write-back once: a server that is killed after the report and before it is noted below
-        // must leave no list that the next start would rely on.
+        // The kernel reports a failed write-back once. A server that is killed after the report and before recording it
+        // below must not leave a list that the next start would rely on.
         if starts.iter().any(|start| start.of != NOT_DURABLE) {
             self.write(&format!("{ASKING}\n{}", print(&starts)))?;
         }
@@ -123,12 +124,12 @@ impl Starts {
         let found =
             starts.iter().map(|start| Predecessor { instance: start.instance, durable: start.of == SETTLED });
         let found = found.collect();
-        // What is written through is on stable storage when it is acknowledged, regardless of which server serves the pool
-        // next, and on which machine.
+        // Data that is written through is on stable storage when it is acknowledged, regardless of which server serves the
+        // pool next, and on which machine.
         let of = if promise == Promise::AtReply { SETTLED.to_owned() } else { boot };
         starts.push(Start { instance, of });
         if let Err(error) = self.write(&print(&starts)) {
-            // Then clients of this start will learn from the next that their handles are closed.
+            // The next start then reports the handles of this start as closed to its clients.
             tracing::warn!(path = %self.path.display(), %error, "this start could not be noted");
         }
         Ok(found)
@@ -167,11 +168,11 @@ mod tests {
         assert_eq!(begin(&starts, 1), []);
         assert_eq!(begin(&starts, 2), [durable(1)]);
         let failed = starts.begin(3, Promise::AtFlush, || Err(io::ErrorKind::Other.into())).expect("noted");
-        // They are still known for starts.
+        // The starts stay in the list.
         assert_eq!(failed, [lost(1), lost(2)]);
-        // The kernel tells of the failure once: this start's syncfs succeeds again.
+        // The kernel reports the failure once: this start's syncfs succeeds again.
         assert_eq!(begin(&starts, 4), [lost(1), lost(2), durable(3)]);
-        // Killed after the kernel reported it, before it could note it.
+        // Killed after the kernel's report and before recording it.
         let killed = || starts.begin(5, Promise::AtFlush, || panic!("killed"));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(killed)).is_err());
         assert_eq!(begin(&starts, 6), [1, 2, 3, 4].map(lost));
@@ -245,14 +246,15 @@ mod tests {
         Some((disk, starts))
     }
 
-    /// At a takeover of a pool that its volumes have filled.
+    /// Takeover of a pool that its volumes have filled.
     #[test]
     fn starts_are_noted_on_a_full_file_system() {
         let Some((_disk, starts)) = full(None) else { return };
         starts.distrust().expect("it takes no space");
         assert_eq!(begin(&starts, 2), [lost(1)]);
         assert_eq!(begin(&starts, 3), [lost(1), durable(2)]);
-        // As an earlier version has left it: it is not believed in the end, and keeps no server from starting.
+        // A list in the format of an earlier version: it is not trusted in the end, and does not keep the server from
+        // starting.
         let Some((disk, starts)) = full(Some("00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n"))
         else {
             return;

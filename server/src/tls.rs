@@ -1,4 +1,4 @@
-//! Mutual TLS for the admin API: TLS 1.3, clients known by their certificates, files renewed while it runs.
+//! Mutual TLS for the admin API: TLS 1.3, clients identified by their certificates, files reloaded while the server runs.
 
 use std::collections::VecDeque;
 use std::fmt::{Display, Write as _};
@@ -50,7 +50,7 @@ pub enum TlsError {
         /// Why.
         error: std::io::Error,
     },
-    /// What is in a file is not what it should be.
+    /// The content of a file is invalid.
     #[error("{option}: {path}: {problem}")]
     Content {
         /// Of the configuration.
@@ -62,7 +62,7 @@ pub enum TlsError {
     },
 }
 
-/// The files, as they were when they were read.
+/// The contents of the files when they were read.
 #[derive(PartialEq, Eq)]
 struct Files {
     certificate: Vec<u8>,
@@ -70,7 +70,7 @@ struct Files {
     client_ca: Vec<u8>,
 }
 
-/// What the files say.
+/// The parsed files.
 #[derive(Clone)]
 struct Loaded {
     config: Arc<ServerConfig>,
@@ -80,18 +80,18 @@ struct Loaded {
 /// The server's certificate, as reported to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Names it is good for.
+    /// Names for which it is valid.
     pub names: Vec<String>,
-    /// Unix time of its end.
+    /// Unix time of its expiry.
     pub not_after: i64,
 }
 
-/// The admin API's certificates, renewed from their files.
+/// The admin API's certificates, reloaded from their files.
 pub struct Certificates {
     options: AdminSection,
     files: RwLock<Option<Files>>,
     loaded: RwLock<Loaded>,
-    /// Why the files as they are now are not in use.
+    /// Why the current files are not in use.
     problem: RwLock<Option<String>>,
 }
 
@@ -123,7 +123,7 @@ impl Certificates {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).about.clone()
     }
 
-    /// What is wrong, if anything: a certificate that has run out, files that could not be taken.
+    /// The current problem, if any: an expired certificate, or files that could not be loaded.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -137,8 +137,8 @@ impl Certificates {
         Arc::clone(&self.loaded.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// Looks at the files; what they say counts for the next connection. Files that do not fit together (half of a
-    /// rotation) leave what was.
+    /// Checks the files; new contents apply to the next connection. Files that do not match each other (in the middle of a
+    /// rotation) leave the previous ones in use.
     pub fn refresh(&self) {
         let result = Files::read(&self.options).and_then(|files| {
             let same = self.files.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(&files);
@@ -163,7 +163,7 @@ impl Certificates {
         }
     }
 
-    /// Looks at the files again and again.
+    /// Checks the files periodically.
     pub async fn keep_fresh(self: Arc<Self>) {
         let mut tick = tokio::time::interval(CERTIFICATES_REFRESH);
         loop {
@@ -194,7 +194,7 @@ impl Files {
         let chain = certificates(&self.certificate).map_err(wrong_certificate)?;
         let about = about(&chain[0]).map_err(wrong_certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| wrong_key(error.to_string()))?;
-        // Also refuses a key that is not the certificate's.
+        // Also refuses a key that does not match the certificate.
         let certified =
             CertifiedKey::from_der(chain, key, &provider).map_err(|error| wrong_key(error.to_string()))?;
 
@@ -218,7 +218,7 @@ fn server_config(provider: Arc<CryptoProvider>, verifier: Allowed, certified: Ce
         .with_client_cert_verifier(Arc::new(verifier))
         .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified)));
     config.alpn_protocols = vec![b"h2".to_vec()];
-    // A session that is resumed would skip the look at the client's certificate, which may have run out since.
+    // A resumed session would skip the check of the client's certificate, which may have expired since.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config
@@ -236,7 +236,7 @@ fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsErro
     Ok(bytes)
 }
 
-/// At least one certificate.
+/// Parses at least one certificate.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Vec<_> =
         CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
@@ -280,7 +280,7 @@ fn client_name<'a>(certificate: &CertificateDer<'_>, allowed: &'a [String]) -> R
     })
 }
 
-/// Takes certificates of the authorities, and of these only those of the clients by name.
+/// Accepts certificates of the authorities, but only for the clients that are allowed by name.
 #[derive(Debug)]
 struct Allowed {
     chained: Arc<dyn ClientCertVerifier>,
@@ -339,7 +339,7 @@ pub struct AdminStream {
     _permit: OwnedSemaphorePermit,
 }
 
-/// The client that a request came from.
+/// The client that sent a request.
 #[derive(Clone, Debug)]
 pub struct AdminClientName(pub Arc<str>);
 
@@ -379,8 +379,8 @@ impl AsyncWrite for AdminStream {
     }
 }
 
-/// Accepts connections and shakes hands with each, so many at once; those that fail are closed. Any client that can reach the
-/// port can take part in a handshake, so clients that do nothing else must make room for others.
+/// Accepts connections and runs their TLS handshakes, up to a limit; connections with a failed handshake are closed. Any
+/// client that can reach the port can begin a handshake, so clients that do nothing else must make room for others.
 pub(crate) fn accept(
     listener: TcpListener,
     certificates: Arc<Certificates>,
@@ -393,7 +393,7 @@ fn accept_within(
     certificates: Arc<Certificates>,
     handshake_time_max: Duration,
 ) -> mpsc::Receiver<std::io::Result<AdminStream>> {
-    // Room for one: those that wait do so with their hands shaken and their permit taken.
+    // Capacity for one connection: those that wait have completed their handshake and hold their permit.
     let (sender, receiver) = mpsc::channel(1);
     let permits = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     tokio::spawn(async move {
@@ -427,7 +427,7 @@ fn accept_within(
                         Ok(permit) => {
                             debug!(%peer, %client, "admin API: connected");
                             let stream = AdminStream { stream, client, _permit: permit };
-                            // On its own, because this task can be given up.
+                            // On a separate task, because this task can be cancelled.
                             tokio::spawn(async move { sender.send(Ok(stream)).await });
                         }
                         Err(_) => {
@@ -480,7 +480,7 @@ mod tests {
 
     const NAME: &str = "one-for-both.example";
 
-    /// A certificate that signs itself and is server, client and authority in one; and the client's configuration.
+    /// A self-signed certificate that is server, client and authority in one; and the client's configuration.
     fn identity(folder: &Path) -> (Certificates, ClientConfig) {
         let mut params = CertificateParams::new(vec![NAME.to_owned()]).expect("a name");
         params.distinguished_name.push(DnType::CommonName, NAME);

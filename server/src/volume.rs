@@ -1,4 +1,4 @@
-//! A volume's record: what must be known to serve it, kept beside its data and replaced atomically.
+//! The record of a volume: everything needed to serve it. It is stored next to the volume's data and replaced atomically.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ pub enum Quota {
     None,
 }
 
-/// What a volume's traffic must be on the wire.
+/// The protection that a volume requires of its traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protection {
@@ -53,30 +53,30 @@ impl From<Protection> for WireProtection {
     }
 }
 
-/// Where a volume or snapshot is in its life.
+/// The phase of a volume or snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Its data are being copied. If the server ends now, the next start deletes it.
+    /// Its data is being copied. If the server ends now, the next start deletes it.
     Making,
-    /// It is there.
+    /// It is ready for use.
     Ready,
-    /// It is being deleted: the data go first, the record last.
+    /// It is being deleted: the data is removed first, the record last.
     Deleting,
 }
 
 impl Phase {
-    /// Whether the next start deletes it. Records say just that.
+    /// Whether the next start deletes it. Records store only this.
     pub(crate) fn is_to_go(self) -> bool {
         self != Self::Ready
     }
 
-    /// As a record says it.
+    /// The phase that a record stores.
     pub(crate) fn stored(to_go: bool) -> Self {
         if to_go { Self::Deleting } else { Self::Ready }
     }
 }
 
-/// What a volume was made of.
+/// The source that a volume was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -86,12 +86,12 @@ pub enum Source {
     Volume(String),
 }
 
-/// A user of one volume. The hashes are as good as passwords: never printed, and on disk only in files of mode 0600.
+/// A user of one volume. The hashes are equivalent to passwords: never printed, and stored only in files of mode 0600.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
     /// Name.
     pub username: String,
-    /// Of the passwords that are good now, the newest first.
+    /// Hashes of the valid passwords, newest first.
     pub hashes: Vec<NtHash>,
 }
 
@@ -112,15 +112,15 @@ impl From<&Credential> for Account {
 pub struct Record {
     /// 1..=63 of `[a-z0-9-]`; the share's name.
     pub volume_id: String,
-    /// Capacity as asked for, in bytes; a limit only where `quota` says so.
+    /// Requested capacity in bytes; enforced only if `quota` is hard.
     pub capacity_bytes: u64,
     /// How it is enforced.
     pub quota: Quota,
-    /// The project on its files, where it has a hard quota.
+    /// The project on its files, if it has a hard quota.
     pub project: Option<u32>,
-    /// What its traffic must be.
+    /// The required protection of its traffic.
     pub protection: Protection,
-    /// The accounts that may open it; the first is the present one.
+    /// The accounts that may open it; the first is the current one.
     pub accounts: Vec<Credential>,
     /// The caller's labels.
     pub labels: BTreeMap<String, String>,
@@ -130,13 +130,13 @@ pub struct Record {
     pub serial: u32,
     /// Limits and priority.
     pub qos: Qos,
-    /// What it was made of, if not empty.
+    /// The source that it was made from; `None` if it began empty.
     pub source: Option<Source>,
-    /// Where it is in its life.
+    /// Its current phase.
     pub phase: Phase,
 }
 
-/// As it is written.
+/// The record as it is stored.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     version: u32,
@@ -176,7 +176,7 @@ pub enum RecordError {
         /// Why.
         error: std::io::Error,
     },
-    /// It is not what this server writes.
+    /// It is not in the format that this server writes.
     #[error("{path}: damaged record: {reason}: restore it from a backup")]
     Damaged {
         /// Of the record.
@@ -235,10 +235,10 @@ impl Record {
         })
     }
 
-    /// Replaces the record in `directory`: a reader finds the old or the new one whole, even after a power cut.
+    /// Replaces the record in `directory` atomically: a reader finds the complete old or new record, even after a power cut.
     ///
     /// # Errors
-    /// Those of writing it; the old one is then still there.
+    /// Those of writing it; the old record then still exists.
     pub fn write(&self, directory: &Path) -> Result<(), RecordError> {
         let path = directory.join(format!("{}.json", self.volume_id));
         let io = |error: std::io::Error| RecordError::Io { path: path.clone(), error };
@@ -275,7 +275,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let begun = Instant::now();
     let temporary = path.with_extension("tmp");
     let result = (|| {
-        // One left by a server that was killed here may have any mode.
+        // A temporary file that a killed server left here may have any mode.
         match std::fs::remove_file(&temporary) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -295,7 +295,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     result
 }
 
-/// Makes names in a directory durable.
+/// Makes the names in a directory durable.
 pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
     std::fs::File::open(path)?.sync_all()
 }

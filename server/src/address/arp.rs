@@ -1,4 +1,4 @@
-//! ARP (RFC 826) by a packet socket: asks which host has an IPv4 address (RFC 5227), and announces that it is here now.
+//! ARP (RFC 826) over a packet socket: queries which host has an IPv4 address (RFC 5227), and announces that it is here now.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,15 +15,15 @@ use super::Hardware;
 use super::netlink::Link;
 use crate::limits::{ADDRESS_PROBE_PAUSE, ADDRESS_PROBES};
 
-/// Kinds of links with this protocol's frames: Ethernet and InfiniBand (RFC 4391), with the same numbers in ARP.
+/// Link types that use ARP frames of this format: Ethernet and InfiniBand (RFC 4391), with the same numbers in ARP.
 const KINDS: [u16; 2] = [libc::ARPHRD_ETHER, libc::ARPHRD_INFINIBAND];
-/// An address of InfiniBand has 20 bytes.
+/// An InfiniBand address has 20 bytes.
 const HARDWARE_BYTES_MAX: usize = 32;
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 const PROTOCOL: u16 = libc::ETH_P_ARP as u16;
 
-/// `struct sockaddr_ll` of packet(7), with room for the addresses of all links.
+/// `struct sockaddr_ll` of packet(7), with space for the addresses of all links.
 #[repr(C)]
 struct PacketAddress {
     family: u16,
@@ -35,8 +35,8 @@ struct PacketAddress {
     address: [u8; HARDWARE_BYTES_MAX],
 }
 
-// SAFETY: `f` gets a pointer to all of `self`, which is plain data in the layout that packet(7) gives for AF_PACKET, and
-// which lives for the call.
+// SAFETY: `f` gets a pointer to all of `self`, which is plain data in the layout that packet(7) defines for AF_PACKET, and
+// which outlives the call.
 unsafe impl SocketAddrArg for PacketAddress {
     unsafe fn with_sockaddr<R>(&self, f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R) -> R {
         f(std::ptr::from_ref(self).cast(), size_of::<Self>() as SocketAddrLen)
@@ -91,7 +91,7 @@ pub(super) struct Arp {
 }
 
 impl Arp {
-    /// `None` where the link has no ARP.
+    /// `None` if the link has no ARP.
     pub(super) fn open(link: &Link) -> io::Result<Option<Self>> {
         if !KINDS.contains(&link.kind)
             || !(1..=HARDWARE_BYTES_MAX).contains(&link.hardware.len())
@@ -135,9 +135,10 @@ impl Arp {
         Ok(())
     }
 
-    /// Asks which host has the address, as a host without an address does. Returns the host that answers within a second or so.
-    // RFC 5227 2.1.1, with shorter times: the server that holds the pools' reservations has the right to the address, and the
-    // server before it answers at once where it is still there.
+    /// Queries which host has the address, as a host without an address does. Returns the host that answers within about a
+    /// second.
+    // RFC 5227 2.1.1, with shorter times: the server that holds the pools' reservations is entitled to the address, and the
+    // previous server answers immediately if it is still running.
     pub(super) fn probe(&self, address: Ipv4Addr) -> io::Result<Option<Hardware>> {
         for _ in 0..ADDRESS_PROBES {
             let unknown = vec![0; self.link.hardware.len()];
@@ -152,11 +153,11 @@ impl Arp {
         Ok(None)
     }
 
-    /// Another host that has claimed the address meanwhile.
+    /// Another host that has claimed the address since the last call.
     pub(super) fn conflict(&self, address: Ipv4Addr) -> io::Result<Option<Hardware>> {
         let mut found = None;
         while let Some(packet) = self.receive(Instant::now())? {
-            // Probes are no claims: the kernel will answer the host that asks.
+            // Probes are not claims: the kernel will answer the host that probes.
             let claims = packet.sender_ip == address;
             found = found.or_else(|| self.other(&packet, address).filter(|_| claims));
         }
@@ -179,7 +180,7 @@ impl Arp {
         self.send(REPLY, address, self.link.broadcast.clone(), address)
     }
 
-    /// The next packet that makes sense, until then.
+    /// The next valid packet, until that time.
     fn receive(&self, until: Instant) -> io::Result<Option<Packet>> {
         loop {
             let mut bytes = [0; 256];

@@ -1,7 +1,8 @@
-//! The instance's own addresses (docs/guides/nvmeof.md): on an interface only while the pools are ours and the server is there.
+//! The instance's own addresses (docs/guides/nvmeof.md): on an interface only while the pools are ours and the server is
+//! running.
 //!
-//! The kernel has them for [`ADDRESS_STAY`] at a time, which is lengthened every second: those of a server that was killed
-//! or stopped go by themselves, so that removing them needs no access to its node.
+//! The kernel keeps each address for [`ADDRESS_STAY`], which is renewed every second. Addresses of a server that was killed
+//! or stopped expire, so removing them needs no access to its node.
 
 mod arp;
 mod neighbour;
@@ -25,7 +26,7 @@ use crate::limits::{
     ADDRESS_ANNOUNCEMENTS, ADDRESS_KEEP_INTERVAL, ADDRESS_PROBE_PAUSE, ADDRESS_STAY, ADDRESS_WAIT_SPARE,
 };
 
-/// Between two looks whether the kernel has found a duplicate (IPv6).
+/// Interval between two checks whether the kernel has found a duplicate (IPv6).
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The hardware address of an interface on a link.
@@ -45,33 +46,33 @@ impl fmt::Debug for Hardware {
     }
 }
 
-/// Why an address of the instance could not be had.
+/// Why an address of the instance is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// No interface for it.
+    /// There is no interface for it.
     #[error(
         "instance.addresses: no interface has an address in the network of {0}: give this machine one, or set \
          instance.interface"
     )]
     NoInterface(InstanceAddress),
-    /// The one that was named is not there.
+    /// The named interface does not exist.
     #[error("instance.interface: there is no interface {0}")]
     NotThere(String),
-    /// Not ours to take.
+    /// It is on this machine already, but not by this server.
     #[error(
         "instance.addresses: {address} is on {interface} already, and not by this server: take it off there, or out of the \
          configuration"
     )]
     Permanent {
-        /// Which.
+        /// The address.
         address: InstanceAddress,
-        /// Where.
+        /// The interface that has it.
         interface: String,
     },
     /// Another host answers for it.
     #[error("instance.addresses: {address} is used by {by}, still after {seconds} s: end whatever that is")]
     Taken {
-        /// Which.
+        /// The address.
         address: InstanceAddress,
         /// The host that uses it.
         by: String,
@@ -98,12 +99,12 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> AddressError {
     }
 }
 
-/// The instance's addresses, here or not.
+/// The instance's addresses, whether on this machine or not.
 #[derive(Debug)]
 pub struct Addresses {
     wanted: Vec<InstanceAddress>,
     interface: String,
-    /// How long to wait for other hosts that have them.
+    /// How long to wait for other hosts that have the addresses.
     wait: Duration,
     held: Mutex<Held>,
 }
@@ -111,13 +112,13 @@ pub struct Addresses {
 #[derive(Debug, Default)]
 struct Held {
     places: Vec<Place>,
-    /// Dropped, the keeper ends.
+    /// The keeper ends when this is dropped.
     keeper: Option<Sender<()>>,
-    /// The last thing that went wrong with keeping them.
+    /// The last problem with keeping the addresses.
     problem: Option<String>,
 }
 
-/// An address where it is.
+/// An address and its interface.
 #[derive(Debug)]
 struct Place {
     address: InstanceAddress,
@@ -148,14 +149,15 @@ impl Addresses {
         Self { wanted, interface, wait, held: Mutex::default() }
     }
 
-    /// Those of the configuration; none is here yet. What a server before us has left on this machine is taken off.
+    /// The configured addresses; none is on an interface yet. Removes addresses that an earlier server left on this machine.
     ///
     /// # Errors
-    /// Where one is here already for ever, which no server of ours does.
+    /// If an address is already present permanently, which no server of ours configures.
     pub fn prepare(config: &Config) -> Result<Arc<Self>, AddressError> {
         let loss_times =
             config.pool.iter().filter_map(|pool| pool.nvmeof.as_ref()).map(|pool| pool.loss_time());
-        // One that was cut off has them until it stops, and one that was stopped as long as the kernel.
+        // A server that was cut off keeps them until it stops, and those of a stopped server stay until the kernel removes
+        // them.
         let wait = loss_times.max().unwrap_or_default() + ADDRESS_STAY + ADDRESS_WAIT_SPARE;
         let instance = &config.instance;
         let addresses = Self::new(instance.addresses.clone(), instance.interface.clone(), wait);
@@ -187,11 +189,11 @@ impl Addresses {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts them on their interfaces, announces them, and keeps them there until [`Self::give_up`]. Waits while another host
-    /// has one of them.
+    /// Adds the addresses to their interfaces, announces them, and keeps them there until [`Self::give_up`]. Waits while
+    /// another host has one of them.
     ///
     /// # Errors
-    /// Why one could not be had; then none is here.
+    /// Why an address is not available; then none is on this machine.
     pub fn take(self: &Arc<Self>) -> Result<(), AddressError> {
         if self.wanted.is_empty() {
             return Ok(());
@@ -229,7 +231,7 @@ impl Addresses {
         }
         let (keeper, ends) = channel();
         self.held().keeper = Some(keeper);
-        // Weak: the thread that drops the last strong reference gives them up.
+        // Weak: the thread that drops the last strong reference gives up the addresses.
         let addresses: Weak<Self> = Arc::downgrade(self);
         let keep = move || {
             let started = Instant::now();
@@ -254,7 +256,7 @@ impl Addresses {
             let named = links.iter().find(|link| link.name == self.interface);
             return named.ok_or_else(|| AddressError::NotThere(self.interface.clone()));
         }
-        // Each is in the other's network; one left of the address itself says nothing.
+        // Each must be in the other's network; a leftover of the address itself does not count.
         let neighbours = |other: InstanceAddress| {
             other.ip() != address.ip()
                 && address.has_in_network(other.ip())
@@ -276,7 +278,7 @@ impl Addresses {
             if !std::mem::replace(&mut reported, true) {
                 warn!(%address, by, seconds_max = seconds, "another machine answers for the address: waiting, it may be the previous server");
             }
-            // Answers come at once: without a pause there would be too many probes.
+            // Answers arrive immediately: without a pause there would be too many probes.
             std::thread::sleep(ADDRESS_PROBE_PAUSE);
         }
         Ok(())
@@ -294,8 +296,8 @@ impl Addresses {
         }
     }
 
-    /// The kernel looks for duplicates of IPv6 addresses itself (RFC 4862 5.4), once they are there; one that was found it
-    /// takes away, or leaves without using it.
+    /// The kernel itself looks for duplicates of IPv6 addresses (RFC 4862 5.4), once they are on an interface. It removes an
+    /// address with a duplicate, or leaves it unused.
     fn user_by_the_kernel(&self, tables: &mut Tables, place: &Place) -> Result<Option<String>, AddressError> {
         let index = place.link.index;
         tables.put(index, place.address, ADDRESS_STAY).map_err(io("putting an address on an interface"))?;
@@ -314,9 +316,9 @@ impl Addresses {
         Ok(Some("another machine (duplicate address detection)".to_owned()))
     }
 
-    /// Lengthens their stay, and contradicts other hosts that claim them: this server holds the reservations.
+    /// Renews the addresses, and contradicts other hosts that claim them: this server holds the reservations.
     fn keep(&self, tables: &mut Tables, announce: bool) {
-        // Held for all of it: what is given up is not put back.
+        // Held throughout, so that an address that is given up is not added again.
         let mut held = self.held();
         let mut problem = None;
         for place in &held.places {
@@ -341,7 +343,7 @@ impl Addresses {
         held.problem = problem;
     }
 
-    /// Takes them off, at once; again is no error.
+    /// Removes the addresses immediately; a repeated call is not an error.
     pub fn give_up(&self) {
         let (places, keeper) = {
             let mut held = self.held();
@@ -351,7 +353,7 @@ impl Addresses {
         if places.is_empty() {
             return;
         }
-        // A socket of its own: the keeper may be waiting for an answer at the other.
+        // A separate socket: the keeper may be waiting for an answer on the other one.
         let taken_off = Tables::open().and_then(|mut tables| {
             places.iter().try_for_each(|place| tables.take_off(place.link.index, place.address))
         });
@@ -363,7 +365,7 @@ impl Addresses {
         }
     }
 
-    /// What is wrong with them.
+    /// The current problem with the addresses, if any.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.held().problem.clone()

@@ -1,4 +1,4 @@
-//! Unsolicited neighbour advertisements (RFC 4861 7.2.6): telling all that an IPv6 address is here now.
+//! Unsolicited neighbour advertisements (RFC 4861 7.2.6): announce to all nodes that an IPv6 address is here now.
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddrV6};
@@ -11,11 +11,11 @@ use super::netlink::Link;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// ICMPv6 (RFC 4861 4.4).
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-/// It replaces what is known.
+/// It replaces existing cache entries.
 const OVERRIDE: u8 = 0x20;
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 
-/// The message without its checksum, which the kernel puts in (RFC 3542 3.1).
+/// The message without its checksum, which the kernel fills in (RFC 3542 3.1).
 fn encode(address: Ipv6Addr, hardware: &[u8]) -> Vec<u8> {
     let mut bytes = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, OVERRIDE, 0, 0, 0];
     bytes.extend(address.octets());

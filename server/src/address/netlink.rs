@@ -1,4 +1,4 @@
-//! Interfaces and their addresses, as rtnetlink(7) has them.
+//! Interfaces and their addresses, as reported by rtnetlink(7).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,23 +19,23 @@ use tracing::debug;
 
 use crate::config::InstanceAddress;
 
-/// The kernel answers from its memory; it may wait for another change of an interface.
+/// The kernel answers from its memory, but may wait for another change of an interface.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
-/// Most that the kernel puts into one datagram.
+/// The largest datagram that the kernel sends.
 const DATAGRAM_BYTES_MAX: usize = 64 << 10;
-/// A lifetime without end.
+/// An infinite lifetime.
 const FOR_EVER: u32 = u32::MAX;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Link {
-    /// Its number.
+    /// Its index.
     pub(super) index: u32,
     /// Its name.
     pub(super) name: String,
     /// ARPHRD_…
     pub(super) kind: u16,
-    /// Its own address on the link.
+    /// Its own hardware address on the link.
     pub(super) hardware: Vec<u8>,
     /// The link's broadcast address.
     pub(super) broadcast: Vec<u8>,
@@ -44,19 +44,19 @@ pub(super) struct Link {
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The interface's number.
+    /// The interface's index.
     pub(super) index: u32,
     /// Address and length of its network's prefix.
     pub(super) address: InstanceAddress,
-    /// Seconds until the kernel takes it away; `None`: never.
+    /// Seconds until the kernel removes it; `None`: never.
     pub(super) seconds: Option<u32>,
-    /// Duplicates are still being looked for (IPv6).
+    /// Duplicate detection is still running (IPv6).
     pub(super) tentative: bool,
     /// Another host has it (IPv6).
     pub(super) duplicate: bool,
 }
 
-/// A socket to the kernel's tables.
+/// A socket for the kernel's tables.
 #[derive(Debug)]
 pub(super) struct Tables {
     socket: OwnedFd,
@@ -67,7 +67,7 @@ impl Tables {
     pub(super) fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let family = rustix::net::AddressFamily::NETLINK;
-        // NETLINK_ROUTE is 0, the protocol that is taken where none is named.
+        // NETLINK_ROUTE is 0, the default protocol.
         let socket = rustix::net::socket_with(family, SocketType::RAW, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
         sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIME_MAX))?;
@@ -86,7 +86,7 @@ impl Tables {
         Ok(answers.into_iter().filter_map(entry).collect())
     }
 
-    /// Puts an address on an interface for so long, or lengthens its stay there.
+    /// Adds an address to an interface for the time `stay`, or renews it there.
     pub(super) fn put(&mut self, index: u32, address: InstanceAddress, stay: Duration) -> io::Result<()> {
         let seconds = u32::try_from(stay.as_secs()).unwrap_or(FOR_EVER);
         let mut message = message(index, address);
@@ -101,10 +101,10 @@ impl Tables {
         self.ask(RouteNetlinkMessage::NewAddress(message), flags).map(drop)
     }
 
-    /// Takes an address off an interface; one that is not there is no error.
+    /// Removes an address from an interface; a missing address is not an error.
     pub(super) fn take_off(&mut self, index: u32, address: InstanceAddress) -> io::Result<()> {
         match self.ask(RouteNetlinkMessage::DelAddress(message(index, address)), NLM_F_ACK) {
-            // The interface may be gone, too.
+            // The interface may have been removed, too.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::ENODEV)) => Ok(()),
             result => result.map(drop),
         }
@@ -130,19 +130,19 @@ impl Tables {
         }
     }
 
-    /// Takes the messages of a datagram; whether the last one was among them.
+    /// Collects the messages of a datagram; returns whether the last message was among them.
     fn collect(&self, mut datagram: &[u8], answers: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
         while let Ok(buffer) = NetlinkBuffer::new_checked(&datagram) {
             let (length, sequence) = (buffer.length() as usize, buffer.sequence_number());
             let Some(bytes) = datagram.get(..length) else { break };
             match NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes).map(|message| message.payload) {
-                // Of a question that was given up.
+                // An answer to an abandoned request.
                 _ if sequence != self.sequence => {}
                 Ok(NetlinkPayload::Error(error)) if error.code.is_some() => return Err(error.to_io()),
                 Ok(NetlinkPayload::Error(_) | NetlinkPayload::Done(_)) => return Ok(true),
                 Ok(NetlinkPayload::InnerMessage(message)) => answers.push(message),
                 Ok(_) => {}
-                // One interface that a later kernel tells in another way does not hide the others.
+                // An interface that a later kernel describes in another way does not hide the others.
                 Err(error) => debug!(%error, "a message of rtnetlink that is not understood"),
             }
             // Messages begin at multiples of four.
@@ -196,7 +196,7 @@ fn entry(message: RouteNetlinkMessage) -> Option<Entry> {
             _ => {}
         }
     }
-    // Where both are there, the other one is that of a point-to-point link's other end.
+    // If both are present, the other one is the peer's address of a point-to-point link.
     let address = InstanceAddress::new(local.or(address)?, message.header.prefix_len)?;
     let index = message.header.index;
     let (tentative, duplicate) =

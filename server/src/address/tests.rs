@@ -1,4 +1,5 @@
-//! On real interfaces, in a network of their own: the kernel's tables and a pair of interfaces with a wire between.
+//! Tests on real interfaces, in a separate network namespace: the kernel's tables, and a pair of interfaces connected to
+//! each other.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,10 +12,10 @@ const OURS: &str = "192.0.2.200/24";
 const OURS_6: &str = "fd00:2::200/64";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Says that this process is the one in a network of its own.
+/// Marks this process as the one in a separate network namespace.
 const INSIDE: &str = "FOREBAY_TEST_NETWORK";
 
-/// Runs what is in `inside` in a network namespace: it changes interfaces, and needs to be root there.
+/// Runs the tests of `inside` in a network namespace, because they change interfaces and need root there.
 #[test]
 fn addresses_move_in_a_network_of_their_own() {
     if std::env::var_os(INSIDE).is_some() {
@@ -47,7 +48,7 @@ fn addresses_move_in_a_network_of_their_own() {
 mod inside {
     use super::*;
 
-    /// What is run, one after the other.
+    /// The tests, run one after the other.
     pub(super) const ALL: &[(&str, fn())] = &[
         (
             "they_come_where_their_network_is_are_announced_and_go",
@@ -132,7 +133,7 @@ mod inside {
         }
         let heard = other.conflict("192.0.2.200".parse().expect("an address")).expect("packets");
         assert_eq!(heard, Some(Hardware(link("here0").hardware)), "the other end hears of it");
-        // An address that is removed by hand is put back, as long as the server is there.
+        // An address that is removed by hand is added again, as long as the server is running.
         ip(&format!("address del {OURS} dev here0"));
         until("the address", || found(OURS).len() == 1);
         assert_eq!(ours.problem(), None);
@@ -176,7 +177,7 @@ mod inside {
             tables.put(index, address, Duration::from_secs(1)).expect("put");
             until("the end of its time", || found(text).is_empty());
         }
-        // A permanent address, which no server puts there, is not touched.
+        // A permanent address, which no server adds, is left unchanged.
         ip(&format!("address add {OURS} dev here0"));
         let error = addresses(&[OURS], PATIENCE).clear().expect_err("it is not ours").to_string();
         assert!(error.contains(&format!("{OURS} is on here0 already")), "{error}");
@@ -189,7 +190,7 @@ mod inside {
         ours.take().expect("it is free");
         let other = Arp::open(&link("there0")).expect("a socket").expect("Ethernet");
         let address = "192.0.2.200".parse().expect("an address");
-        // After the announcements that come anyway.
+        // After the announcements that are sent anyway.
         let mut claimed = 0;
         until("a contradiction of every claim", || {
             other.announce(address).expect("sent");

@@ -1,7 +1,7 @@
-//! Snapshots, and volumes that are made of them or of other volumes.
+//! Snapshots, and volumes that are made from snapshots or from other volumes.
 //!
-//! A tree is copied without the catalog's lock, so that all else goes on. Meanwhile the copy's record says that it is being
-//! made, and its source is noted and stays.
+//! A tree is copied without the catalog's lock, so that other operations continue. Meanwhile the copy's record marks it as
+//! being made, and its source is registered so that it is not deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard};
@@ -22,7 +22,7 @@ use crate::pool::{Copied, CopyError, Copying, copy_tree};
 use crate::snapshot::Snapshot;
 use crate::volume::{Phase, Source};
 
-/// A snapshot as it is.
+/// An existing snapshot.
 #[derive(Clone, Debug)]
 pub struct FoundSnapshot {
     /// Its record.
@@ -32,10 +32,10 @@ pub struct FoundSnapshot {
 }
 
 impl Catalog {
-    /// Makes a snapshot of a volume; one that is there already and of the same volume is found.
+    /// Makes a snapshot of a volume; returns an existing snapshot of the same volume.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the snapshot was not made.
     pub fn create_snapshot(
         &self,
         id: &str,
@@ -116,10 +116,10 @@ impl Catalog {
         }
     }
 
-    /// Removes a snapshot; one that is not there is no error.
+    /// Removes a snapshot; a missing snapshot is not an error.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the snapshot was not removed.
     pub fn delete_snapshot(&self, id: &str) -> Result<(), CatalogError> {
         let mut state = self.lock();
         let Some((index, snapshot)) = state.snapshot(id) else { return Ok(()) };
@@ -130,7 +130,7 @@ impl Catalog {
             return Err(CatalogError::Busy(format!("a volume is being made of snapshot {id}")));
         }
         let deleted = state.pools[index].delete_snapshot(id);
-        // Files of it that are open stay readable until they are closed.
+        // Its open files stay readable until they are closed.
         state.shown.remove(id);
         self.show_snapshots(&mut state, &snapshot.volume_id);
         deleted?;
@@ -139,8 +139,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// At most `limit` snapshots in order of their id, those after `after`, and whether there are more. Where they are not
-    /// empty, only the one called `id`, and only those of `volume_id`.
+    /// At most `limit` snapshots with ids after `after`, in order of their id, and whether there are more. `id` and
+    /// `volume_id` restrict the list to one snapshot and to one volume's snapshots, unless they are empty.
     #[must_use]
     pub fn list_snapshots(
         &self,
@@ -165,7 +165,7 @@ impl Catalog {
         (all, more)
     }
 
-    /// Makes a volume of a snapshot or of another volume.
+    /// Makes a volume from a snapshot or from another volume.
     pub(super) fn create_from(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -209,8 +209,8 @@ impl Catalog {
         self.begin_serving(&mut state, index, &wish.volume_id)
     }
 
-    /// Lets clients of a volume look into its snapshots, the newest [`SNAPSHOTS_SHOWN_MAX`] of them. Those of a volume of the same
-    /// id that was deleted are none of its.
+    /// Makes the newest [`SNAPSHOTS_SHOWN_MAX`] snapshots of a volume visible to its clients. Snapshots of a deleted volume
+    /// with the same id are excluded.
     pub(super) fn show_snapshots(&self, state: &mut State, volume_id: &str) {
         let State { pools, served, shown, .. } = state;
         let Some(volume) = served.get(volume_id) else { return };
@@ -244,7 +244,7 @@ impl Catalog {
         self.server.set_snapshots(volume_id, configs.collect());
     }
 
-    /// Copies a tree and puts it on stable storage, without the lock.
+    /// Copies a tree and puts it on stable storage, without holding the lock.
     fn copy<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -270,7 +270,7 @@ impl State {
         snapshots.map(|snapshot| snapshot.volume_id.clone()).collect()
     }
 
-    /// The snapshots of a volume that is gone cannot be looked into.
+    /// Hides the snapshots of a deleted volume.
     pub(super) fn hide_snapshots(&mut self, volume_id: &str) {
         let all = self.pools.iter().flat_map(|pool| pool.snapshots.values());
         for snapshot in all.filter(|snapshot| snapshot.volume_id == volume_id) {
@@ -291,7 +291,7 @@ impl State {
         pools.find_map(|(index, pool)| pool.snapshots.get(id).map(|snapshot| (index, snapshot.clone())))
     }
 
-    /// Of a volume that is served; nothing changes another one.
+    /// The gate of a volume that is served; a volume that is not served does not change.
     fn gate(&self, volume_id: &str) -> Option<Arc<Gate>> {
         self.served.get(volume_id).map(|volume| Arc::clone(volume.gate()))
     }
@@ -317,7 +317,7 @@ fn copy_and_sync(copying: &Copying, gate: Option<&Arc<Gate>>) -> Result<Copied, 
     let closed =
         match gate {
             Some(gate) => {
-                // What is not written yet is written now and not while clients wait.
+                // Write dirty data now, and not while clients wait.
                 sync()?;
                 let closed = gate.close(COPY_PATIENCE);
                 Some(closed.map_err(|reason| {

@@ -3,7 +3,7 @@
 use forebay_smb::wire::Dialect;
 use serde::Deserialize;
 
-/// The oldest dialect that clients may speak.
+/// The oldest dialect that is accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum MinDialect {
     /// SMB 2.0.2.
@@ -18,14 +18,14 @@ pub enum MinDialect {
     /// SMB 3.0.2.
     #[serde(rename = "3.0.2")]
     Smb302,
-    /// SMB 3.1.1, in which a logon that was relayed is of no use.
+    /// SMB 3.1.1, in which a relayed logon is useless.
     #[default]
     #[serde(rename = "3.1.1")]
     Smb311,
 }
 
 impl MinDialect {
-    /// As the protocol has it.
+    /// The dialect as a protocol value.
     #[must_use]
     pub fn wire(self) -> Dialect {
         match self {

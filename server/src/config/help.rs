@@ -1,11 +1,11 @@
-//! Every option explained once: `--help`, the sample and the reference come from here.
+//! Descriptions of all options: the source of `--help`, the sample and the reference.
 
 use std::fmt::Write as _;
 
 use super::nvmeof;
 use super::option::OptionHelp;
 
-/// Every option but those of `[pool.nvmeof]`, which [`options`] adds.
+/// Every option except those of `[pool.nvmeof]`, which [`options`] adds.
 pub const OPTIONS: &[OptionHelp] = &[
     OptionHelp {
         section: "instance",
@@ -322,7 +322,7 @@ pub fn options() -> impl Iterator<Item = &'static OptionHelp> {
     OPTIONS.iter().chain(nvmeof::OPTIONS)
 }
 
-/// A configuration with every option explained; it works as it is where its pool's directory exists.
+/// A configuration with a description of every option; it can be used unchanged if its pool's directory exists.
 #[must_use]
 pub fn sample() -> String {
     let mut text = String::from(

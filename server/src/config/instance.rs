@@ -1,4 +1,4 @@
-//! `[instance]`: the identity of this server, wherever it runs.
+//! `[instance]`: the identity of this server on any host.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,19 +15,19 @@ use crate::limits::{CLUSTER_UID_BYTES_MAX, INSTANCE_ADDRESSES_MAX, INTERFACE_NAM
 pub struct InstanceSection {
     /// Name of this instance; empty for none.
     pub name: String,
-    /// Grows with each start somewhere.
+    /// Increases with each start on any host.
     pub epoch: u64,
-    /// Which cluster it is of: another one may have an instance of the same name. Empty for none.
+    /// The UID of its cluster: another cluster may have an instance of the same name. Empty for none.
     pub cluster_uid: String,
-    /// After how many seconds a node that is silent is taken over; 0 if no other node does that by itself.
+    /// Seconds after which a silent node is taken over; 0 if no other node does that automatically.
     pub takeover_after_s: u32,
-    /// Its own addresses, which go where it goes.
+    /// The instance's own addresses, which move with it.
     pub addresses: Vec<InstanceAddress>,
-    /// Where they are put; empty for the interfaces that have their networks.
+    /// The interface that gets them; empty to use the interfaces that have their networks.
     pub interface: String,
 }
 
-/// An address with the length of its network's prefix, like `192.168.77.200/24`.
+/// An address with the length of its network's prefix, for example `192.168.77.200/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InstanceAddress {
     ip: IpAddr,
@@ -35,7 +35,7 @@ pub struct InstanceAddress {
 }
 
 impl InstanceAddress {
-    /// `None` where there is no such prefix.
+    /// `None` if the prefix is invalid.
     #[must_use]
     pub fn new(ip: IpAddr, prefix: u8) -> Option<Self> {
         (prefix <= bits(ip)).then_some(Self { ip, prefix })
@@ -68,7 +68,7 @@ impl InstanceAddress {
     }
 }
 
-/// Bits of addresses of its family.
+/// Number of bits of an address of this family.
 fn bits(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
@@ -78,7 +78,7 @@ impl FromStr for InstanceAddress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = text.split_once('/').and_then(|(ip, prefix)| {
-            // As written by a person: no sign, no leading zeros.
+            // Only the canonical form: no sign, no leading zeros.
             let prefix: u8 = prefix.parse().ok().filter(|number: &u8| number.to_string() == prefix)?;
             Self::new(ip.parse().ok()?, prefix)
         });

@@ -110,37 +110,38 @@ pub struct NvmeofSection {
     /// Paths, `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`.
     #[serde(deserialize_with = "from_texts")]
     pub paths: Vec<FabricPath>,
-    /// Name of this machine, for its host NQN; empty for its host name.
+    /// Name of this machine, for its host NQN; empty to use its host name.
     #[serde(default)]
     pub node: String,
-    /// What this machine is, whatever its name, for its host NQN; empty for none.
+    /// Identity of this machine, independent of its name, for its host NQN; empty for none.
     #[serde(default)]
     pub machine_id: String,
-    /// A key of a reservation, or of a pool's record, that is no epoch of this instance and may be taken over all the same.
+    /// The key of a reservation or of a pool's record that is not an epoch of this instance and may be taken over
+    /// nevertheless.
     #[serde(default)]
     pub adopt_key: String,
-    /// Make a file system where the namespace is blank.
+    /// Make a file system if the namespace is blank.
     #[serde(default)]
     pub format: bool,
     /// Every write is on stable storage before it is acknowledged.
     #[serde(default = "yes")]
     pub write_through: bool,
-    /// File with the key that we prove to have; empty for none.
+    /// File with the key that authenticates us; empty for none.
     #[serde(default)]
     pub dhchap_key: PathBuf,
-    /// File with the key that the target has to prove to have; empty for none.
+    /// File with the key that authenticates the target; empty for none.
     #[serde(default)]
     pub dhchap_controller_key: PathBuf,
-    /// File with the pre-shared key of TLS; empty for none, and everything in the clear.
+    /// File with the pre-shared key for TLS; empty for an unencrypted connection.
     #[serde(default)]
     pub tls_key: PathBuf,
-    /// Version of the identity that the key has for the target, 0 or 1.
+    /// Version of the key's identity at the target, 0 or 1.
     #[serde(default = "one")]
     pub tls_identity: u8,
-    /// How long the target and the namespace are waited for at start.
+    /// How long to wait at start for the target and the namespace.
     #[serde(default = "connect_time_s")]
     pub connect_time_s: u32,
-    /// Time between two signs of life, after which either end takes a connection for dead.
+    /// Keep-alive time, after which either end considers a silent connection dead.
     #[serde(default = "keep_alive_s")]
     pub keep_alive_s: u32,
     /// How long the reservation may go unconfirmed before the server stops.
@@ -181,20 +182,20 @@ impl NvmeofSection {
         Duration::from_secs(self.connect_time_s.into())
     }
 
-    /// After which a host that is silent is cut off by the target, and what it had on its way ended: NVMe lets a target take up
-    /// to twice the keep-alive time. Nothing reports when that has ended.
+    /// Time after which the target has cut off a silent host and all I/O of that host has ended: NVMe permits a target to
+    /// take up to twice the keep-alive time. Nothing reports that it has ended.
     #[must_use]
     pub fn cut_off_time(&self) -> Duration {
         Duration::from_secs(2 * u64::from(self.keep_alive_s) + 1)
     }
 
-    /// [`Self::adopt_key`], where there is one.
+    /// [`Self::adopt_key`], if it is set.
     #[must_use]
     pub fn adopts(&self) -> Option<ReservationKey> {
         ReservationKey::parse(&self.adopt_key)
     }
 
-    /// [`Self::tls_identity`], where it is one.
+    /// [`Self::tls_identity`], if it is valid.
     #[must_use]
     pub fn identity_version(&self) -> Option<IdentityVersion> {
         match self.tls_identity {
@@ -206,7 +207,7 @@ impl NvmeofSection {
 
     pub(super) fn check(&self, instance: &InstanceSection) -> Result<(), (&'static str, String)> {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
-        // These two determine which instance may take the namespace over.
+        // These two determine which instance may take over the namespace.
         if instance.name.is_empty() {
             return wrong(
                 "nqn",
@@ -248,7 +249,8 @@ impl NvmeofSection {
         if !(5..=600).contains(&self.loss_time_s) {
             return wrong("loss_time_s", "must be from 5 to 600");
         }
-        // A server that is cut off from its target and not from its clients answers reads until then: not beside the next one.
+        // A server that is cut off from its target but not from its clients answers reads for that long: this must not
+        // overlap with the next server.
         let after = instance.takeover_after_s;
         if after > 0 && self.loss_time_s >= after {
             let message = format!("must be less than instance.takeover_after_s, which is {after}");
@@ -328,7 +330,7 @@ mod tests {
         assert!(error(&format!("{INSTANCE}{POOL}{device}")).contains("is not a namespace"));
         let path = NVMEOF.replace("tcp://192.168.77.1:4420", "192.168.77.1");
         assert!(error(&format!("{INSTANCE}{POOL}{path}")).contains("is not a path"));
-        // What would go by RDMA would be in the clear, also where other paths have TLS.
+        // I/O over RDMA would be unencrypted, even if other paths have TLS.
         for paths in ["rdma://192.168.77.1:4420", "tcp://192.168.77.1:4420\", \"rdma://192.168.77.1:4421"] {
             let rdma = NVMEOF.replace("tcp://192.168.77.1:4420", paths);
             let reported = error(&format!("{INSTANCE}{POOL}{rdma}tls_key = \"/key\"\n"));
@@ -340,7 +342,7 @@ mod tests {
             Config::parse("server.toml", &format!("{INSTANCE}{POOL}{rdma}"))
                 .expect("without TLS it is right");
         }
-        // The second pool's section is the one that is wrong.
+        // Only the second pool's section is wrong.
         let second = POOL.replace("\"p\"", "\"q\"").replace("\"/p\"", "\"/q\"");
         let text = format!("{INSTANCE}{POOL}{NVMEOF}{second}{NVMEOF}loss_time_s = 1\n");
         assert!(error(&text).starts_with("server.toml:18: "), "{}", error(&text));

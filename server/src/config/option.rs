@@ -1,13 +1,13 @@
-//! How an option of the configuration is explained.
+//! Descriptions of the configuration's options.
 
 /// One option of the configuration.
 #[derive(Debug)]
 pub struct OptionHelp {
-    /// Section, or "" where it stands above all.
+    /// Section; "" for an option outside of all sections.
     pub section: &'static str,
     /// Key.
     pub key: &'static str,
-    /// The default, or an example where there is none, as TOML.
+    /// The default as TOML, or an example if there is no default.
     pub value: &'static str,
     /// Whether the sample sets it (rather than showing its default in a comment).
     pub set: bool,

@@ -24,11 +24,11 @@ pub struct ServerSection {
     pub advertise: Vec<Advertised>,
     /// Name in NTLM target information.
     pub name: String,
-    /// The oldest dialect that is spoken.
+    /// The oldest dialect that is accepted.
     pub min_dialect: MinDialect,
     /// Names in clients' SPNs.
     pub target_names: Vec<String>,
-    /// Whether users may log on by NTLM.
+    /// Whether users may log on with NTLM.
     pub ntlm: bool,
     /// Keys for Kerberos, or empty for none.
     pub keytab: PathBuf,
@@ -40,27 +40,27 @@ pub struct ServerSection {
     pub max_io: Bytes,
     /// Whether clients may cache.
     pub caching: bool,
-    /// Directories are leased, too, so that clients cache names and attributes.
+    /// Whether directories can be leased too, so that clients cache names and attributes.
     pub directory_leases: bool,
     /// Event loops; 0 for one per core.
     pub event_loops: usize,
     /// Worker threads.
     pub workers: usize,
-    /// Which engine.
+    /// The I/O engine.
     pub io_engine: IoEngine,
-    /// Whether clients may come by RDMA.
+    /// Whether clients may connect over RDMA.
     pub rdma: Rdma,
-    /// Where, over InfiniBand and RoCE.
+    /// Port for InfiniBand and RoCE.
     pub rdma_port: u16,
-    /// Where, over iWARP.
+    /// Port for iWARP.
     pub iwarp_port: u16,
-    /// Whether READs over RDMA may go past the page cache.
+    /// Whether READs over RDMA may bypass the page cache.
     pub direct_reads: bool,
     /// Memory for payload; 0 for a share of the machine's.
     pub memory: Bytes,
     /// Seconds that a peer may stall.
     pub stall_timeout_s: u64,
-    /// Seconds for a graceful end.
+    /// Seconds for a graceful shutdown.
     pub drain_timeout_s: u64,
 }
 
@@ -94,7 +94,7 @@ impl Default for ServerSection {
 }
 
 impl ServerSection {
-    /// Whether a session with a relayed logon can be of use: its requests need no key.
+    /// Whether a session with a relayed logon can be of use, because its requests need no key.
     #[must_use]
     pub fn may_be_relayed(&self) -> bool {
         self.min_dialect != MinDialect::Smb311
@@ -102,7 +102,7 @@ impl ServerSection {
             && self.encryption != Encryption::Required
     }
 
-    /// Time for a graceful end.
+    /// Time for a graceful shutdown.
     #[must_use]
     pub fn drain_time_max(&self) -> Duration {
         Duration::from_secs(self.drain_timeout_s)
@@ -121,16 +121,16 @@ pub struct AdminSection {
     pub certificate: PathBuf,
     /// PEM file of its key.
     pub key: PathBuf,
-    /// PEM file of the authorities of clients.
+    /// PEM file of the certificate authorities of clients.
     pub client_ca: PathBuf,
     /// Names of clients.
     pub allowed_clients: Vec<String>,
 }
 
-/// Where the admin socket is unless the configuration says otherwise.
+/// Default path of the admin socket.
 pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 
-/// Clients that may use the admin API over TLS unless the configuration says otherwise.
+/// Default names of clients that may use the admin API over TLS.
 pub const ADMIN_CLIENTS: [&str; 2] = ["forebay-operator", "forebay-csi"];
 
 impl Default for AdminSection {
@@ -166,7 +166,7 @@ impl Default for HttpSection {
 pub struct LogSection {
     /// Level or directives.
     pub level: String,
-    /// Shape of a line.
+    /// Format of a line.
     pub format: LogFormat,
 }
 
@@ -184,19 +184,19 @@ pub struct PoolSection {
     pub name: String,
     /// Directory.
     pub path: PathBuf,
-    /// Make it where it is not there.
+    /// Make the directory if it does not exist.
     #[serde(default)]
     pub create: bool,
-    /// It must be a pool already.
+    /// The directory must already be a pool.
     #[serde(default)]
     pub existing: bool,
     /// How capacity is enforced.
     #[serde(default)]
     pub quota: PoolQuota,
-    /// Capacities may add up to so many times the pool's size.
+    /// The sum of capacities may be up to this many times the pool's size.
     #[serde(default = "one")]
     pub overcommit: f64,
-    /// Every operation is on stable storage before it is answered. On a namespace `nvmeof.write_through` decides.
+    /// Every operation is on stable storage before it is answered. On a namespace, `nvmeof.write_through` applies instead.
     #[serde(default)]
     pub write_through: bool,
     /// `[pool.nvmeof]`: the directory is the mount point of a namespace.
@@ -209,7 +209,7 @@ fn one() -> f64 {
 }
 
 impl PoolSection {
-    /// What clients of this pool's volumes may rely on.
+    /// The durability guarantee for clients of this pool's volumes.
     #[must_use]
     pub fn promise(&self) -> Promise {
         let at_reply = self.nvmeof.as_ref().map_or(self.write_through, |nvmeof| nvmeof.write_through);
@@ -221,7 +221,7 @@ impl PoolSection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Signing {
-    /// Where the client asks for it.
+    /// If the client requires it.
     #[default]
     Optional,
     /// Always.
@@ -234,7 +234,7 @@ pub enum Signing {
 pub enum Encryption {
     /// Not offered.
     Off,
-    /// Where the client or the volume asks for it.
+    /// If the client or the volume requires it.
     #[default]
     Offered,
     /// Always.
@@ -245,10 +245,10 @@ pub enum Encryption {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoEngine {
-    /// io_uring where it is allowed.
+    /// io_uring if it is permitted.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// io_uring; the server does not start without it.
     IoUring,
     /// epoll and threads.
     Readiness,
@@ -258,7 +258,7 @@ pub enum IoEngine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rdma {
-    /// Where there are devices, and as they come.
+    /// On all RDMA devices, including those that appear later.
     #[default]
     Auto,
     /// TCP only.
@@ -269,10 +269,10 @@ pub enum Rdma {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// For humans.
     #[default]
     Text,
-    /// For machines.
+    /// For programs.
     Json,
 }
 

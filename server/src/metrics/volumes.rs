@@ -1,4 +1,4 @@
-//! Metrics of each volume, by which a busy one is found.
+//! Metrics of each volume, to find a busy one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct VolumeFigures {
     pub open_files: u64,
     /// Operations that waited for its limits.
     pub throttled: u64,
-    /// What its clients had it do.
+    /// The operations of its clients.
     pub activity: Arc<Activity>,
 }
 

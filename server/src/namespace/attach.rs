@@ -1,44 +1,44 @@
-//! The order in which a pool's namespace is taken: a state machine that does one thing at a time, on whatever carries it out.
+//! The order in which a pool's namespace is taken: a state machine that runs one step at a time, on any [`World`].
 //!
-//! * Nothing is read for a decision, written or mounted before the reservation is ours, and what an earlier holder had on its way
-//!   has ended: those steps want an [`Owned`], which is made only here, of the target's answer.
-//! * Nothing that an earlier server left in this machine's memory is written after the reservation was not ours all the time.
-//! * The epoch is read before the log is replayed: one that is older than the pool's writes nothing.
-//! * Once a file system of ours is known to be there, a start that fails keeps the reservation. The machine of the server
-//!   before may still have that file system in memory, and only a reservation refuses what it writes of it. It is released
-//!   where the epoch's record names another owner and no host held the reservation before: the owner needs it.
+//! * Nothing is read for a decision, written or mounted before the reservation is ours and all I/O of an earlier holder has
+//!   ended. Those steps require an [`Owned`], which only this module makes, from the target's answer.
+//! * If the reservation was not ours all the time, nothing that an earlier server left in this machine's memory is written.
+//! * The epoch is read before the log is replayed: a start with an epoch older than the pool's writes nothing.
+//! * Once a file system of ours is known to exist, a start that fails keeps the reservation. The previous server's machine
+//!   may still have that file system in memory, and only a reservation makes the target refuse its writes. The reservation
+//!   is released if the epoch's record names another owner and no host held the reservation before: the owner needs it.
 
 use forebay_nvmeof::{Acquired, Check, Loss};
 
 use super::record::{Claim, PoolRecord, Refused};
 
-/// That the reservation was taken by this start.
+/// Proof that this start took the reservation.
 #[derive(Debug)]
 pub(crate) struct Owned(());
 
-/// What an earlier server of this machine has left at the pool's directory.
+/// What an earlier server of this machine left at the pool's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
     /// Nothing is mounted there.
     Nothing,
-    /// The pool's file system, which works.
+    /// The pool's file system, in working order.
     Mounted,
-    /// The pool's file system, which was ended.
+    /// The pool's file system, which was shut down.
     Ended,
 }
 
-/// What is on the namespace.
+/// The content of the namespace.
 #[derive(Debug)]
 pub(crate) enum Found<F> {
     /// This pool's file system.
     Ours,
-    /// Nothing, or a file system of this pool that was not finished (`force`), and one may be made.
+    /// Nothing, or an unfinished file system of this pool (`force`), and a file system may be made.
     Blank { force: bool },
     /// Nothing that we may use.
     NotOurs(F),
 }
 
-/// What carries the steps out. Each fails for reasons of its own.
+/// Executes the steps. Each implementation has its own errors.
 pub(crate) trait World {
     /// Why a step failed.
     type Failure: std::fmt::Debug + From<Refused> + From<Loss>;
@@ -47,98 +47,97 @@ pub(crate) trait World {
     fn connect(&mut self) -> Result<(), Self::Failure>;
     /// Whether the reservation is ours.
     fn check(&mut self) -> Result<Check, Self::Failure>;
-    /// What is mounted at the pool's directory; another file system is a failure.
+    /// What is mounted at the pool's directory; an unrelated file system is a failure.
     fn leftover(&mut self) -> Result<Leftover, Self::Failure>;
-    /// Shows our key where this host has one of an earlier epoch; takes nothing from another host.
+    /// Registers our key if this host has one of an earlier epoch; takes nothing from another host.
     fn announce(&mut self) -> Result<(), Self::Failure>;
-    /// Takes the reservation, which says whether anything of an earlier holder's may still be on its way.
+    /// Takes the reservation; returns whether I/O of an earlier holder may still be in flight.
     fn acquire(&mut self) -> Result<Acquired, Self::Failure>;
-    /// Waits until every earlier holder is cut off for certain, with all that it had on its way.
+    /// Waits until every earlier holder is certainly cut off and all of its I/O has ended.
     fn outwait(&mut self) -> Result<(), Self::Failure>;
-    /// Notes at the target that this was waited for; whether the reservation is ours.
+    /// Records at the target that the wait is over; returns whether the reservation is ours.
     fn settle(&mut self) -> Result<Check, Self::Failure>;
-    /// Ends what is mounted without writing anything of it, and unmounts it.
+    /// Shuts down the mounted file system without writing any of its data, and unmounts it.
     fn end_leftover(&mut self) -> Result<(), Self::Failure>;
-    /// Looks at the first blocks.
+    /// Examines the content of the namespace.
     fn look(&mut self, owned: &Owned) -> Result<Found<Self::Failure>, Self::Failure>;
     /// Makes a file system.
     fn format(&mut self, owned: &Owned, force: bool) -> Result<(), Self::Failure>;
-    /// The last user of the pool, from the file system that is not mounted, without replaying its log; none where that does not
-    /// show one.
+    /// The last user of the pool, read from the unmounted file system without replaying its log; `None` if that shows none.
     fn recorded_before_replay(&mut self, owned: &Owned) -> Result<Option<PoolRecord>, Self::Failure>;
     /// Mounts it, which replays its log.
     fn mount(&mut self, owned: &Owned) -> Result<(), Self::Failure>;
-    /// The last user of the pool, from what is mounted.
+    /// The last user of the pool, read from the mounted file system.
     fn recorded(&mut self, owned: &Owned) -> Result<Option<PoolRecord>, Self::Failure>;
-    /// Notes that what earlier starts had in memory may be lost.
+    /// Records that what earlier starts had in memory may be lost.
     fn distrust_starts(&mut self, owned: &Owned) -> Result<(), Self::Failure>;
     /// Records which instance uses the pool now.
     fn record(&mut self, owned: &Owned, record: &PoolRecord) -> Result<(), Self::Failure>;
-    /// Whether the reservation is still ours: what came before may have taken longer than it may go unconfirmed.
+    /// Whether the reservation is still ours: the steps before may have taken longer than it may go unconfirmed.
     fn confirm(&mut self, owned: &Owned) -> Result<Check, Self::Failure>;
-    /// Begins to watch it.
+    /// Starts watching the reservation.
     fn watch(&mut self, owned: &Owned) -> Result<(), Self::Failure>;
     /// Unmounts what is mounted, if anything.
     fn unmount(&mut self);
-    /// Gives the reservation back.
+    /// Releases the reservation.
     fn release(&mut self, owned: Owned);
 }
 
-/// How far it is.
+/// The current phase.
 #[derive(Debug)]
 pub(crate) enum Attach<F> {
-    /// To be connected.
+    /// Connecting the namespace.
     Connecting,
-    /// To be asked whether the reservation was ours all the time.
+    /// Checking whether the reservation was ours all the time.
     Checking,
-    /// To be looked at what is mounted.
+    /// Looking for a mounted file system.
     Searching { before: Check },
-    /// A server of an earlier epoch may still run on this machine: it stops when it sees our key.
+    /// A server of an earlier epoch may still run on this machine: it stops when it detects our key.
     Announcing { leftover: Leftover },
-    /// What is mounted is not to be relied on.
+    /// Shutting down the mounted file system, which must not be relied on.
     Ending { unreserved: bool },
-    /// What is mounted is to be gone on with, if the reservation is still ours. It is not taken: between the two looks another
-    /// may have had it.
+    /// Continuing with the mounted file system, if the reservation is still ours. The reservation is not acquired: another
+    /// host may have held it between the two checks.
     GoingOn,
-    /// Nothing is mounted here, and the reservation is to be taken. `unreserved`: no host held it when this start looked. Where
-    /// this host did, an earlier start may have preempted another host.
+    /// Acquiring the reservation; nothing is mounted here. `unreserved`: no host held it when this start looked. If this
+    /// host held it, an earlier start may have preempted another host.
     Taking { unreserved: bool },
-    /// It is ours, but an earlier holder may have something on its way, which is to be waited for. A start that dies here leaves
-    /// that to the next.
+    /// The reservation is ours, but I/O of an earlier holder may be in flight: waiting for it to end. If this start dies
+    /// here, the next start waits.
     Outwaiting,
-    /// That has ended, and is to be noted.
+    /// That I/O has ended: recording this at the target.
     Settling,
-    /// It is ours; what is on the namespace is to be looked at. `unreserved`: no host held it before.
+    /// The reservation is ours: examining the namespace. `unreserved`: no host held it before.
     Looking { owned: Owned, unreserved: bool },
-    /// A file system is to be made.
+    /// Making a file system.
     Formatting { owned: Owned, force: bool },
-    /// The record is to be read before the log is replayed.
+    /// Reading the record before the log is replayed.
     Peeking { owned: Owned, unreserved: bool },
-    /// To be mounted.
+    /// Mounting the file system.
     Mounting { owned: Owned },
-    /// The record is to be read from what is mounted. `fresh`: mounted by us.
+    /// Reading the record from the mounted file system. `fresh`: mounted by us.
     Judging { owned: Owned, fresh: bool },
-    /// Earlier starts are to be distrusted.
+    /// Marking earlier starts as unreliable.
     Distrusting { owned: Owned, record: bool },
-    /// Our own record is to be written.
+    /// Writing our own record.
     Recording { owned: Owned },
-    /// The reservation is to be confirmed.
+    /// Confirming the reservation.
     Confirming { owned: Owned },
-    /// The watch is to begin.
+    /// Starting the watch.
     Watching { owned: Owned },
-    /// All is done.
+    /// Done.
     Attached,
-    /// It failed with the file system mounted, which is to be unmounted. The reservation stays.
+    /// Failed with the file system mounted: unmounting it. The reservation stays.
     Unmounting { failure: F },
-    /// It failed since reservation or pool are another's: what is mounted must write nothing.
+    /// Failed because the reservation or the pool is not ours: the mounted file system must write nothing.
     Abandoning { failure: F },
-    /// It failed, nothing of ours is there and no host held the reservation before this start: it is free again.
+    /// Failed. Nothing of ours exists and no host held the reservation before this start: releasing it.
     Releasing { owned: Owned, failure: F },
-    /// It failed.
+    /// Failed.
     Failed(F),
 }
 
-/// Goes on, or to a phase that a failure leads to.
+/// Continues, or returns the phase that a failure leads to.
 macro_rules! attempt {
     ($step:expr, $failed:expr) => {
         match $step {
@@ -149,7 +148,7 @@ macro_rules! attempt {
 }
 
 impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
-    /// The next thing, and what it leads to.
+    /// Runs the next step; returns the phase that it leads to.
     pub(crate) fn step<W: World<Failure = F>>(self, claim: &Claim, world: &mut W) -> Self {
         let unmounting = |failure| Self::Unmounting { failure };
         match self {
@@ -163,14 +162,14 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 let unreserved = before == Check::Lost(Loss::Forgotten);
                 match (before, leftover) {
                     (Check::Lost(Loss::OtherKey(_)), _) => Self::Announcing { leftover },
-                    // Only where the reservation was ours all the time is what it has in memory still true.
+                    // The memory of a mounted file system is valid only if the reservation was ours all the time.
                     (Check::Held, Leftover::Mounted) => Self::GoingOn,
                     (_, Leftover::Nothing) => Self::Taking { unreserved },
                     (_, Leftover::Mounted | Leftover::Ended) => Self::Ending { unreserved },
                 }
             }
             Self::Announcing { leftover } => {
-                // No more than that: from the moment in which we take it from another host, this one's kernel may write again.
+                // Only announce the key: once we take the reservation from another host, this host's kernel may write again.
                 attempt!(world.announce(), Self::Failed);
                 match leftover {
                     Leftover::Nothing => Self::Taking { unreserved: false },
@@ -213,7 +212,7 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 let recorded = attempt!(world.recorded_before_replay(&owned), Self::Failed);
                 match claim.judge(recorded.as_ref()) {
                     Ok(_) => Self::Mounting { owned },
-                    // The owner would find a foreign key and not start. Nothing was written.
+                    // Otherwise the owner would find a foreign key and not start. Nothing was written.
                     Err(refused @ Refused::OtherOwner { .. }) if unreserved => {
                         Self::Releasing { owned, failure: refused.into() }
                     }
@@ -255,7 +254,7 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
                 Self::Failed(failure)
             }
             Self::Abandoning { failure } => {
-                // What fails here is the same failure: whatever stays mounted is refused by the target.
+                // Report the original failure: the target refuses the writes of whatever stays mounted.
                 let _ = world.end_leftover();
                 Self::Failed(failure)
             }
@@ -267,7 +266,7 @@ impl<F: std::fmt::Debug + From<Refused> + From<Loss>> Attach<F> {
         }
     }
 
-    /// All steps.
+    /// Runs all steps.
     pub(crate) fn run<W: World<Failure = F>>(claim: &Claim, world: &mut W) -> Result<(), F> {
         let mut attach = Self::Connecting;
         loop {

@@ -1,6 +1,6 @@
-//! The steps of [`super`] on two hosts and a target in memory, with a failure and a crash at every step: after a file system
-//! was mounted again, no write of an older mount may reach the target, regardless of which host started, failed, died or came
-//! back; nor may a write take effect then that the target had taken before and that was still in flight.
+//! Tests the steps of [`super`] on two hosts and a target in memory, with a failure and a crash at every step. After a file
+//! system was mounted again, no write of an older mount may reach the target, regardless of which host started, failed, died
+//! or came back; nor may a write take effect then that the target had accepted before and that was still in flight.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,9 +16,9 @@ use super::*;
 /// A host's memory of the file system.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
-    /// How often the file system had been mounted, by any host, when this host mounted it.
+    /// The number of times that any host had mounted the file system when this host mounted it.
     generation: u64,
-    /// It writes nothing any more.
+    /// It no longer writes.
     ended: bool,
 }
 
@@ -35,7 +35,7 @@ struct Everything {
     holder: Option<HostId>,
     disk: Option<Disk>,
     kernels: [Option<Kernel>; 2],
-    /// The mount of the write that each host has in flight: the target has taken it and has not done it yet.
+    /// The mount of the write that each host has in flight: the target has accepted it but not executed it yet.
     on_its_way: [Option<u64>; 2],
     /// What must never happen.
     violations: Vec<String>,
@@ -52,25 +52,25 @@ impl Everything {
         self.holder.is_none_or(|holder| holder == host(nth))
     }
 
-    /// A host has unmounted, which waits for what it has in flight.
+    /// A host has unmounted, which waits for its I/O in flight.
     fn unmounted(&mut self, nth: usize) {
         self.kernels[nth] = None;
         self.on_its_way[nth] = None;
     }
 
-    /// The target is started again, without its reservations and its connections.
+    /// The target restarts and loses its reservations and its connections.
     fn forget(&mut self) {
         self.registrants.clear();
         self.holder = None;
         self.on_its_way = [None; 2];
     }
 
-    /// The epoch that has recorded itself.
+    /// The recorded epoch.
     fn recorded(&self) -> u64 {
         self.disk.as_ref().and_then(|disk| disk.record.as_ref()).map_or(0, |record| record.epoch)
     }
 
-    /// A host's file system writes something of what it has in memory. XFS shuts down if that is refused.
+    /// A host's file system writes something from its memory. XFS shuts down if that is refused.
     fn write(&mut self, nth: usize) -> bool {
         let sent = self.send(nth);
         if sent {
@@ -79,7 +79,7 @@ impl Everything {
         sent
     }
 
-    /// It writes, and the target takes it, and has not done it yet.
+    /// It writes, and the target accepts the write but has not executed it yet.
     fn send(&mut self, nth: usize) -> bool {
         let takes = self.takes_write(nth);
         let Some(kernel) = self.kernels[nth].as_mut().filter(|_| self.disk.is_some()) else { return false };
@@ -87,12 +87,12 @@ impl Everything {
             kernel.ended = true;
             return false;
         }
-        // What was sent first is the older one.
+        // The write that was sent first is the older one.
         self.on_its_way[nth].get_or_insert(kernel.generation);
         true
     }
 
-    /// The target does what a host has in flight, regardless of which host holds the reservation by now.
+    /// The target executes the write that a host has in flight, regardless of which host holds the reservation by now.
     fn arrive(&mut self, nth: usize) {
         let (Some(sent), Some(disk)) = (self.on_its_way[nth].take(), &self.disk) else { return };
         if sent < disk.generation {
@@ -101,11 +101,11 @@ impl Everything {
     }
 }
 
-/// The target as one host sees it: NVMe Base 7.2 to 7.6, as nvmet does them.
+/// The target as seen by one host: NVMe Base 7.2 to 7.6, as implemented by nvmet.
 struct View {
     all: Shared,
     nth: usize,
-    /// A preempt is done, and its answer is lost, while what its victims have sent is still in flight.
+    /// A preempt is executed and its answer is lost, while the writes of its victims are still in flight.
     unanswered: bool,
 }
 
@@ -210,19 +210,19 @@ impl From<Loss> for Failure {
     }
 }
 
-/// What happens to a step.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Luck {
     Good,
-    /// It fails and does nothing.
+    /// It fails without effect.
     FailsBefore,
-    /// It is done, and fails nevertheless.
+    /// It takes effect, but reports a failure.
     FailsAfter,
-    /// As good, but a preempt is not answered.
+    /// As `Good`, but a preempt is not answered.
     Unanswered,
 }
 
-/// A host that starts in an epoch.
+/// A host that starts with an epoch.
 struct Host {
     all: Shared,
     nth: usize,
@@ -230,8 +230,8 @@ struct Host {
     cluster: &'static str,
     format: bool,
     luck: Luck,
-    /// A later epoch had recorded itself when this one took the reservation. What changes between that and the mount, by a target
-    /// that forgets in this very moment, no order of steps can see.
+    /// A later epoch was recorded when this one took the reservation. If the target loses its reservations at this very
+    /// moment, no order of steps can detect changes between that and the mount.
     later: bool,
 }
 
@@ -258,7 +258,7 @@ impl Host {
         }
     }
 
-    /// Something that the mounted file system puts on the namespace.
+    /// The mounted file system writes to the namespace.
     fn writes(&self) -> Result<(), Failure> {
         if self.all.borrow_mut().write(self.nth) { Ok(()) } else { Err(Failure::Io) }
     }
@@ -399,7 +399,8 @@ fn starting(all: &Shared, nth: usize, epoch: u32) -> Host {
     Host { all: Rc::clone(all), nth, epoch, cluster: "", format: true, luck: Luck::Good, later: false }
 }
 
-/// All steps; the one of this number, counted from 0, has this luck, after which all is good. How many there were.
+/// Runs all steps. The step with the number in `unlucky`, from 0, has that luck, and all later ones succeed. Returns the
+/// number of steps.
 fn run(host: &mut Host, unlucky: Option<(usize, Luck)>) -> (Result<(), Failure>, usize) {
     let (claim, mut attach) = (host.claim(), Attach::Connecting);
     for nth in 0.. {
@@ -413,7 +414,7 @@ fn run(host: &mut Host, unlucky: Option<(usize, Luck)>) -> (Result<(), Failure>,
     unreachable!("it ends")
 }
 
-/// Host 0 has served in epoch 1 and was killed; its kernel still has the file system.
+/// Host 0 served in epoch 1 and was killed; its kernel still has the file system.
 fn after_a_kill() -> Shared {
     let all = Shared::default();
     run(&mut starting(&all, 0, 1), None).0.expect("no one else is there");
@@ -439,7 +440,7 @@ fn a_start_that_fails_at_any_step_keeps_out_the_server_before() {
             assert!(taken || !mounted, "{at} {luck:?}: the reservation was given back after a mount");
             all.borrow_mut().write(0);
             no_violation(&all);
-            // The next try, in the same epoch, gets there.
+            // The next try, in the same epoch, succeeds.
             run(&mut starting(&all, 1, 2), None).0.expect("nothing is in its way");
             all.borrow_mut().write(0);
             no_violation(&all);
@@ -451,7 +452,7 @@ fn a_start_that_fails_at_any_step_keeps_out_the_server_before() {
 fn a_start_that_dies_at_any_step_is_followed_by_one_that_succeeds() {
     let steps = run(&mut starting(&after_a_kill(), 1, 2), None).1;
     for at in 0..steps {
-        // On the same host in the same epoch, and on the other in the next.
+        // On the same host in the same epoch, and on the other one in the next epoch.
         for (nth, epoch) in [(1, 2), (0, 3)] {
             let all = after_a_kill();
             let mut dying = starting(&all, 1, 2);
@@ -473,11 +474,11 @@ fn a_start_that_dies_at_any_step_is_followed_by_one_that_succeeds() {
     }
 }
 
-/// A preempt is not answered, as its process is killed or its path is lost, and the former holder's machine hangs with a write on
-/// its way.
+/// A preempt is not answered because its process is killed or its path is lost, and the former holder's machine hangs with a
+/// write in flight.
 #[test]
 fn what_an_unanswered_preempt_left_on_its_way_does_not_come_after_the_next_mount() {
-    /// The preempt of host 1 in epoch 2 is the step of this number; none where that step is another.
+    /// A start of host 1 in epoch 2 with an unanswered preempt in this step; `None` if the step is not the preempt.
     fn unanswered(at: usize) -> Option<Shared> {
         let all = after_a_kill();
         assert!(all.borrow_mut().send(0), "it is its holder");
@@ -488,7 +489,7 @@ fn what_an_unanswered_preempt_left_on_its_way_does_not_come_after_the_next_mount
     let steps = run(&mut starting(&after_a_kill(), 1, 2), None).1;
     let preempts: Vec<usize> = (0..steps).filter(|at| unanswered(*at).is_some()).collect();
     let [preempt] = preempts[..] else { panic!("{preempts:?}") };
-    // Started again in the same epoch or in a later one, and once more where that fails, too.
+    // Restarted in the same epoch or in a later one, and once more if that fails, too.
     for epoch in [2, 3] {
         let again = |unlucky| {
             let all = unanswered(preempt).expect("it is the preempt");
@@ -520,7 +521,7 @@ fn an_older_epoch_that_comes_first_after_the_target_forgot_replays_nothing() {
     assert!(matches!(&older, Err(Failure::Refused(refused)) if *refused == expected), "{older:?}");
     no_violation(&all);
     assert_eq!(all.borrow().disk.as_ref().map(|disk| disk.generation), Some(2), "it was not mounted");
-    // It does not let go either: the later one takes the reservation from it.
+    // It does not release the reservation either: the later one takes it over.
     assert_eq!(all.borrow().holder, Some(host(0)));
     run(&mut starting(&all, 1, 2), None).0.expect("the older one steps back");
     no_violation(&all);
@@ -535,7 +536,7 @@ fn what_is_not_ours_is_given_back_unless_another_host_was_preempted() {
         assert_eq!((all.borrow().holder, all.borrow().registrants.len()), (None, 0));
     }
     acquire(&starting(&all, 0, 1).view(), &starting(&all, 0, 1).me()).expect("it is free");
-    // Started again, and in a later epoch: only the first of these starts preempts.
+    // Restarted in the same epoch, and in a later one: only the first of these starts preempts.
     for epoch in [2, 2, 3] {
         assert!(matches!(run(&mut blank(1, epoch), None).0, Err(Failure::Blank)));
         let all = all.borrow();
@@ -543,7 +544,7 @@ fn what_is_not_ours_is_given_back_unless_another_host_was_preempted() {
     }
 }
 
-/// Two clusters that have an instance of the same name, and a target that has forgotten its reservations.
+/// Two clusters with an instance of the same name, and a target that has lost its reservations.
 #[test]
 fn a_reservation_on_another_clusters_pool_is_released_unless_a_host_was_preempted() {
     let all = Shared::default();
@@ -560,23 +561,23 @@ fn a_reservation_on_another_clusters_pool_is_released_unless_a_host_was_preempte
         refused(1, epoch);
         assert_eq!((all.borrow().holder, all.borrow().registrants.len()), (None, 0), "{epoch}");
     }
-    // A host that it has preempted is refused, also after its next start.
+    // A host that it has preempted stays refused, also after its next start.
     acquire(&of("c2", 0, 1).view(), &of("c2", 0, 1).me()).expect("it is free");
     for _ in 0..2 {
         refused(1, 7);
         assert_eq!(all.borrow().holder, Some(host(1)));
     }
     all.borrow_mut().forget();
-    // The owner, which ends its old mount first, can take it.
+    // The owner, which first shuts down its old mount, can take it.
     refused(1, 7);
     run(&mut of("c1", 0, 2), None).0.expect("it is its own");
     no_violation(&all);
 }
 
-/// What may happen.
+/// A possible event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A process starts on this host, in the next epoch or in the one that this host was last given.
+    /// A process starts on this host, in the next epoch or in the last epoch of this host.
     Start {
         nth: usize,
         next: bool,
@@ -586,35 +587,35 @@ enum Event {
         nth: usize,
         luck: Luck,
     },
-    /// All steps that are left.
+    /// All remaining steps.
     Run {
         nth: usize,
     },
-    /// The process dies; the kernel stays.
+    /// The process dies; the kernel keeps running.
     Kill {
         nth: usize,
     },
-    /// A server ends in good order.
+    /// A server shuts down in an orderly way.
     End {
         nth: usize,
     },
-    /// A server looks whether the reservation is its own.
+    /// A server checks whether the reservation is its own.
     Look {
         nth: usize,
     },
-    /// The kernel of a host writes something of what it has in memory.
+    /// The kernel of a host writes something from its memory.
     Write {
         nth: usize,
     },
-    /// It writes something, and that is in flight for a while.
+    /// It sends a write, which stays in flight for a while.
     Send {
         nth: usize,
     },
-    /// What a host has in flight arrives.
+    /// The write that a host has in flight arrives.
     Arrive {
         nth: usize,
     },
-    /// The target is started again without its reservations.
+    /// The target restarts without its reservations.
     Forget,
 }
 
@@ -702,14 +703,14 @@ fn play(events: &[Event]) -> Shared {
     all
 }
 
-/// Found by the next one below: a host that takes the reservation back while its kernel still has an older mount.
+/// Found by the property test below: a host takes the reservation back while its kernel still has an older mount.
 #[test]
 fn an_older_mount_is_ended_before_the_reservation_is_taken_from_another_host() {
     let (good, next) = (Luck::Good, true);
     let mut events = vec![Event::Start { nth: 1, next, format: true }, Event::Run { nth: 1 }];
     events
         .extend([Event::Start { nth: 0, next, format: false }, Event::Start { nth: 1, next, format: false }]);
-    // The third epoch has looked when the second takes the namespace.
+    // The third epoch has looked when the second one takes the namespace.
     events.extend([Event::Step { nth: 1, luck: good }; 2]);
     events.push(Event::Run { nth: 0 });
     for _ in 0..8 {
@@ -728,8 +729,8 @@ proptest! {
         prop_assert!(all.borrow().violations.is_empty(), "{:?}", all.borrow().violations);
     }
 
-    /// On a target that forgets its reservations, and in that moment takes writes of every host, no older epoch mounts what a
-    /// later one had recorded when it took the reservation.
+    /// On a target that loses its reservations and at that moment accepts writes of every host, no older epoch mounts what a
+    /// later one had recorded when the older one took the reservation.
     #[test]
     fn no_older_epoch_replays_a_log_whatever_the_target_forgets(events in prop::collection::vec(event(true), 1..160)) {
         let all = play(&events);

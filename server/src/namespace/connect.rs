@@ -1,4 +1,4 @@
-//! Connecting a pool's namespace, and asking its target again where an answer did not come.
+//! Connects a pool's namespace, and repeats queries that its target did not answer.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,9 +15,9 @@ use super::reason::Reason;
 use crate::config::{InstanceSection, NvmeofSection};
 use crate::limits::KEY_FILE_BYTES_MAX;
 
-/// Between two looks for a namespace that is to appear.
+/// Interval between two looks for a namespace that has not appeared yet.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// After which a namespace that a connected target does not show is asked for again.
+/// Time after which a rescan is requested for a namespace that a connected target does not show.
 const RESCAN_AFTER: Duration = Duration::from_secs(3);
 
 fn node(section: &NvmeofSection) -> String {
@@ -27,8 +27,8 @@ fn node(section: &NvmeofSection) -> String {
     }
 }
 
-/// The same subsystem as the host that this instance was here before it knew its cluster and machine; none
-/// where it is that host.
+/// The same subsystem, connected as the host that this instance was before it had its cluster and machine id; `None` if that
+/// is the same host.
 pub(super) fn former(
     instance: &InstanceSection,
     section: &NvmeofSection,
@@ -38,7 +38,7 @@ pub(super) fn former(
     Ok((host != *now).then(|| Subsystem::new(section.nqn.clone(), host)))
 }
 
-/// What is to be connected, and as which host.
+/// The subsystem to connect, and the host to connect it as.
 pub(super) fn subsystem(instance: &InstanceSection, section: &NvmeofSection) -> Result<Subsystem, Reason> {
     let node = node(section);
     let host = HostIdentity::of_machine(&instance.cluster_uid, &section.machine_id, &instance.name, &node)?;
@@ -55,7 +55,7 @@ pub(super) fn subsystem(instance: &InstanceSection, section: &NvmeofSection) -> 
     Ok(wanted)
 }
 
-/// The key in a file; none where no file is named.
+/// The key in a file; `None` if no file is named.
 fn key<T>(path: &Path, parse: impl Fn(&str) -> Result<T, InvalidKey>) -> Result<Option<T>, Reason> {
     if path.as_os_str().is_empty() {
         return Ok(None);
@@ -69,7 +69,7 @@ fn key<T>(path: &Path, parse: impl Fn(&str) -> Result<T, InvalidKey>) -> Result<
     parse(text.trim()).map(Some).map_err(|error| Reason::Key { path: path.to_owned(), error })
 }
 
-/// Connects until there is a path that takes I/O, or the time is over. The target may come up after us.
+/// Connects until a path takes I/O or the time is over. The target may start after us.
 pub(super) fn connected(
     fabrics: &Fabrics,
     wanted: &Subsystem,
@@ -96,7 +96,7 @@ pub(super) fn connected(
     }
 }
 
-/// The kernel lists namespaces a moment after it has connected.
+/// Waits for the namespace: the kernel lists it a moment after it has connected.
 fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Result<Namespace, Reason> {
     let mut rescan = Instant::now() + RESCAN_AFTER;
     loop {
@@ -127,8 +127,8 @@ fn wait_for(fabrics: &Fabrics, section: &NvmeofSection, until: Instant) -> Resul
     }
 }
 
-/// Asks the target again where its answer did not come, as soon as there is a path. It may have done what it was asked to, which
-/// the next answer tells.
+/// Queries the target again if it did not answer, as soon as there is a path. It may have executed the first request, which
+/// the next answer shows.
 pub(super) fn patiently<T>(
     fabrics: &Fabrics,
     section: &NvmeofSection,

@@ -1,4 +1,4 @@
-//! What is on a namespace, looked at before anything is written to it.
+//! Examines the content of a namespace before anything is written to it.
 
 use std::fs::File;
 use std::io;
@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 
 use uuid::Uuid;
 
-/// What is on a namespace.
+/// The content of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Zeros wherever it was looked: the first and last [`EDGE_BYTES`], where file systems, partition tables and the labels
-    /// of volume managers are, and [`SAMPLES`] places between.
+    /// Zeros in every place that was examined: the first and last [`EDGE_BYTES`], which hold file systems, partition tables
+    /// and the labels of volume managers, and [`SAMPLES`] places between them.
     Blank,
     /// XFS.
     Xfs {
@@ -25,18 +25,18 @@ pub(crate) enum Content {
     Foreign,
 }
 
-/// How much of the begin and of the end is looked at.
+/// Bytes that are examined at the beginning and at the end.
 const EDGE_BYTES: u64 = 4 << 20;
-/// Places between, and how much of each.
+/// Number of places between them, and the bytes that are examined in each.
 const SAMPLES: u64 = 256;
 const SAMPLE_BYTES: u64 = 64 << 10;
 
-/// Begin of an XFS superblock (xfs_sb.h, `struct xfs_dsb`).
+/// Beginning of an XFS superblock (xfs_sb.h, `struct xfs_dsb`).
 const SUPERBLOCK_BYTES: usize = 512;
 
-/// Looks.
+/// Examines a device.
 pub(crate) fn look(device: &File, size_bytes: u64) -> io::Result<Content> {
-    // What this machine has in memory may be from before the reservation was ours.
+    // This machine's page cache may date from before the reservation was ours.
     rustix::fs::fadvise(device, 0, None, rustix::fs::Advice::DontNeed)?;
     if let Some(found) = superblock(device, size_bytes)? {
         return Ok(found);
@@ -52,7 +52,7 @@ pub(crate) fn look(device: &File, size_bytes: u64) -> io::Result<Content> {
     Ok(Content::Blank)
 }
 
-/// How much of the device its XFS uses, by its superblock; none where there is none.
+/// Bytes of the device that its XFS uses, according to its superblock; `None` if there is no XFS.
 pub(crate) fn file_system_bytes(device: &File) -> io::Result<Option<u64>> {
     rustix::fs::fadvise(device, 0, None, rustix::fs::Advice::DontNeed)?;
     let mut block = [0; SUPERBLOCK_BYTES];
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn zeros_are_blank_and_one_bit_where_labels_are_is_not() {
         assert_eq!(namespace(&[]), Content::Blank);
-        // GPT and its copy, LVM, ext4, the middle.
+        // GPT and its backup, LVM, ext4, the middle.
         for at in [0, 446, 512, 1080, SIZE - 512, SIZE - 1, SIZE / 257 * 128] {
             assert_eq!(namespace(&[(at, &[1])]), Content::Foreign, "{at}");
         }

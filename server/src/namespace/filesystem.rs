@@ -1,4 +1,4 @@
-//! The file system on a pool's namespace: made, mounted, and looked into without replaying its log.
+//! Makes and mounts the file system of a pool's namespace, and reads it without replaying its log.
 
 use std::io;
 use std::path::Path;
@@ -15,17 +15,17 @@ use super::record::{self, PoolRecord};
 use crate::config::{InstanceSection, PoolSection};
 use crate::limits::NAMESPACE_BYTES_MIN;
 
-/// Name space of the file systems' UUIDs.
+/// Namespace of the file systems' UUIDs.
 const POOLS: Uuid = Uuid::from_u128(0x9e4b_30d2_6c1f_4a8e_b7a5_04f2_d86b_19c7);
-/// Label of the file systems: what a person sees in blkid.
+/// Label of the file systems, as shown by blkid.
 const LABEL: &str = "forebay";
 
-/// The UUID that this pool's file system has.
+/// The UUID of this pool's file system.
 pub(super) fn identity(instance: &InstanceSection, pool: &PoolSection) -> Uuid {
     Uuid::new_v5(&POOLS, format!("{}\0{}", instance.name, pool.name).as_bytes())
 }
 
-/// What is to be made of it.
+/// Decides what to do with the content.
 pub(super) fn decide(content: Content, expected: Uuid, format: bool, namespace: &Namespace) -> Found<Reason> {
     let make = |force| match (format, namespace.size_bytes) {
         (false, _) => Found::NotOurs(Reason::Blank),
@@ -43,7 +43,7 @@ pub(super) fn decide(content: Content, expected: Uuid, format: bool, namespace: 
 
 pub(super) fn format(device: &Path, uuid: Uuid, force: bool) -> Result<(), Reason> {
     let mut command = Command::new("mkfs.xfs");
-    // Without -f it refuses by itself what it recognises.
+    // Without -f, mkfs.xfs refuses to overwrite content that it recognises.
     command.args(["-q", "-L", LABEL, "-m"]).arg(format!("uuid={uuid}"));
     if force {
         command.arg("-f");
@@ -66,8 +66,8 @@ pub(super) fn mount(device: &Path, at: &Path) -> Result<(), Reason> {
     })
 }
 
-/// By default XFS tries for ever to write metadata, also where another host has the namespace by now, and would do so with
-/// what is long out of date at the first moment in which nothing refuses it. So it ends at the first error instead.
+/// By default XFS retries metadata writes indefinitely, even after another host has taken the namespace, and would write
+/// stale metadata as soon as nothing refuses it. So it shuts down at the first error instead.
 pub(super) fn end_at_the_first_error(xfs: &Path, device: &str) -> io::Result<()> {
     for class in ["default", "EIO", "ENODEV"] {
         std::fs::write(xfs.join(device).join("error/metadata").join(class).join("max_retries"), "0")?;
@@ -75,9 +75,9 @@ pub(super) fn end_at_the_first_error(xfs: &Path, device: &str) -> io::Result<()>
     Ok(())
 }
 
-/// Reads what is recorded in the file system of this device without replaying its log, so without writing anything. The
-/// record is overwritten in place, so that it does not need the log; only one that was made a moment before its machine
-/// died may be seen after the log is replayed.
+/// Reads the record in the file system of this device without replaying its log, and so without writing anything. The record
+/// is overwritten in place, so reading it does not need the log. Only a record made a moment before its machine died may be
+/// invisible until the log is replayed.
 pub(super) fn peek(device: &Path, at: &Path) -> Result<Option<PoolRecord>, Reason> {
     std::fs::create_dir_all(at).map_err(io("making the mount point"))?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::RDONLY;

@@ -1,4 +1,4 @@
-//! Makes a pool's file system as large as its namespace has become.
+//! Grows a pool's file system to the size of its namespace.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -12,17 +12,17 @@ use super::content;
 use super::state::State;
 use crate::limits::GROWTH_BYTES_MIN;
 
-/// What grows.
+/// The file system that grows.
 #[derive(Clone, Debug)]
 pub(crate) struct Growing {
     /// The namespace's device.
     pub(crate) device: PathBuf,
-    /// Where it is mounted.
+    /// Its mount point.
     pub(crate) path: PathBuf,
 }
 
 impl Growing {
-    /// Grows it in a thread of its own, where there is something to grow: the target may take its time.
+    /// Grows it on a separate thread, if there is anything to grow: the target may take a long time.
     pub(crate) fn start(&self, state: &Arc<State>) {
         let (growing, state) = (self.clone(), Arc::clone(state));
         let started = std::thread::Builder::new().name("namespace-grow".into()).spawn(move || {
@@ -42,7 +42,7 @@ impl Growing {
         if size < used.saturating_add(GROWTH_BYTES_MIN) {
             return Ok(());
         }
-        // -d: the data section, to all there is room for.
+        // -d: the data section, to the maximum size.
         let mut command = Command::new("xfs_growfs");
         let output = command.arg("-d").arg(&self.path).output();
         let output = output.map_err(|error| format!("starting xfs_growfs: {error}"))?;

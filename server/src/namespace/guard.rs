@@ -1,7 +1,7 @@
-//! Watches a namespace that is in use, and ends the server where it is no longer ours.
+//! Watches a namespace that is in use, and ends the server if it is no longer ours.
 //!
-//! Two threads: one looks, which may take as long as a target does not answer; the other sees to it that the last look
-//! that found everything right is not too long ago.
+//! There are two threads. One looks, and may block as long as a target does not answer. The other checks that the last good
+//! look is not too long ago.
 
 use std::fs::File;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::limits::{
     FENCE_TIME_MAX, NAMESPACE_GUARD_INTERVAL, NAMESPACE_LOOK_INTERVAL, RECONNECT_TIME_MIN, VOUCHED_TIME,
 };
 
-/// What is watched.
+/// The objects to watch.
 pub(crate) struct Watched {
     pub(crate) pool: String,
     pub(crate) device: Arc<NamespaceDevice>,
@@ -33,17 +33,17 @@ pub(crate) struct Watched {
     pub(crate) sysfs: Sysfs,
     pub(crate) nqn: Nqn,
     pub(crate) namespace: NamespaceId,
-    /// What is seen goes here.
+    /// Receives the results.
     pub(crate) state: Arc<State>,
-    /// Given up at the end.
+    /// Given up when the namespace is lost.
     pub(crate) addresses: Arc<Addresses>,
-    /// Directory on the file system that is ended first.
+    /// Directory on the file system, which is shut down first.
     pub(crate) directory: File,
-    /// The file system, as what grows with its namespace.
+    /// The file system, which grows with its namespace.
     pub(crate) growing: Growing,
 }
 
-/// Both threads; dropped, they end.
+/// Both threads. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Guard {
     senders: [Sender<()>; 2],
@@ -79,7 +79,7 @@ impl Guard {
 
     /// Stops watching, and waits until nothing is held any more.
     pub(crate) fn stop(self) {
-        // All end together.
+        // All guards end together.
         DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
         note_confirmed();
         drop(self.senders);
@@ -92,7 +92,7 @@ impl Guard {
 /// The namespaces in use.
 static DOUBTED: Mutex<Vec<Arc<Doubted>>> = Mutex::new(Vec::new());
 
-/// To be looked at without the lock: a target that does not answer must not hold up an event loop that wants to know only
+/// A copy, to look at without holding the lock: a target that does not answer must not block an event loop that only checks
 /// whether there are any.
 fn doubted() -> Vec<Arc<Doubted>> {
     DOUBTED.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -109,29 +109,30 @@ struct Doubted {
     state: Arc<State>,
 }
 
-/// Until when what was made durable is vouched for by the looks that there were, in milliseconds of [`milliseconds`]: one
-/// that found a reservation ours proves that no connection was lost and made again since, for as long as the kernel waits
-/// before it connects again. Of all namespaces the earliest; `u64::MAX` where there are none.
+/// Time until which earlier looks vouch for data that was made durable, in milliseconds of [`milliseconds`]. A look that
+/// found a reservation ours proves that no connection was lost and re-established since, for as long as the kernel waits
+/// before it reconnects. The earliest time of all namespaces; `u64::MAX` if there are none.
 static VOUCHED_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Since the first call.
+/// Milliseconds since the first call.
 fn milliseconds(at: Instant) -> u64 {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     at.saturating_duration_since(*FIRST.get_or_init(Instant::now)).as_millis() as u64
 }
 
-/// After a reservation was confirmed, or the namespaces in use have changed.
+/// Call this after a reservation was confirmed, or after the namespaces in use changed.
 fn note_confirmed() {
     let earliest = doubted().iter().map(|doubted| doubted.state.confirmed()).min();
     let until = earliest.map_or(u64::MAX, |confirmed| milliseconds(confirmed + VOUCHED_TIME));
     VOUCHED_UNTIL.store(until, Ordering::Release);
 }
 
-/// An operation has failed, and its client is about to learn it. Where that is because a namespace is lost, the server ends
-/// without telling it: on a hard mount, the operation is then done again by the next server, instead of failing the program.
+/// Call this when an operation has failed, before its client receives the error. If the cause is a lost namespace, the
+/// server ends without reporting the error: on a hard mount, the next server then repeats the operation, instead of failing
+/// the program.
 pub(crate) fn doubt(errno: rustix::io::Errno) {
     use rustix::io::Errno;
-    // As block devices have it: failed, refused by a reservation, and nowhere to go.
+    // The errors of block devices: failed, refused by a reservation, and no path.
     if !matches!(errno, Errno::IO | Errno::BADE | Errno::NOLINK) {
         return;
     }
@@ -140,13 +141,13 @@ pub(crate) fn doubt(errno: rustix::io::Errno) {
     }
 }
 
-/// Whether [`vouch`] has something to do for an operation that was begun then and has just ended. Costs no lock.
+/// Whether [`vouch`] must check an operation that began at `begun` and has just ended. Takes no lock.
 pub(crate) fn wants_vouching(begun: Instant) -> bool {
     needs_look(begun, Instant::now(), VOUCHED_UNTIL.load(Ordering::Acquire))
 }
 
-/// Whether what was begun and ended then must wait for a look: it took as long as a connection that is lost and made again, or
-/// the last look is so long ago that one may have been before it began.
+/// Whether an operation that began and ended at these times must wait for a look: it took long enough for a connection to be
+/// lost and re-established, or the last look is so old that this may have happened before it began.
 fn needs_look(begun: Instant, ended: Instant, vouched_until: u64) -> bool {
     if vouched_until == u64::MAX {
         return false;
@@ -154,20 +155,21 @@ fn needs_look(begun: Instant, ended: Instant, vouched_until: u64) -> bool {
     ended.saturating_duration_since(begun) >= RECONNECT_TIME_MIN || milliseconds(ended) > vouched_until
 }
 
-/// What was begun then is done, and a client is about to learn that it is on stable storage. Returns when that can be said.
+/// Call this when an operation that began at `begun` is done, before its client learns that it is on stable storage. Returns
+/// when that is certain.
 ///
-/// Where the connection to a target was lost meanwhile, the kernel has sent again what was unanswered, the flush perhaps, and
-/// to a target that was restarted and has lost what it had in a volatile cache. Such a target has forgotten the
-/// reservation: then the server ends without answering its clients, and what was not answered is done again.
+/// If the connection to a target was lost in the meantime, the kernel has resent unanswered commands, perhaps the flush,
+/// possibly to a target that restarted and lost the content of a volatile cache. Such a target has lost the reservation:
+/// then the server ends without answering its clients, and unanswered requests are repeated.
 pub(crate) fn vouch(begun: Instant) {
     while wants_vouching(begun) && !doubted().iter().all(|doubted| doubted.is_held()) {
-        // Not answered. The server ends where that goes on.
+        // The target did not answer. If that continues, the server ends.
         std::thread::sleep(NAMESPACE_GUARD_INTERVAL);
     }
 }
 
 impl Doubted {
-    /// False where it could not be asked.
+    /// False if the target could not be queried.
     fn is_held(&self) -> bool {
         let asked = Instant::now();
         match check(&*self.device, &self.me) {
@@ -198,7 +200,7 @@ impl Doubted {
     }
 }
 
-/// Waits; whether to go on.
+/// Waits for `interval`; returns whether to continue.
 fn pause(ends: &Receiver<()>, interval: Duration) -> bool {
     ends.recv_timeout(interval) == Err(RecvTimeoutError::Timeout)
 }
@@ -217,7 +219,7 @@ impl Looks {
         while pause(ends, NAMESPACE_LOOK_INTERVAL) {
             for change in self.watch.poll() {
                 info!(pool = self.ending.pool, ?change, "namespace");
-                // The first look tells that it is there.
+                // The first look reports that the namespace is present.
                 if matches!(change, Change::Size { .. } | Change::Namespace { present: true }) {
                     self.growing.start(&self.state);
                 }
@@ -227,7 +229,7 @@ impl Looks {
             if self.ending.file_system_has_ended() {
                 self.ending.end(&Fence::FileSystem);
             }
-            // From before the question: an answer may be as old as that.
+            // Taken before the query: the answer may be as old as that.
             let asked = Instant::now();
             match check(&*self.device, &self.me) {
                 Ok(Check::Held) => {
@@ -244,7 +246,7 @@ impl Looks {
     }
 }
 
-/// What is ended where the namespace is no longer ours.
+/// Everything that is ended if the namespace is no longer ours.
 #[derive(Clone)]
 struct Ending {
     pool: String,
@@ -257,9 +259,9 @@ impl Ending {
         self.directory.metadata().is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 
-    /// Ends the file system, gives up the addresses, and ends the server, at once and without consulting any other part of the
-    /// server. What was not answered was not done; what clients were answered and did not flush may be lost, as by a loss of
-    /// power.
+    /// Shuts down the file system, gives up the addresses, and ends the server, immediately and without consulting any other
+    /// part of the server. Unanswered requests were not done; acknowledged data that clients did not flush may be lost, as
+    /// in a power loss.
     fn end(&self, fence: &Fence) -> ! {
         let pool = &self.pool;
         error!(pool, reason = %fence, "ending at once, before anything else is answered");
@@ -279,17 +281,17 @@ impl Ending {
     }
 }
 
-/// Does it in a thread of its own; what comes of it.
+/// Runs `what` on a separate thread; its result is sent to the receiver.
 fn aside<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (done, is_done) = channel();
-    // Without a thread there is no answer.
+    // If no thread can be started, there is no result.
     let _ = std::thread::Builder::new().spawn(move || {
         let _ = done.send(what());
     });
     is_done
 }
 
-/// Ends a file system that an earlier server has left mounted, without writing anything.
+/// Shuts down a file system that an earlier server left mounted, without writing anything.
 pub(crate) fn end_file_system(at: &Path) -> std::io::Result<()> {
     if has_ended(at) {
         return Ok(());
@@ -310,7 +312,7 @@ mod tests {
         let ended =
             |after: Duration, took: Duration| needs_look(looked + after - took, looked + after, until);
         assert!(!ended(Duration::from_secs(1), short), "the next look is due");
-        // Begun after the connection was made again, and before the next look: as short as any other.
+        // Begun after the reconnect and before the next look: as short as any other.
         let again = Duration::from_secs(forebay_nvmeof::Timing::default().reconnect_delay_s.into());
         assert!(VOUCHED_TIME < again && NAMESPACE_LOOK_INTERVAL < VOUCHED_TIME);
         assert!(ended(again + short, short));

@@ -1,4 +1,5 @@
-//! A pool on a namespace of a fabric: connected, taken, mounted, watched (docs/guides/nvmeof.md). [`attach`] has the order.
+//! A pool on a namespace of a fabric: connected, reserved, mounted and watched (docs/guides/nvmeof.md). [`attach`] defines
+//! the order.
 
 mod attach;
 mod connect;
@@ -27,7 +28,7 @@ use self::world::Linux;
 use crate::address::Addresses;
 use crate::config::Config;
 
-/// A pool's namespace, ours and mounted.
+/// A pool's namespace that is reserved for us and mounted.
 #[derive(Debug)]
 pub struct Attached {
     pool: String,
@@ -36,10 +37,10 @@ pub struct Attached {
     state: Arc<State>,
 }
 
-/// Attaches the namespaces of all pools that have one. The addresses are given up where one is lost.
+/// Attaches the namespaces of all pools that have one. The addresses are given up if a namespace is lost.
 ///
 /// # Errors
-/// The first one's that cannot be; those before it are given back.
+/// The error of the first namespace that cannot be attached; those before it are detached.
 pub fn attach_all(config: &Config, addresses: &Arc<Addresses>) -> Result<Vec<Attached>, NamespaceError> {
     let mut all = Vec::new();
     for pool in &config.pool {
@@ -60,27 +61,27 @@ pub fn attach_all(config: &Config, addresses: &Arc<Addresses>) -> Result<Vec<Att
 }
 
 impl Attached {
-    /// How it is, now and later.
+    /// The state of the namespace, updated while it is attached.
     #[must_use]
     pub fn state(&self) -> Arc<State> {
         Arc::clone(&self.state)
     }
 
-    /// Unmounts the pool, for an orderly end. Where something still uses the file system, it stays, and the next server of
-    /// this instance on this machine goes on with it.
+    /// Unmounts the pool, for an orderly shutdown. If something still uses the file system, it stays mounted, and the next
+    /// server of this instance on this machine continues with it.
     ///
-    /// The reservation stays in any case. Where a server was killed, its machine's kernel still has the file system as it was
-    /// then, and tries again and again to write what it has of it: that must be refused when no server serves, too. A later
-    /// epoch takes it, wherever.
+    /// The reservation stays in any case. If a server was killed, the kernel of its machine still has the old state of the
+    /// file system in memory and keeps retrying to write it. The target must refuse these writes even when no server is
+    /// running. A later epoch takes the reservation on any host.
     pub fn detach(self) {
         self.guard.stop();
         unmount(&self.pool, &self.path);
     }
 }
 
-/// Whether nothing is mounted there any more.
+/// Unmounts; returns whether nothing is mounted there any more.
 fn unmount(pool: &str, path: &Path) -> bool {
-    // What has served it lets go of it, but the kernel may take a moment to close all files.
+    // All users in this process have released the file system, but the kernel may take a moment to close all files.
     if mounted_device(path).is_some()
         && let Err(error) = unmount_patiently(path)
     {

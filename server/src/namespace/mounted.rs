@@ -1,4 +1,4 @@
-//! What is mounted at a pool's directory, also where its file system has ended and answers nothing but errors.
+//! Finds what is mounted at a pool's directory, even if its file system was shut down and answers everything with errors.
 
 use std::fs;
 use std::io;
@@ -10,17 +10,17 @@ use rustix::mount::UnmountFlags;
 
 use crate::limits::UNMOUNT_TIME_MAX;
 
-/// Between two tries to unmount.
+/// Interval between two attempts to unmount.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 
-/// Number of the device with the file system that is mounted at this directory itself. From the kernel's list: a file system that
-/// has ended refuses even stat.
+/// Device number of the file system that is mounted at this directory itself. It is read from the kernel's list of mounts,
+/// because a file system that was shut down refuses even stat.
 pub(crate) fn mounted_device(at: &Path) -> Option<(u32, u32)> {
     let at = at.parent()?.canonicalize().ok()?.join(at.file_name()?);
     listed(&fs::read("/proc/self/mountinfo").ok()?, &at)
 }
 
-/// The last that is mounted at a place is the one that is seen (proc(5): device is the third field, place the fifth).
+/// The last mount at a place is the visible one (proc(5): the third field is the device, the fifth the place).
 fn listed(mounts: &[u8], at: &Path) -> Option<(u32, u32)> {
     let device = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -34,7 +34,7 @@ fn listed(mounts: &[u8], at: &Path) -> Option<(u32, u32)> {
     mounts.split(|byte| *byte == b'\n').filter_map(device).next_back()
 }
 
-/// Blanks, tabs, ends of line and backslashes are written as three octal digits.
+/// Spaces, tabs, newlines and backslashes are written as three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -55,12 +55,12 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Whether the file system there was shut down, by us or by itself: XFS then answers everything with EIO.
+/// Whether the file system there was shut down, by us or by XFS itself: XFS then answers everything with EIO.
 pub(crate) fn has_ended(at: &Path) -> bool {
     fs::metadata(at).is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
 }
 
-/// Unmounts what a process that is ending may still use.
+/// Unmounts a file system that a process may still use while it ends.
 pub(crate) fn unmount_patiently(at: &Path) -> io::Result<()> {
     let until = Instant::now() + UNMOUNT_TIME_MAX;
     loop {

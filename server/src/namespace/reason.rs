@@ -22,7 +22,8 @@ pub struct NamespaceError {
 }
 
 impl NamespaceError {
-    /// For programs, as JSON in one line: what keeps the pool from this instance, where that is another owner or epoch.
+    /// For programs, as JSON in one line: the other owner or epoch that keeps the pool from this instance, if that is the
+    /// reason.
     #[must_use]
     pub fn refusal(&self, epoch: u64) -> Option<String> {
         let (reason, recorded, key) = match &self.reason {

@@ -1,5 +1,5 @@
-//! The last user of a pool, recorded in the pool itself: a target that forgets reservations would give the pool to the first
-//! host that requests it.
+//! The last user of a pool, recorded in the pool itself: a target that loses its reservations would grant the pool to the
+//! first host that requests it.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::slots::{self, Content};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolRecord {
     pub(crate) epoch: u64,
-    /// Empty where the instance is of no cluster, or was recorded by a version that knew of none.
+    /// Empty if the instance belongs to no cluster, or if a version without clusters recorded it.
     pub(crate) cluster: String,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Claim {
     pub(crate) adopts: Option<ReservationKey>,
 }
 
-/// Why a pool is another's.
+/// Why a pool belongs to another instance.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error(
@@ -43,7 +43,7 @@ pub(crate) enum Refused {
 }
 
 impl Claim {
-    /// Whether what is recorded lets us use the pool; if so, whether our own record has to be written first.
+    /// Whether the record permits us to use the pool; if so, whether we must write our own record first.
     pub(crate) fn judge(&self, recorded: Option<&PoolRecord>) -> Result<bool, Refused> {
         let Some(recorded) = recorded else { return Ok(true) };
         let epoch = recorded.epoch;
@@ -53,7 +53,7 @@ impl Claim {
             }
             return Ok(epoch < self.ours.epoch);
         }
-        // The instance itself, before it knew its cluster.
+        // The instance itself, recorded before it had a cluster.
         if recorded.cluster.is_empty() {
             if epoch >= self.ours.epoch {
                 return Err(Refused::Superseded { recorded: epoch, ours: self.ours.epoch });
@@ -77,21 +77,21 @@ fn parse(text: &str) -> Option<PoolRecord> {
         match line.split_once(' ')? {
             ("epoch", number) => record.epoch = number.parse().ok()?,
             ("cluster", cluster) => cluster.clone_into(&mut record.cluster),
-            // Of a later version.
+            // Written by a later version.
             _ => return None,
         }
     }
     (record.epoch > 0).then_some(record)
 }
 
-/// Reads what is recorded in the pool; none where nothing is.
+/// Reads the record of the pool; `None` if there is none.
 pub(crate) fn read(pool: &Path) -> io::Result<Option<PoolRecord>> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the record of the pool's epoch is damaged");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| damaged());
     match slots::read(&pool.join(".forebay/epoch"), EPOCH_SLOT_BYTES)? {
         Content::Missing => Ok(None),
         Content::Record(bytes) => parse(&text(bytes)?).ok_or_else(damaged).map(Some),
-        // By a version before slots: the number alone.
+        // Written by a version before slots: the number alone.
         Content::Plain(bytes) => {
             let text = text(bytes)?;
             let number = text.trim().parse().ok().map(|epoch| PoolRecord { epoch, cluster: String::new() });
@@ -101,7 +101,7 @@ pub(crate) fn read(pool: &Path) -> io::Result<Option<PoolRecord>> {
     }
 }
 
-/// Records it.
+/// Writes the record.
 pub(crate) fn write(pool: &Path, record: &PoolRecord) -> io::Result<()> {
     let folder = pool.join(".forebay");
     match std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder) {
@@ -112,8 +112,8 @@ pub(crate) fn write(pool: &Path, record: &PoolRecord) -> io::Result<()> {
     let text = format!("epoch {epoch}\ncluster {cluster}\n");
     let path = folder.join("epoch");
     match slots::write(&path, EPOCH_SLOT_BYTES, text.as_bytes()) {
-        // On a full file system, a record of a version before slots is overwritten in the block that it has: it is within one
-        // sector, which a device writes whole.
+        // On a full file system, overwrite a record of a version before slots in its existing block: it fits into one
+        // sector, which a device writes atomically.
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
             if text.len() > SECTOR_BYTES
                 || !matches!(slots::read(&path, EPOCH_SLOT_BYTES)?, Content::Plain(_))
@@ -129,7 +129,7 @@ pub(crate) fn write(pool: &Path, record: &PoolRecord) -> io::Result<()> {
     }
 }
 
-/// What every device writes whole.
+/// The unit that every device writes atomically.
 const SECTOR_BYTES: usize = 512;
 
 #[cfg(test)]
@@ -172,12 +172,12 @@ mod tests {
         };
         let adopting = Claim { adopts: Some(key), ..claim(1, "c2") };
         assert_eq!(adopting.judge(Some(&theirs)), Ok(true));
-        // As the target may show it.
+        // In the form that the target may show.
         let owner = InstanceHash::in_cluster("c1", "fast-0");
         let pending = ReservationKey::pending(owner, Epoch::new(7).expect("not 0"));
         let by_pending = Claim { adopts: Some(pending), ..claim(1, "c2") };
         assert_eq!(by_pending.judge(Some(&theirs)), Ok(true));
-        // It was used since the person looked, or by a third.
+        // The pool was used since the administrator looked, or by a third cluster.
         assert!(adopting.judge(Some(&record(8, "c1"))).is_err());
         assert!(adopting.judge(Some(&record(7, "c3"))).is_err());
         assert_eq!(adopting.judge(Some(&record(1, "c2"))), Ok(false));
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(read(pool.path()).expect("read"), Some(record(3, "")));
         write(pool.path(), &record(4, "c1")).expect("recorded");
         assert_eq!(read(pool.path()).expect("read"), Some(record(4, "c1")));
-        // Written by hand in the place of a damaged one.
+        // Written by hand to replace a damaged record.
         std::fs::write(&path, "epoch 5\ncluster c1\n").expect("written");
         assert_eq!(read(pool.path()).expect("read"), Some(record(5, "c1")));
         for text in ["many", "", "\u{0}"] {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_recorded_on_a_full_file_system() {
-        // As this version records it, and as one before slots has left it.
+        // In this version's format, and in that of a version before slots.
         for plain in [false, true] {
             let Some(disk) = Disk::new("an_epoch_is_recorded_on_a_full_file_system") else { return };
             write(&disk.path(), &record(1, "")).expect("there is space");
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// After a crash with a log that was not replayed, as a takeover finds it.
+    /// Tests a takeover after a crash with a log that was not replayed.
     #[test]
     fn an_epoch_is_read_without_replaying_the_log() {
         let Some(disk) = Disk::new("an_epoch_is_read_without_replaying_the_log") else { return };

@@ -1,4 +1,4 @@
-//! How a pool's namespace was at the last look: what its guard goes by, and what health and metrics tell.
+//! The state of a pool's namespace at the last look. Its guard acts on it, and health and metrics report it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ pub(crate) enum Fence {
     /// The reservation is not ours.
     #[error("the reservation is lost: {0}")]
     Lost(Loss),
-    /// Whether it is ours was unknown for so long.
+    /// It is unknown for this long whether the reservation is ours.
     #[error(
         "for {0} s the target could not be asked whether the reservation is still ours (last answer: {1})"
     )]
     Unconfirmed(u64, String),
-    /// What fails is not reported to clients: the next server does it.
+    /// A failed operation is not reported to clients: the next server repeats it.
     #[error("an operation failed, and no path to the namespace takes I/O")]
     OutOfReach,
-    /// XFS does so where its log cannot be written. It is served again only after another mount, which replays the log.
+    /// XFS shuts down if it cannot write its log. It is served again only after another mount, which replays the log.
     #[error("the file system has shut down, as after an I/O error: the kernel's log says why")]
     FileSystem,
 }
 
-/// How it was.
+/// The state of a pool's namespace.
 #[derive(Debug)]
 pub struct State {
     pool: String,
@@ -39,20 +39,20 @@ pub struct State {
 
 #[derive(Debug)]
 struct Seen {
-    /// When the reservation was last seen to be ours.
+    /// When the reservation was last confirmed to be ours.
     confirmed: Instant,
-    /// Why it could not be asked for since.
+    /// Why it could not be confirmed since then.
     said: String,
     paths_up: usize,
     ana_states: Vec<String>,
     /// Why the file system does not fill its namespace.
     not_grown: Option<String>,
-    /// Why it may lose what was flushed.
+    /// Why it may lose flushed data.
     unreliable: Option<String>,
 }
 
 impl State {
-    /// All well, now.
+    /// A state without problems, confirmed now.
     pub(crate) fn new(pool: String, names: (String, String), paths: usize, loss_time: Duration) -> Self {
         let (confirmed, said) = (Instant::now(), "nothing yet".to_owned());
         let seen = Mutex::new(Seen {
@@ -70,37 +70,37 @@ impl State {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reservation was ours at this time.
+    /// Records that the reservation was ours at this time.
     pub(crate) fn confirm(&self, at: Instant) {
         self.seen().confirmed = at;
     }
 
-    /// When the reservation was last seen to be ours.
+    /// When the reservation was last confirmed to be ours.
     pub(crate) fn confirmed(&self) -> Instant {
         self.seen().confirmed
     }
 
-    /// What the target is not to be relied on for; one sentence.
+    /// Records why the target is unreliable; one sentence.
     pub(crate) fn set_unreliable(&self, why: String) {
         self.seen().unreliable = Some(why);
     }
 
-    /// The target could not be asked.
+    /// Records that the target could not be queried.
     pub(crate) fn not_confirmed(&self, said: String) {
         self.seen().said = said;
     }
 
-    /// So many paths take I/O.
+    /// Records the number of paths that take I/O.
     pub(crate) fn set_paths_up(&self, up: usize) {
         self.seen().paths_up = up;
     }
 
-    /// What the paths are to the target.
+    /// Records the ANA states of the paths.
     pub(crate) fn set_ana_states(&self, states: Vec<String>) {
         self.seen().ana_states = states;
     }
 
-    /// The subsystem's NQN, and the namespace as it is configured.
+    /// The subsystem's NQN, and the namespace as configured.
     #[must_use]
     pub fn names(&self) -> (&str, &str) {
         (&self.names.0, &self.names.1)
@@ -112,7 +112,7 @@ impl State {
         self.seen().ana_states.clone()
     }
 
-    /// How growing went.
+    /// Records the result of growing.
     pub(crate) fn set_grown(&self, result: Result<(), String>) {
         self.seen().not_grown = result.err();
     }
@@ -136,13 +136,13 @@ impl State {
         (self.seen().paths_up, self.paths)
     }
 
-    /// How long ago the reservation was last seen to be ours.
+    /// How long ago the reservation was last confirmed to be ours.
     #[must_use]
     pub fn confirmed_ago(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.seen().confirmed)
     }
 
-    /// One sentence for each thing that is wrong.
+    /// One sentence for each problem.
     #[must_use]
     pub fn problems(&self, now: Instant) -> Vec<String> {
         let pool = &self.pool;

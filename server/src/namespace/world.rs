@@ -1,4 +1,4 @@
-//! What carries the steps of [`super::attach`] out on Linux.
+//! Executes the steps of [`super::attach`] on Linux.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ impl<'a> Linux<'a> {
         }
     }
 
-    /// After all steps.
+    /// The attached namespace, after all steps.
     pub(super) fn attached(self) -> Attached {
         let guard = self.guard.expect("it is attached once it is watched");
         Attached { pool: self.pool.name.clone(), path: self.pool.path.clone(), guard, state: self.state }
@@ -104,8 +104,8 @@ impl<'a> Linux<'a> {
         Path::new("/dev").join(&self.namespace().name)
     }
 
-    /// A subsystem is connected by one host of a machine: what we have connected as another goes first, and what is mounted
-    /// over it before that. Whatever it still has in memory is that of an earlier epoch.
+    /// Disconnects the subsystem if this instance has it connected as another host: a machine can connect it as only one
+    /// host. Before that, ends the file system mounted on it, which holds the state of an earlier epoch.
     fn disconnect_former(&mut self) -> Result<(), Reason> {
         let Some(former) = former(self.instance, self.section, &self.wanted.host)? else { return Ok(()) };
         let found = self.fabrics.sysfs().read();
@@ -120,8 +120,8 @@ impl<'a> Linux<'a> {
         gone.map(drop).map_err(io("disconnecting the namespace of an earlier server"))
     }
 
-    /// What its target promises. A loss of its power is noticed by the reservation that it has forgotten: one that keeps
-    /// reservations and not its cache loses what was flushed without a sign.
+    /// Reports what the target promises. A power loss of the target is detected because it loses the reservation: a target
+    /// that keeps reservations but not its cache loses flushed data undetected.
     fn look_at_the_target(&self, namespace: &Namespace, device: &NamespaceDevice) {
         let pool = &self.pool.name;
         let volatile = self.fabrics.sysfs().has_volatile_cache(namespace);
@@ -162,13 +162,14 @@ impl World for Linux<'_> {
         let (namespace, device) = loop {
             let namespace = connected(&self.fabrics, &self.wanted, self.section)?;
             info!(pool, device = namespace.name, key = %self.me.key(), "namespace found");
-            // Before the reservation: a target may refuse every command on what is write-protected, reports among them.
+            // Before the reservation: a target may refuse every command on a write-protected namespace, including
+            // reservation reports.
             if namespace.read_only {
                 return Err(Reason::ReadOnly);
             }
             match self.fabrics.open(&namespace) {
                 Ok(device) => break (namespace, Arc::new(device)),
-                // After a restart of the target the kernel may remove the device and make it again.
+                // After a restart of the target, the kernel may remove and recreate the device.
                 Err(error) if error.is_passing() && Instant::now() < until => {
                     info!(pool, %error, "looking for the namespace again");
                     std::thread::sleep(LOOK_AGAIN);
@@ -218,7 +219,7 @@ impl World for Linux<'_> {
 
     fn outwait(&mut self) -> Result<(), Reason> {
         std::thread::sleep(self.section.cut_off_time());
-        // The target is not what was waited for.
+        // This time was not spent waiting for the target.
         self.until = Instant::now() + self.section.connect_time();
         Ok(())
     }
@@ -259,7 +260,7 @@ impl World for Linux<'_> {
     fn recorded_before_replay(&mut self, _: &Owned) -> Result<Option<PoolRecord>, Reason> {
         let peeked = peek(&self.block_device(), &self.pool.path);
         if let Err(error) = &peeked {
-            // What is read from a file system before its log is replayed may make no sense: it is judged once mounted.
+            // Data read before the log is replayed may be inconsistent: it is judged once the file system is mounted.
             warn!(pool = self.pool.name, %error, "the pool's epoch cannot be read before its log is replayed");
         }
         if mounted_device(&self.pool.path).is_some() {

@@ -1,8 +1,9 @@
-//! Copies the tree of a volume or snapshot: files share their extents with the original (`FICLONE`), so a copy takes time for
-//! each file and none for its bytes.
+//! Copies the tree of a volume or snapshot. Files share their extents with the original (`FICLONE`), so the time depends on
+//! the number of files, not on their size.
 //!
-//! What clients can see is copied: files, directories, hard links among them, owners, modes, times and extended attributes.
-//! Symbolic links, devices, sockets and pipes that other programs put below a volume are not served, and left out.
+//! Everything that clients can see is copied: files, directories, hard links between files, owners, modes, times and
+//! extended attributes. Symbolic links, devices, sockets and pipes that other programs create below a volume are not served,
+//! and are left out.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -33,7 +34,7 @@ pub enum CopyError {
         "its file system shares no extents between files: format it as XFS with reflink=1 (mkfs.xfs's default)"
     )]
     NoReflink,
-    /// It took longer than it may.
+    /// It took too long.
     #[error(
         "it has more files than can be copied in {seconds} s, the longest time that its clients wait: {done} were copied"
     )]
@@ -49,12 +50,12 @@ pub enum CopyError {
     /// It has too many hard links.
     #[error("the paths of its files with several names take more than {} MiB", COPY_LINK_BYTES_MAX >> 20)]
     Links,
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("{what} {name:?}: {errno}")]
     Io {
-        /// Doing what.
+        /// The operation.
         what: &'static str,
-        /// With what, below its directory.
+        /// Its operand, below its directory.
         name: CString,
         /// Why.
         errno: Errno,
@@ -72,7 +73,7 @@ impl CopyError {
 /// Whether files of the file system of `directory` can share their extents.
 ///
 /// # Errors
-/// Those of making two files without a name.
+/// Those of making two unnamed files.
 pub(super) fn shares_extents(directory: BorrowedFd<'_>) -> io::Result<bool> {
     let nameless = || {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -86,10 +87,10 @@ pub(super) fn shares_extents(directory: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// Copies what is below `source` to below `target`, a directory that is empty, and then the attributes of `source` itself.
+/// Copies everything below `source` into the empty directory `target`, and then the attributes of `source` itself.
 ///
 /// # Errors
-/// Why not; part of it is there then. [`CopyError::Late`] where `until` comes first.
+/// Why the copy failed; `target` may hold part of it. [`CopyError::Late`] if `until` passes first.
 pub fn copy_tree(source: &OwnedFd, target: &OwnedFd, until: Option<Instant>) -> Result<Copied, CopyError> {
     let started = Instant::now();
     let mut copy = Copy {
@@ -106,11 +107,11 @@ pub fn copy_tree(source: &OwnedFd, target: &OwnedFd, until: Option<Instant>) -> 
     Ok(copy.done)
 }
 
-/// A file with several names that was met.
+/// A file with several names, at least one of which was found.
 struct Link {
     /// Below the target's root.
     path: CString,
-    /// Names that were not met.
+    /// Names that were not found yet.
     left: usize,
 }
 
@@ -137,7 +138,7 @@ struct Copy<'a> {
     done: Copied,
     /// By inode.
     links: HashMap<u64, Link>,
-    /// What these take.
+    /// Bytes that the paths in `links` take.
     link_bytes: usize,
     /// For values of extended attributes.
     xattrs: Vec<u8>,
@@ -150,9 +151,9 @@ const TARGET: OFlags =
     OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl Copy<'_> {
-    /// Copies all that is below `source`, and its attributes. It does not call itself: a client chooses the depth.
+    /// Copies everything below `source`, and its attributes. It is not recursive, because clients choose the depth.
     fn tree(&mut self, source: OwnedFd, target: OwnedFd) -> Result<(), CopyError> {
-        // Of the directory that is being copied, below the root and with a slash at its end.
+        // Path of the directory that is being copied, below the root, with a trailing slash.
         let mut path = Vec::new();
         let mut levels = vec![Level::new(source, target, 0)?];
         while let Some(level) = levels.last_mut() {
@@ -234,7 +235,7 @@ impl Copy<'_> {
             rustix::fs::openat(source, name, SOURCE, Mode::empty()).map_err(io("opening", name))?;
         let to =
             rustix::fs::openat(target, name, TARGET, Mode::RUSR | Mode::WUSR).map_err(io("making", name))?;
-        // As it is now: it may have been swapped for another, which is then what is copied.
+        // The current state: the file may have been replaced since, and then the replacement is copied.
         let stat = rustix::fs::fstat(&from).map_err(io("looking at", name))?;
         if stat.st_size > 0 {
             rustix::fs::ioctl_ficlone(&to, &from).map_err(|errno| match errno {
@@ -289,7 +290,7 @@ impl Copy<'_> {
             }
             Err(errno) => return Err(errno),
         };
-        // Others are the kernel's or an administrator's.
+        // Other namespaces belong to the kernel or an administrator.
         let user = names.split_inclusive(|byte| *byte == 0).filter(|name| name.starts_with(b"user."));
         for name in user {
             let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
@@ -381,7 +382,7 @@ mod tests {
         fs::hard_link(source.join("a/large"), source.join("link")).expect("linked");
         symlink("/etc", source.join("out")).expect("linked");
         fs::set_permissions(source.join("a/b"), PermissionsExt::from_mode(0o2500)).expect("set");
-        // The terabyte that is not there is not read.
+        // Reading a sparse terabyte would take too long here: replace the file.
         fs::remove_file(source.join("sparse")).expect("removed");
         let sparse = File::create(source.join("sparse")).expect("made");
         sparse.set_len(64 << 20).expect("sparse");
@@ -397,7 +398,7 @@ mod tests {
         assert_eq!(target.metadata().expect("there").mode(), source.metadata().expect("there").mode());
         let taken = before.saturating_sub(free());
         assert!(taken < 8 << 20, "{taken} bytes for a copy of 40 MiB");
-        // Neither sees what the other writes, and the copy outlives the original.
+        // Neither file sees the other's writes, and the copy outlives the original.
         fs::write(source.join("a/large"), "changed").expect("written");
         assert_eq!(fs::read(target.join("link")).expect("read"), vec![7; 40 << 20]);
         fs::remove_dir_all(&source).expect("removed");

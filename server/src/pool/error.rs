@@ -1,13 +1,13 @@
-//! What can be wrong with a pool.
+//! Errors of a pool.
 
 use std::path::PathBuf;
 
 use crate::volume::RecordError;
 
-/// Why a pool cannot be used, or something cannot be done to it.
+/// Why a pool, or an operation on it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// Its directory is not there.
+    /// Its directory does not exist.
     #[error(
         "pool {pool}: {path} does not exist: make the directory (or mount what belongs there), or change pool.path"
     )]
@@ -17,7 +17,7 @@ pub enum PoolError {
         /// Directory.
         path: PathBuf,
     },
-    /// Its directory holds no pool, and should.
+    /// Its directory should hold a pool and does not.
     #[error(
         "pool {pool}: {path} holds no pool: is its disk mounted? (to begin an empty one there, set pool.existing = false)"
     )]
@@ -37,17 +37,17 @@ pub enum PoolError {
         /// Directory.
         path: PathBuf,
     },
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("pool {pool}: {what}: {error}")]
     Io {
         /// Name.
         pool: String,
-        /// Doing what.
+        /// The operation.
         what: String,
         /// Why.
         error: std::io::Error,
     },
-    /// Of a record.
+    /// An error of a record.
     #[error("pool {pool}: {error}")]
     Record {
         /// Name.
@@ -55,7 +55,7 @@ pub enum PoolError {
         /// Which and why.
         error: RecordError,
     },
-    /// Capacities must be hard, and the file system cannot limit them.
+    /// Capacities must be hard, but the file system cannot limit them.
     #[error(
         "pool {pool}: the file system of {path} enforces no project quota: mount it with -o prjquota (XFS, or ext4 with \
          the feature project), or set quota = \"none\" for the pool and ask for volumes without quota"
@@ -66,7 +66,7 @@ pub enum PoolError {
         /// Directory.
         path: PathBuf,
     },
-    /// There is data where a new volume's would go.
+    /// Data exists at the path of a new volume.
     #[error("pool {pool}: {path} holds data without a record: move it away or restore the record")]
     Orphan {
         /// Name.

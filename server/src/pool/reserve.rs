@@ -1,4 +1,4 @@
-//! Space that a pool keeps for itself, so that a volume can be deleted from a pool that is full.
+//! Space that a pool reserves, so that a volume can be deleted when the pool is full.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,11 +10,11 @@ use super::Pool;
 use crate::limits::RESERVE_BYTES;
 use crate::volume::RecordError;
 
-/// Space that is set aside.
+/// The file that reserves the space.
 pub(super) const RESERVE: &str = ".forebay/reserve";
 
 impl Pool {
-    /// Does what may need a little space; on a full file system with that of the reserve.
+    /// Runs a write that may need a little space; on a full file system, it uses the reserve.
     pub(super) fn with_reserve(
         &self,
         write: impl Fn() -> Result<(), RecordError>,
@@ -32,8 +32,8 @@ impl Pool {
     }
 }
 
-/// Sets space aside in a pool for deleting volumes when it is full, where that is not done. A full file system has none until
-/// something was deleted.
+/// Reserves space in a pool for deleting volumes when it is full, unless it is already reserved. On a full file system this
+/// is impossible until something is deleted.
 pub(crate) fn keep_reserve(pool: &Path) {
     let path = pool.join(RESERVE);
     let kept = || -> std::io::Result<()> {
@@ -42,7 +42,7 @@ pub(crate) fn keep_reserve(pool: &Path) {
         }
         let file = std::fs::File::create(&path)?;
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES) {
-            // A file system that cannot promise space.
+            // The file system cannot preallocate space.
             Err(Errno::OPNOTSUPP) => Ok(()),
             result => result.map_err(Into::into),
         }

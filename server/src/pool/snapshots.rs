@@ -1,4 +1,4 @@
-//! Snapshots in a pool. They share extents with their volumes, and outlive them.
+//! Snapshots in a pool. They share extents with their volumes and outlive them.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ impl Pool {
         self.path.join(".forebay/snapshots")
     }
 
-    /// Where a snapshot's data are.
+    /// Path of a snapshot's data.
     #[must_use]
     pub fn snapshot_path(&self, id: &str) -> PathBuf {
         self.path.join("snapshots").join(id)
     }
 
-    /// Whether files of the pool can share their extents, without which there are no snapshots and clones.
+    /// Whether files of the pool can share extents. Snapshots and clones require it.
     ///
     /// # Errors
     /// Those of the file system.
@@ -34,18 +34,18 @@ impl Pool {
         Ok(*self.shared_extents.get_or_init(|| found))
     }
 
-    /// What a snapshot's files have, shared or not.
+    /// Usage of a snapshot's files, shared extents included.
     #[must_use]
     pub fn snapshot_usage(&self, snapshot: &Snapshot) -> Usage {
         let counted = snapshot.project.map(|project| quota::usage(self.directory.as_fd(), project));
         counted.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Reads the records of snapshots, and deletes what was not finished. A record that is damaged is left as it is.
+    /// Reads the records of snapshots, and deletes unfinished snapshots. A damaged record is left unchanged.
     pub(super) fn read_snapshots(&mut self) -> Result<(), PoolError> {
         let entries = match std::fs::read_dir(self.snapshot_records_path()) {
             Ok(entries) => entries,
-            // The first snapshot makes it.
+            // The first snapshot creates the directory.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.io("listing its snapshots", error)),
         };
@@ -75,11 +75,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Begins a snapshot of the directory at `source`, which gets its data by [`super::copy_tree`] and is there after
-    /// [`Pool::complete_snapshot`]. Until then its record says that the next start has to delete it.
+    /// Begins a snapshot that [`super::copy_tree`] fills from the directory at `source`. [`Pool::complete_snapshot`] makes
+    /// it available. Until then its record makes the next start delete it.
     ///
     /// # Errors
-    /// Why not; nothing of it is left then.
+    /// Why the snapshot was not begun; nothing of it is left.
     pub fn begin_snapshot(&mut self, mut snapshot: Snapshot, source: &Path) -> Result<Copying, PoolError> {
         let (data, records) = (self.path.join("snapshots"), self.snapshot_records_path());
         for path in [&data, &records] {
@@ -116,7 +116,7 @@ impl Pool {
         made
     }
 
-    /// A snapshot that was begun has its data.
+    /// Marks a snapshot that was begun as ready, after its data was copied.
     ///
     /// # Errors
     /// Why that could not be recorded.
@@ -129,11 +129,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes a snapshot: from the moment its record says so it is gone, also if the server is killed on the way. The data are
-    /// moved to the trash, for [`Pool::trash`] to remove.
+    /// Deletes a snapshot. It is deleted as soon as its record says so, even if the server is killed before the end. The
+    /// data is moved to the trash, and [`super::empty`] removes it.
     ///
     /// # Errors
-    /// Those of the file system; calling it again goes on.
+    /// Those of the file system; a repeated call continues the deletion.
     pub fn delete_snapshot(&mut self, id: &str) -> Result<(), PoolError> {
         let Some(mut snapshot) = self.snapshots.get(id).cloned() else { return Ok(()) };
         let records = self.snapshot_records_path();

@@ -138,7 +138,7 @@ fn a_volume_of_a_pool_that_it_has_filled_is_deleted() {
     pool.create(record("other", Quota::None)).expect("made");
     drop(pool);
     disk.fill();
-    // Taken over full.
+    // The pool is full when the server takes it over.
     let (mut pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
     assert!(unserved.is_empty(), "{unserved:?}");
     pool.predecessors(1).expect("noted, or not");
@@ -161,14 +161,14 @@ fn a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served() {
     let links = disk.path().join(".forebay/links");
     std::fs::remove_dir(&links).expect("as before it was made");
     disk.fill();
-    // Nor is an inode left that was made with others, or room for a name of that length.
+    // Also use up preallocated inodes, and space for a name of that length.
     let names = (0_u32..10_000).map(|nth| disk.path().join(".forebay").join(nth.to_string()));
     let made: Vec<PathBuf> = names.take_while(|path| std::fs::create_dir(path).is_ok()).collect();
     let full = std::fs::create_dir(&links).expect_err("there is no space");
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
     assert!(unserved.is_empty(), "{unserved:?}");
-    // A link replaces a name all the same, by way of the volume's own directory.
+    // A link still replaces a name, through the volume's own directory.
     let volume = pool.serve(&pool.records["a"]).expect("served").handle();
     replace_by_link(&volume, "a", "b");
     assert_eq!(std::fs::read(&b).expect("it is there"), b"a");
@@ -184,7 +184,7 @@ fn a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served() {
     replace_by_link(&volume, "a", "b");
 }
 
-/// Gives a file of the volume a further name, which another file has.
+/// Replaces one name of the volume by a hard link to another file.
 fn replace_by_link(volume: &FsHandle, from: &str, to: &str) {
     let request = OpenRequest {
         path: RelPath::new(from).expect("a path"),
