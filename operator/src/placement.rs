@@ -347,7 +347,7 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
             || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
 }
 
-/// Returns a description of the first port that meets all requirements, or the furthest requirement that any port reached.
+/// Returns a description of the fastest port that meets all requirements, or the first requirement that no port is left to meet.
 pub(crate) fn fitting_port(
     rdma: &RdmaPlacement,
     name: &str,
