@@ -1,8 +1,9 @@
-//! `kubectl forebay adopt`: instances with pools that record a later epoch than Kubernetes does, or another owner.
+//! `kubectl forebay adopt`: continues instances with pools that have recorded a later epoch than Kubernetes has, or another
+//! owner.
 //!
-//! A pool and the target's reservation keep the epoch in which they were used last. Where what Kubernetes knew of that was lost (the
-//! cluster was built again, the record was deleted), a new server is the older one for them, steps back, and says what it
-//! found. From that the next epoch is recorded. It only ever goes up.
+//! A pool and the target's reservation keep the epoch in which they were used last. If Kubernetes' record of it was lost
+//! (the cluster was rebuilt, the record was deleted), a new server has the older epoch, steps back, and reports what it
+//! found. The next epoch is recorded from that. An epoch only ever goes up.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -28,11 +29,11 @@ const FIELD_MANAGER: &str = "kubectl-forebay-adopt";
 enum Refusal {
     /// The pool or the reservation was used in this later epoch.
     Superseded { epoch: u64 },
-    /// It belongs to the instance of that name of another Kubernetes cluster.
+    /// The pool belongs to the instance of that name in another Kubernetes cluster.
     OtherOwner { pool: String, key: String },
 }
 
-/// What servers write to their termination log.
+/// The report that servers write to their termination log.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
@@ -43,7 +44,7 @@ struct Reported {
     recorded_key: String,
 }
 
-/// The end of a server, in its own words.
+/// Parses a server's termination message.
 fn refusal(message: &str) -> Option<Refusal> {
     let reported = message.lines().rev().find_map(|line| serde_json::from_str::<Reported>(line.trim()).ok());
     match reported {
@@ -55,7 +56,7 @@ fn refusal(message: &str) -> Option<Refusal> {
         }
         _ => {}
     }
-    // Servers of earlier versions say it in a sentence.
+    // Servers of earlier versions write a sentence instead.
     let number = |before: &str, after: &str| -> Option<u64> {
         let rest = &message[message.find(before)? + before.len()..];
         let digits = &rest[..rest.find(|c: char| !c.is_ascii_digit())?];
@@ -72,7 +73,7 @@ fn is_key(text: &str) -> bool {
         .is_some_and(|digits| digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// The last end of a pod's server.
+/// Returns the termination messages of a pod's containers.
 fn last_words(pod: &Pod) -> Vec<String> {
     let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
     let states = statuses.flat_map(|status| [status.state.as_ref(), status.last_state.as_ref()]);
@@ -80,15 +81,15 @@ fn last_words(pod: &Pod) -> Vec<String> {
     ends.filter_map(|end| end.message.clone()).collect()
 }
 
-/// What is to be recorded for one instance.
+/// The change to record for one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Step {
     instance: String,
-    /// The epoch that Kubernetes knows; 0 where it knows none.
+    /// The epoch that Kubernetes has; 0 if it has none.
     known: u64,
     /// What the server found.
     found: Refusal,
-    /// What is written.
+    /// The keys and values to write.
     data: BTreeMap<String, String>,
 }
 
@@ -109,7 +110,7 @@ impl Step {
     }
 }
 
-/// What is to be done, from what there is. Pure.
+/// Derives the steps from the current state. Pure.
 fn plan(
     cluster: &StorageCluster,
     record: &BTreeMap<String, String>,
@@ -136,16 +137,16 @@ fn plan(
         let words = pods.iter().filter(mine).flat_map(last_words);
         let mut found: Vec<Refusal> = words.filter_map(|text| refusal(&text)).collect();
         if let Some(epoch) = epoch {
-            // What a person has read elsewhere, such as in a log.
+            // An epoch that a person has found elsewhere, such as in a log.
             found = vec![Refusal::Superseded { epoch: epoch - 1 }];
         }
-        // The highest epoch of those that were found; a key of another owner only where nothing else is to be done first.
+        // The highest epoch found. Another owner's key is adopted only if no epoch has to be recorded first.
         let highest = found.iter().filter_map(|f| match f {
             Refusal::Superseded { epoch } => Some(*epoch),
             Refusal::OtherOwner { .. } => None,
         });
         if let Some(highest) = highest.max() {
-            // One that was recorded already is under way.
+            // A lower one is recorded already and in progress.
             if highest >= known {
                 ensure!(highest < EPOCH_MAX, "{instance}: epoch {highest} is the last that there can be");
                 steps.push(Step {
@@ -170,7 +171,8 @@ fn plan(
     Ok(steps)
 }
 
-/// Reads, asks, writes. Whether there was nothing left to do, or all was done.
+/// Reads, asks for confirmation, writes. Returns the text for the terminal, and whether nothing was left to do or everything
+/// was done.
 pub(crate) fn run(options: &Adopt) -> anyhow::Result<(String, bool)> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
@@ -210,7 +212,7 @@ async fn connect(options: &Adopt) -> anyhow::Result<(Client, String)> {
     Ok((client, namespace))
 }
 
-/// Asks on the terminal.
+/// Asks for confirmation on the terminal.
 fn confirm() -> anyhow::Result<()> {
     let stdin = io::stdin();
     ensure!(stdin.is_terminal(), "there is no terminal to ask on: say --yes, or --dry-run");
@@ -257,7 +259,7 @@ async fn write(
     let manager = Some(FIELD_MANAGER.to_owned());
     match record {
         Some(record) => {
-            // With the version: where the operator has written since, what was read may not hold any more.
+            // Includes the resource version: if the operator has written since, the data read may be outdated.
             let patch = json!({ "metadata": { "resourceVersion": record.resource_version() }, "data": data });
             let parameters = PatchParams { field_manager: manager, ..PatchParams::default() };
             maps.patch(&name, &parameters, &Patch::Merge(&patch)).await.map(drop)
@@ -353,7 +355,7 @@ mod tests {
         assert_eq!(epochs(&steps), [("main-0.adopt.fast", "0x035e884900000007")]);
         let record = steps[0].data.clone();
         assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty());
-        // What a server says goes into a configuration: only what is a key.
+        // Only a valid key is accepted from a server, because it is written to a configuration.
         let pods = [pod("main-0", &reported("0x\\\" rm"))];
         assert!(plan(&cluster(1), &BTreeMap::new(), &pods, None, None).expect("a plan").is_empty());
     }

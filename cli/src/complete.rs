@@ -1,5 +1,5 @@
-//! Completion of `kubectl forebay`: kubectl runs `kubectl_complete-forebay` from the PATH with the words so far, of which the last
-//! is to be completed, and reads what it prints: a candidate a line, and what the shell is to do.
+//! Completion of `kubectl forebay`: kubectl runs `kubectl_complete-forebay` from the PATH with the words so far, the last of
+//! which is to be completed. It reads one candidate per line from the output, and a directive for the shell.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -7,26 +7,26 @@ use std::path::Path;
 
 use clap::{Arg, Command};
 
-/// The name by which kubectl runs the program: a link to it.
+/// The name by which kubectl runs the program, through a link.
 const NAME: &str = "kubectl_complete-forebay";
 
-/// Nothing but the candidates.
+/// Directive: complete with the candidates only.
 const NO_FILES: u8 = 4;
-/// Names of files.
+/// Directive: complete with file names.
 const FILES: u8 = 0;
 
-/// Whether this process was started by kubectl for that.
+/// Whether kubectl started this process for completion.
 pub(crate) fn is_wanted(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == NAME)
 }
 
-/// What kubectl reads.
+/// Returns the output for kubectl.
 pub(crate) fn answer(root: Command, words: &[String]) -> String {
     let mut root = root;
     root.build();
     let (last, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
     let mut command = &root;
-    // The option that the last word is the value of.
+    // The option with the last word as its value.
     let mut option: Option<&Arg> = None;
     for word in before {
         option = match option {
@@ -55,7 +55,7 @@ pub(crate) fn answer(root: Command, words: &[String]) -> String {
     text
 }
 
-/// The option that a word is, if what follows is its value.
+/// Returns the option that a word names, if the option's value follows.
 fn takes_value<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let is_it = |arg: &&Arg| match word.strip_prefix("--") {
         Some(long) => arg.get_long() == Some(long),
@@ -71,7 +71,7 @@ fn options(command: &Command) -> Vec<(String, String)> {
     named.filter_map(|arg| Some((format!("--{}", arg.get_long()?), help(arg.get_help())))).collect()
 }
 
-/// The values that an argument can have, and whether those are files.
+/// Returns the possible values of an argument, and the directive for file names.
 fn values(arg: &Arg) -> (Vec<(String, String)>, u8) {
     let possible = arg.get_possible_values();
     let values = possible.iter().map(|value| (value.get_name().to_owned(), help(value.get_help()))).collect();
@@ -79,7 +79,7 @@ fn values(arg: &Arg) -> (Vec<(String, String)>, u8) {
     (values, if is_file { FILES } else { NO_FILES })
 }
 
-/// One line.
+/// Returns the first line of a help text.
 fn help(text: Option<&clap::builder::StyledStr>) -> String {
     text.map(ToString::to_string).unwrap_or_default().lines().next().unwrap_or_default().to_owned()
 }

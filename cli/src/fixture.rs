@@ -1,4 +1,4 @@
-//! A cluster for tests: one that is well, to be spoiled by each of them.
+//! A healthy cluster for tests; each test breaks a part of it.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -101,7 +101,7 @@ pub(crate) fn claim(name: &str, phase: &str) -> Value {
 
 pub(crate) const NODES: [&str; 2] = ["storage-1", "storage-2"];
 
-/// Two storage nodes, a cluster of two instances, two volumes: all is well.
+/// Returns a healthy cluster: two storage nodes, two instances, two volumes.
 pub(crate) fn healthy() -> Snapshot {
     let pods = [
         pod("forebay-operator-a", "operator", NODES[0]),
@@ -127,7 +127,7 @@ pub(crate) fn healthy() -> Snapshot {
     }
 }
 
-/// An installation to which nothing has been added.
+/// Returns a fresh installation.
 pub(crate) fn fresh() -> Snapshot {
     Snapshot {
         clusters: Ok(vec![]),

@@ -1,41 +1,41 @@
-//! How long is waited and how much is shown.
+//! Deadlines, and limits for the output.
 
 use std::time::Duration;
 
-/// Everything that is read from the Kubernetes API together.
+/// Deadline for reading everything from the Kubernetes API.
 pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(60);
 
-/// To connect to the API server.
+/// Deadline for connecting to the API server.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Objects in one page of a list.
 pub(crate) const PAGE_ENTRIES: u32 = 500;
 
-/// Pages of one list: a longer table is of no use.
+/// Maximum number of pages of a list: a longer table is useless.
 pub(crate) const PAGES_MAX: usize = 200;
 
-/// For the metrics of one server.
+/// Deadline for the metrics of one server.
 pub(crate) const SCRAPE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Volumes that the plain table shows.
+/// Maximum number of volumes in the plain table.
 pub(crate) const VOLUMES_SHOWN: usize = 20;
 
-/// For a change of a StorageCluster.
+/// Deadline for changing a StorageCluster.
 pub(crate) const CHANGE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// For each part of an adoption.
+/// Deadline for each part of an adoption.
 pub(crate) const ADOPT_DEADLINE: Duration = Duration::from_secs(30);
 
-/// For a list of a bundle.
+/// Deadline for a list in a bundle.
 pub(crate) const BUNDLE_LIST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// For a log or the metrics of a bundle.
+/// Deadline for a log or the metrics in a bundle.
 pub(crate) const BUNDLE_LOG_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Lines of each log in a bundle.
+/// Maximum number of lines of each log in a bundle.
 pub(crate) const BUNDLE_LOG_LINES: i64 = 10_000;
 
-/// Bytes of each log in a bundle.
+/// Maximum size of each log in a bundle, in bytes.
 pub(crate) const BUNDLE_LOG_BYTES_MAX: i64 = 16 << 20;
 
 /// The last epoch: a reservation's key has 32 bits for it.

@@ -1,9 +1,9 @@
-//! `kubectl forebay`: what there is and how it is (`status`), what stands in the way (`doctor`), how much each volume is used
-//! (`top`) and by which pods (`who`), all of that in one archive for support (`bundle`), whether the operator works on it
-//! (`pause`, `resume`), and how instances continue if their record was lost (`adopt`).
+//! `kubectl forebay`: shows the state (`status`), finds problems (`doctor`), shows how much each volume is used (`top`) and
+//! by which pods (`who`), collects all of that in one archive for support (`bundle`), pauses and resumes the operator's work
+//! on a StorageCluster (`pause`, `resume`), and continues instances if their record was lost (`adopt`).
 //!
-//! It works with its user's rights; only `pause`, `resume` and `adopt` change something. Everything is read first; what is shown, found and done
-//! is then worked out by pure functions.
+//! It runs with its user's permissions; only `pause`, `resume` and `adopt` change anything. Everything is read first; pure
+//! functions then derive what is shown, found and done.
 
 mod adopt;
 mod bundle;
@@ -34,7 +34,7 @@ use crate::options::{Cli, Command, Connection, Format};
 use crate::paint::Paint;
 use crate::snapshot::Snapshot;
 
-/// Everything is as it should be.
+/// Everything is in order.
 const GOOD: u8 = 0;
 /// Something is not ready, or the doctor found an error.
 const NOT_READY: u8 = 1;
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli) {
         Ok(good) => ExitCode::from(if good { GOOD } else { NOT_READY }),
-        // As when the output goes to `head`.
+        // For example, if the output is piped to `head`.
         Err(error)
             if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) =>
         {
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all is well.
+/// Runs the command. Returns whether everything is in order.
 fn run(cli: Cli) -> anyhow::Result<bool> {
     let paint = Paint::new(cli.color.is_wanted(io::stdout().is_terminal()));
     let (text, good) = match cli.command {

@@ -12,7 +12,7 @@ use crate::top::Sort;
 /// Forebay's namespace if no other is given.
 pub(crate) const NAMESPACE: &str = "forebay-system";
 
-/// Names another one for every call.
+/// Overrides the default namespace for every call.
 pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
 /// What Forebay is doing in a Kubernetes cluster, and what stands in its way.
@@ -187,7 +187,7 @@ pub(crate) struct Adopt {
 #[derive(Debug, Args)]
 pub(crate) struct Connection {
     /// The namespace that Forebay runs in. Default: $FOREBAY_NAMESPACE, else forebay-system, or in a pod the pod's own.
-    // Not by clap's `env`: a variable would then conflict with -A as the option does.
+    // Not with clap's `env`: a variable would then conflict with -A as the option does.
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
 
@@ -205,8 +205,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The namespace to look at; none for all of them. `variable` is that of the environment, `default` if none is given
-    /// one.
+    /// Returns the namespace to read, or `None` for all. `variable` is the value of the environment variable, `default`
+    /// applies if no namespace is given.
     pub(crate) fn scope(&self, variable: Option<String>, default: impl FnOnce() -> String) -> Option<String> {
         if self.all_namespaces {
             return None;

@@ -1,23 +1,23 @@
 //! Colours on a terminal.
 
-/// Paints or does not.
+/// Adds colours, or does not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Paint(bool);
 
-/// What a text tells.
+/// The meaning of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Tone {
     #[default]
     Plain,
     /// A heading.
     Strong,
-    /// All is well.
+    /// Everything is in order.
     Good,
-    /// It may be meant so.
+    /// It may be intended.
     Doubtful,
-    /// It is not well.
+    /// It is not in order.
     Bad,
-    /// Of less interest.
+    /// It is less important.
     Faint,
 }
 

@@ -10,10 +10,10 @@ use crate::limits::CHANGE_DEADLINE;
 use crate::options::OneCluster;
 use crate::snapshot::{self, words};
 
-/// The field manager of the change.
+/// Field manager of the change.
 const FIELD_MANAGER: &str = "kubectl-forebay";
 
-/// Sets `spec.paused`; what has changed, for the terminal.
+/// Sets `spec.paused`, and returns what has changed, for the terminal.
 pub(crate) fn run(options: &OneCluster, paused: bool) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let change = async { timeout(CHANGE_DEADLINE, set(options, paused)).await };

@@ -1,15 +1,15 @@
-//! Sizes and ages for people.
+//! Human-readable sizes and ages.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-/// Such as `512Mi`, `1.5Gi`, `12Ti`.
+/// Formats a size, such as `512Mi`, `1.5Gi`, `12Ti`.
 pub(crate) fn bytes(bytes: i64) -> String {
     const UNITS: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     if bytes < 1024 {
         return bytes.to_string();
     }
-    // In tenths, rounded down: what is shown as free is there.
+    // In tenths, rounded down, so that space shown as free exists.
     let mut tenths = i128::from(bytes) * 10 / 1024;
     let mut unit = 0;
     while tenths >= 10 * 1024 && unit + 1 < UNITS.len() {
@@ -23,7 +23,7 @@ pub(crate) fn bytes(bytes: i64) -> String {
     }
 }
 
-/// Such as `42s`, `5m`, `3h`, `12d`, as kubectl has it.
+/// Formats an age as kubectl does, such as `42s`, `5m`, `3h`, `12d`.
 pub(crate) fn age(since: Option<&Time>, now: Timestamp) -> String {
     let Some(since) = since else { return String::new() };
     let seconds = now.duration_since(since.0).as_secs().max(0);

@@ -1,4 +1,4 @@
-//! What servers say of their volumes, by way of the API server's proxy to their pods.
+//! Reads the servers' volume metrics through the API server's proxy to their pods.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::snapshot::{Read, words};
 /// Kinds of operations, as the metrics name them.
 pub(crate) const KINDS: [&str; 4] = ["read", "write", "flush", "metadata"];
 
-/// One volume, as its server counts.
+/// The counters of one volume.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Counts {
     pub(crate) claim_namespace: String,
@@ -24,22 +24,22 @@ pub(crate) struct Counts {
     pub(crate) written_bytes: f64,
     /// Operations that waited for the volume's limits.
     pub(crate) waited: f64,
-    /// By kind, as in [`KINDS`].
+    /// Number by kind, as in [`KINDS`].
     pub(crate) operations: [f64; KINDS.len()],
-    /// Time that they took, in seconds.
+    /// Duration by kind, in seconds.
     pub(crate) seconds: [f64; KINDS.len()],
 }
 
-/// A server at one moment.
+/// A server's metrics at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Scrape {
     pub(crate) instance: String,
     pub(crate) node: String,
-    /// By the volume's id.
+    /// Volumes by id.
     pub(crate) volumes: BTreeMap<String, Counts>,
 }
 
-/// All servers among these pods, and for each that cannot be asked why.
+/// Queries all servers among these pods. Returns their metrics, and the errors of those that cannot be queried.
 pub(crate) async fn servers(client: &Client, pods: &[Pod]) -> (Vec<Scrape>, Vec<String>) {
     let mut asked = JoinSet::new();
     for pod in pods.iter().filter(|pod| is_running_server(pod)) {
@@ -68,7 +68,7 @@ fn is_running_server(pod: &Pod) -> bool {
     is_server && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
 }
 
-/// The ports of a pod with one of these names.
+/// Returns the ports of a pod that have one of these names.
 pub(crate) fn ports(pod: &Pod, names: &[&str]) -> Vec<i32> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let ports = containers.flat_map(|container| container.ports.iter().flatten());
@@ -76,7 +76,7 @@ pub(crate) fn ports(pod: &Pod, names: &[&str]) -> Vec<i32> {
     named.map(|port| port.container_port).collect()
 }
 
-/// What a pod says at `/metrics` of a port.
+/// Returns the response of a pod's port to `/metrics`.
 pub(crate) async fn metrics(client: &Client, pod: &Pod, port: i32) -> Read<String> {
     let namespace = pod.namespace().unwrap_or_default();
     let request = kube::core::Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
@@ -100,7 +100,7 @@ async fn ask(client: &Client, pod: &Pod) -> Read<Scrape> {
     })
 }
 
-/// Volumes by their id, and how many the server says it serves.
+/// Returns the volumes by id, and the number of volumes that the server reports as served.
 fn volumes(text: &str) -> (BTreeMap<String, Counts>, f64) {
     let mut volumes: BTreeMap<String, Counts> = BTreeMap::new();
     let mut served = 0.0;
@@ -137,7 +137,7 @@ struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// None for comments, and for what is no sample.
+    /// Parses a line; returns `None` for comments and lines that are not samples.
     fn parse(line: &'a str) -> Option<Self> {
         if line.starts_with('#') {
             return None;
@@ -164,7 +164,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// A label's value up to its closing quote, and what follows that.
+/// Returns a label's value up to its closing quote, and the rest of the text.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

@@ -1,4 +1,4 @@
-//! Everything that is looked at, read once.
+//! Reads all objects once.
 
 use std::fmt::Debug;
 
@@ -15,42 +15,43 @@ use tokio::time::timeout;
 use crate::limits::{CONNECT_DEADLINE, PAGE_ENTRIES, PAGES_MAX, READ_DEADLINE};
 use crate::options::{Connection, NAMESPACE, NAMESPACE_VARIABLE};
 
-/// Selects what belongs to Forebay.
+/// Label selector for the objects of Forebay.
 const OURS: &str = "app.kubernetes.io/name=forebay";
 
-/// What was read, or why it could not be.
+/// The result of a read, or why it failed.
 pub(crate) type Read<T> = Result<T, String>;
 
-/// A Kubernetes cluster as far as Forebay is concerned.
+/// The parts of a Kubernetes cluster that concern Forebay.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
-    /// Namespace that was looked at; none: all of them.
+    /// Namespace that was read; `None` means all.
     pub(crate) namespace: Option<String>,
     /// Version of the API server, such as `v1.36.3`.
     pub(crate) version: Read<String>,
-    /// Kinds of our group that are served in the version that this program knows; none where the group is not served.
+    /// Kinds of Forebay's API group that are served in the version that this program supports; `None` if the group is not
+    /// served.
     pub(crate) served: Read<Option<Vec<String>>>,
     pub(crate) clusters: Read<Vec<StorageCluster>>,
     pub(crate) storage_nodes: Read<Vec<StorageNode>>,
     pub(crate) nodes: Read<Vec<Node>>,
     /// Pods of Forebay.
     pub(crate) pods: Read<Vec<Pod>>,
-    /// PersistentVolumes of our driver.
+    /// PersistentVolumes of Forebay's driver.
     pub(crate) volumes: Read<Vec<PersistentVolume>>,
     pub(crate) claims: Read<Vec<PersistentVolumeClaim>>,
     pub(crate) csi_nodes: Read<Vec<CSINode>>,
     pub(crate) csi_driver: Read<Option<CSIDriver>>,
-    /// StorageClasses of our driver.
+    /// StorageClasses of Forebay's driver.
     pub(crate) storage_classes: Read<Vec<StorageClass>>,
 }
 
 impl Snapshot {
-    /// Reads it. An error means that there is no API server to ask; what it refuses is in the parts.
+    /// Reads the snapshot. An error means that no API server responds; errors of single requests are stored in the fields.
     pub(crate) async fn take(connection: &Connection) -> anyhow::Result<Self> {
         let (config, namespace) = prepare(connection).await?;
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config).context("set up the connection to the API server")?;
-        // Asked for first: without an answer every other question would wait for its own time-out.
+        // Requested first: if the API server does not respond, every other request would wait for its own timeout.
         let version = timeout(CONNECT_DEADLINE, client.apiserver_version()).await;
         let version = match version {
             Ok(Err(kube::Error::Api(status))) => Err(status.message.clone()),
@@ -110,7 +111,7 @@ impl Snapshot {
     }
 }
 
-/// The connection, and the namespace to look at; none for all of them.
+/// Returns the configuration, and the namespace to read, or `None` for all.
 async fn prepare(connection: &Connection) -> anyhow::Result<(Config, Option<String>)> {
     let mut config = configuration(connection).await?;
     config.connect_timeout = Some(CONNECT_DEADLINE);
@@ -119,7 +120,7 @@ async fn prepare(connection: &Connection) -> anyhow::Result<(Config, Option<Stri
     Ok((config, namespace))
 }
 
-/// A client, and the namespace to look at; none for all of them.
+/// Returns a client, and the namespace to read, or `None` for all.
 pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<(Client, Option<String>)> {
     let (config, namespace) = prepare(connection).await?;
     Ok((Client::try_from(config).context("set up the connection to the API server")?, namespace))
@@ -138,7 +139,7 @@ async fn configuration(connection: &Connection) -> anyhow::Result<Config> {
     }
 }
 
-/// In a pod its own namespace; a kubeconfig's default one is hardly ever Forebay's.
+/// In a pod, returns the pod's own namespace. A kubeconfig's default namespace is hardly ever Forebay's.
 fn own_namespace(connection: &Connection, config: &Config) -> String {
     let in_pod = connection.kubeconfig.is_none()
         && connection.context.is_none()
@@ -158,7 +159,7 @@ where
     }
 }
 
-/// Pods of Forebay.
+/// Returns the pods of Forebay.
 pub(crate) async fn pods(client: &Client, namespace: Option<&str>) -> Read<Vec<Pod>> {
     let ours = ListParams::default().labels(OURS);
     list(namespaced::<Pod>(client, namespace), &ours).await
@@ -189,7 +190,7 @@ async fn served(client: &Client) -> Read<Option<Vec<String>>> {
     }
 }
 
-/// The API server's own words where there are some.
+/// Returns the API server's own message, if there is one.
 pub(crate) fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.trim().to_owned(),

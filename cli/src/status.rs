@@ -19,11 +19,11 @@ use crate::quantity::{age, bytes};
 use crate::snapshot::Snapshot;
 use crate::table::{Cell, Table};
 
-/// What is shown.
+/// The data to show.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
-    /// Namespace that was looked at; absent: all.
+    /// Namespace that was read; absent if all were.
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
     ready: bool,
@@ -83,7 +83,7 @@ struct Pool {
     instance: String,
     namespace: String,
     epoch: u64,
-    /// How the instance came to its node; empty where it has always been there.
+    /// How the instance moved to its node; empty if it has always been there.
     came: String,
     #[serde(flatten)]
     reported: PoolStatus,
@@ -97,7 +97,7 @@ struct Node {
     rdma: String,
     nvme: u32,
     smb_direct: String,
-    /// Whether the kubelet has the driver; absent where it could not be read.
+    /// Whether the driver is registered with the kubelet; absent if that could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     registered: Option<bool>,
     unschedulable: bool,
@@ -126,7 +126,7 @@ struct Complaint {
 }
 
 impl View {
-    /// Without the StorageClusters there is nothing to show.
+    /// Builds the view. Fails without StorageClusters, because there is nothing to show then.
     pub(crate) fn new(snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<Self> {
         let clusters = match (&snapshot.served, &snapshot.clusters) {
             (Ok(None), _) => {
@@ -237,7 +237,7 @@ fn cluster(found: &StorageCluster, now: Timestamp) -> Cluster {
     Cluster {
         name: found.name_any(),
         namespace: found.namespace().unwrap_or_default(),
-        // What was said of an older spec says nothing of this one.
+        // A condition for an older spec does not apply to this one.
         ready: ready.is_some_and(|c| c.status == "True")
             && status.observed_generation == found.metadata.generation,
         reason: ready.map(|c| c.reason.clone()).unwrap_or_default(),
@@ -343,7 +343,7 @@ fn volume(found: &PersistentVolume, now: Timestamp) -> Volume {
     let spec = found.spec.clone().unwrap_or_default();
     let csi = spec.csi.unwrap_or_default();
     let instance = csi.volume_attributes.unwrap_or_default().get("instance").cloned();
-    // The handle begins with the instance where there are several.
+    // The handle begins with the instance if there are several.
     let instance =
         instance.or_else(|| csi.volume_handle.split_once('/').map(|(instance, _)| instance.to_owned()));
     let claim = spec.claim_ref.unwrap_or_default();
@@ -361,7 +361,7 @@ fn volume(found: &PersistentVolume, now: Timestamp) -> Volume {
     }
 }
 
-/// The tables, and below them what is not ready.
+/// Formats the tables, followed by what is not ready.
 pub(crate) fn render(view: &View, wide: bool, paint: Paint) -> String {
     let mut parts = Vec::new();
     if !view.clusters.is_empty() {
@@ -395,7 +395,7 @@ pub(crate) fn render(view: &View, wide: bool, paint: Paint) -> String {
     parts.join("\n")
 }
 
-/// Columns that only some tables have.
+/// Returns the columns for every table, plus those for the wide one.
 fn columns<T: Clone>(always: &[T], wide: &[T], is_wide: bool) -> Vec<T> {
     let wide = if is_wide { wide } else { &[] };
     [always, wide].concat()

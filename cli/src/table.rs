@@ -1,4 +1,4 @@
-//! Columns side by side.
+//! Tables with aligned columns.
 
 use crate::paint::{Paint, Tone};
 
@@ -21,7 +21,7 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// A table with columns as wide as their widest cell.
+/// A table in which each column is as wide as its widest cell.
 pub(crate) struct Table {
     heads: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
@@ -36,7 +36,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Lines, each with its end.
+    /// Formats the table as lines, each with a line feed.
     pub(crate) fn render(&self, paint: Paint) -> String {
         let heads = self.heads.iter().map(|h| Cell::toned(*h, Tone::Strong)).collect();
         let rows: Vec<&Vec<Cell>> = std::iter::once(&heads).chain(&self.rows).collect();
@@ -51,7 +51,7 @@ impl Table {
         let mut text = String::new();
         for row in rows {
             let mut line = String::new();
-            // The gap is only written before something, so no line ends in space.
+            // The gap is only written before a cell, so that no line ends in a space.
             let mut gap = 0;
             for (cell, width) in row.iter().zip(&widths) {
                 let shown = shown(&cell.text);
@@ -66,7 +66,7 @@ impl Table {
     }
 }
 
-/// Empty cells are shown as a dash, so that every line has as many words as columns.
+/// Replaces an empty cell by a dash, so that every line has as many words as columns.
 fn shown(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }

@@ -1,4 +1,4 @@
-//! `kubectl forebay top`: what each volume is used for now, the busiest first.
+//! `kubectl forebay top`: the current load of each volume, the busiest first.
 
 use std::cmp::Ordering;
 use std::io::{self, IsTerminal};
@@ -29,14 +29,14 @@ pub(crate) enum Sort {
     Waited,
 }
 
-/// What is shown.
+/// The data to show.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
-    /// Time between the two looks, in seconds.
+    /// Time between the two queries, in seconds.
     interval_seconds: f64,
     volumes: Vec<Row>,
-    /// Servers that could not be asked.
+    /// Servers that could not be queried.
     unread: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ struct Row {
     writes: f64,
     flushes: f64,
     metadata_operations: f64,
-    /// Mean of all operations, in seconds; absent where there were none.
+    /// Mean of all operations, in seconds; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     latency_seconds: Option<f64>,
     /// Operations that waited for the volume's limits.
@@ -65,10 +65,10 @@ struct Row {
 }
 
 impl Row {
-    /// What happened between two looks.
+    /// Computes the rates between two queries.
     fn between(before: &Counts, after: &Counts, seconds: f64) -> Self {
         let change = |before: f64, after: f64| {
-            // A server that was started in between counts from nothing.
+            // The counters of a server that was restarted in between begin at zero.
             if after < before { after } else { after - before }
         };
         let rate = |before: f64, after: f64| change(before, after) / seconds;
@@ -102,7 +102,7 @@ impl Row {
         self.read_bytes + self.written_bytes
     }
 
-    /// The busier one first; those that are equal by their names.
+    /// Orders the busier volume first, and equal ones by name.
     fn order(&self, other: &Self, by: Sort) -> Ordering {
         let key = |row: &Self| match by {
             Sort::Throughput => row.throughput(),
@@ -114,7 +114,7 @@ impl Row {
         key(other).total_cmp(&key(self)).then_with(|| name(self).cmp(&name(other)))
     }
 
-    /// Its claim, or the volume itself where it was made for none.
+    /// Returns the name of its claim, or of the volume if it was not made for a claim.
     fn name(&self) -> String {
         if self.claim.is_empty() {
             self.volume.clone()
@@ -124,7 +124,7 @@ impl Row {
     }
 }
 
-/// Volumes that were there at both looks.
+/// Returns the volumes that are present in both queries.
 fn rows(before: &[Scrape], after: &[Scrape], seconds: f64, sort: Sort) -> Vec<Row> {
     let mut rows = Vec::new();
     for Scrape { instance, node, volumes } in after {
@@ -140,7 +140,7 @@ fn rows(before: &[Scrape], after: &[Scrape], seconds: f64, sort: Sort) -> Vec<Ro
     rows
 }
 
-/// Asks all servers twice.
+/// Queries all servers twice.
 pub(crate) fn run(options: &Top, paint: Paint) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let view = runtime.block_on(look(options))?;

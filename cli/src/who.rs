@@ -1,4 +1,4 @@
-//! `kubectl forebay who`: the pods that use a claim, and what its server sees of them.
+//! `kubectl forebay who`: the pods that use a claim, and the sessions and open files on its server.
 
 use anyhow::{Context, bail};
 use forebay_api::DRIVER;
@@ -17,7 +17,7 @@ use crate::scrape;
 use crate::snapshot::{self, list};
 use crate::table::{Cell, Table};
 
-/// What is shown.
+/// The data to show.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
@@ -25,7 +25,7 @@ pub(crate) struct View {
     claim: String,
     persistent_volume: String,
     instance: String,
-    /// What the server sees; absent where it could not be asked.
+    /// The server's counts; absent if it could not be queried.
     #[serde(skip_serializing_if = "Option::is_none")]
     clients: Option<Clients>,
     pods: Vec<User>,
@@ -45,7 +45,7 @@ struct Clients {
 #[serde(rename_all = "camelCase")]
 struct User {
     pod: String,
-    /// What made it, such as `Job/training`.
+    /// The object that owns it, such as `Job/training`.
     owner: String,
     node: String,
     state: String,
@@ -53,7 +53,7 @@ struct User {
     age: String,
 }
 
-/// Finds them.
+/// Finds the pods that use a claim.
 pub(crate) fn run(options: &Who, paint: Paint) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let view = runtime.block_on(async {
@@ -138,7 +138,7 @@ fn serves(pod: &Pod, instance: &str) -> bool {
     pod.labels().get(forebay_api::names::LABEL_INSTANCE).is_some_and(|of| of == instance)
 }
 
-/// The pods of the claim's namespace that have it as a volume and may have it mounted.
+/// Returns the pods in the claim's namespace that use it as a volume and may have mounted it.
 fn users(pods: &[Pod], claim: &str, now: Timestamp) -> Vec<User> {
     let mut users: Vec<User> = pods
         .iter()

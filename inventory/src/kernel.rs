@@ -3,14 +3,14 @@
 use crate::modules::Modules;
 use crate::tree::Tree;
 
-/// Whether a kernel has something.
+/// Whether a kernel has a feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
-    /// It has, or gets it when it is asked for (a module that can be loaded).
+    /// The kernel has it, or a module provides it that can be loaded on demand.
     Yes,
-    /// It has not.
+    /// The kernel does not have it.
     No,
-    /// It cannot be determined from what could be read.
+    /// The readable files do not show whether the kernel has it.
     #[default]
     Unknown,
 }
@@ -20,7 +20,7 @@ pub enum Presence {
 pub struct Kernel {
     /// As `uname -r`.
     pub release: Option<String>,
-    /// As `uname -m`; kernels before 6.1 do not tell it in a file.
+    /// As `uname -m`; kernels before 6.1 have no file for it.
     pub architecture: Option<String>,
     /// `PRETTY_NAME` of os-release.
     pub operating_system: Option<String>,
@@ -28,13 +28,13 @@ pub struct Kernel {
     pub cifs: Presence,
     /// SMB Direct in that client.
     pub cifs_smb_direct: Presence,
-    /// NVMe over TCP, the host's side.
+    /// NVMe over TCP, the host side.
     pub nvme_tcp: Presence,
-    /// NVMe over RDMA, the host's side.
+    /// NVMe over RDMA, the host side.
     pub nvme_rdma: Presence,
     /// The kernel's NVMe target.
     pub nvmet: Presence,
-    /// io_uring for programs without privileges.
+    /// io_uring for unprivileged programs.
     pub io_uring: Presence,
 }
 
@@ -58,20 +58,20 @@ pub(crate) fn read(tree: &Tree<'_>) -> Kernel {
         nvmet: modules.presence("nvmet"),
         io_uring: match tree.attribute("proc/sys/kernel/io_uring_disabled").as_deref() {
             Some("0") => Presence::Yes,
-            // 1: only for CAP_SYS_ADMIN and one group; 2: for none.
+            // 1: only for CAP_SYS_ADMIN and one group; 2: disabled for all.
             Some(_) => Presence::No,
-            // Kernels before 6.6 have no such switch.
+            // Kernels before 6.6 do not have this setting.
             None => config.presence("CONFIG_IO_URING"),
         },
         release,
     }
 }
 
-/// SMB Direct is an option of cifs at build time, which nothing states directly. What the loaded module shows counts
-/// most, then what the module on disk needs, then the kernel's configuration.
+/// SMB Direct is a build-time option of cifs, which no file states directly. The state of the loaded module takes
+/// precedence, then the dependencies of the module on disk, then the kernel's configuration.
 fn smb_direct(tree: &Tree<'_>, modules: &Modules, config: &Config, cifs: Presence) -> Presence {
     const NEEDS: [&str; 2] = ["rdma_cm", "smbdirect"];
-    // Settings of SMB Direct are there if and only if it was built in.
+    // Settings of SMB Direct exist if and only if it was compiled in.
     let settings = tree.names("proc/fs/cifs");
     if !settings.is_empty() {
         return yes_or_no(settings.iter().any(|s| s.starts_with("smbd_") || s == "rdma_readwrite_threshold"));
@@ -80,7 +80,7 @@ fn smb_direct(tree: &Tree<'_>, modules: &Modules, config: &Config, cifs: Presenc
         return yes_or_no(NEEDS.iter().any(|used| modules.is_used_by(used, "cifs")));
     }
     if let Some(needed) = modules.dependencies("cifs") {
-        // RDMA built into the kernel itself is no module that it would need.
+        // If RDMA is built into the kernel, the module does not depend on a module for it.
         let built_in = NEEDS.iter().any(|n| modules.is_built_in(n));
         let needs = needed.iter().any(|n| NEEDS.contains(&n.as_str()));
         if needs || !built_in {
@@ -97,8 +97,7 @@ fn yes_or_no(yes: bool) -> Presence {
     if yes { Presence::Yes } else { Presence::No }
 }
 
-/// The configuration that the kernel was built with, where it lies about as text. (/proc/config.gz would need a
-/// decompressor.)
+/// The build configuration of the kernel, if it is available as text. (/proc/config.gz would require a decompressor.)
 struct Config(Option<String>);
 
 impl Config {
@@ -116,7 +115,7 @@ impl Config {
     }
 
     fn presence(&self, option: &str) -> Presence {
-        // Something else that is said proves that this is a configuration and not an empty or cut file.
+        // Another option proves that this is a configuration, and not an empty or truncated file.
         let Some(text) = self.0.as_deref().filter(|t| t.contains("CONFIG_MMU=y")) else {
             return Presence::Unknown;
         };

@@ -1,11 +1,10 @@
-//! What a host has: RDMA devices and ports, network devices, NVMe drives, kernel facts.
+//! Inventory of a host: RDMA devices and ports, network devices, NVMe drives, kernel facts.
 //!
-//! Everything is read from sysfs, procfs and a few files below a root that the caller names, so a container can read its
-//! host's and a test a captured tree. Nothing is written, no program is called. A file that is missing, odd or
-//! unreadable costs what it would have reported, never the rest: [`Inventory::oddities`] says which they were.
+//! Everything is read from sysfs, procfs and a few files below a root that the caller specifies, so a container can read its
+//! host's tree and a test can read a captured one. Nothing is written, and no program is called. A file that is missing,
+//! malformed or unreadable affects only its own facts: [`Inventory::oddities`] lists these files.
 //!
-//! Addresses are not in sysfs: the caller takes them from the network namespace it runs in and hands them to
-//! [`assess`].
+//! Addresses are not in sysfs: the caller reads them from its own network namespace and passes them to [`assess`].
 
 mod kernel;
 mod limits;
@@ -28,35 +27,35 @@ pub use usable::{Addresses, Assessment, Unusable, assess};
 
 use crate::tree::Tree;
 
-/// A host with its file systems below some directory.
+/// A host with its file systems below a root directory.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
 }
 
-/// What a host has, as it was at one moment.
+/// Inventory of a host at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inventory {
-    /// RDMA devices, in order of their name.
+    /// RDMA devices, ordered by name.
     pub rdma: Vec<RdmaDevice>,
-    /// Network devices of the namespace that the sysfs shows, in order of their name.
+    /// Network devices of the namespace that the sysfs shows, ordered by name.
     pub netdevs: Vec<Netdev>,
-    /// Local NVMe drives, in order of their name.
+    /// Local NVMe drives, ordered by name.
     pub nvme: Vec<NvmeDrive>,
     /// Facts of the running kernel.
     pub kernel: Kernel,
-    /// What could not be read or made sense of.
+    /// Files that could not be read or parsed.
     pub oddities: Vec<Oddity>,
 }
 
 impl Host {
-    /// The host with `sys`, `proc`, `lib/modules`, `boot` and `etc` in this directory; `/` for the host itself.
+    /// Returns the host with `sys`, `proc`, `lib/modules`, `boot` and `etc` in this directory; `/` for the host itself.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Reads it all. Takes milliseconds, but a driver that hangs can keep a read of sysfs from ending: call it where that
+    /// Reads the inventory. Takes milliseconds, but a driver that hangs can block a read of sysfs: call this where blocking
     /// does no harm.
     #[must_use]
     pub fn read(&self) -> Inventory {

@@ -1,9 +1,9 @@
-//! Modules of the running kernel: which are loaded, built in, or can be loaded, and what they need.
+//! Modules of the running kernel: which are loaded, built in or loadable, and their dependencies.
 
 use crate::kernel::Presence;
 use crate::tree::Tree;
 
-/// What is known of modules.
+/// The available information about modules.
 pub(crate) struct Modules {
     /// /proc/modules.
     loaded: Option<String>,
@@ -28,7 +28,7 @@ impl Modules {
         }
     }
 
-    /// Whether a module's functions are there or can be had.
+    /// Whether a module is loaded, built in or loadable.
     pub(crate) fn presence(&self, name: &str) -> Presence {
         if self.is_loaded(name) || self.is_built_in(name) || self.dependencies(name).is_some() {
             Presence::Yes
@@ -60,7 +60,7 @@ impl Modules {
         self.built_in.as_deref().unwrap_or_default().lines().any(|path| is_module(path, name))
     }
 
-    /// Names of the modules that a loadable module needs, directly or not; none where it cannot be loaded.
+    /// Returns the direct and indirect dependencies of a loadable module; `None` if it cannot be loaded.
     pub(crate) fn dependencies(&self, name: &str) -> Option<Vec<String>> {
         let lines = self.dependencies.as_deref()?.lines();
         let mut entries = lines.filter_map(|line| line.split_once(':'));
@@ -70,11 +70,12 @@ impl Modules {
 }
 
 fn is_module(path: &str, name: &str) -> bool {
-    // Cheaper than the name, for thousands of lines.
+    // Cheaper than comparing the name, for thousands of lines.
     path.contains(".ko") && module_name(path) == name
 }
 
-/// `kernel/fs/smb/client/cifs.ko.zst` is `cifs`; a dash in a file's name is an underscore in the module's.
+/// Returns a module's name: `kernel/fs/smb/client/cifs.ko.zst` is `cifs`; a dash in the file name is an underscore in the
+/// module name.
 fn module_name(path: &str) -> String {
     let file = path.trim().rsplit('/').next().unwrap_or_default();
     file.split('.').next().unwrap_or_default().replace('-', "_")

@@ -3,7 +3,7 @@
 use crate::limits::NETDEV_BYTES_MAX;
 use crate::tree::{Identity, Tree};
 
-/// IFF_UP of `flags` (linux/if.h): an administrator or a program has set it up.
+/// IFF_UP of `flags` (linux/if.h): an administrator or a program has enabled the device.
 const IFF_UP: u32 = 1;
 
 /// ARPHRD_INFINIBAND (linux/if_arp.h): IP over InfiniBand.
@@ -14,22 +14,22 @@ const ARPHRD_INFINIBAND: u32 = 32;
 pub struct Netdev {
     /// Its name.
     pub name: String,
-    /// `up`, `down`, `lowerlayerdown`, `dormant`, `unknown` and the like; empty if unknown.
+    /// `up`, `down`, `lowerlayerdown`, `dormant`, `unknown` and so on; empty if unknown.
     pub operstate: String,
-    /// Whether an administrator or a program has set it up.
+    /// Whether an administrator or a program has enabled it.
     pub enabled: bool,
-    /// Whether its link is there; none where the kernel does not say (it does not for one that is not enabled).
+    /// Whether it has a link; `None` if the kernel does not report that (it does not for a disabled device).
     pub carrier: Option<bool>,
     /// MTU in bytes; 0 if unknown.
     pub mtu: u32,
-    /// Hardware address as the kernel writes it; empty where there is none.
+    /// Hardware address in the kernel's notation; empty if there is none.
     pub hardware_address: String,
     /// Whether it is IP over InfiniBand.
     pub infiniband: bool,
 }
 
 impl Netdev {
-    /// Whether packets can pass. Some drivers never tell more than `unknown`.
+    /// Whether packets can pass. Some drivers always report `unknown`.
     #[must_use]
     pub fn is_up(&self) -> bool {
         match self.operstate.as_str() {
@@ -40,18 +40,18 @@ impl Netdev {
     }
 }
 
-/// A network device and what ties it to RDMA devices.
+/// A network device, and the properties by which it is matched with RDMA devices.
 pub(crate) struct Found {
     pub(crate) netdev: Netdev,
-    /// The bus device it belongs to; none for virtual ones.
+    /// The bus device to which it belongs; `None` for virtual devices.
     pub(crate) device: Option<Identity>,
     /// Port of that device, from 0.
     pub(crate) port: u32,
-    /// Whether it stands for another function's port (switchdev representor) or is a partition's child.
+    /// Whether it represents another function's port (switchdev representor) or is a partition's child.
     pub(crate) secondary: bool,
 }
 
-/// Whether a text can be a network device's name, and so a component of a path (dev_valid_name of the kernel).
+/// Whether a text is a valid name of a network device, and so a valid path component (dev_valid_name of the kernel).
 pub(crate) fn is_name(text: &str) -> bool {
     !text.is_empty()
         && text.len() < NETDEV_BYTES_MAX
@@ -70,13 +70,13 @@ pub(crate) fn read(tree: &Tree<'_>) -> Vec<Found> {
 
 fn one(tree: &Tree<'_>, name: String) -> Option<Found> {
     let at = format!("sys/class/net/{name}");
-    // `bonding_masters` is a file beside the devices.
+    // `bonding_masters` is a file among the devices.
     if !tree.exists(&format!("{at}/operstate")) && !tree.exists(&format!("{at}/mtu")) {
         return None;
     }
     let flags = tree.attribute(&format!("{at}/flags")).and_then(|text| hexadecimal(&text)).unwrap_or(0);
     let port = tree.natural(&format!("{at}/dev_port")).filter(|&port| port != 0);
-    // Drivers before dev_port (Linux 3.15) tell the port in dev_id.
+    // Drivers before dev_port (Linux 3.15) report the port in dev_id.
     let port = port.or_else(|| tree.attribute(&format!("{at}/dev_id")).and_then(|text| hexadecimal(&text)));
     let port_name = tree.attribute(&format!("{at}/phys_port_name")).unwrap_or_default();
     let representor = port_name.contains("vf") || port_name.contains("sf");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::tree::Tree;
 
-/// Unit of `size` in sysfs, whatever the drive's own block size is.
+/// Unit of `size` in sysfs, regardless of the drive's own block size.
 const SECTOR_BYTES: u64 = 512;
 
 /// One local NVMe drive: a namespace of a PCIe controller.
@@ -12,17 +12,17 @@ const SECTOR_BYTES: u64 = 512;
 pub struct NvmeDrive {
     /// Block device.
     pub name: String,
-    /// Model; empty where the controller does not tell.
+    /// Model; empty if the controller reports none.
     pub model: String,
-    /// Serial number; empty where the controller does not tell.
+    /// Serial number; empty if the controller reports none.
     pub serial: String,
-    /// Globally unique name; none where there is none.
+    /// Globally unique name; `None` if there is none.
     pub wwid: Option<String>,
     /// Size in bytes.
     pub size_bytes: u64,
     /// NUMA node.
     pub numa_node: Option<u32>,
-    /// Whether something uses it: partitions, a holder, a mount, swap.
+    /// Whether it is in use: by partitions, a holder, a mount or swap.
     pub in_use: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn read(tree: &Tree<'_>) -> Vec<NvmeDrive> {
     names.into_iter().filter_map(|name| one(tree, name, &used)).collect()
 }
 
-/// `nvme0n1`; the paths behind native multipath are called `nvme0c1n1` and hidden.
+/// Whether a name is that of a namespace, such as `nvme0n1`. The paths of native multipath are named `nvme0c1n1` and hidden.
 fn is_namespace(name: &str) -> bool {
     let parts = name.strip_prefix("nvme").and_then(|rest| rest.split_once('n'));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -62,8 +62,8 @@ fn one(tree: &Tree<'_>, name: String, used: &BTreeSet<String>) -> Option<NvmeDri
     })
 }
 
-/// The controller's directory, where it is a local one. Behind native multipath `device` is the subsystem, and its
-/// controllers are links in it.
+/// Returns the directory of the controller, if it is local. With native multipath, `device` is the subsystem, which contains
+/// links to its controllers.
 fn local_controller(tree: &Tree<'_>, at: &str) -> Option<String> {
     let device = format!("{at}/device");
     let is_local = |controller: &str| {
@@ -93,10 +93,10 @@ fn is_in_use(tree: &Tree<'_>, at: &str, name: &str, used: &BTreeSet<String>) -> 
         })
 }
 
-/// Devices that are mounted or swapped to, as `major:minor` and as `/dev/name`.
+/// Returns devices that are mounted or used as swap, as `major:minor` and as `/dev/name`.
 fn used_devices(tree: &Tree<'_>) -> BTreeSet<String> {
     let mut used = BTreeSet::new();
-    // That of process 1 is the host's; our own namespace may see less.
+    // Process 1 has the host's mount namespace; the process's own namespace may show less.
     let mounts = tree.list("proc/1/mountinfo").or_else(|| tree.list("proc/self/mountinfo"));
     for line in mounts.unwrap_or_default().lines() {
         // proc_pid_mountinfo(5): id, parent, major:minor, root, mount point, options, optional fields, "-", type, source.

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-/// Compares runs of digits by their value and everything else by its bytes.
+/// Compares runs of digits by value, and everything else by bytes.
 pub(crate) fn compare(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     loop {
@@ -15,13 +15,13 @@ pub(crate) fn compare(a: &str, b: &str) -> Ordering {
             return order;
         }
         if x.is_empty() {
-            // `01` and `1` are equal by value; the texts decide.
+            // `01` and `1` have equal values, so the texts decide.
             return a.cmp(b);
         }
     }
 }
 
-/// The run of digits, or of anything else, that `rest` begins with.
+/// Returns the run of digits or non-digits at the beginning of `rest`.
 fn take<'a>(rest: &mut &'a str) -> &'a str {
     let digits = rest.starts_with(|c: char| c.is_ascii_digit());
     let end = rest.find(|c: char| c.is_ascii_digit() != digits).unwrap_or(rest.len());
@@ -30,7 +30,7 @@ fn take<'a>(rest: &mut &'a str) -> &'a str {
     run
 }
 
-/// The digits of a run without leading zeros, so that longer means larger.
+/// Returns the digits of a run without leading zeros, so that a longer number is larger.
 fn number(run: &str) -> Option<&str> {
     run.starts_with(|c: char| c.is_ascii_digit()).then(|| run.trim_start_matches('0'))
 }

@@ -9,13 +9,13 @@ use crate::tree::{Identity, Tree};
 pub struct RdmaDevice {
     /// Its name.
     pub name: String,
-    /// The kernel's driver; none if unknown.
+    /// The kernel's driver; `None` if unknown.
     pub driver: Option<String>,
-    /// Board id, else the model; none where the device tells neither.
+    /// Board id, or else the model; `None` if the device reports neither.
     pub board: Option<String>,
-    /// Firmware version; none where there is none.
+    /// Firmware version; `None` if there is none.
     pub firmware: Option<String>,
-    /// What it speaks.
+    /// Its RDMA transport.
     pub transport: Transport,
     /// Whether it is emulated on an ordinary network device (rxe, siw).
     pub software: bool,
@@ -25,14 +25,14 @@ pub struct RdmaDevice {
     pub ports: Vec<RdmaPort>,
 }
 
-/// What a device speaks: its node type.
+/// RDMA transport of a device, by its node type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// InfiniBand, or RoCE where a port's link layer is Ethernet.
+    /// InfiniBand, or RoCE if a port's link layer is Ethernet.
     InfiniBand,
     /// RDMA over TCP.
     Iwarp,
-    /// Something without the RDMA connection manager, such as EFA or usNIC.
+    /// Another one, without the RDMA connection manager, such as EFA or usNIC.
     Other,
 }
 
@@ -49,7 +49,7 @@ pub struct RdmaPort {
     pub physical_state: String,
     /// Rate in Mb/s; 0 if unknown.
     pub rate_mbps: u32,
-    /// Network devices that carry the port's addresses, the port's own before those stacked on it (bonds, VLANs).
+    /// Network devices with the port's addresses: first the port's own, then those stacked on it (bonds, VLANs).
     pub netdevs: Vec<String>,
 }
 
@@ -60,11 +60,11 @@ pub enum LinkLayer {
     Ethernet,
     /// InfiniBand.
     InfiniBand,
-    /// The kernel does not say.
+    /// The kernel does not report it.
     Unknown,
 }
 
-/// The driver of a network function, and that of the RDMA device on it: the kernel names the function's.
+/// Drivers of network functions with the drivers of their RDMA devices, because the kernel names the function's driver.
 #[rustfmt::skip]
 const RDMA_DRIVERS: &[(&str, &str)] = &[
     ("bnxt_en", "bnxt_re"),
@@ -86,7 +86,7 @@ fn one(tree: &Tree<'_>, name: String, netdevs: &[Found]) -> Option<RdmaDevice> {
     let at = format!("sys/class/infiniband/{name}");
     let node_type = tree.attribute(&format!("{at}/node_type"))?;
     let description = tree.attribute(&format!("{at}/node_desc")).unwrap_or_default();
-    // Only rxe has this attribute: the network device it sits on.
+    // Only rxe has this attribute, which names the underlying network device.
     let parent = tree.attribute(&format!("{at}/parent")).filter(|p| net::is_name(p));
     let software = if parent.is_some() || description == "rxe" {
         Some("rdma_rxe")
@@ -97,14 +97,14 @@ fn one(tree: &Tree<'_>, name: String, netdevs: &[Found]) -> Option<RdmaDevice> {
     };
     let device = tree.identity(&format!("{at}/device"));
     let driver = match software {
-        // Some kernels hang them below the network device's bus device, which has another driver.
+        // Some kernels place these devices below the network device's bus device, which has a different driver.
         Some(driver) => Some(driver.to_owned()),
         None => tree.link_name(&format!("{at}/device/driver")).map(|d| rdma_driver(&d)),
     };
     let board = tree.attribute(&format!("{at}/board_id"));
     let board = board.or_else(|| tree.attribute(&format!("{at}/hca_type")));
     let numa_node = tree.natural(&format!("{at}/device/numa_node"));
-    // The attribute is 0.0.0 where a software device has no firmware.
+    // The attribute is 0.0.0 if a software device has no firmware.
     let firmware =
         tree.attribute(&format!("{at}/fw_ver")).filter(|v| v.chars().any(|c| matches!(c, '1'..='9')));
     let node = Node {
@@ -128,7 +128,7 @@ fn one(tree: &Tree<'_>, name: String, netdevs: &[Found]) -> Option<RdmaDevice> {
     })
 }
 
-/// `1: CA`, `4: RNIC` and so on.
+/// Parses a node type, such as `1: CA` or `4: RNIC`.
 fn transport(node_type: &str) -> Transport {
     match value(node_type) {
         "CA" => Transport::InfiniBand,
@@ -138,13 +138,13 @@ fn transport(node_type: &str) -> Transport {
 }
 
 fn rdma_driver(function: &str) -> String {
-    // That of a subfunction is called `mlx5_core.sf`.
+    // The driver of a subfunction is called `mlx5_core.sf`.
     let function = function.split('.').next().unwrap_or_default();
     let driver = RDMA_DRIVERS.iter().find(|(f, _)| *f == function).map_or(function, |(_, rdma)| rdma);
     driver.to_owned()
 }
 
-/// What ties a device to network devices.
+/// The properties by which a device is matched with network devices.
 struct Node<'a> {
     at: &'a str,
     device: Option<Identity>,
@@ -175,12 +175,12 @@ fn port(tree: &Tree<'_>, node: &Node<'_>, number: u32, netdevs: &[Found]) -> Rdm
     }
 }
 
-/// What follows the number in `4: ACTIVE`.
+/// Returns the part after the number, as in `4: ACTIVE`.
 fn value(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, value)| value).trim()
 }
 
-/// `2.5 Gb/sec (1X)`, `100 Gb/sec (4X EDR)`.
+/// Parses a rate, such as `2.5 Gb/sec (1X)` or `100 Gb/sec (4X EDR)`.
 fn rate_mbps(text: &str) -> Option<u32> {
     let (rate, unit) = text.split_once(' ')?;
     if !unit.starts_with("Gb/sec") {
@@ -191,7 +191,7 @@ fn rate_mbps(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(tenth * 100)
 }
 
-/// The network devices of a port. The kernel tells those of RoCE GIDs; of the rest it has to be worked out.
+/// Returns the network devices of a port. The kernel reports those of RoCE GIDs; the others must be derived.
 fn port_netdevs(
     tree: &Tree<'_>,
     node: &Node<'_>,
@@ -243,7 +243,7 @@ fn add(names: &mut Vec<String>, name: &str) {
     }
 }
 
-/// `0200:c0ff:fe00:0001`.
+/// Parses a GUID, such as `0200:c0ff:fe00:0001`.
 fn guid(text: &str) -> Option<[u8; 8]> {
     let mut bytes = [0; 8];
     let mut parts = text.split(':');
@@ -253,8 +253,8 @@ fn guid(text: &str) -> Option<[u8; 8]> {
     (parts.next().is_none() && bytes != [0; 8]).then_some(bytes)
 }
 
-/// Whether a software device's GUID is made of this hardware address: as a modified EUI-64 (RFC 4291 appendix A), or, by
-/// siw of Linux before 6.5, the address and two zero bytes.
+/// Whether a software device's GUID is derived from this hardware address: as a modified EUI-64 (RFC 4291 appendix A) or,
+/// with siw before Linux 6.5, as the address and two zero bytes.
 fn is_guid_of(guid: [u8; 8], hardware_address: &str) -> bool {
     let mut mac = [0; 6];
     let mut parts = hardware_address.split(':');

@@ -1,4 +1,4 @@
-//! Small files below a root, read without failing as a whole.
+//! Reads small files below a root. A failure affects only the file concerned.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use crate::limits::{ATTRIBUTE_BYTES_MAX, ENTRIES_MAX, LIST_BYTES_MAX, ODDITIES_MAX, TEXT_CHARS_MAX};
 use crate::order;
 
-/// Something that could not be read or made sense of.
+/// A file that could not be read or parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Oddity {
-    /// Where, below the root.
+    /// The path below the root.
     pub path: String,
-    /// What is odd.
+    /// The problem.
     pub what: String,
 }
 
-/// One directory or file, whatever path leads to it.
+/// Identifies a directory or file independently of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     device: u64,
@@ -51,7 +51,7 @@ impl<'a> Tree<'a> {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// An attribute, on one line and without surrounding space; none where it is missing, empty or has no value now.
+    /// Returns an attribute as one line without surrounding space; `None` if it is missing, empty or has no value now.
     pub(crate) fn attribute(&self, path: &str) -> Option<String> {
         let text = self.read(path, ATTRIBUTE_BYTES_MAX)?;
         let line: String = text
@@ -63,7 +63,7 @@ impl<'a> Tree<'a> {
         (!line.is_empty()).then_some(line)
     }
 
-    /// An attribute that is a decimal number.
+    /// Returns an attribute that is a decimal number.
     pub(crate) fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
         let text = self.attribute(path)?;
         let number = text.parse().ok();
@@ -73,12 +73,12 @@ impl<'a> Tree<'a> {
         number
     }
 
-    /// A number that the kernel gives as -1 where it knows none, such as `numa_node`.
+    /// Returns a number that the kernel reports as -1 if it is unknown, such as `numa_node`.
     pub(crate) fn natural(&self, path: &str) -> Option<u32> {
         self.number::<i64>(path).and_then(|n| u32::try_from(n).ok())
     }
 
-    /// A file of many lines.
+    /// Returns a file of many lines.
     pub(crate) fn list(&self, path: &str) -> Option<String> {
         self.read(path, LIST_BYTES_MAX)
     }
@@ -104,7 +104,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Entries of a directory in order of their names; none where it is missing.
+    /// Returns the entries of a directory, ordered by name; empty if the directory is missing.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = match fs::read_dir(self.join(path)) {
             Ok(entries) => entries,
@@ -119,7 +119,7 @@ impl<'a> Tree<'a> {
         names
     }
 
-    /// The last component of what a symbolic link leads to.
+    /// Returns the last component of a symbolic link's target.
     pub(crate) fn link_name(&self, path: &str) -> Option<String> {
         match fs::read_link(self.join(path)) {
             Ok(target) => target.file_name().and_then(|n| n.to_str()).map(str::to_owned),
@@ -130,7 +130,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// What a path leads to, for telling whether two lead to the same.
+    /// Returns the identity of a file, to detect whether two paths lead to the same one.
     pub(crate) fn identity(&self, path: &str) -> Option<Identity> {
         match fs::metadata(self.join(path)) {
             Ok(found) => Some(Identity { device: found.dev(), inode: found.ino() }),
@@ -152,8 +152,8 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Whether an error is the kernel's way of saying that there is nothing to tell: no such attribute, a device that has
-/// just gone, the carrier of a network device that is not up, the network device of an unused GID.
+/// Whether an error means that there is no value: no such attribute, a device that has just disappeared, the carrier of a
+/// network device that is not up, the network device of an unused GID.
 fn has_no_value(error: &io::Error) -> bool {
     const EINVAL: i32 = 22;
     const ENXIO: i32 = 6;

@@ -6,19 +6,19 @@ use std::net::IpAddr;
 use crate::net::Netdev;
 use crate::rdma::{RdmaDevice, RdmaPort, Transport};
 
-/// Addresses by the name of the network device that has them.
+/// Addresses, by the name of their network device.
 pub type Addresses = BTreeMap<String, Vec<IpAddr>>;
 
-/// What a port is good for now.
+/// The usability of a port at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assessment {
-    /// The network device that connections go by; none where the port has none.
+    /// The network device for connections; `None` if the port has none.
     pub netdev: Option<String>,
-    /// Its MTU; 0 where there is none.
+    /// Its MTU; 0 if there is none.
     pub mtu: u32,
-    /// Its addresses without link-local ones, in order.
+    /// Its addresses except link-local ones, in order.
     pub addresses: Vec<IpAddr>,
-    /// Why SMB Direct cannot run on it; none where it can.
+    /// Why SMB Direct cannot run on it; `None` if it can.
     pub unusable: Option<Unusable>,
 }
 
@@ -41,7 +41,7 @@ pub enum Unusable {
     /// No network device belongs to the port.
     #[error("no network device belongs to the port: on InfiniBand load ib_ipoib")]
     NoNetdev,
-    /// Its network device is not in the network namespace that was looked at.
+    /// Its network device is not in the network namespace that was read.
     #[error("its network device {0} is in another network namespace")]
     NetdevElsewhere(String),
     /// Its network device is down.
@@ -49,10 +49,10 @@ pub enum Unusable {
     NetdevDown {
         /// Name.
         name: String,
-        /// As the kernel names the state.
+        /// The state as named by the kernel.
         operstate: String,
     },
-    /// Its network device has no address but link-local ones.
+    /// Its network device has only link-local addresses.
     #[error("its network device {0} has no IP address")]
     NoAddress(String),
 }
@@ -72,7 +72,7 @@ impl Unusable {
     }
 }
 
-/// Assesses a port. Of several network devices the first that works counts: a bond's address, say, is on the bond.
+/// Assesses a port. Of several network devices the first usable one counts: for example, a bond's address is on the bond.
 #[must_use]
 pub fn assess(device: &RdmaDevice, port: &RdmaPort, netdevs: &[Netdev], addresses: &Addresses) -> Assessment {
     let mut candidates = port.netdevs.iter().map(|name| netdev(name, netdevs, addresses));
@@ -84,7 +84,7 @@ pub fn assess(device: &RdmaDevice, port: &RdmaPort, netdevs: &[Netdev], addresse
     let mut assessment = working
         .or(first)
         .unwrap_or_else(|| Assessment { unusable: Some(Unusable::NoNetdev), ..Assessment::default() });
-    // What lies deeper comes first: an address does not help a port without a link.
+    // Lower layers take precedence: an address does not help a port without a link.
     if device.transport == Transport::Other {
         assessment.unusable = Some(Unusable::Transport);
     } else if port.state != "ACTIVE" {
@@ -118,7 +118,7 @@ fn netdev(name: &str, netdevs: &[Netdev], addresses: &Addresses) -> Assessment {
     Assessment { netdev: Some(name.to_owned()), mtu: found.mtu, addresses: usable, unusable }
 }
 
-/// Whether another node could connect to it.
+/// Whether another node could connect to the address.
 fn is_reachable(address: IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),

@@ -1,4 +1,4 @@
-//! The operator as a client of the instances' admin API: mutual TLS, everything bounded in time.
+//! A client of the instances' admin API, with mutual TLS and a timeout for every operation.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,18 +26,18 @@ use crate::limits::{
     ADMIN_CALL_TIME_MAX, ADMIN_CONNECT_TIME_MAX, VOLUMES_DESTROYED_AT_ONCE_MAX, VOLUMES_PAGE,
 };
 
-/// Why an instance could not be asked.
+/// Why a request to an instance failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// The operator's own certificate is not there or no certificate.
+    /// The operator's own certificate is missing or invalid.
     #[error("the operator's client certificate cannot be used: {0}")]
     Identity(String),
-    /// No connection, or the other end is not the instance.
+    /// The connection failed, or the peer is not the instance.
     #[error("{endpoint}: {message}")]
     Connect {
-        /// Where.
+        /// Endpoint of the instance.
         endpoint: SocketAddr,
-        /// Why, with every cause.
+        /// The error with its chain of causes.
         message: String,
     },
     /// The server refused or failed.
@@ -47,10 +47,10 @@ pub enum AdminError {
         call: &'static str,
         /// gRPC status.
         code: tonic::Code,
-        /// The server's words.
+        /// The server's error message.
         message: String,
     },
-    /// No answer in time.
+    /// The instance did not respond in time.
     #[error("{call} took longer than {limit_s} s", limit_s = ADMIN_CALL_TIME_MAX.as_secs())]
     Time {
         /// Name of the call.
@@ -71,11 +71,11 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// From the data of the operator's Secret.
+    /// Builds the identity from the data of the operator's Secret.
     ///
     /// # Errors
     ///
-    /// Where they are no certificates.
+    /// If the data contains no valid certificates.
     pub fn new(data: &std::collections::BTreeMap<String, ByteString>) -> Result<Self, AdminError> {
         let wrong = |what: &str| AdminError::Identity(what.to_owned());
         let read = |key: &str| data.get(key).map(|b| b.0.as_slice()).ok_or_else(|| wrong(key));
@@ -129,11 +129,11 @@ async fn call<T>(
 }
 
 impl Admin {
-    /// Connects to the instance that `server_name` names, at whatever address.
+    /// Connects to the instance named `server_name`, at any address.
     ///
     /// # Errors
     ///
-    /// Where there is no connection in time, or the other end is another.
+    /// If the connection is not established in time, or the peer is not that instance.
     pub async fn connect(
         endpoint: SocketAddr,
         server_name: &str,
@@ -161,12 +161,12 @@ impl Admin {
         Ok(Self { client: AdminClient::new(channel) })
     }
 
-    /// What the server tells of itself. `overcommit` says how many percent of a pool's size may be given away, by the
-    /// pool's name.
+    /// Returns the server's report about itself. `overcommit` returns the percentage of a pool's size that can be
+    /// provisioned, by the pool's name.
     ///
     /// # Errors
     ///
-    /// Where it does not answer in time.
+    /// If the instance does not respond in time.
     pub async fn report(&mut self, overcommit: impl Fn(&str) -> u32) -> Result<ServerReport, AdminError> {
         let info = call("GetServerInfo", self.client.get_server_info(GetServerInfoRequest {})).await?;
         let pools = call("ListPools", self.client.list_pools(ListPoolsRequest {})).await?.pools;
@@ -180,7 +180,7 @@ impl Admin {
             transports: info.transports.iter().map(|t| t.to_uppercase()).collect(),
             capacity_bytes: capacity,
             free_bytes: rounded(free, capacity),
-            // Those that cannot be served now hold data, too.
+            // Volumes that cannot be served now hold data, too.
             volumes: info.volumes.saturating_add(info.volumes_unserved),
             unserved: info.volumes_unserved,
             snapshots: info.snapshots,
@@ -192,7 +192,7 @@ impl Admin {
         })
     }
 
-    /// Ids of volumes, so many at most.
+    /// Returns the ids of at least `most` volumes, if there are that many.
     async fn volumes(&mut self, most: usize) -> Result<Vec<String>, AdminError> {
         let mut ids = Vec::new();
         let mut page_token = String::new();
@@ -208,11 +208,11 @@ impl Admin {
         }
     }
 
-    /// Destroys volumes and snapshots, a limited number at once; says how many.
+    /// Destroys a limited number of volumes and snapshots, and returns how many.
     ///
     /// # Errors
     ///
-    /// At the first that cannot be destroyed.
+    /// On the first volume or snapshot that cannot be destroyed.
     pub async fn destroy_volumes(&mut self) -> Result<usize, AdminError> {
         let mut ids = self.volumes(VOLUMES_DESTROYED_AT_ONCE_MAX).await?;
         ids.truncate(VOLUMES_DESTROYED_AT_ONCE_MAX);
@@ -231,7 +231,7 @@ impl Admin {
     }
 }
 
-/// What a server tells of a pool.
+/// Converts a server's report about a pool.
 fn pool_status(pool: &Pool, overcommit: u32) -> PoolStatus {
     let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let capacity = number(pool.total_bytes);
@@ -253,7 +253,7 @@ fn pool_status(pool: &Pool, overcommit: u32) -> PoolStatus {
     status
 }
 
-/// Rounded down to a 256th of the whole, so that writers do not make a new status every few seconds.
+/// Rounds down to a multiple of 1/256 of the capacity, so that writes do not change the status every few seconds.
 fn rounded(free: i64, capacity: i64) -> i64 {
     let step = (capacity / 256).max(1 << 20);
     free - free.rem_euclid(step)

@@ -1,20 +1,21 @@
-//! Whether takeovers pause. Pure: decided from what the Leases of the nodes tell.
+//! Decides from the Leases of the nodes whether takeovers pause. Pure.
 //!
-//! One silent node is most likely dead. Many nodes that fall silent together are most likely alive, and cut off from the control
-//! plane: to take all of them over would restart every server at once, and once more when the partition heals. So takeovers
-//! that no person has requested pause while more than half of the observed nodes are silent, and while the API server itself is
-//! in trouble; and for a while after that, because not every kubelet finds its way back in the same moment.
+//! A single silent node is most likely dead. Many nodes that fall silent together are most likely alive but cut off from the
+//! control plane: taking them all over would restart every server at once, and again when the partition heals. So takeovers
+//! that no person has requested pause while more than half of the observed nodes are silent, and while the API server itself
+//! is in trouble. They stay paused for a while after that, because the kubelets do not all reconnect at the same moment.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::{API_SERVER_SETTLE, LEASE_QUIET, STORM_NODES_MIN, STORM_SETTLE, STORM_WINDOW};
 
-/// What is known of one node by its Lease.
+/// State of a node, derived from its Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sight {
-    /// For how long the Lease has been seen not to change.
+    /// How long the Lease has been observed without a change.
     pub silent: Duration,
-    /// It was seen to change since looking began: what is not silent yet is alive, and not only new to us.
+    /// Whether the Lease has changed since observation began: if so, a node that is not silent is alive, and not merely new
+    /// to the operator.
     pub proven: bool,
 }
 
@@ -32,12 +33,12 @@ impl Sight {
     }
 }
 
-/// The cluster with the nodes that were counted.
+/// The set of nodes that was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Those that can run instances of the cluster.
+    /// Nodes that can run instances of the cluster.
     Cluster,
-    /// All that are observed.
+    /// All observed nodes.
     All,
 }
 
@@ -46,19 +47,19 @@ pub enum Scope {
 pub enum Cause {
     /// Too many nodes are silent at once.
     ManyNodesSilent {
-        /// The cluster with these nodes.
+        /// The set of nodes.
         scope: Scope,
-        /// So many of them are silent ...
+        /// Number of silent nodes.
         silent: usize,
-        /// ... of so many that are known.
+        /// Number of silent and live nodes.
         of: usize,
     },
-    /// The API server did not answer, or did not take the operator's own renewal: then kubelets cannot renew, either.
+    /// The API server did not respond, or rejected the operator's own renewal, so kubelets cannot renew either.
     ApiServerUnreachable,
 }
 
 impl Cause {
-    /// In CamelCase.
+    /// The cause in CamelCase.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -67,7 +68,7 @@ impl Cause {
         }
     }
 
-    /// How long takeovers pause after it was last seen.
+    /// How long takeovers pause after the cause was last seen.
     fn settle(self) -> Duration {
         match self {
             Self::ManyNodesSilent { .. } => STORM_SETTLE,
@@ -76,17 +77,17 @@ impl Cause {
     }
 }
 
-/// Takeovers pause.
+/// A pause of takeovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
     /// Why.
     pub cause: Cause,
-    /// The cause is over, and the nodes are given time to come back.
+    /// Whether the cause is over and the nodes are given time to recover.
     pub settling: bool,
 }
 
 impl Pause {
-    /// In a sentence without anything that counts seconds: it goes into the status.
+    /// Describes the pause in a sentence without elapsed seconds, because it is written to the status.
     #[must_use]
     pub fn message(&self) -> String {
         let cause = match self.cause {
@@ -114,9 +115,9 @@ impl Pause {
     }
 }
 
-/// The rule: more than one node has fallen silent within one window, and they are more than those that live. Nodes that were just begun
-/// to be looked at are neither. Nodes that fell silent at another time are another matter: what has been off for days says
-/// nothing of the control plane.
+/// Detects a storm: more than one node has fallen silent within one window, and these nodes outnumber the live ones. Nodes
+/// that have only just come under observation count as neither. Nodes that fell silent at other times do not count together:
+/// a node that has been off for days says nothing about the control plane.
 #[must_use]
 pub fn storm(scope: Scope, nodes: impl IntoIterator<Item = Sight>) -> Option<Cause> {
     let (mut silent, mut alive) = (Vec::new(), 0);
@@ -141,14 +142,14 @@ pub struct Brake {
 }
 
 impl Brake {
-    /// What a look found.
+    /// Records the result of a round of observations.
     pub fn saw(&mut self, cause: Option<Cause>, at: Instant) {
         if let Some(cause) = cause {
             self.last = Some((cause, at));
         }
     }
 
-    /// Whether takeovers pause at this moment, where the last look was at `looked`.
+    /// Returns the pause that is in effect now, if any. `looked` is the time of the last round.
     #[must_use]
     pub fn pause(&self, looked: Instant, now: Instant) -> Option<Pause> {
         let (cause, seen) = self.last?;
@@ -219,12 +220,13 @@ mod tests {
         }
     }
 
-    /// Kubelets renew at different moments. When the first of them is silent for as long as is configured, all that were cut off
-    /// with it have to count as silent, and none that lives may.
+    /// Kubelets renew at different moments. When the first of them exceeds the configured silence, all nodes that were cut
+    /// off with it must already count as silent, and no live node can.
     #[test]
     fn the_shortest_patience_outlasts_a_renewal_of_the_others() {
         let interval = LEASE_INTERVAL;
-        // Seen silent for this long at most: it is looked at that often, and the look that sees the change counts from zero.
+        // The longest silence of a live node: Leases are read at this interval, and the read that finds a change counts from
+        // zero.
         let looks = RENEWAL_MAX.as_secs_f64() / interval.as_secs_f64();
         let alive = interval.mul_f64(looks.ceil() - 1.0);
         assert!(alive < LEASE_QUIET, "{alive:?}");
@@ -242,13 +244,13 @@ mod tests {
         assert_eq!(brake.pause(at(0), at(0)), None);
         brake.saw(Some(cause), at(10));
         assert_eq!(brake.pause(at(10), at(11)), Some(Pause { cause, settling: false }));
-        // It heals: one kubelet after the other renews.
+        // The partition heals: the kubelets renew one after another.
         brake.saw(None, at(13));
         assert_eq!(brake.pause(at(13), at(14)), Some(Pause { cause, settling: true }));
         let over = 10 + STORM_SETTLE.as_secs();
         assert!(brake.pause(at(over - 1), at(over - 1)).is_some());
         assert_eq!(brake.pause(at(over), at(over)), None);
-        // It begins again: so does the time.
+        // The partition recurs, so the time starts again.
         brake.saw(Some(cause), at(over + 5));
         assert!(brake.pause(at(over + 5), at(over + 6)).is_some_and(|p| !p.settling));
     }

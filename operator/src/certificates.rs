@@ -1,8 +1,8 @@
 //! The certificates of the admin API: a cluster's own authority, its servers, the operator and the CSI driver.
 //!
-//! What is due is decided purely from the present and the certificates that are there. An authority is replaced in steps,
-//! so that no peer ever meets a certificate that it does not know yet: the next one is made known; then it signs; then the
-//! former one is forgotten.
+//! Decides which step is due purely from the current time and the existing certificates. An authority is replaced in steps,
+//! so that no peer is ever presented with a certificate that it does not trust yet: the next authority is published, then it
+//! signs, then the former one is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,46 +19,46 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
-/// Key in the authority's Secret: the certificate that is going to sign.
+/// Key in the authority's Secret: the certificate of the authority that will sign next.
 const NEXT_CERTIFICATE: &str = "next.crt";
 /// Key in the authority's Secret: its private key.
 const NEXT_KEY: &str = "next.key";
-/// Key in the authority's Secret: when the present one began to sign in place of another, seconds since 1970.
+/// Key in the authority's Secret: when the current authority replaced another as the signer, in seconds since 1970.
 const PROMOTED: &str = "promoted";
-/// Certificates are valid from a little before they are made: clocks differ.
+/// Certificates are backdated because clocks differ.
 const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
-/// How long servers and clients have to take a new bundle of authorities. A kubelet brings a changed Secret into its pods
+/// How long servers and clients have to load a new bundle of authorities. A kubelet updates a changed Secret in its pods
 /// within two minutes.
 pub const SETTLE: SignedDuration = SignedDuration::from_hours(1);
-/// Least validity of an authority.
+/// Minimum validity of an authority.
 const AUTHORITY_VALIDITY_MIN: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
 
 /// Why a certificate cannot be made or read.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// It cannot be made.
+    /// The certificate cannot be made.
     #[error("the certificate cannot be made")]
     Make(#[from] rcgen::Error),
-    /// A moment beyond what certificates can tell.
+    /// A time that certificates cannot represent.
     #[error("the certificate's end lies too far ahead")]
     Time,
 }
 
-/// How long certificates are good for.
+/// Validity periods of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Their validity.
+    /// Validity of a certificate.
     pub validity: SignedDuration,
-    /// How long before their end they are replaced.
+    /// How long before expiry a certificate is replaced.
     pub renew_before: SignedDuration,
 }
 
 impl Rule {
-    /// From a cluster's spec.
+    /// Reads the rule from a cluster's spec.
     #[must_use]
     pub fn new(spec: &forebay_api::cluster::Certificates) -> Self {
         let validity = SignedDuration::from_hours(spec.validity_hours.max(1).into());
-        // Never none at all, and never so much that a new one would be due at once.
+        // Never zero, and never so long that a new certificate would be due for renewal immediately.
         let renew_before = SignedDuration::from_hours(spec.renew_before_hours.into())
             .clamp(validity / 10, validity - validity / 10);
         Self { validity, renew_before }
@@ -68,7 +68,7 @@ impl Rule {
         AUTHORITY_VALIDITY_MIN.max(self.validity * 2)
     }
 
-    /// Early enough that what it signs never outlives it.
+    /// Early enough that no certificate outlives the authority that signed it.
     fn authority_renew_before(self) -> SignedDuration {
         self.validity + SETTLE * 2
     }
@@ -89,7 +89,7 @@ impl fmt::Debug for Pair {
     }
 }
 
-/// What a certificate says, as far as it matters here.
+/// The relevant fields of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Parsed {
     not_before: Timestamp,
@@ -140,28 +140,28 @@ fn signed_by(pem: &str, authority: &str) -> bool {
 /// A cluster's authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// Signs.
+    /// The authority that signs.
     pub current: Pair,
-    /// Is known already, and going to sign.
+    /// The authority that will sign next. Peers trust it already.
     pub next: Option<Pair>,
-    /// Still known: what signed before.
+    /// Authorities that signed before. Peers still trust them.
     pub former: Vec<String>,
-    /// When `current` began to sign in place of another.
+    /// When `current` replaced another authority as the signer.
     pub promoted: Option<Timestamp>,
 }
 
-/// What is due for an authority.
+/// The step that is due for an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthorityStep {
-    /// Nothing.
+    /// None.
     Keep,
-    /// A first one; or a wholly new one, because what is there cannot be used.
+    /// Create the first authority, or a new one because the existing one is unusable.
     Create,
-    /// Make the next one known.
+    /// Publish the next authority.
     AddNext,
-    /// The next one signs from now on.
+    /// Promote the next authority to the signer.
     Promote,
-    /// Forget former ones.
+    /// Remove former authorities.
     Forget,
 }
 
@@ -171,14 +171,14 @@ fn text(data: &Data, key: &str) -> Option<String> {
     String::from_utf8(data.get(key)?.0.clone()).ok().filter(|t| !t.is_empty())
 }
 
-/// The PEM certificates of a bundle, one by one.
+/// Splits a bundle into its PEM certificates.
 fn split(bundle: &str) -> Vec<String> {
     const END: &str = "-----END CERTIFICATE-----";
     bundle.split_inclusive(END).filter(|p| p.contains(END)).map(|p| format!("{}\n", p.trim())).collect()
 }
 
 impl Authority {
-    /// From the data of its Secret; `None` where it cannot be used.
+    /// Reads the authority from the data of its Secret; returns `None` if that is unusable.
     #[must_use]
     pub fn read(data: &Data) -> Option<Self> {
         let pair = |certificate: &str, key: &str| {
@@ -198,7 +198,7 @@ impl Authority {
         Some(Self { current, next, former, promoted })
     }
 
-    /// The data of its Secret.
+    /// Returns the data of the authority's Secret.
     #[must_use]
     pub fn write(&self) -> Data {
         let mut data = Data::new();
@@ -217,7 +217,7 @@ impl Authority {
         data
     }
 
-    /// Every certificate that is to be trusted, PEM.
+    /// Returns every trusted certificate as PEM.
     #[must_use]
     pub fn bundle(&self) -> String {
         let next = self.next.iter().map(|n| &n.certificate);
@@ -225,11 +225,11 @@ impl Authority {
         all.map(|pem| format!("{}\n", pem.trim())).collect()
     }
 
-    /// A first one.
+    /// Creates the first authority.
     ///
     /// # Errors
     ///
-    /// Where certificates cannot be made.
+    /// If a certificate cannot be made.
     pub fn create(cluster: &str, now: Timestamp, rule: Rule) -> Result<Self, CertificateError> {
         Ok(Self {
             current: make_authority(cluster, now, rule)?,
@@ -239,11 +239,11 @@ impl Authority {
         })
     }
 
-    /// After a step.
+    /// Returns the authority after a step.
     ///
     /// # Errors
     ///
-    /// Where certificates cannot be made.
+    /// If a certificate cannot be made.
     pub fn after(
         self,
         step: AuthorityStep,
@@ -271,11 +271,11 @@ impl Authority {
         })
     }
 
-    /// Makes a certificate.
+    /// Issues a certificate.
     ///
     /// # Errors
     ///
-    /// Where it cannot be made.
+    /// If the certificate cannot be made.
     pub fn issue(&self, leaf: &Leaf, now: Timestamp, rule: Rule) -> Result<Pair, CertificateError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -306,7 +306,7 @@ fn make_authority(cluster: &str, now: Timestamp, rule: Rule) -> Result<Pair, Cer
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
-    // Two authorities of one name would make verifiers try the wrong one first.
+    // If two authorities had the same name, verifiers would try the wrong one first.
     name.push(DnType::CommonName, format!("Forebay {cluster} {}", now.as_second()));
     params.distinguished_name = name;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -321,7 +321,7 @@ fn moment(at: Timestamp) -> Result<time::OffsetDateTime, CertificateError> {
     time::OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| CertificateError::Time)
 }
 
-/// What is due for an authority. `None`: there is none that can be used.
+/// Returns the step that is due for an authority. `None` stands for a missing or unusable authority.
 #[must_use]
 pub fn authority_step(now: Timestamp, rule: Rule, authority: Option<&Authority>) -> AuthorityStep {
     let Some(authority) = authority else { return AuthorityStep::Create };
@@ -346,16 +346,16 @@ pub fn authority_step(now: Timestamp, rule: Rule, authority: Option<&Authority>)
     AuthorityStep::Keep
 }
 
-/// When the former authorities can be forgotten: what the present one has signed needs [`SETTLE`] to arrive, counted from
-/// when it began to, which can be long after it was made.
+/// Returns when the former authorities can be removed. Certificates that the current authority signs need [`SETTLE`] to
+/// arrive, counted from when it began to sign, which can be long after it was made.
 fn forgetting(authority: &Authority, current: &Parsed) -> Timestamp {
     authority.promoted.unwrap_or(current.not_before + BACKDATE + SETTLE) + SETTLE
 }
 
-/// A certificate that ought to be.
+/// A certificate that must exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Secret that holds it.
+    /// The Secret that holds it.
     pub secret: String,
     /// Common name.
     pub name: String,
@@ -363,43 +363,43 @@ pub struct Leaf {
     pub dns: BTreeSet<String>,
     /// IP addresses.
     pub ips: BTreeSet<IpAddr>,
-    /// Of a server, not of a client.
+    /// Whether it is for a server rather than a client.
     pub server: bool,
-    /// Instance, of a server.
+    /// Name of the instance, for a server.
     pub instance: Option<String>,
 }
 
-/// What is due for a certificate.
+/// The step that is due for a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing until then.
+    /// None until then.
     Keep(Timestamp),
-    /// The certificate is good until then, the bundle of authorities is not that of now.
+    /// The certificate is valid until then, but the bundle of authorities is out of date.
     Bundle(Timestamp),
-    /// A new one, and why.
+    /// Issue a new certificate, for this reason.
     Issue(&'static str),
 }
 
-/// From when to when a certificate serves.
+/// The term of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term {
     /// Name of its Secret.
     pub secret: String,
     /// When it ends.
     pub end: Timestamp,
-    /// When it is to be replaced.
+    /// When it is due for renewal.
     pub renewal: Timestamp,
 }
 
 impl Term {
-    /// That of the certificate in the data of a Secret; `None` where it cannot be read.
+    /// Returns the term of the certificate in a Secret's data, or `None` if the certificate cannot be read.
     #[must_use]
     pub fn of_leaf(secret: &str, rule: Rule, data: &Data) -> Option<Self> {
         let parsed = parse(&text(data, tls::CERTIFICATE)?)?;
         Some(Self { secret: secret.to_owned(), end: parsed.not_after, renewal: renewal(&parsed, rule) })
     }
 
-    /// That of an authority; `None` where it cannot be read.
+    /// Returns the term of an authority, or `None` if its certificate cannot be read.
     #[must_use]
     pub fn of_authority(secret: &str, rule: Rule, authority: &Authority) -> Option<Self> {
         let end = parse(&authority.current.certificate)?.not_after;
@@ -407,13 +407,14 @@ impl Term {
     }
 }
 
-/// As if it were as long as the rule has it: a shorter rule counts for old certificates, too.
+/// Computes the renewal as if the certificate's validity did not exceed the rule's, so that a shorter validity also applies
+/// to existing certificates.
 fn renewal(parsed: &Parsed, rule: Rule) -> Timestamp {
     let validity = parsed.not_after.duration_since(parsed.not_before).min(rule.validity + BACKDATE);
     parsed.not_before + validity - rule.renew_before
 }
 
-/// What is due for a certificate, from the data of its Secret.
+/// Returns the step that is due for a certificate, from the data of its Secret.
 #[must_use]
 pub fn due(now: Timestamp, rule: Rule, authority: &Authority, leaf: &Leaf, data: Option<&Data>) -> Due {
     let Some(data) = data else { return Due::Issue("there is none") };
@@ -447,7 +448,7 @@ fn matches_key(certificate: &str, key: &str) -> bool {
     X509Certificate::from_der(&der).is_ok_and(|(_, c)| c.public_key().raw == key.subject_public_key_info())
 }
 
-/// When the authority has its next step, if that is known.
+/// Returns when the authority's next step is due, if that is known.
 #[must_use]
 pub fn authority_renewal(rule: Rule, authority: &Authority) -> Option<Timestamp> {
     let current = parse(&authority.current.certificate)?;
@@ -460,7 +461,7 @@ pub fn authority_renewal(rule: Rule, authority: &Authority) -> Option<Timestamp>
     Some(current.not_after - rule.authority_renew_before())
 }
 
-/// The data of a certificate's Secret.
+/// Returns the data of a certificate's Secret.
 #[must_use]
 pub fn secret_data(pair: &Pair, authority: &Authority) -> Data {
     [(tls::CERTIFICATE, &pair.certificate), (tls::KEY, &pair.key), (tls::AUTHORITY, &authority.bundle())]

@@ -86,8 +86,8 @@ fn any_rule_leaves_time_to_renew_and_time_to_live() {
     }
 }
 
-/// At every hour of two changes of the authority: each certificate that is out there is verified by each bundle that is
-/// out there, where "out there" is what was published within the last hour.
+/// At every hour of two replacements of the authority, each certificate in use is verified by each bundle in use, where "in
+/// use" means published within the last hour.
 #[test]
 fn an_authority_is_replaced_and_every_peer_stays_trusted() {
     let rule = rule();
@@ -97,7 +97,7 @@ fn an_authority_is_replaced_and_every_peer_stays_trusted() {
     let mut steps = Vec::new();
     let end = parse(&authority.current.certificate).expect("it is one").not_after;
     let mut now = end - rule.authority_renew_before() - hours(2);
-    // The years before and after are quiet but for renewals.
+    // Apart from renewals, nothing happens in the years before and after.
     let last = now + hours(12);
     while now < last {
         let step = authority_step(now, rule, Some(&authority));
@@ -129,7 +129,8 @@ fn an_authority_is_replaced_and_every_peer_stays_trusted() {
     assert_eq!(authority, Authority::read(&authority.write()).expect("it reads what it wrote"));
 }
 
-/// An operator that was away when the next authority was to sign: what it signs late has as long to arrive.
+/// The operator was down when the next authority was due to sign. Certificates that it signs late have just as long to
+/// arrive.
 #[test]
 fn a_former_authority_is_known_for_long_enough_after_a_late_change() {
     let first = Authority::create("a", NOW, rule()).expect("an authority");

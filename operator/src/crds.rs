@@ -12,9 +12,9 @@ pub fn file_name(crd: &CustomResourceDefinition) -> String {
 ///
 /// # Errors
 ///
-/// Where it cannot be written as YAML, which no definition made from types causes.
+/// If the definition cannot be written as YAML. No definition that is generated from types causes this.
 pub fn yaml(crd: &CustomResourceDefinition) -> anyhow::Result<String> {
-    // By way of JSON: keys come out in one order, and empty fields of the Rust type do not come out at all.
+    // Converts by way of JSON, which sorts the keys and omits empty fields of the Rust type.
     let mut value = serde_json::to_value(crd)?;
     sort(&mut value);
     Ok(format!(
@@ -50,7 +50,8 @@ fn sort(value: &mut serde_json::Value) {
     }
 }
 
-/// The API server knows no unsigned formats and says so at every apply. Bounds say the same: what is stored can be read.
+/// The API server does not support unsigned formats and warns at every apply. Bounds express the same: every stored value
+/// can be read.
 fn without_unsigned_format(schema: &mut serde_json::Map<String, serde_json::Value>) {
     let most = match schema.get("format").and_then(serde_json::Value::as_str) {
         Some("uint16") => Some(u64::from(u16::MAX)),

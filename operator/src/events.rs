@@ -1,4 +1,4 @@
-//! Which Events a change of the status is worth.
+//! Derives Events from changes of the status.
 
 use forebay_api::cluster::{InstancePhase, StorageClusterStatus};
 use forebay_api::fabric::TakeoverStatus;
@@ -7,21 +7,21 @@ use kube::runtime::events::{Event, EventType};
 
 use crate::limits::{EVENT_NOTE_MAX, EVENTS_PER_RECONCILE_MAX};
 
-/// An Event about a cluster, or one of its instances.
+/// An Event about a cluster or one of its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Whether an administrator should have a look.
+    /// Whether an administrator must look into it.
     pub warning: bool,
-    /// In CamelCase.
+    /// The reason in CamelCase.
     pub reason: &'static str,
-    /// In a sentence.
+    /// The note, a sentence.
     pub note: String,
-    /// The instance that it is about.
+    /// The instance, if it is about one.
     pub instance: Option<String>,
 }
 
 impl Notice {
-    /// As the Events API has it.
+    /// Converts the notice to an Event of the Events API.
     #[must_use]
     pub fn event(&self, namespace: &str) -> Event {
         let mut note = self.note.clone();
@@ -45,7 +45,7 @@ impl Notice {
     }
 }
 
-/// The changes that an administrator would want to know.
+/// Returns the changes that are relevant to an administrator.
 #[must_use]
 pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> Vec<Notice> {
     let mut found = Vec::new();
@@ -100,7 +100,7 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         let reported: Option<(bool, &'static str)> =
             match (condition.type_.as_str(), condition.status.as_str()) {
                 ("Valid", "False") => Some((true, "SpecInvalid")),
-                // For a moment every instance that can move has no place yet.
+                // An instance that can move has no place for a moment at first.
                 ("InstancesPlaced", "False")
                     if condition.message.ends_with("its place is being recorded") =>
                 {
@@ -139,7 +139,7 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
     found
 }
 
-/// A takeover with its times by part.
+/// Describes a takeover with the duration of each part.
 fn times(instance: &str, moved: &TakeoverStatus) -> String {
     let between = |from: &Option<Time>, to: &Option<Time>| match (from, to) {
         (Some(from), Some(to)) => format!("{} s", to.0.duration_since(from.0).as_secs().max(0)),

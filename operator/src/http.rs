@@ -12,14 +12,14 @@ use axum::routing::get;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 
-/// How the process is.
+/// Health of the process.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// The API server has answered, and it stands for election or works.
+    /// Whether the API server has responded, and the process stands for election or works.
     pub ready: AtomicBool,
-    /// It ends.
+    /// Whether the process is shutting down.
     pub ending: AtomicBool,
-    /// Whether the loop goes on.
+    /// Progress of the reconcile loop.
     pub progress: Arc<Progress>,
 }
 
@@ -27,13 +27,13 @@ pub struct Health {
 ///
 /// # Errors
 ///
-/// Where the address cannot be listened on.
+/// If the process cannot listen on the address.
 pub async fn serve(address: SocketAddr, metrics: Arc<Metrics>, health: Arc<Health>) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::bind(address).await?;
     axum::serve(listener, router(metrics, health)).await
 }
 
-/// What /metrics, /healthz and /readyz say.
+/// Returns the router for /metrics, /healthz and /readyz.
 pub fn router(metrics: Arc<Metrics>, health: Arc<Health>) -> Router {
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Router::new()

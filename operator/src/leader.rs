@@ -1,7 +1,7 @@
-//! One operator works, the others wait: a Lease of coordination.k8s.io.
+//! Leader election: one operator works, the others wait. Uses a Lease of coordination.k8s.io.
 //!
-//! Another's Lease is judged by the time since it was last *seen* to change, never by the clock in it, so that clocks may
-//! differ.
+//! Another replica's Lease is judged by the time since it was last *seen* to change, never by the time stored in it, so
+//! clock differences do no harm.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,33 +23,34 @@ pub const LEASE: &str = "forebay-operator";
 /// Timing of the leader election.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long a Lease is good for without being renewed.
+    /// How long a Lease remains valid without renewal.
     pub duration: Duration,
-    /// A leader that could not renew for so long stops.
+    /// A leader that has failed to renew for this long stops.
     pub renew_deadline: Duration,
-    /// Between two tries.
+    /// Interval between attempts.
     pub retry: Duration,
 }
 
 impl Timing {
-    /// For a Lease that is good for so long. A leader stops well before its end, so that two never work at once.
+    /// Returns the timing for a Lease with this duration. A leader stops well before the Lease expires, so that two never
+    /// work at the same time.
     #[must_use]
     pub fn new(duration: Duration) -> Self {
         Self { duration, renew_deadline: duration * 2 / 3, retry: duration / 15 }
     }
 }
 
-/// Tells those that write whether another replica can hold the Lease by now: a process that was frozen, or a machine that was suspended, goes
-/// on in the middle of what it did, before [`Candidate::hold`] has noticed.
+/// Reports to writers whether another replica can hold the Lease by now. A process that was frozen, or a machine that was
+/// suspended, resumes in the middle of its work, before [`Candidate::hold`] has noticed.
 #[derive(Clone, Debug)]
 pub struct Tenure {
-    /// Nanoseconds of [`since_boot`] when the last renewal that went well was begun.
+    /// Start of the last successful renewal, in nanoseconds of [`since_boot`].
     renewed: Arc<AtomicU64>,
     duration: Duration,
 }
 
 impl Tenure {
-    /// Begins now, and lasts for so long without being renewed.
+    /// Starts a tenure that lasts for `duration` unless it is renewed.
     #[must_use]
     pub fn new(duration: Duration) -> Self {
         let renewed = Arc::default();
@@ -62,7 +63,8 @@ impl Tenure {
         self.renewed.store(u64::try_from(asked.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether no other replica can hold the Lease by now. What is sent right after may still arrive later than that.
+    /// Whether no other replica can hold the Lease by now. A request that is sent right after this check can still arrive
+    /// later.
     #[must_use]
     pub fn lasts(&self) -> bool {
         let renewed = Duration::from_nanos(self.renewed.load(Ordering::Relaxed));
@@ -70,47 +72,47 @@ impl Tenure {
     }
 }
 
-/// A Lease that was renewed then and is good for so long is still held now.
+/// Whether a Lease with this renewal time and duration is still held now.
 fn lasts(renewed: Duration, now: Duration, duration: Duration) -> bool {
     now.saturating_sub(renewed) < duration
 }
 
-/// Time since the machine was started, that in which it was suspended included, which [`Instant`] leaves out.
+/// Time since boot, including time in suspend, which [`Instant`] excludes.
 fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     let seconds = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or_default());
     seconds + Duration::from_nanos(u64::try_from(now.tv_nsec).unwrap_or_default())
 }
 
-/// A replica that takes part in the leader election.
+/// A replica in the leader election.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     api: Api<Lease>,
     identity: String,
     timing: Timing,
     tenure: Tenure,
-    /// Notified of renewals that fail: those of kubelets may, too.
+    /// Notified of failed renewals, because those of kubelets may fail, too.
     leases: Option<Leases>,
 }
 
-/// What was seen of a Lease: its version, and when that was first seen.
+/// The observed version of a Lease, and when it was first seen.
 type Seen = Option<(String, Instant)>;
 
 impl Candidate {
-    /// Takes part in the election under a name that no other candidate has.
+    /// Creates a candidate with an identity that no other candidate has.
     #[must_use]
     pub fn new(client: Client, namespace: &str, identity: String, timing: Timing) -> Self {
         let tenure = Tenure::new(timing.duration);
         Self { api: Api::namespaced(client, namespace), identity, timing, tenure, leases: None }
     }
 
-    /// For how long the Lease is held without doubt; means something only once it was acquired.
+    /// Returns for how long the Lease is certainly held. Only meaningful after the Lease was acquired.
     #[must_use]
     pub fn tenure(&self) -> Tenure {
         self.tenure.clone()
     }
 
-    /// Says where a renewal fails.
+    /// Sets the receiver of failed renewals.
     #[must_use]
     pub fn telling(self, leases: Leases) -> Self {
         Self { leases: Some(leases), ..self }
@@ -122,7 +124,8 @@ impl Candidate {
         }
     }
 
-    /// Waits until the Lease is held, and says since when: from before it was asked for, as the answer may be late.
+    /// Waits until the Lease is held, and returns since when. The time is taken before the request, because the response may
+    /// be late.
     pub async fn acquire(&self) -> Instant {
         let mut seen: Seen = None;
         loop {
@@ -140,19 +143,19 @@ impl Candidate {
         }
     }
 
-    /// Renews the Lease, held since then, for as long as that can be done; returns when it is lost.
+    /// Renews the Lease, held since `since`, for as long as possible; returns when it is lost.
     pub async fn hold(&self, since: Instant) {
         let mut renewed = since;
         loop {
             let left = self.timing.renew_deadline.saturating_sub(renewed.elapsed());
             tokio::time::sleep(self.timing.retry.min(left)).await;
-            // A request that hangs leaves time for another one, on another connection.
+            // A request that hangs leaves time for another attempt, on another connection.
             let left = self
                 .timing
                 .renew_deadline
                 .saturating_sub(renewed.elapsed())
                 .min(self.timing.renew_deadline / 2);
-            // Counted from before the request: the answer may be late.
+            // Taken before the request, because the response may be late.
             let (asked, asked_at) = (Instant::now(), since_boot());
             match timeout(left, self.renew()).await {
                 Ok(Ok(true)) => {
@@ -182,7 +185,7 @@ impl Candidate {
         }
     }
 
-    /// Gives the Lease back, so that another need not wait for its end.
+    /// Releases the Lease, so that another replica need not wait for it to expire.
     pub async fn release(&self) {
         let given = async {
             let mut lease = self.api.get(LEASE).await?;
@@ -236,7 +239,7 @@ impl Candidate {
         }
         let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or_default();
         lease.spec = Some(self.spec(transitions.saturating_add(1)));
-        // The version makes sure that one of two replicas that try at once fails.
+        // Because of the resource version, one of two replicas that try at the same time fails.
         won(self.api.replace(LEASE, &PostParams::default(), &lease).await)
     }
 
@@ -247,12 +250,13 @@ impl Candidate {
             return Ok(false);
         }
         spec.renew_time = Some(MicroTime(Timestamp::now()));
-        // A conflict here may be another client's annotation: the next try sees which replica holds the Lease.
+        // A conflict here may be caused by another client's annotation: the next attempt checks which replica holds the
+        // Lease.
         self.api.replace(LEASE, &PostParams::default(), &lease).await.map(|_| true)
     }
 }
 
-/// A conflict is a defeat, not an error.
+/// A conflict means that another replica won; it is not an error.
 fn won(result: Result<Lease, kube::Error>) -> Result<bool, kube::Error> {
     match result {
         Ok(_) => Ok(true),
@@ -277,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_renewal_prolongs_every_copy_of_a_tenure() {
-        // Not longer than any machine that runs this has been up.
+        // Shorter than the uptime of any machine that runs this test.
         let tenure = Tenure::new(Duration::from_millis(1));
         let copy = tenure.clone();
         tenure.renew(Duration::ZERO);

@@ -1,10 +1,10 @@
-//! The kubelets' Leases: for how long nodes have given no sign of life.
+//! The kubelets' Leases: how long nodes have been silent.
 //!
-//! A Lease is judged by when it was last *seen* to change, not by the time in it, so that clocks may differ. And only time
-//! with observations counts: while the API server was away no Lease could be renewed, and no node is lost for that.
+//! A Lease is judged by when it was last *seen* to change, not by the time stored in it, so clock differences do no harm.
+//! Only observed time counts: while the API server was away no Lease could be renewed, and no node counts as lost for that.
 //!
-//! Looked at are the nodes that instances are on which could move, those that could take them over, and some others: whether one
-//! node is silent or many are decides whether anything is taken over ([`crate::brake`]).
+//! The observed nodes are those of instances that can move, those that can take them over, and some others: whether one node
+//! is silent or many are decides whether anything is taken over ([`crate::brake`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -30,17 +30,17 @@ use crate::limits::{
 };
 use crate::placement::Reason;
 
-/// Where kubelets have theirs.
+/// Namespace of the kubelets' Leases.
 pub const NAMESPACE: &str = "kube-node-lease";
 
-/// What was seen of one Lease.
+/// Observations of one Lease.
 #[derive(Clone, Debug)]
 struct Seen {
     version: String,
     changed: Instant,
     looked: Instant,
     proven: bool,
-    /// The time in the Lease, by the kubelet's clock.
+    /// The time stored in the Lease, by the kubelet's clock.
     renewed: Option<Timestamp>,
 }
 
@@ -49,7 +49,7 @@ impl Seen {
         Self { version, changed: at, looked: at, proven: false, renewed: None }
     }
 
-    /// It was looked at.
+    /// Records another observation.
     fn again(&mut self, version: String, at: Instant) {
         if version != self.version {
             (self.changed, self.proven) = (at, true);
@@ -65,29 +65,29 @@ impl Seen {
     }
 }
 
-/// What a look at a Lease found.
+/// Result of reading a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// What is known of the node by it.
+    /// The node's state.
     Seen(Sight),
-    /// There is none.
+    /// There is no Lease.
     None,
-    /// The API server did not tell.
+    /// The API server did not respond, or reported an error.
     Failed,
 }
 
-/// What was found out by looking, beside the Leases themselves.
+/// Results of the observation, besides the Leases themselves.
 #[derive(Debug, Default)]
 struct Watched {
-    /// Of all nodes.
+    /// The brake for all nodes.
     brake: Brake,
-    /// Of the nodes that can run instances of a cluster, by its name.
+    /// The brakes for the nodes that can run instances of a cluster, by the cluster's name.
     brakes: BTreeMap<String, Brake>,
     looked: Option<Instant>,
-    /// What the last whole round found. Not what single looks find meanwhile: one silence that is too long and the others, by which it
-    /// is judged, must be of the same moment.
+    /// The result of the last whole round. Single reads do not update it: a silence that is too long and the others, by
+    /// which it is judged, must be from the same moment.
     sights: BTreeMap<String, Sight>,
-    /// Nodes that were chosen without having been looked at, and since when they are.
+    /// Nodes that were chosen without being observed, and when.
     attended: BTreeMap<String, Instant>,
 }
 
@@ -99,12 +99,12 @@ impl Watched {
     }
 }
 
-/// What a reconciliation depends on: waiters are notified when something of it changes, and not as long as it lasts.
+/// The facts that reconciliations depend on. Waiters are notified when one of them changes, not for as long as it holds.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct News {
-    /// Nodes with silence that matters.
+    /// Nodes with a relevant silence.
     late: BTreeSet<String>,
-    /// Nodes that nothing goes to.
+    /// Nodes to which nothing is moved.
     quiet: BTreeSet<String>,
     pauses: BTreeMap<String, Option<Pause>>,
 }
@@ -126,7 +126,7 @@ impl std::fmt::Debug for Leases {
 }
 
 impl Leases {
-    /// Nothing has been seen yet.
+    /// Creates the observer, without observations.
     #[must_use]
     pub fn new(client: Client) -> Self {
         let api = Api::namespaced(client.clone(), NAMESPACE);
@@ -141,25 +141,25 @@ impl Leases {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What each node's Lease showed in the last round, and whether takeovers of a cluster pause by that.
+    /// Returns the state of each node in the last round, and the pause of a cluster's takeovers, if one is in effect.
     #[must_use]
     pub fn judged(&self, cluster: &str) -> (BTreeMap<String, Sight>, Option<Pause>) {
         let watched = self.watched();
         (watched.sights.clone(), watched.pause(cluster))
     }
 
-    /// Whether takeovers of a cluster pause now.
+    /// Returns the pause of a cluster's takeovers, if one is in effect now.
     #[must_use]
     pub fn pause(&self, cluster: &str) -> Option<Pause> {
         self.watched().pause(cluster)
     }
 
-    /// The API server did not do what this process asked of it: what kubelets ask of it may fail, too.
+    /// Records that a request of this process to the API server failed, because the kubelets' requests may fail, too.
     pub fn api_server_failed(&self) {
         self.watched().brake.saw(Some(Cause::ApiServerUnreachable), Instant::now());
     }
 
-    /// Looks at one node's Lease now.
+    /// Reads one node's Lease now.
     pub async fn look(&self, node: &str) -> Look {
         let lease = match tokio::time::timeout(LEASE_LOOK_TIME_MAX, self.api.get_opt(node)).await {
             Ok(Ok(lease)) => lease,
@@ -181,18 +181,19 @@ impl Leases {
         Look::Seen(seen.sight())
     }
 
-    /// Looks at a node for a while though no cluster's status names it: it was chosen, and nothing is known of it.
+    /// Observes a node for a while although no cluster's status names it: the node was chosen, and nothing is known about
+    /// it.
     pub fn attend(&self, node: &str) {
         self.watched().attended.insert(node.to_owned(), Instant::now());
     }
 
-    /// Waits until something has changed that takeovers depend on.
+    /// Waits until something that takeovers depend on has changed.
     pub async fn changed(&self) {
         self.news.notified().await;
     }
 
-    /// Looks at intervals, for ever. Not only the leader has to: an operator that takes over from one on a lost node then knows
-    /// for how long that node has been silent.
+    /// Reads the Leases at intervals, indefinitely. Every replica does so, not only the leader: an operator that succeeds a
+    /// leader on a lost node then already has the duration of that node's silence.
     pub async fn watch(&self, namespace: &str) {
         let (clusters, writer) = reflector::store();
         let api = Api::<DeserializeGuard<StorageCluster>>::namespaced(self.client.clone(), namespace);
@@ -219,7 +220,7 @@ impl Leases {
         }
     }
 
-    /// Looks at everything once.
+    /// Reads every Lease once.
     async fn round(&self, wanted: &Wanted) -> News {
         let mut nodes = wanted.nodes.clone();
         {
@@ -268,21 +269,21 @@ impl Leases {
     }
 }
 
-/// Whether a node was off long before the operator first looked. Only then does the time in a Lease count: clocks that
-/// differ by minutes do no harm.
+/// Whether a node was off long before the operator began to observe. Only this check uses the time stored in a Lease: clock
+/// differences of minutes do no harm.
 fn was_off(seen: &Seen, newest: Option<Timestamp>) -> bool {
     let (Some(newest), Some(renewed)) = (newest, seen.renewed) else { return false };
     let behind = Duration::try_from(newest.duration_since(renewed)).unwrap_or_default();
     !seen.proven && behind > LONG_OFF
 }
 
-/// What is to be looked at.
+/// The nodes to observe.
 #[derive(Debug)]
 struct Wanted {
     nodes: BTreeSet<String>,
-    /// Those of them that can run instances of a cluster.
+    /// Of these, the nodes that can run instances of a cluster.
     clusters: BTreeMap<String, BTreeSet<String>>,
-    /// The least silence that matters.
+    /// The shortest relevant silence.
     patience: Duration,
 }
 
@@ -299,7 +300,7 @@ impl Wanted {
                 if !instance.node.is_empty() {
                     mine.insert(instance.node.clone());
                 }
-                // The node before, too, until its pod has gone: whether that can still be asked to end.
+                // The previous node as well until its pod is gone, to determine whether the pod can still be ended.
                 let before = instance.takeover.as_ref().filter(|t| t.serving.is_none()).map(|t| &t.from);
                 wanted.nodes.extend(before.filter(|n| !n.is_empty()).cloned());
             }
@@ -308,7 +309,8 @@ impl Wanted {
             mine.extend(spares);
             let mut others: Vec<&str> =
                 status.nodes.iter().map(|n| n.name.as_str()).filter(|n| !mine.contains(*n)).collect();
-            // Names of one rack sort together: witnesses come from everywhere, and are always the same.
+            // Names of the same rack sort together, so they are sorted by hash: the witnesses come from all racks, and are
+            // always the same.
             others.sort_by_cached_key(|name| scattered(name));
             wanted.nodes.extend(others.into_iter().take(WITNESSES_MAX).map(str::to_owned));
             wanted.nodes.extend(mine.iter().cloned());
@@ -318,7 +320,7 @@ impl Wanted {
     }
 }
 
-/// Whether a node can run instances, were it alive.
+/// Whether a node could run instances if it were alive.
 fn could_serve(verdict: &NodeVerdict) -> bool {
     verdict.fits || verdict.reason == Reason::NodeNotReady.as_str()
 }

@@ -1,7 +1,8 @@
-//! The operator of Forebay: makes StorageClusters run.
+//! The operator of Forebay: runs StorageClusters.
 //!
-//! [`desired`] says what ought to be, purely, from what is wanted and what is; [`reconcile`] looks, applies the difference
-//! and tells; [`run`] watches and does that whenever something has changed, in the one process that holds the Lease.
+//! [`desired`] computes the desired state from the spec and the observed state, as a pure function; [`reconcile`] observes,
+//! applies the difference and reports; [`run`] watches and triggers that on every change, in the one process that holds the
+//! Lease.
 
 pub mod admin;
 pub mod brake;

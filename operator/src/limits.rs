@@ -1,130 +1,133 @@
-//! Every limit by name.
+//! All limits as named constants.
 
 use std::time::Duration;
 
-/// Nodes that `status.nodes` lists at most; those that do not fit come first.
+/// Maximum number of nodes in `status.nodes`; nodes that do not fit come first.
 pub const NODE_VERDICTS_MAX: usize = 200;
-/// Bytes of a condition's message at most; the API server takes 32 KiB.
+/// Maximum length of a condition's message in bytes; the API server accepts 32 KiB.
 pub const CONDITION_MESSAGE_MAX: usize = 4096;
-/// Bytes of an Event's note at most, by the Events API.
+/// Maximum length of an Event's note in bytes, as defined by the Events API.
 pub const EVENT_NOTE_MAX: usize = 1000;
-/// Events of one reconciliation at most; what is beyond is still in the status.
+/// Maximum number of Events per reconciliation; the status still contains the rest.
 pub const EVENTS_PER_RECONCILE_MAX: usize = 20;
 /// Clusters reconciled at the same time.
 pub const RECONCILES_AT_ONCE_MAX: u16 = 4;
-/// One reconciliation, everything included. What takes longer is given up and tried again.
+/// Time limit for one whole reconciliation. If it is exceeded, the reconciliation is aborted and retried.
 pub const RECONCILE_TIME_MAX: Duration = Duration::from_secs(60);
-/// Everything is looked at again after so long, whatever the watches said.
+/// Everything is checked again after this time, regardless of the watches.
 pub const RESYNC: Duration = Duration::from_secs(300);
 /// As [`RESYNC`], while an instance does not serve.
 pub const UNREADY_RESYNC: Duration = Duration::from_secs(60);
-/// Changes that come within so long of one another make one reconciliation.
+/// Changes within this time of one another are merged into one reconciliation.
 pub const DEBOUNCE: Duration = Duration::from_millis(200);
 /// First delay after an error; it doubles.
 pub const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 /// Longest delay after errors.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(120);
-/// Between two visits to an instance's admin API.
+/// Interval between two queries of an instance's admin API.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(15);
-/// Connecting to an instance's admin API.
+/// Time limit for connecting to an instance's admin API.
 pub const ADMIN_CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
-/// One call of an instance's admin API.
+/// Time limit for one call to an instance's admin API.
 pub const ADMIN_CALL_TIME_MAX: Duration = Duration::from_secs(5);
-/// An instance that has not answered for so long counts as gone.
+/// An instance that has not responded for this long counts as gone.
 pub const REPORT_AGE_MAX: Duration = Duration::from_secs(60);
-/// Instances visited at the same time.
+/// Number of instances queried at the same time.
 pub const POLLS_AT_ONCE_MAX: usize = 16;
-/// Volumes read from an instance in one page.
+/// Page size for listing an instance's volumes.
 pub const VOLUMES_PAGE: u32 = 500;
-/// Volumes destroyed in one reconciliation; the next goes on.
+/// Number of volumes destroyed in one reconciliation; the next one continues.
 pub const VOLUMES_DESTROYED_AT_ONCE_MAX: usize = 200;
-/// What is sure to go on at the next look waits for so long.
+/// Delay before the next reconciliation if that is certain to make progress.
 pub const SOON: Duration = Duration::from_millis(200);
-/// What a deletion or a removal waits for is looked at again after so long.
+/// Interval at which the conditions for a deletion or a removal are checked again.
 pub const WAIT: Duration = Duration::from_secs(10);
-/// An instance counts as without volumes only when its phase has been `Removing` for so long: a CreateVolume that saw an
-/// earlier one has recorded its volume by then, or failed. The driver has 10 s for each of three calls of the API server
-/// until that (`KUBERNETES_DEADLINE`), and 5 s to ask the instances (`PROBE_DEADLINE`).
+/// An instance counts as empty only after its phase has been `Removing` for this long: by then, a CreateVolume that read an
+/// earlier phase has recorded its volume or failed. Until then the driver has 10 s for each of three calls to the API server
+/// (`KUBERNETES_DEADLINE`), and 5 s to query the instances (`PROBE_DEADLINE`).
 pub const ANNOUNCEMENT: Duration = Duration::from_secs(45);
-/// Seconds that a Lease is good for without being renewed, unless the command line says otherwise. A node that is short of
-/// CPU needs ten seconds for its connections when all watches are renewed at once; servers go on without an operator.
+/// Default validity of a Lease without renewal, in seconds. A node that is short of CPU needs ten seconds for its
+/// connections if all watches are renewed at the same time; servers continue without an operator.
 pub const LEASE_DURATION_S: u64 = 45;
-/// The same, at least and at most.
+/// Minimum and maximum of the same.
 pub const LEASE_DURATION_S_RANGE: std::ops::RangeInclusive<u64> = 5..=3600;
-/// How long the work in hand may go on after SIGTERM.
+/// How long work in progress can continue after SIGTERM.
 pub const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
 const _: () = assert!(POLL_INTERVAL.as_secs() * 3 < REPORT_AGE_MAX.as_secs());
 
-/// A pod that no node takes asks for RDMA devices so long, where it can do without: as long as a restart of the node plugin
-/// takes, and more. One with a container that lacks a device is left alone so long, too.
+/// How long an unschedulable pod keeps requesting RDMA devices that it can do without: longer than a restart of the node
+/// plugin. A pod with a container that lacks a device is left alone for as long.
 pub const RDMA_WAIT: Duration = Duration::from_secs(60);
-/// Between two looks at the Lease of a node that an instance could leave.
+/// Interval between two reads of the Lease of a node that an instance could leave.
 pub const LEASE_INTERVAL: Duration = Duration::from_secs(3);
-/// One look at a Lease.
+/// Time limit for reading a Lease.
 pub const LEASE_LOOK_TIME_MAX: Duration = Duration::from_secs(3);
-/// A node that was not looked at for longer is given all its time again.
+/// If a node was not observed for longer than this, its silence counts from zero again.
 pub const LEASE_GAP_MAX: Duration = Duration::from_secs(10);
-/// Leases looked at at the same time.
+/// Number of Leases read at the same time.
 pub const LEASES_AT_ONCE_MAX: usize = 16;
-/// A server that is not ready on a node that lives is given so many times what a silent node is given ...
+/// A server that is not ready on a live node gets this multiple of the time that a silent node gets ...
 pub const UNREADY_FACTOR: u32 = 3;
-/// ... and so long at least: a container that fails is started again after delays that grow.
+/// ... but at least this long, because a failing container is restarted after growing delays.
 pub const UNREADY_MIN: Duration = Duration::from_secs(120);
-/// A server that came from another node and does not come up is not moved again for so long.
+/// A server that moved and does not start on its new node is not moved again for this long.
 pub const MOVE_PAUSE: Duration = Duration::from_secs(600);
 
 const _: () = assert!(LEASE_INTERVAL.as_secs() + LEASE_LOOK_TIME_MAX.as_secs() < LEASE_GAP_MAX.as_secs());
 
-/// A kubelet renews its Lease after so long at most: a quarter of 40 s, and 4 % more by chance.
+/// Longest interval between two renewals of a kubelet's Lease: a quarter of 40 s, plus up to 4 % of jitter.
 pub const RENEWAL_MAX: Duration = Duration::from_millis(10_400);
-/// A Lease that was not seen to change for so long has missed a renewal: one that is renewed is seen silent for three looks, 9 s, at
-/// most. Whatever fell silent together with a node that has been silent for the shortest `afterSeconds` has been so for this long.
+/// A Lease without a change for this long has missed a renewal: a Lease that is renewed appears silent for at most three
+/// reads, 9 s. When a node has been silent for the shortest `afterSeconds`, every node that fell silent together with it has
+/// been silent for at least this long.
 pub const LEASE_QUIET: Duration = Duration::from_secs(11);
-/// Nodes that fell silent within so long of each other did so together.
+/// Nodes that fell silent within this time of each other did so together.
 pub const STORM_WINDOW: Duration = Duration::from_secs(60);
-/// A node with a Lease older than the newest one by so much when the operator begins to look was off before.
+/// A node was off before if its Lease is this much older than the newest one when the operator begins to observe.
 pub const LONG_OFF: Duration = Duration::from_secs(600);
-/// Fewer silent nodes are no sign of trouble in the control plane.
+/// Fewer silent nodes do not indicate trouble in the control plane.
 pub const STORM_NODES_MIN: usize = 2;
-/// Takeovers pause for so long after too many nodes were silent: kubelets that could not renew try again after up to 7 s, with
-/// connections that take 10 s to fail, and pods become ready again after that only.
+/// How long takeovers pause after too many nodes were silent: kubelets that could not renew retry after up to 7 s, on
+/// connections that take 10 s to fail, and pods become ready only after that.
 pub const STORM_SETTLE: Duration = Duration::from_secs(60);
 /// The same, after the API server was in trouble.
 pub const API_SERVER_SETTLE: Duration = Duration::from_secs(30);
-/// Nodes of a cluster that could take its instances over and have Leases that are looked at, beside those that have instances.
+/// Maximum number of observed nodes that could take over a cluster's instances, in addition to those that have instances.
 pub const SPARES_OBSERVED_MAX: usize = 16;
-/// Other nodes with Leases that are looked at, for a cluster: witnesses of whether the control plane is heard.
+/// Maximum number of other observed nodes per cluster, as witnesses of whether the kubelets reach the control plane.
 pub const WITNESSES_MAX: usize = 16;
-/// A node that was chosen and had not been looked at is looked at for so long.
+/// How long a node is observed that was chosen without being observed.
 pub const ATTENTION: Duration = Duration::from_secs(60);
 
-/// Nodes, StorageNodes and StorageClusters are listed within so long after the work has begun, or the loop stalls.
+/// Time within which nodes, StorageNodes and StorageClusters must be listed after the work has begun; otherwise the loop
+/// counts as stalled.
 pub const LISTS_TIME_MAX: Duration = Duration::from_secs(120);
-/// A reconciliation waits for these lists for so long; then it fails, and is counted and tried again.
+/// How long a reconciliation waits for these lists before it fails, which is counted and retried.
 pub const LISTS_WAIT: Duration = Duration::from_secs(20);
-/// Errors of a watch that are further apart are not the same trouble: a watch that fails is tried again every 30 s at least.
+/// Errors of a watch that are further apart than this are unrelated: a failing watch is retried at least every 30 s.
 pub const WATCH_ERRORS_GAP: Duration = Duration::from_secs(90);
-/// A watch that has failed again and again for so long stalls the loop.
+/// The loop counts as stalled if a watch has failed repeatedly for this long.
 pub const WATCH_ERRORS_MAX: Duration = Duration::from_secs(300);
-/// A StorageCluster that was not looked at for so long has been forgotten by the loop.
+/// The loop has lost a StorageCluster that it has not processed for this long.
 pub const PASS_AGE_MAX: Duration = Duration::from_secs(720);
-/// Between two looks at how the loop is.
+/// Interval between two checks of the loop.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// A StorageCluster that cannot be read is tried again after so long, should no watch tell of a change.
+/// A StorageCluster that cannot be read is retried after this time, unless a watch reports a change first.
 pub const UNREADABLE_RESYNC: Duration = Duration::from_secs(300);
 
 const _: () = assert!(RESYNC.as_secs() * 2 + RECONCILE_TIME_MAX.as_secs() < PASS_AGE_MAX.as_secs());
 const _: () = assert!(UNREADABLE_RESYNC.as_secs() * 2 < PASS_AGE_MAX.as_secs());
 const _: () = assert!(BACKOFF_MAX.as_secs() * 2 < PASS_AGE_MAX.as_secs());
 
-/// A pod that the scheduler finds no room for waits for so long on the node that was chosen; then another one is tried, where the
-/// instance is bound to none.
+/// How long a pod without room waits on the chosen node before another one is tried, if the instance is not bound.
 pub const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(120);
 
-/// Events of one object and reason that are read at most, to tell why a pod does not come up. They come in no order of time.
+/// Maximum number of Events read per object and reason, to find out why a pod does not start. They are not in chronological
+/// order.
 pub const EVENTS_READ_MAX: u32 = 50;
-/// Events of longer ago than this say nothing of a mount that fails now: the kubelet tries at least every two minutes or so.
+/// Maximum age of Events about a current mount failure: the kubelet retries at least every two minutes or so.
 pub const MOUNT_FAILURE_AGE_MAX: Duration = Duration::from_secs(600);
-/// As [`MOUNT_FAILURE_AGE_MAX`], of a pod that cannot be made: the StatefulSet controller's delay between two tries grows to 1000 s.
+/// As [`MOUNT_FAILURE_AGE_MAX`], but for a pod that cannot be created: the StatefulSet controller's retry delay grows to
+/// 1000 s.
 pub const CREATION_FAILURE_AGE_MAX: Duration = Duration::from_secs(1200);

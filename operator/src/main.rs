@@ -114,7 +114,8 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What tells this Kubernetes cluster from others: the UID of a namespace that every one has, for as long as it exists.
+/// Returns an identifier of this Kubernetes cluster: the UID of the namespace kube-system, which exists in every cluster for
+/// the cluster's whole lifetime.
 async fn cluster_uid(client: &kube::Client) -> anyhow::Result<String> {
     let namespaces: kube::Api<k8s_openapi::api::core::v1::Namespace> = kube::Api::all(client.clone());
     let namespace =
@@ -151,7 +152,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     let watching = (leases.clone(), options.namespace.clone());
     tokio::spawn(async move { watching.0.watch(&watching.1).await });
     let timing = Timing::new(Duration::from_secs(options.lease_duration));
-    // A connection of its own, which stays warm: that of the others may wait behind a dozen watches that begin again.
+    // A separate connection, which stays warm: requests on the shared one may wait behind a dozen watches that restart.
     let own = kube::Client::try_default().await?;
     let candidate =
         Candidate::new(own, &options.namespace, options.identity.clone(), timing).telling(leases.clone());
@@ -194,7 +195,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     tokio::pin!(held);
     tokio::select! {
         () = &mut held => {
-            // Another may work by now: not a moment longer, whatever is in hand.
+            // Another replica may be working by now, so the process exits immediately, regardless of work in progress.
             tracing::error!("lost the Lease");
             return Ok(ExitCode::FAILURE);
         }
@@ -206,7 +207,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     }
     health.ending.store(true, Ordering::Relaxed);
     end.send_replace(true);
-    // The Lease is held until the last of the work has ended, so it is renewed as long.
+    // The Lease is held until all work has ended, so it is renewed until then.
     tokio::select! {
         () = &mut held => {
             tracing::error!("lost the Lease while ending");

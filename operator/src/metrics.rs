@@ -48,18 +48,18 @@ pub struct Written {
 pub struct Moved {
     /// Name of the StorageCluster.
     pub cluster: String,
-    /// Why, in CamelCase.
+    /// The reason in CamelCase.
     pub reason: String,
 }
 
-/// Labels of errors of watches.
+/// Labels of watch errors.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct Watched {
     /// What is watched: `nodes`, `storagenodes`, or `controller` for everything that belongs to StorageClusters.
     pub watch: &'static str,
 }
 
-/// Labels of what is reported of a cluster.
+/// Labels of metrics about a cluster.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct OfCluster {
     /// Name of the StorageCluster.
@@ -89,7 +89,7 @@ pub struct OfCertificate {
 /// The statuses that a condition can have.
 const STATUSES: [&str; 3] = ["True", "False", "Unknown"];
 
-/// What is reported of clusters that has labels beyond their name, to be dropped when that is over.
+/// Reported metrics of clusters with labels beyond the cluster's name, kept so that obsolete ones can be removed.
 #[derive(Debug, Default)]
 struct Reported {
     conditions: BTreeSet<OfCondition>,
@@ -102,7 +102,7 @@ pub struct Metrics {
     registry: Registry,
     /// Reconciliations.
     pub reconciles: Family<Reconciled, Counter>,
-    /// How long they took.
+    /// Duration of reconciliations.
     pub duration: Histogram,
     /// Instances by phase.
     pub instances: Family<Instances, Gauge>,
@@ -110,15 +110,15 @@ pub struct Metrics {
     pub writes: Family<Written, Counter>,
     /// Pods deleted for a rollout.
     pub restarts: Counter,
-    /// Instances that went to other nodes.
+    /// Instances that moved to other nodes.
     pub takeovers: Family<Moved, Counter>,
     /// Seconds from the decision until the instance served again.
     pub takeover_duration: Histogram,
-    /// Whether this process is the one that works.
+    /// Whether this process is the leader.
     pub leader: Gauge<f64, AtomicU64>,
-    /// Errors of watches.
+    /// Watch errors.
     pub watch_errors: Family<Watched, Counter>,
-    /// When a reconciliation last ended well, seconds since 1970.
+    /// When a reconciliation last succeeded, in seconds since 1970.
     pub last_pass: Gauge<f64, AtomicU64>,
     /// StorageClusters that cannot be read.
     pub unreadable: Gauge,
@@ -224,7 +224,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// As Prometheus reads them.
+    /// Returns the metrics in the format that Prometheus reads.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -232,7 +232,7 @@ impl Metrics {
         text
     }
 
-    /// How often a cluster was reconciled.
+    /// Returns how often a cluster was reconciled.
     #[must_use]
     pub fn reconciled(&self, cluster: &str) -> u64 {
         ["done", "failed"]
@@ -243,7 +243,7 @@ impl Metrics {
             .sum()
     }
 
-    /// Takes over the phases of a cluster's instances.
+    /// Sets the phases of a cluster's instances.
     pub fn set_instances(&self, cluster: &str, instances: &[InstanceStatus]) {
         use InstancePhase::{Draining, NotReady, Pending, Ready, Removing, Starting};
         for (phase, name) in [
@@ -261,11 +261,11 @@ impl Metrics {
     }
 
     fn reported(&self) -> MutexGuard<'_, Reported> {
-        // Each change leaves it as a whole.
+        // Every change leaves it consistent.
         self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over a cluster's conditions, in place of those of before.
+    /// Sets a cluster's conditions in place of the previous ones.
     pub fn set_conditions(&self, cluster: &str, conditions: &[Condition]) {
         let labels = |condition: &Condition, status| OfCondition {
             cluster: cluster.to_owned(),
@@ -289,7 +289,7 @@ impl Metrics {
         reported.conditions.extend(now);
     }
 
-    /// Takes over when a cluster's certificates end and are to be replaced, in place of those of before.
+    /// Sets the expiry and renewal times of a cluster's certificates in place of the previous ones.
     pub fn set_certificates(&self, cluster: &str, certificates: &[Term]) {
         let labels = |term: &Term| OfCertificate { cluster: cluster.to_owned(), secret: term.secret.clone() };
         let mut reported = self.reported();
@@ -307,7 +307,7 @@ impl Metrics {
         reported.certificates.extend(now);
     }
 
-    /// Drops what is reported of a cluster that is gone.
+    /// Removes the metrics of a deleted cluster.
     pub fn forget(&self, cluster: &str) {
         self.set_conditions(cluster, &[]);
         self.set_certificates(cluster, &[]);
@@ -344,7 +344,7 @@ mod tests {
         Term { secret: secret.to_owned(), end: at(200), renewal: at(100) }
     }
 
-    /// Lines of the text about conditions and certificates, without the comments.
+    /// Returns the lines about conditions and certificates, without the comments.
     fn shown(metrics: &Metrics) -> Vec<String> {
         let text = metrics.text();
         let is_one = |line: &&str| {

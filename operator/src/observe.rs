@@ -1,7 +1,7 @@
-//! What is, read from the API server.
+//! Reads the observed state from the API server.
 //!
-//! Nodes come from a watch: there are many, and being a moment behind harms nothing. What belongs to the cluster is listed
-//! again every time: a decision such as "all others serve, so restart this one" must not be made by an old view.
+//! Nodes are read from a watch: there are many, and a short delay is harmless. The objects of the cluster are listed again
+//! every time: a decision such as "all others serve, so restart this one" must not be based on outdated state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -47,11 +47,11 @@ fn by_instance<K: Resource>(cluster: &str, items: Vec<K>) -> BTreeMap<String, K>
         .collect()
 }
 
-/// Everything but the reports and the certificates.
+/// Observes everything except the reports and the certificates.
 ///
 /// # Errors
 ///
-/// Where the API server does not answer.
+/// If the API server does not respond.
 pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Observed, kube::Error> {
     let name = cluster.name_any();
     let client = &context.client;
@@ -69,7 +69,7 @@ pub async fn observe(context: &Context, cluster: &StorageCluster) -> Result<Obse
         list::<Service>(client, namespace, &ours),
         list::<ConfigMap>(client, namespace, &ours),
         list::<PodDisruptionBudget>(client, namespace, &ours),
-        // Metadata suffice to see which there are; credentials of volumes are never read.
+        // Metadata suffice to find out which Secrets exist; credentials of volumes are never read.
         async { Ok(secrets.list_metadata(&ours_only).await?.items) },
         async { Ok(secrets.list_metadata(&theirs_only).await?.items) },
     )?;
@@ -152,7 +152,8 @@ async fn storage_classes(
     Ok(classes)
 }
 
-/// What the newest of some Events says. They come in no order of time, and what was long ago says nothing of now.
+/// Returns the message of the newest of some Events. Events are not in chronological order, and old ones say nothing about
+/// the current state.
 fn latest(events: Vec<Event>, now: Timestamp, age_max: Duration) -> Option<String> {
     let recent = events.into_iter().filter_map(|event| {
         let at = last_seen(&event)?;
@@ -162,7 +163,7 @@ fn latest(events: Vec<Event>, now: Timestamp, age_max: Duration) -> Option<Strin
     recent.max_by_key(|(at, _)| *at).map(|(_, message)| message)
 }
 
-/// When an Event happened last: the program that writes it fills in some of these times.
+/// Returns when an Event last occurred: each reporting program fills in only some of these times.
 fn last_seen(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|s| s.last_observed_time.as_ref()).map(|t| t.0);
     let last = event.last_timestamp.as_ref().map(|t| t.0);
@@ -171,7 +172,8 @@ fn last_seen(event: &Event) -> Option<Timestamp> {
     [series, last, at].into_iter().flatten().max().or(made)
 }
 
-/// What Events say of pods with volumes that cannot be mounted: the pod's own status does not tell. Best effort.
+/// Returns the messages of Events about volumes that cannot be mounted, because the pod's own status does not contain them.
+/// Best effort.
 async fn mount_failures(
     client: &Client,
     namespace: &str,
@@ -199,7 +201,8 @@ async fn mount_failures(
     failures
 }
 
-/// What Events say of StatefulSets if an admission plugin or a quota refuses their pod: their own status does not tell. Best effort.
+/// Returns the messages of Events about StatefulSets with pods that an admission plugin or a quota rejects, because the
+/// StatefulSets' own status does not contain them. Best effort.
 async fn creation_failures(
     client: &Client,
     namespace: &str,
@@ -222,17 +225,17 @@ async fn creation_failures(
     failures
 }
 
-/// Nodes on which other clusters' instances use the host's network.
+/// Returns the nodes on which other clusters' instances use the host's network.
 fn elsewhere(context: &Context, cluster: &StorageCluster) -> Vec<(String, String, Vec<u16>)> {
     let mut found = Vec::new();
     let clusters = context.clusters.state();
-    // One that cannot be read is nowhere, as far as is known.
+    // A cluster that cannot be read counts as having no instances.
     for other in clusters.iter().filter_map(|c| c.0.as_ref().ok()) {
         if other.metadata.uid == cluster.metadata.uid || !other.spec.network.host_network {
             continue;
         }
         let ports = objects::ports(&other.spec.network);
-        // Two that have both taken a node and not served there would else both leave it, again and again.
+        // Otherwise two clusters that have both taken a node and not served there would both leave it, again and again.
         let age = |c: &StorageCluster| (c.creation_timestamp(), c.name_any());
         let older = age(other) < age(cluster);
         for instance in other.status.iter().flat_map(|s| &s.instances) {
@@ -244,7 +247,7 @@ fn elsewhere(context: &Context, cluster: &StorageCluster) -> Vec<(String, String
     found
 }
 
-/// The instances that can be asked now: their pod is ready, and where they are is known.
+/// Returns the instances that can be queried now: their pod is ready, and their address is known.
 #[must_use]
 pub fn visits(
     cluster: &StorageCluster,
@@ -261,7 +264,7 @@ pub fn visits(
         .filter_map(|(instance, address)| {
             let pod = observed.pods.get(instance)?;
             status::pod_ready_since(pod)?;
-            // The pod of an earlier epoch is on another node than the address.
+            // The pod of an earlier epoch is on a different node than the address.
             let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
             if cluster.spec.can_move() && node != observed.bound.get(instance).map(String::as_str) {
                 return None;

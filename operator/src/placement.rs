@@ -1,4 +1,4 @@
-//! Which nodes can run instances, and which instance runs where. Pure.
+//! Decides which nodes can run instances, and which instance runs on which node. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,28 +11,28 @@ use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 
 use crate::desired::rules::amount;
 
-/// Why a node does not fit, as the status tells it.
+/// Why a node does not fit, as reported in the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// It fits.
     Fits,
     /// It lacks a label of `placement.nodeSelector`.
     SelectorMismatch,
-    /// The kubelet does not say that it is ready.
+    /// The kubelet does not report the node as ready.
     NodeNotReady,
-    /// Node or StorageNode are marked unschedulable.
+    /// Node or StorageNode is marked unschedulable.
     Cordoned,
     /// It has a taint that `placement.tolerations` does not tolerate.
     TaintNotTolerated,
     /// It lacks the label by which instances are spread.
     TopologyKeyMissing,
-    /// No node agent has published what it has.
+    /// No node agent has reported its hardware.
     StorageNodeUnknown,
     /// It has no RDMA device.
     RdmaMissing,
-    /// `placement.rdma.devices` or `netdevs` choose none of its ports.
+    /// `placement.rdma.devices` or `netdevs` select none of its ports.
     DeviceNotSelected,
-    /// No chosen port has the link layer asked for.
+    /// No selected port has the requested link layer.
     WrongLinkLayer,
     /// No such port can be used now.
     RdmaPortDown,
@@ -42,18 +42,18 @@ pub enum Reason {
     Occupied,
     /// The node lacks a directory of `backends`.
     BackendMissing,
-    /// It has another operating system or architecture than the servers' image.
+    /// Its operating system or architecture differs from that of the servers' image.
     PlatformMismatch,
-    /// It has less than `limits.resources` requests.
+    /// It has less than the requests of `limits.resources`.
     TooSmall,
     /// The scheduler finds no room for the pod there.
     Unschedulable,
-    /// Its kernel has none of the modules that the paths to the backends' namespaces need.
+    /// Its kernel has none of the modules that the paths to some backend's namespaces require.
     FabricMissing,
 }
 
 impl Reason {
-    /// As in the status.
+    /// Returns the reason as in the status.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -79,18 +79,18 @@ impl Reason {
     }
 }
 
-/// A node as placement sees it.
+/// A node with its verdict.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// Name of the node.
     pub node: String,
-    /// Whether and why not.
+    /// Whether it fits, or why not.
     pub reason: Reason,
     /// The reason in a sentence, with its fix.
     pub message: String,
-    /// Whether it comes before others: it has the RDMA port that is preferred.
+    /// Whether it is preferred, because it has the preferred RDMA port.
     pub preferred: bool,
-    /// Its failure domain; empty where instances are not spread or the node has no such label.
+    /// Its failure domain; empty if instances are not spread or the node has no such label.
     pub domain: String,
 }
 
@@ -101,7 +101,7 @@ impl Verdict {
         self.reason == Reason::Fits
     }
 
-    /// As in the status.
+    /// Returns the verdict as in the status.
     #[must_use]
     pub fn status(&self) -> NodeVerdict {
         NodeVerdict {
@@ -113,10 +113,11 @@ impl Verdict {
     }
 }
 
-/// What else counts against a node, by its name: taken by another cluster's instance, or known to lack a directory.
+/// Other objections to a node, by the node's name: another cluster's instance occupies it, or it is known to lack a
+/// directory.
 pub type Objections = BTreeMap<String, (Reason, String)>;
 
-/// Judges every node, in order of their name.
+/// Judges every node, in order of the names.
 #[must_use]
 pub fn judge<N, S>(
     spec: &StorageClusterSpec,
@@ -177,7 +178,7 @@ fn judge_node(
         .or_else(|| objection.cloned());
     let rdma = &spec.placement.rdma;
     if let Some((reason, message)) = refusal {
-        // Where the scheduler finds no room, its place in the order of nodes says which one is tried next.
+        // If the scheduler finds no room on this node, its rank determines which node is tried next.
         let ordered = reason == Reason::Unschedulable && rdma.requirement != RdmaRequirement::None;
         let preferred = ordered && fitting_port(rdma, name, storage).is_ok();
         return verdict(reason, message, preferred);
@@ -196,18 +197,18 @@ fn label<'n>(node: &'n Node, key: &str) -> Option<&'n str> {
     node.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Whether the kubelet says that the node is ready.
+/// Whether the kubelet reports the node as ready.
 #[must_use]
 pub fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|s| s.conditions.as_ref());
     conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
 }
 
-/// Taints of what takes nodes away in an orderly way, without marking them unschedulable.
+/// Taints of components that remove nodes in an orderly way without marking them unschedulable.
 const LEAVING: [&str; 3] =
     ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"];
 
-/// Whether the scheduler puts no new pods there because the node is to be left.
+/// Whether the scheduler places no new pods on the node because it is being drained.
 #[must_use]
 pub fn is_cordoned(node: &Node) -> bool {
     let Some(spec) = &node.spec else { return false };
@@ -215,7 +216,7 @@ pub fn is_cordoned(node: &Node) -> bool {
     spec.unschedulable.unwrap_or_default() || spec.taints.iter().flatten().any(leaving)
 }
 
-/// Labels of nodes, and what they must say where they are there: the servers' image is for this.
+/// Labels of nodes with the values that they must have if they exist, because the servers' image is built for these.
 const PLATFORM: [(&str, &str); 2] = [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")];
 
 fn platform(node: &Node) -> Option<(Reason, String)> {
@@ -226,7 +227,8 @@ fn platform(node: &Node) -> Option<(Reason, String)> {
     Some((Reason::PlatformMismatch, format!("the node has {key}={found}; servers run on {wanted} only")))
 }
 
-/// Whether the node has less altogether than a server asks for. What else runs there the scheduler knows.
+/// Whether the node's allocatable resources are less than a server requests. The scheduler accounts for the other pods
+/// there.
 fn too_small(spec: &StorageClusterSpec, node: &Node) -> Option<(Reason, String)> {
     let requests = spec.limits.resources.as_ref()?.requests.as_ref()?;
     let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
@@ -244,7 +246,7 @@ fn too_small(spec: &StorageClusterSpec, node: &Node) -> Option<(Reason, String)>
     })
 }
 
-/// Whether none of the paths to some backend could be connected from there. What is unknown speaks against nothing.
+/// Whether some backend cannot be connected from the node over any of its paths. Unknown facts are no objection.
 fn without_fabric(
     spec: &StorageClusterSpec,
     name: &str,
@@ -333,7 +335,7 @@ fn refused_by_node(placement: &Placement, name: &str, node: &Node) -> Option<(Re
     None
 }
 
-/// As the scheduler does it.
+/// Whether a toleration matches a taint, by the scheduler's rules.
 #[must_use]
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
@@ -345,7 +347,7 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
             || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
 }
 
-/// The first port that meets everything, in words; or how far the best of the ports got.
+/// Returns a description of the fastest port that meets all requirements, or the first requirement that no port is left to meet.
 pub(crate) fn fitting_port(
     rdma: &RdmaPlacement,
     name: &str,
@@ -422,7 +424,7 @@ pub(crate) fn selected(patterns: &[String], name: Option<&str>) -> bool {
     patterns.is_empty() || name.is_some_and(|name| patterns.iter().any(|p| matches(p, name)))
 }
 
-/// Whether a name matches a pattern with `*` and `?`, in time linear in pattern times name.
+/// Whether a name matches a pattern with `*` and `?`, in time linear in the product of their lengths.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
@@ -445,18 +447,19 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|c| *c == b'*')
 }
 
-/// Where an instance is.
+/// The node of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seat {
     /// Name of the node.
     pub node: String,
-    /// Whether it has served there: its volumes lie on that node, and it never leaves.
+    /// Whether it has served there: its volumes are stored on that node, and it never leaves.
     pub bound: bool,
 }
 
-/// Gives every instance its node. Bound ones keep theirs, whatever has become of it; others keep theirs while it fits,
-/// so that nothing moves without need; the rest get the best that is left, in order of the instances. One for which its node has no
-/// room gets the next best after that node, and after the last the first: that those before had no room is not remembered.
+/// Assigns a node to every instance. Bound instances keep theirs, regardless of its state. Others keep theirs while it fits,
+/// so that nothing moves without need. The rest get the best node that is left, in order of the instances. An instance
+/// without room on its node gets the node that ranks next, and after the last node the first one again, because earlier
+/// nodes without room are not remembered.
 #[must_use]
 pub fn assign(
     spec: &StorageClusterSpec,
@@ -509,7 +512,7 @@ pub fn assign(
     given
 }
 
-/// Instances per failure domain, of every domain that has a node that fits.
+/// Returns the number of instances per failure domain, for every domain with a fitting node.
 fn domains<'v>(verdicts: &'v [Verdict], given: &BTreeMap<String, Seat>) -> BTreeMap<&'v str, u32> {
     let mut counts = BTreeMap::new();
     for verdict in verdicts {
@@ -521,7 +524,7 @@ fn domains<'v>(verdicts: &'v [Verdict], given: &BTreeMap<String, Seat>) -> BTree
     counts
 }
 
-/// Why an instance has no node, from the verdicts: every reason with its number of nodes, the commonest first.
+/// Explains from the verdicts why an instance has no node: every reason with its number of nodes, the most common one first.
 #[must_use]
 pub fn explain(verdicts: &[Verdict], given: &BTreeMap<String, Seat>) -> String {
     if verdicts.is_empty() {

@@ -202,7 +202,7 @@ fn instances(count: u32) -> Vec<String> {
     (0..count).map(|n| format!("a-{n}")).collect()
 }
 
-/// Instance → node, of those that have one.
+/// Returns instance and node, for instances that have one.
 fn given(
     spec: &StorageClusterSpec,
     count: u32,
@@ -232,14 +232,14 @@ fn after_a_node_without_room_comes_the_next_in_order_and_after_the_last_the_firs
     let spec = spec(json!({}));
     let full = |name: &str, preferred| Verdict { reason: Reason::Unschedulable, ..fit(name, preferred, "") };
     let on = |node: &'static str, nodes: &[Verdict]| given(&spec, 1, &[("a-0", node, false)], nodes);
-    // In order: n2, n4, n1, n3.
+    // In rank order: n2, n4, n1, n3.
     let order = [("n2", "n4"), ("n4", "n1"), ("n1", "n3"), ("n3", "n2")];
     for (node, next) in order {
         let nodes = [fit("n1", false, ""), fit("n2", true, ""), fit("n3", false, ""), fit("n4", true, "")]
             .map(|v| if v.node == node { full(node, v.preferred) } else { v });
         assert_eq!(on(node, &nodes), pairs(&[("a-0", next)]), "after {node}");
     }
-    // One that is left for another reason gets the best there is.
+    // An instance that leaves its node for another reason gets the best node.
     assert_eq!(on("n2", &[fit("n1", true, ""), unfit("n2"), fit("n3", true, "")]), pairs(&[("a-0", "n1")]));
 }
 
@@ -250,10 +250,10 @@ fn bound_instances_never_move_and_others_only_when_they_must() {
     // Bound to a node that does not fit, and to one that is gone.
     let bound = [("a-0", "n3", true), ("a-1", "gone", true)];
     assert_eq!(given(&spec, 3, &bound, &nodes), pairs(&[("a-0", "n3"), ("a-1", "gone"), ("a-2", "n1")]));
-    // Not bound: stays where it fits, though a better one would come first; leaves where it does not.
+    // Unbound instances stay on a node that fits, even if a better one ranks first, and leave one that does not fit.
     assert_eq!(given(&spec, 1, &[("a-0", "n2", false)], &nodes), pairs(&[("a-0", "n2")]));
     assert_eq!(given(&spec, 1, &[("a-0", "n3", false)], &nodes), pairs(&[("a-0", "n1")]));
-    // Two that say the same node: the bound one has it.
+    // Two instances claim the same node: the bound one gets it.
     let clash = [("a-0", "n1", false), ("a-1", "n1", true)];
     assert_eq!(given(&spec, 2, &clash, &nodes), pairs(&[("a-0", "n2"), ("a-1", "n1")]));
 }
@@ -307,6 +307,6 @@ fn patterns() {
     ] {
         assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
     }
-    // What takes exponential time where it is done by recursion.
+    // Takes exponential time in a recursive implementation.
     assert!(!matches(&"*a".repeat(30), &"a".repeat(29)));
 }

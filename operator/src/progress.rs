@@ -1,8 +1,8 @@
-//! Whether the operator's loop goes on. Pure but for the clock that is handed in.
+//! Detects whether the operator's loop makes progress. Pure, except for the clock that is passed in.
 //!
-//! A process that holds the Lease and does nothing looks healthy from outside: servers go on, and nothing is repaired. So three things are
-//! watched: the lists that everything is decided by have come, watches do not fail all the time, and every StorageCluster is
-//! looked at again and again.
+//! A process that holds the Lease and does nothing looks healthy from outside: servers keep running, but nothing is
+//! repaired. So three things are watched: the lists that every decision depends on have arrived, watches do not fail
+//! continuously, and every StorageCluster is processed at intervals.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::limits::{LISTS_TIME_MAX, PASS_AGE_MAX, WATCH_ERRORS_GAP, WATCH_ERRORS_MAX};
 
-/// Errors of a watch that came one after the other.
+/// Consecutive errors of a watch.
 #[derive(Clone, Debug)]
 struct Streak {
     first: Instant,
@@ -20,16 +20,16 @@ struct Streak {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Since when this process works; before that nothing can stall.
+    /// When the work of this process began; nothing can stall before that.
     began: Option<Instant>,
-    /// Lists that have not come yet.
+    /// Lists that have not arrived yet.
     awaited: Vec<&'static str>,
     streaks: BTreeMap<&'static str, Streak>,
-    /// StorageClusters, and when each was looked at last, or found.
+    /// StorageClusters, and when each was last processed, or first found.
     passes: BTreeMap<String, Instant>,
 }
 
-/// How the loop is.
+/// Progress of the loop.
 #[derive(Debug, Default)]
 pub struct Progress {
     state: Mutex<State>,
@@ -40,20 +40,20 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The work begins. These lists have to come.
+    /// Marks the beginning of the work. The lists in `lists` must arrive.
     pub fn begin(&self, lists: &[&'static str], now: Instant) {
         let mut state = self.state();
         state.began = Some(now);
         state.awaited = lists.to_vec();
     }
 
-    /// A list has come.
+    /// Marks a list as arrived.
     pub fn listed(&self, list: &'static str) {
         self.state().awaited.retain(|awaited| *awaited != list);
     }
 
-    /// A watch has failed; it is tried again. That it works again is seen by no error coming any more: a watch of what never changes
-    /// says nothing.
+    /// Records that a watch has failed; it is retried. Only the absence of further errors shows that it works again, because
+    /// a watch of objects that never change reports nothing.
     pub fn watch_failed(&self, watch: &'static str, error: String, now: Instant) {
         let mut state = self.state();
         let streak = state.streaks.entry(watch).or_insert_with(|| Streak {
@@ -67,7 +67,7 @@ impl Progress {
         (streak.last, streak.error) = (now, error);
     }
 
-    /// These are all StorageClusters.
+    /// Sets the list of all StorageClusters.
     pub fn known(&self, clusters: impl IntoIterator<Item = String>, now: Instant) {
         let mut state = self.state();
         let mut passes = BTreeMap::new();
@@ -78,12 +78,12 @@ impl Progress {
         state.passes = passes;
     }
 
-    /// A cluster was looked at, with whatever result.
+    /// Records that a cluster was processed, with any result.
     pub fn passed(&self, cluster: &str, now: Instant) {
         self.state().passes.insert(cluster.to_owned(), now);
     }
 
-    /// Why the loop does not go on, where it does not.
+    /// Returns why the loop has stalled, if it has.
     #[must_use]
     pub fn stalled(&self, now: Instant) -> Option<String> {
         let state = self.state();

@@ -1,4 +1,4 @@
-//! Looks, applies the difference between what is and what ought to be, and tells.
+//! Observes, applies the difference between the observed and the desired state, and reports.
 
 mod apply;
 mod certify;
@@ -38,64 +38,64 @@ use crate::progress::Progress;
 use crate::reports::Reports;
 use crate::teller::Teller;
 
-/// Why a reconciliation did not end well. It is tried again, later and later.
+/// Why a reconciliation failed. It is retried with growing delays.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    /// The API server.
+    /// A request to the API server failed.
     #[error("the API server: {0}")]
     Kube(#[from] kube::Error),
-    /// Certificates.
+    /// A certificate could not be made.
     #[error(transparent)]
     Certificates(#[from] certificates::CertificateError),
-    /// An object was refused.
+    /// The API server rejected an object.
     #[error("{0}")]
     Refused(String),
     /// It took too long.
     #[error("the reconciliation took longer than {} s", RECONCILE_TIME_MAX.as_secs())]
     Time,
-    /// What everything is decided by has not come.
+    /// The lists that every decision depends on have not arrived.
     #[error(
         "nodes and StorageNodes have not been listed yet: the operator may lack rights, or a definition is missing"
     )]
     NotListed,
-    /// Another replica may work by now.
+    /// Another replica may be working by now.
     #[error(
         "the Lease has not been renewed in time, so that another replica may work by now: nothing is written"
     )]
     NotLeading,
-    /// What was read makes no sense.
+    /// An object could not be parsed.
     #[error("an object is not what it ought to be: {0}")]
     Object(#[from] serde_json::Error),
 }
 
-/// A StorageCluster, or why it cannot be read: one that an older definition let through must not keep the others from being seen to.
+/// A StorageCluster, or why it cannot be read. One that only an older definition accepted must not block the others.
 pub type Guarded = DeserializeGuard<StorageCluster>;
 
-/// What all reconciliations share.
+/// State shared by all reconciliations.
 pub struct Context {
     /// The API server.
     pub client: Client,
-    /// How the operator was started.
+    /// The operator's settings.
     pub settings: Settings,
-    /// Nodes, as watched.
+    /// Nodes, from a watch.
     pub nodes: Store<Node>,
-    /// StorageNodes, as watched.
+    /// StorageNodes, from a watch.
     pub storage_nodes: Store<DeserializeGuard<StorageNode>>,
-    /// StorageClusters, as watched.
+    /// StorageClusters, from a watch.
     pub clusters: Store<Guarded>,
-    /// What the instances reported.
+    /// Reports of the instances.
     pub reports: Reports,
-    /// The kubelets' signs of life.
+    /// The kubelets' Leases.
     pub leases: Leases,
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Events.
     pub teller: Teller,
-    /// Whether this replica is the one that works.
+    /// Whether this replica is the leader.
     pub tenure: Tenure,
-    /// Whether the loop goes on.
+    /// Progress of the loop.
     pub progress: Arc<Progress>,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub failures: Mutex<HashMap<ObjectRef<StorageCluster>, u32>>,
 }
 
@@ -105,11 +105,11 @@ impl std::fmt::Debug for Context {
     }
 }
 
-/// One reconciliation, bounded in time, counted.
+/// Runs one reconciliation with a time limit, and counts it.
 ///
 /// # Errors
 ///
-/// Whatever went wrong; [`error_policy`] says when it is tried again.
+/// Any failure; [`error_policy`] determines when it is retried.
 pub async fn reconcile(guarded: Arc<Guarded>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let name = guarded.name_any();
     let cluster = match &guarded.0 {
@@ -139,14 +139,14 @@ pub async fn reconcile(guarded: Arc<Guarded>, context: Arc<Context>) -> Result<A
 }
 
 impl Context {
-    /// Refuses to write where another replica may work by now: what was decided here may be older than what that one has written, and
-    /// objects are applied without the version that they were read with. A replica that is stopped just between this and the write is not
-    /// caught.
+    /// Refuses to write if another replica may be working by now: this decision may be older than what that replica has
+    /// written, and objects are applied without the resource version with which they were read. A replica that is suspended
+    /// between this check and the write is not caught.
     fn still_leads(&self) -> Result<(), ReconcileError> {
         if self.tenure.lasts() { Ok(()) } else { Err(ReconcileError::NotLeading) }
     }
 
-    /// Counts how a reconciliation ended.
+    /// Counts the outcome of a reconciliation.
     fn count(
         &self,
         cluster: &StorageCluster,
@@ -175,7 +175,7 @@ impl Context {
         }
     }
 
-    /// Counts a reconciliation that could not even begin.
+    /// Counts a reconciliation that could not begin.
     #[must_use]
     pub fn not_begun(&self, guarded: &Guarded, error: ReconcileError) -> ReconcileError {
         if let Ok(cluster) = &guarded.0 {
@@ -185,7 +185,7 @@ impl Context {
     }
 }
 
-/// When to try again: later after every failure, spread a little by the cluster's name.
+/// Returns when to retry: with a delay that grows with every failure, spread slightly by the cluster's name.
 #[must_use]
 pub fn error_policy(guarded: Arc<Guarded>, _: &ReconcileError, context: Arc<Context>) -> Action {
     let failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,7 +194,7 @@ pub fn error_policy(guarded: Arc<Guarded>, _: &ReconcileError, context: Arc<Cont
     Action::requeue(backoff(count, &guarded.name_any()))
 }
 
-/// The delay after so many failures in a row.
+/// Returns the delay after this number of consecutive failures.
 #[must_use]
 pub fn backoff(failures: u32, name: &str) -> Duration {
     let delay = BACKOFF_FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACKOFF_MAX);
@@ -202,11 +202,11 @@ pub fn backoff(failures: u32, name: &str) -> Duration {
     delay + delay * spread / 100
 }
 
-/// `None`: the cluster is gone.
+/// Runs one reconciliation. Returns `None` if the cluster is gone.
 async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration>, ReconcileError> {
     let namespace = &context.settings.namespace;
     let api: Api<StorageCluster> = Api::namespaced(context.client.clone(), namespace);
-    // The watch may be behind our own last status.
+    // The watch may lag behind the operator's own last status.
     let Some(cluster) = api.get_opt(&seen.name_any()).await? else { return Ok(None) };
     let has_finalizer = cluster.finalizers().iter().any(|f| f == names::FINALIZER_CLUSTER);
     let deleting = cluster.metadata.deletion_timestamp.is_some();
@@ -215,13 +215,13 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     }
     if !deleting && !has_finalizer {
         set_finalizer(&api, &cluster, true).await?;
-        // The change comes back by the watch; doing the rest now would work on an old version.
+        // The watch reports the change. Continuing now would work on an old version.
         return Ok(Some(crate::limits::WAIT));
     }
     let mut observed = observe(context, &cluster).await?;
     let servers = desired::certificates(&cluster, &context.settings, &observed);
     context.still_leads()?;
-    // Without users they go, and are not made again.
+    // Unused certificates are removed and not made again.
     let over = deleting && observed.stateful_sets.is_empty() && observed.pods.is_empty();
     let (certificates, identity) = if over {
         (CertificatesState::default(), None)
@@ -277,12 +277,13 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
     {
         delete_pod(context, &cluster, restart, "Restarting").await?;
     }
-    // The finalizer stays for as long as anything is left: nothing else would remove it.
+    // The finalizer stays for as long as anything is left, because nothing else would remove it.
     if desired.release && failed.is_empty() {
         if desired.forget_credentials {
             forget_credentials(context, &cluster).await?;
         }
-        // Our own last status may have made another version of it: then the next look finds nothing to tell, and lets go.
+        // The operator's own last status may have changed the version: then the next reconciliation has nothing to report,
+        // and removes the finalizer.
         return match set_finalizer(&api, &cluster, false).await {
             Err(ReconcileError::Kube(kube::Error::Api(status))) if status.code == 409 => Ok(Some(SOON)),
             Err(error) => Err(error),
@@ -308,7 +309,7 @@ async fn set_finalizer(
     if wanted {
         finalizers.push(names::FINALIZER_CLUSTER.to_owned());
     }
-    // With the version: a finalizer that another client has added in between is not lost.
+    // Includes the resource version, so that a finalizer that another client has added in between is not lost.
     let patch =
         json!({ "metadata": { "finalizers": finalizers, "resourceVersion": cluster.resource_version() } });
     match api.patch(&cluster.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {

@@ -1,4 +1,4 @@
-//! What the instances reported last: asked for at intervals, remembered for a while, and passed on if it changed.
+//! The instances' last reports: queried at intervals, kept for a while, and passed on if they change.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -14,27 +14,27 @@ use crate::admin::{Admin, AdminError, Identity};
 use crate::desired::{Report, ServerReport};
 use crate::limits::{POLL_INTERVAL, POLLS_AT_ONCE_MAX, REPORT_AGE_MAX};
 
-/// An instance to be asked.
+/// An instance to be queried.
 #[derive(Clone, Debug)]
 pub struct Visit {
-    /// The pod that runs it: another pod's answers say nothing of this one.
+    /// UID of its pod: another pod's reports do not apply to this one.
     pub pod_uid: String,
     /// Its admin API.
     pub endpoint: SocketAddr,
-    /// The name in its certificate.
+    /// The server name in its certificate.
     pub server_name: String,
-    /// What the operator shows.
+    /// The operator's certificate and trusted authorities.
     pub identity: Identity,
-    /// Percent of each pool's size that may be given to volumes, by its name.
+    /// Percentage of each pool's size that can be provisioned, by the pool's name.
     pub overcommit: BTreeMap<String, u32>,
 }
 
 impl Visit {
-    /// Asks.
+    /// Queries the instance.
     ///
     /// # Errors
     ///
-    /// Where there is no answer in time.
+    /// If the instance does not respond in time.
     pub async fn ask(&self) -> Result<ServerReport, AdminError> {
         let mut admin = Admin::connect(self.endpoint, &self.server_name, &self.identity).await?;
         admin.report(|pool| self.overcommit.get(pool).copied().unwrap_or(100)).await
@@ -62,7 +62,7 @@ impl Entry {
 
 type Key = (ObjectRef<StorageCluster>, String);
 
-/// The answers of all instances.
+/// The reports of all instances.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
     entries: Arc<Mutex<HashMap<Key, Entry>>>,
@@ -73,8 +73,8 @@ impl Reports {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The instances of a cluster that are to be asked, and what is known of them. Those that were never asked are asked
-    /// now, all at once.
+    /// Sets the instances of a cluster that are queried, and returns their reports. Instances without a report are queried
+    /// now, concurrently.
     pub async fn of(
         &self,
         cluster: &ObjectRef<StorageCluster>,
@@ -110,7 +110,7 @@ impl Reports {
         .collect()
     }
 
-    /// Forgets a cluster.
+    /// Drops a cluster.
     pub fn forget(&self, cluster: &ObjectRef<StorageCluster>) {
         self.entries().retain(|(c, _), _| c != cluster);
     }
@@ -137,7 +137,7 @@ impl Reports {
             .await;
     }
 
-    /// Asks every instance at intervals, for ever, and sends to `changed` when a report has changed.
+    /// Queries every instance at intervals, indefinitely, and sends to `changed` when a report has changed.
     pub async fn poll(self, changed: mpsc::Sender<()>) {
         let mut interval = tokio::time::interval(POLL_INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! Watches, and reconciles whenever something has changed.
+//! Watches, and reconciles on every change.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -31,7 +31,7 @@ use crate::reconcile::{Context, Guarded, ReconcileError, error_policy, reconcile
 use crate::reports::Reports;
 use crate::teller::Teller;
 
-/// The cluster that an object was made for, by its label.
+/// Returns the cluster to which an object belongs, by its label.
 fn cluster_of<K: Resource>(namespace: String) -> impl Fn(K) -> Option<ObjectRef<Guarded>> {
     move |object| {
         let labels = object.labels();
@@ -41,7 +41,7 @@ fn cluster_of<K: Resource>(namespace: String) -> impl Fn(K) -> Option<ObjectRef<
     }
 }
 
-/// What of a node matters for placement and addresses; its heartbeats do not.
+/// Hashes the fields of a node that matter for placement and addresses; heartbeats do not.
 fn node_facts(node: &Node) -> u64 {
     let mut hasher = DefaultHasher::new();
     node.metadata.uid.hash(&mut hasher);
@@ -58,7 +58,8 @@ fn node_facts(node: &Node) -> u64 {
     hasher.finish()
 }
 
-/// As they are published by the nodes themselves, one that cannot be read must not keep the others from being read.
+/// Hashes the relevant fields of a StorageNode. The nodes publish these objects themselves, so an unreadable one must not
+/// block the others.
 fn storage_node_facts(node: &DeserializeGuard<StorageNode>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let node = match &node.0 {
@@ -75,7 +76,7 @@ fn storage_node_facts(node: &DeserializeGuard<StorageNode>) -> u64 {
     hasher.finish()
 }
 
-/// Where errors of a watch go: the log, the metrics and /healthz.
+/// Receivers of watch errors: the log, the metrics and /healthz.
 #[derive(Clone)]
 struct Trouble {
     watch: &'static str,
@@ -87,7 +88,7 @@ impl Trouble {
     fn tell(&self, error: &watcher::Error) {
         self.metrics.watch_errors.get_or_create(&Watched { watch: self.watch }).inc();
         let why = words(error);
-        // A watch that ends is ordinary; one that cannot begin is not.
+        // A watch that expires is normal; one that cannot start is not.
         let expected = matches!(error, watcher::Error::WatchError(status) if status.code == 410);
         if expected {
             tracing::debug!(watch = self.watch, why, "a watch has ended, and begins again");
@@ -98,7 +99,7 @@ impl Trouble {
     }
 }
 
-/// What a watch failed for, and what to do where that is known.
+/// Describes a watch error with its causes and, if known, the fix.
 fn words(error: &watcher::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -122,7 +123,7 @@ fn words(error: &watcher::Error) -> String {
     text
 }
 
-/// Says that a list has come.
+/// Waits for a list, and marks it as arrived.
 async fn await_list<K>(store: Store<K>, list: &'static str, progress: Arc<Progress>)
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
@@ -132,7 +133,7 @@ where
     }
 }
 
-/// Tells the metrics, for ever, how the loop is.
+/// Exports the loop's progress to the metrics, indefinitely.
 async fn look_after(clusters: Store<Guarded>, metrics: Arc<Metrics>, progress: Arc<Progress>) {
     let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -152,7 +153,7 @@ async fn look_after(clusters: Store<Guarded>, metrics: Arc<Metrics>, progress: A
     }
 }
 
-/// Keeps a store up to date, for ever, and says so where something that matters has changed.
+/// Keeps a store up to date, indefinitely, and notifies `changed` when something relevant has changed.
 async fn follow<K>(
     api: Api<K>,
     writer: reflector::store::Writer<K>,
@@ -175,7 +176,7 @@ async fn follow<K>(
                 known.insert(object.name_any(), facts(object));
                 false
             }
-            // After a watch was lost nothing says what went meanwhile.
+            // After a lost watch, nothing reports what was deleted in the meantime.
             Ok(watcher::Event::InitDone) => true,
             Ok(watcher::Event::Init) => false,
             Err(error) => {
@@ -189,8 +190,8 @@ async fn follow<K>(
     }
 }
 
-/// Works until `end` says true, and then finishes what is in hand. `leases` are being watched; `tenure` is that of the Lease which
-/// this replica holds.
+/// Works until `end` is true, and then finishes the work in progress. `leases` must be watched already; `tenure` belongs to
+/// the Lease that this replica holds.
 pub async fn operate(
     client: Client,
     settings: Settings,
@@ -263,7 +264,7 @@ pub async fn operate(
     });
     followers.spawn(reports.poll(changed));
     let stop = async move {
-        // An error means that the sender of `end` is gone: then it is the end, too.
+        // An error means that the sender of `end` was dropped, which also ends the work.
         let _ = end.wait_for(|end| *end).await;
     };
     let n = namespace;
@@ -282,7 +283,7 @@ pub async fn operate(
             move |cluster, context: Arc<Context>| {
                 let (nodes, storage_nodes) = (nodes.clone(), storage_nodes.clone());
                 async move {
-                    // Judging by a list of nodes that has not come yet would move what need not move.
+                    // Without a complete list of nodes, instances would be moved needlessly.
                     let lists =
                         async { tokio::join!(nodes.wait_until_ready(), storage_nodes.wait_until_ready()) };
                     match tokio::time::timeout(LISTS_WAIT, lists).await {
@@ -297,7 +298,7 @@ pub async fn operate(
         .for_each(|result| {
             match result {
                 Err(controller::Error::QueueError(error)) => of_controller.tell(&error),
-                // What fails in a reconciliation is reported there.
+                // Failures of a reconciliation are reported there.
                 Err(error @ controller::Error::ReconcilerFailed(..)) => tracing::debug!(%error, "controller"),
                 Err(error) => tracing::debug!(%error, "controller"),
                 Ok(_) => {}

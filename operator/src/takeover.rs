@@ -1,9 +1,9 @@
-//! Whether an instance with pools on fabrics goes to another node. Pure: decided from signs of life.
+//! Decides from signs of life whether an instance with pools on fabrics moves to another node. Pure.
 //!
-//! What would be wrong: to leave an instance where its node is dead, and to take it away where only the operator cannot see
-//! it. The second does no harm to data (the old server is fenced first), but stops the I/O of all clients for nothing. So the
-//! judge is the kubelet, by its Lease: while that is renewed the node lives, and the server with it as long as the kubelet
-//! says so.
+//! There are two errors: leaving an instance on a dead node, and taking it away from a node that only the operator cannot
+//! reach. The second does not harm data (the old server is fenced first), but stops the I/O of all clients for nothing. So
+//! the kubelet decides, by its Lease: while the Lease is renewed the node is alive, and so is the server for as long as the
+//! kubelet reports it.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ use k8s_openapi::jiff::Timestamp;
 use crate::limits::{MOVE_PAUSE, UNREADY_FACTOR, UNREADY_MIN};
 use crate::placement::is_cordoned;
 
-/// Taint by which an administrator says that a node is off for certain.
+/// Taint by which an administrator declares that a node is off.
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// What the kubelet says of its node.
+/// State of a node's kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kubelet {
-    /// The node is no part of the cluster any more.
+    /// The node is no longer part of the cluster.
     Gone,
-    /// An administrator says that it is off.
+    /// An administrator has declared the node off.
     OutOfService,
-    /// It is ready.
+    /// The node is ready.
     Ready,
-    /// The kubelet says that it is not.
+    /// The kubelet reports the node as not ready.
     NotReady {
         /// Since when.
         since: Timestamp,
     },
-    /// Kubernetes has not heard of the kubelet for so long that it says so.
+    /// Kubernetes reports that it has not heard from the kubelet for too long.
     Unknown {
         /// Since when.
         since: Timestamp,
@@ -38,7 +38,7 @@ pub enum Kubelet {
 }
 
 impl Kubelet {
-    /// Of a node; `None`: there is none of that name.
+    /// Returns the state of a node's kubelet; `None` stands for a node that does not exist.
     #[must_use]
     pub fn of(node: Option<&Node>) -> Self {
         let Some(node) = node else { return Self::Gone };
@@ -53,31 +53,32 @@ impl Kubelet {
         match ready.map(|c| c.status.as_str()) {
             Some("True") => Self::Ready,
             Some("False") => Self::NotReady { since },
-            // A node that has just been made has no condition yet: nothing was ever heard, so nothing ended.
+            // A node that has just been created has no condition yet: the kubelet has never reported, so it has not stopped
+            // reporting.
             None => Self::Ready,
             Some(_) => Self::Unknown { since },
         }
     }
 }
 
-/// How the instance's pod is.
+/// State of an instance's pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodSign {
-    /// There is none.
+    /// The pod does not exist.
     None,
-    /// It is ready.
+    /// The pod is ready.
     Ready,
-    /// It is there and not ready, or not even started.
+    /// The pod exists but is not ready, or not even started.
     Unready {
         /// Since when.
         since: Timestamp,
     },
-    /// It is ending.
+    /// The pod is ending.
     Ending,
 }
 
 impl PodSign {
-    /// Of a pod.
+    /// Returns the state of a pod.
     #[must_use]
     pub fn of(pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else { return Self::None };
@@ -91,36 +92,36 @@ impl PodSign {
         }
         let changed = ready.and_then(|c| c.last_transition_time.as_ref());
         let since = changed.or(pod.metadata.creation_timestamp.as_ref()).map(|t| t.0);
-        // Without any time nothing can be said of how long.
+        // Without any time, the duration is unknown.
         since.map_or(Self::None, |since| Self::Unready { since })
     }
 }
 
-/// Everything that the decision goes by.
+/// The inputs of the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Signs {
-    /// The present.
+    /// The current time.
     pub now: Timestamp,
-    /// What the kubelet says.
+    /// State of the kubelet.
     pub kubelet: Kubelet,
-    /// For how long the kubelet's Lease has not changed while the operator observed it without a gap; `None` where there is
-    /// no Lease, or no observation.
+    /// How long the kubelet's Lease has not changed while the operator observed it without a gap; `None` if there is no
+    /// Lease, or no observation.
     pub silent: Option<Duration>,
-    /// The pod.
+    /// State of the pod.
     pub pod: PodSign,
-    /// The server answers the operator.
+    /// Whether the server responds to the operator.
     pub answers: bool,
     /// Whether the node is cordoned.
     pub cordoned: bool,
     /// Whether a move was requested.
     pub asked: bool,
-    /// When the instance came to this node, where it moved.
+    /// When the instance moved to this node, if it has moved.
     pub moved: Option<Timestamp>,
-    /// Another node may do better: the instance has served before, and what it serves is there.
+    /// Whether another node may do better: the instance has served before, and its namespaces are available.
     pub promising: bool,
-    /// The scheduler has found no room for the pod on this node for a while.
+    /// Whether the scheduler has found no room for the pod on this node for a while.
     pub no_room: bool,
-    /// Takeovers pause: see [`crate::brake`].
+    /// Whether takeovers pause: see [`crate::brake`].
     pub paused: bool,
 }
 
@@ -132,31 +133,31 @@ impl Signs {
     }
 }
 
-/// What is configured.
+/// The configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Whether there are unrequested takeovers.
+    /// Whether unrequested takeovers are enabled.
     pub enabled: bool,
     /// How long a node may be silent.
     pub after: Duration,
 }
 
 impl Rule {
-    /// How long a server may be unready on a node that lives, before another node is tried.
+    /// Returns how long a server can be unready on a live node before another node is tried.
     #[must_use]
     pub fn unready(&self) -> Duration {
         self.after.saturating_mul(UNREADY_FACTOR).max(UNREADY_MIN)
     }
 }
 
-/// Why an instance goes to another node.
+/// Why an instance moves to another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its node gives no sign of life.
+    /// Its node is silent.
     NodeLost,
-    /// Its node is no part of the cluster any more.
+    /// Its node is no longer part of the cluster.
     NodeGone,
-    /// Its server does not come up on a node that lives.
+    /// Its server does not start on a live node.
     ServerDown,
     /// Its node is cordoned.
     NodeCordoned,
@@ -165,7 +166,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// As in the status, Events and metrics.
+    /// Returns the reason as in the status, Events and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -177,27 +178,27 @@ impl Why {
         }
     }
 
-    /// Whether the old server can be asked to end.
+    /// Whether the old server can be ended cleanly.
     #[must_use]
     pub fn is_planned(self) -> bool {
         matches!(self, Self::NodeCordoned | Self::Asked)
     }
 }
 
-/// What to do.
+/// What to do with an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing, and there is nothing to wait for.
     Stay,
-    /// Nothing yet; to be asked again after so long.
+    /// Nothing yet; decide again after this time.
     Wait(Duration),
-    /// It would go to another node for this reason, but takeovers pause.
+    /// The instance would move for this reason, but takeovers pause.
     Paused(Why),
-    /// It goes to another node.
+    /// The instance moves to another node.
     Move {
         /// Why.
         why: Why,
-        /// Since when that is so.
+        /// When the reason arose.
         since: Timestamp,
     },
 }
@@ -210,7 +211,7 @@ fn ago(now: Timestamp, then: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
-/// Whether the node is lost: nothing on it can be asked to end.
+/// Whether the node is lost, so that nothing on it can be ended cleanly.
 #[must_use]
 pub fn is_lost(signs: &Signs, after: Duration) -> bool {
     match (signs.kubelet, signs.silent) {
@@ -221,7 +222,7 @@ pub fn is_lost(signs: &Signs, after: Duration) -> bool {
     }
 }
 
-/// Decides.
+/// Decides whether the instance moves.
 #[must_use]
 pub fn decide(signs: &Signs, rule: Rule) -> Decision {
     let now = signs.now;
@@ -230,7 +231,7 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
             return Decision::Stay;
         }
         return match (signs.kubelet, signs.silent) {
-            // What a person says of this one node counts in any case.
+            // An administrator's declaration about this node counts even during a pause.
             (Kubelet::Gone, _) if signs.paused => Decision::Paused(Why::NodeGone),
             (kubelet, _) if signs.paused && kubelet != Kubelet::OutOfService => {
                 Decision::Paused(Why::NodeLost)
@@ -243,7 +244,7 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
             }
         };
     }
-    // A silence that has begun is looked at when it would be too long.
+    // If a silence has begun, decide again when it would be too long.
     let silence = signs.silent.filter(|s| !s.is_zero()).map(|s| rule.after.saturating_sub(s));
     let wait = |wait: Option<Duration>| match wait.into_iter().chain(silence).min() {
         Some(wait) if rule.enabled => Decision::Wait(wait),
@@ -264,7 +265,7 @@ pub fn decide(signs: &Signs, rule: Rule) -> Decision {
             let rested = signs.moved.map(|moved| MOVE_PAUSE.saturating_sub(ago(now, moved)));
             let left = rule.unready().saturating_sub(unready).max(rested.unwrap_or_default());
             match left.is_zero() {
-                // A pod becomes ready again some time after its kubelet has found its way back.
+                // A pod becomes ready again some time after its kubelet has reconnected.
                 true if signs.paused => Decision::Paused(Why::ServerDown),
                 true => Decision::Move { why: Why::ServerDown, since },
                 false => wait(Some(left)),
@@ -288,7 +289,7 @@ mod tests {
         since(now(), Duration::from_secs(seconds))
     }
 
-    /// All is well.
+    /// Signs of a healthy instance.
     fn well() -> Signs {
         Signs {
             now: now(),

@@ -1,5 +1,5 @@
-//! Events, so that each says what is so: kube's recorder counts what has the same reason and object as one series, with the first note
-//! for all of them.
+//! Writes Events so that each has the correct note: kube's recorder counts Events of the same reason and object as one
+//! series, with the first note for all of them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +10,14 @@ use kube::runtime::events::{Recorder, Reporter};
 
 use crate::events::Notice;
 
-/// What identifies a series: the cluster, the reason, the instance.
+/// Identifies a series: the cluster, the reason, the instance.
 type Key = (String, &'static str, Option<String>);
 
 /// Writes Events.
 pub struct Teller {
     client: Client,
     reporter: Reporter,
-    /// The last note of each series, and the recorder that counts it. Another note begins another series.
+    /// The last note of each series, and the recorder that counts it. A different note starts a new series.
     series: Mutex<HashMap<Key, (String, Recorder)>>,
 }
 
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Teller {
 }
 
 impl Teller {
-    /// Nothing was reported yet.
+    /// Creates a writer without any series.
     #[must_use]
     pub fn new(client: Client, reporter: Reporter) -> Self {
         Self { client, reporter, series: Mutex::default() }
@@ -47,7 +47,7 @@ impl Teller {
         }
     }
 
-    /// Writes an Event about a cluster. One that is lost harms nothing: the status says the same.
+    /// Writes an Event about a cluster. A lost Event is harmless, because the status contains the same information.
     pub async fn tell(&self, namespace: &str, cluster: &ObjectReference, notice: &Notice) {
         let recorder = self.recorder(cluster.name.as_deref().unwrap_or_default(), notice);
         if let Err(error) = recorder.publish(&notice.event(namespace), cluster).await {
@@ -55,7 +55,7 @@ impl Teller {
         }
     }
 
-    /// Forgets a cluster that is gone.
+    /// Drops the series of a deleted cluster.
     pub fn forget(&self, cluster: &str) {
         self.series.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, ..), _| of != cluster);
     }

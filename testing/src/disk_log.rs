@@ -1,5 +1,5 @@
-//! The log of a disk, in the format of Linux's dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst) as QEMU's
-//! `blklogwrites` writes it, and the images that a power cut could leave.
+//! The log of a disk, in the format of Linux's dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst) as
+//! written by QEMU's `blklogwrites`, and the images that a power cut could leave.
 
 use std::fs::File;
 use std::io;
@@ -12,29 +12,29 @@ const VERSION: u64 = 1;
 const FLUSH: u64 = 1;
 const FUA: u64 = 2;
 const DISCARD: u64 = 4;
-/// A request to write zeros may be of gigabytes.
+/// A request to write zeros can cover gigabytes.
 const COPY_BYTES: u64 = 1 << 20;
 
 /// One request that the disk completed.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     offset: u64,
-    /// Bytes of data; 0 for a flush alone.
+    /// Bytes of data; 0 for a flush without data.
     length: u64,
     flags: u64,
     data_at: u64,
-    /// Where the next entry begins in the log.
+    /// Offset of the next entry in the log.
     end: u64,
 }
 
 impl Entry {
-    /// Whether everything that was completed before it is on stable storage.
+    /// Whether it ensures that everything completed before it is on stable storage.
     pub fn is_flush(&self) -> bool {
         self.flags & FLUSH != 0
     }
 }
 
-/// Everything that a disk completed, in order.
+/// All requests that a disk completed, in order.
 #[derive(Debug)]
 pub struct DiskLog {
     file: File,
@@ -47,10 +47,10 @@ fn word(bytes: &[u8], nth: usize) -> u64 {
 }
 
 impl DiskLog {
-    /// Reads a log with sectors of 512 bytes. The process that writes it may have been killed, but not within a write.
+    /// Reads a log with sectors of 512 bytes. The process that writes it may have been killed, but not during a write.
     ///
     /// # Errors
-    /// When it cannot be read, or is none.
+    /// If it cannot be read, or is not a log.
     pub fn read(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -58,21 +58,21 @@ impl DiskLog {
         if length >= SECTOR {
             file.read_exact_at(&mut header, 0)?;
         }
-        // QEMU writes the superblock with the first flush.
+        // QEMU writes the superblock on the first flush.
         if header != [0; 32] && (word(&header, 0), word(&header, 1)) != (MAGIC, VERSION) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a log of version 1"));
         }
         let mut entries = Vec::new();
         let mut at = SECTOR;
         while at + SECTOR <= length {
-            // QEMU gives an entry its place before it writes it. One that it did not get to reads as zeros, sector by sector: as
-            // entries without data.
+            // QEMU allocates the space of an entry before it writes the entry. An unwritten entry reads as zeros, each
+            // sector as an entry without data.
             file.read_exact_at(&mut header, at)?;
             let (sector, sectors, flags) = (word(&header, 0), word(&header, 1), word(&header, 2));
             let bytes = if flags & DISCARD == 0 { sectors * SECTOR } else { 0 };
             let end = at + SECTOR + bytes;
             if end > length {
-                // Not answered: an answer comes after all of the entry.
+                // The request was not acknowledged, because QEMU acknowledges it only after it has written the whole entry.
                 break;
             }
             entries.push(Entry { offset: sector * SECTOR, length: bytes, flags, data_at: at + SECTOR, end });
@@ -81,43 +81,43 @@ impl DiskLog {
         Ok(Self { file, entries })
     }
 
-    /// How many entries lie within the first `bytes` of the log.
+    /// Returns how many entries are entirely within the first `bytes` of the log.
     pub fn count(&self, bytes: u64) -> usize {
         self.entries.partition_point(|entry| entry.end <= bytes)
     }
 }
 
-/// What happens to writes that no flush has followed.
+/// What happens to writes that no flush follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
     /// All of them are on the disk.
     Kept,
-    /// None of them is, except those with FUA: the disk's volatile cache is lost.
+    /// None of them are, except those with FUA: the disk's volatile cache is lost.
     Lost,
 }
 
-/// The disk as it is after a prefix of the log. Prefixes only grow.
+/// The disk after a prefix of the log. The prefix can only grow.
 #[derive(Debug)]
 pub struct Image<'a> {
     log: &'a DiskLog,
     file: File,
     cache: Cache,
-    /// Entries that were looked at.
+    /// Number of entries that were processed.
     seen: usize,
-    /// Those among them that are not on the disk yet.
+    /// Processed entries that are not on the disk yet.
     pending: Vec<Entry>,
 }
 
 impl<'a> Image<'a> {
-    /// `file` is the disk as it was before the log, open for reading and writing.
+    /// Creates an image. `file` is the disk before the log, open for reading and writing.
     pub fn new(log: &'a DiskLog, file: File, cache: Cache) -> Self {
         Self { log, file, cache, seen: 0, pending: Vec::new() }
     }
 
-    /// Moves on to the first `count` entries; whether the image is another one then.
+    /// Advances to the first `count` entries. Returns whether the image has changed.
     ///
     /// # Errors
-    /// When the log cannot be read, or the image not written.
+    /// If the log cannot be read, or the image cannot be written.
     pub fn advance(&mut self, count: usize) -> io::Result<bool> {
         let mut changed = false;
         for entry in &self.log.entries[self.seen.min(count)..count] {
@@ -129,7 +129,7 @@ impl<'a> Image<'a> {
             if self.cache == Cache::Kept || entry.flags & FUA != 0 {
                 changed |= self.apply(*entry)?;
             }
-            // One with FUA too: what the flush writes back before it must not hide it.
+            // An entry with FUA, too: otherwise the flush would overwrite it with earlier writes.
             if self.cache == Cache::Lost {
                 self.pending.push(*entry);
             }
@@ -138,13 +138,14 @@ impl<'a> Image<'a> {
         Ok(changed)
     }
 
-    /// Writes that are not on the disk, and their bytes.
+    /// Returns the number of writes that are not on the disk, and their bytes.
     pub fn lost(&self) -> (usize, u64) {
         let lost = || self.pending.iter().filter(|entry| entry.length > 0 && entry.flags & FUA == 0);
         (lost().count(), lost().map(|entry| entry.length).sum())
     }
 
-    /// Whether it changes the image. What is there already is not written: zeros leave the image as sparse as it was.
+    /// Applies an entry. Returns whether it changes the image. Data that the image already contains are not written, so
+    /// zeros leave the image as sparse as it was.
     fn apply(&self, entry: Entry) -> io::Result<bool> {
         let mut data = vec![0; entry.length.min(COPY_BYTES) as usize];
         let mut there = data.clone();
@@ -170,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// A log of requests: sector, byte that fills it (none: no data), flags.
+    /// Builds a log of requests: sector, fill byte (`None` for no data), flags.
     fn log(requests: &[(u64, Option<u8>, u64)]) -> Vec<u8> {
         let sector = |words: &[u64]| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -185,7 +186,8 @@ mod tests {
         bytes
     }
 
-    /// The first byte of each of four sectors after a power cut at the end of this log, and how many writes were lost.
+    /// Returns the first byte of each of four sectors after a power cut at the end of this log, and the number of lost
+    /// writes.
     fn after(log: &[u8], cache: Cache) -> ([u8; 4], usize) {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(log).expect("written");
@@ -239,10 +241,10 @@ mod tests {
     fn entries_that_were_not_written_are_no_requests() {
         let begun = log(&[(0, Some(1), 0), (0, None, FLUSH)]);
         let entry_bytes = 2 * SECTOR as usize;
-        // In its place are zeros, and a flush behind it.
+        // The entry's space contains zeros, and a flush follows.
         let hole = [&log(&[])[..], &vec![0; entry_bytes], &begun[SECTOR as usize..]].concat();
         assert_eq!(after(&hole, Cache::Lost), ([1, 0, 0, 0], 0));
-        // The log ends within it.
+        // The log ends inside the entry.
         let torn = [&begun[..], &log(&[(3, Some(9), FUA)])[SECTOR as usize..][..entry_bytes - 1]].concat();
         assert_eq!(after(&torn, Cache::Kept), ([1, 0, 0, 0], 0));
     }

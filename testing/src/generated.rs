@@ -1,19 +1,19 @@
-//! Parts of documents that tests generate from the code that owns the facts.
+//! Parts of documents that tests generate from the code, which is the source of the facts.
 //!
-//! A part is the text between the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->`. A test compares it with what the code says;
-//! with [`REGENERATE`] set it writes the part instead.
+//! A part is the text between the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->`. A test compares it with the
+//! text that the code generates; if [`REGENERATE`] is set, it writes the part instead.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// If this variable of the environment is set, parts are written instead of compared.
+/// If this environment variable is set, parts are written instead of compared.
 pub const REGENERATE: &str = "FOREBAY_REGENERATE";
 
 /// Commands that every program has and that need no reference.
 const TRIVIAL: [&str; 2] = ["help", "completions"];
 
-/// The root of the tree.
+/// Returns the root of the source tree.
 #[must_use]
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("testing/ lies in the tree").to_owned()
@@ -22,7 +22,8 @@ pub fn root() -> PathBuf {
 /// Compares the part `name` of `document` (a path below the tree's root) with `text`, or writes it.
 ///
 /// # Panics
-/// If the document has no such part, or has another text in it. The message names `package`, which regenerates it.
+/// If the document does not contain the part, or the part has a different text. The message names `package`, which
+/// regenerates it.
 pub fn part(document: &str, name: &str, text: &str, package: &str) {
     let path = root().join(document);
     let whole = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{document}: {error}"));
@@ -33,7 +34,7 @@ pub fn part(document: &str, name: &str, text: &str, package: &str) {
     let expected = format!("\n{}\n\n", text.trim());
     if std::env::var_os(REGENERATE).is_some() {
         if found != expected {
-            // Another test may read the document at this moment.
+            // Another test may be reading the document at the same time.
             let new = path.with_extension("md.new");
             std::fs::write(&new, format!("{before}{begin}{expected}{end}{after}"))
                 .and_then(|()| std::fs::rename(&new, &path))
@@ -48,7 +49,8 @@ pub fn part(document: &str, name: &str, text: &str, package: &str) {
     );
 }
 
-/// The help of a program and of all its commands, as Markdown. Of the program's own help, nothing after `until` is shown.
+/// Returns the help of a program and of all its commands as Markdown. Of the program's own help, the text from `until` on is
+/// omitted.
 ///
 /// # Panics
 /// If the program does not run.
@@ -61,7 +63,7 @@ pub fn help(binary: &str, name: &str, until: Option<&str>) -> String {
 
 fn describe(binary: &str, path: &[&str], until: Option<&str>, text: &mut String) {
     let mut command = Command::new(binary);
-    // Values of the environment are part of the help.
+    // The help includes the values of environment variables.
     command.env_clear().env("COLUMNS", "100").args(&path[1..]).arg("--help");
     let output = command.output().unwrap_or_else(|error| panic!("{binary}: {error}"));
     assert!(output.status.success(), "{path:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -74,7 +76,7 @@ fn describe(binary: &str, path: &[&str], until: Option<&str>, text: &mut String)
     }
 }
 
-/// The names below `Commands:`.
+/// Returns the names below `Commands:`.
 fn commands(help: &str) -> Vec<&str> {
     let names = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let names = names.take_while(|line| !line.is_empty() && line.starts_with(' '));
@@ -84,7 +86,7 @@ fn commands(help: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Text for a cell of a table: `|` and, outside of code, `<` are escaped.
+/// Escapes text for a table cell: `|` and, outside of code, `<`.
 #[must_use]
 pub fn cell(text: &str) -> String {
     let parts = text.replace('|', "\\|");
@@ -93,7 +95,7 @@ pub fn cell(text: &str) -> String {
     escaped.collect::<Vec<_>>().join("`")
 }
 
-/// Metrics in the OpenMetrics text format as a table.
+/// Converts metrics in the OpenMetrics text format to a table.
 #[must_use]
 pub fn metrics(text: &str) -> String {
     struct Family<'a> {

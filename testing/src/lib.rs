@@ -1,7 +1,8 @@
-//! What tests of several crates share: what a test may miss on a machine, an XFS, and what a power cut leaves of a disk.
+//! Helpers for the tests of several crates: requirements that a machine may lack, an XFS, and the disk images after a power
+//! cut.
 //!
-//! A test that does not run must not look like one that passed. It calls [`skip`], which fails it unless the environment variable
-//! `FOREBAY_ALLOW_SKIP` names what is missing: `FOREBAY_ALLOW_SKIP=xfs,fuse cargo test …`.
+//! A skipped test must not look like one that passed. A test that cannot run calls [`skip`], which makes it fail unless the
+//! environment variable `FOREBAY_ALLOW_SKIP` names what is missing: `FOREBAY_ALLOW_SKIP=xfs,fuse cargo test …`.
 
 pub mod disk_log;
 pub mod generated;
@@ -12,13 +13,13 @@ use std::io::Write;
 
 pub use xfs::Xfs;
 
-/// The names that are allowed to be missing, with commas between them.
+/// The requirements that can be missing, separated by commas.
 pub const VARIABLE: &str = "FOREBAY_ALLOW_SKIP";
 
-/// What not every machine has.
+/// A requirement that not every machine meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Root's right to mount: CAP_SYS_ADMIN, outside of a container that takes it away.
+    /// Root's right to mount: CAP_SYS_ADMIN, outside of a container that drops it.
     Mounts,
     /// `mkfs.xfs` (Debian: xfsprogs), loop devices, XFS in the kernel.
     Xfs,
@@ -28,18 +29,18 @@ pub enum Need {
     Fuse,
     /// A disk that logs its requests: root, loop devices, FUSE, `qemu-storage-daemon`.
     LoggedDisk,
-    /// keyctl(2), which seccomp profiles of containers refuse.
+    /// keyctl(2), which the seccomp profiles of containers block.
     Keyrings,
     /// Network namespaces: root, or user namespaces.
     Networks,
-    /// io_uring, with all that the server's engine uses.
+    /// io_uring, with everything that the server's engine uses.
     IoUring,
-    /// Reads past the page cache of the file system of temporary folders (not on a tmpfs).
+    /// Reads that bypass the page cache of the file system of temporary folders (not on a tmpfs).
     PastCache,
 }
 
 impl Need {
-    /// All of them.
+    /// All requirements.
     pub const ALL: [Self; 9] = [
         Self::Mounts,
         Self::Xfs,
@@ -52,7 +53,7 @@ impl Need {
         Self::PastCache,
     ];
 
-    /// Its name in the variable.
+    /// Returns its name in the variable.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mounts => "mounts",
@@ -74,19 +75,19 @@ impl Display for Need {
     }
 }
 
-/// Says that a test cannot run here, and why; the test returns after it.
+/// Reports that a test cannot run here, and why; the test must return after it.
 ///
 /// # Panics
-/// Unless the variable allows it.
+/// If the variable does not allow it.
 #[track_caller]
 pub fn skip(missing: Need, why: impl Display) {
     skip_where(&std::env::var(VARIABLE).unwrap_or_default(), missing, why);
 }
 
-/// Whether the variable allows this to be missing: for suites that choose beforehand what to run.
+/// Whether the variable allows this requirement to be missing, for suites that select in advance what to run.
 ///
 /// # Panics
-/// If the variable has a name that nothing has.
+/// If the variable contains an unknown name.
 #[track_caller]
 pub fn may_miss(need: Need) -> bool {
     let allowed = std::env::var(VARIABLE).unwrap_or_default();
@@ -100,7 +101,7 @@ pub fn may_miss(need: Need) -> bool {
 #[track_caller]
 fn skip_where(allowed: &str, missing: Need, why: impl Display) {
     match verdict(missing, allowed) {
-        // Not eprintln!: the test runner keeps its output to itself: a skipped test would read as one that passed.
+        // Not eprintln!: the test runner captures its output, so a skipped test would look like one that passed.
         Ok(()) => {
             let _ = writeln!(std::io::stderr(), "SKIPPED, {missing}: {why}");
         }
@@ -108,10 +109,10 @@ fn skip_where(allowed: &str, missing: Need, why: impl Display) {
     }
 }
 
-/// Whether `allowed` names it; else what to say.
+/// Checks whether `allowed` names the requirement; otherwise returns the message.
 fn verdict(missing: Need, allowed: &str) -> Result<(), String> {
     let names = || allowed.split(',').map(str::trim).filter(|name| !name.is_empty());
-    // A misspelled name would allow nothing, and nothing would tell.
+    // A misspelled name would allow nothing, without any error.
     if let Some(strange) = names().find(|name| Need::ALL.iter().all(|need| need.name() != *name)) {
         let all = Need::ALL.map(Need::name).join(", ");
         return Err(format!("{VARIABLE} names {strange:?}, which is none of {all}"));

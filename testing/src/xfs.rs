@@ -1,4 +1,4 @@
-//! An XFS, which few machines have where temporary folders are.
+//! An XFS for tests, because few machines have one for temporary folders.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{Need, skip};
 
-/// A little more than the smallest that `mkfs.xfs` makes.
+/// A little more than the minimum size for `mkfs.xfs`.
 const BYTES: u64 = 640 << 20;
 
 /// An XFS in a sparse file; unmounted when dropped.
@@ -18,17 +18,17 @@ pub struct Xfs {
 }
 
 impl Xfs {
-    /// Makes and mounts it, with project quota. `None` where that is not possible and [`skip`] allows it: it needs root, for a loop
-    /// device and a mount.
+    /// Makes and mounts an XFS with project quota. Returns `None` if that is not possible and [`skip`] allows it: it
+    /// requires root, for a loop device and a mount.
     ///
     /// # Panics
-    /// Unless [`skip`] allows it.
+    /// If it is not possible and [`skip`] does not allow that.
     #[track_caller]
     pub fn new() -> Option<Self> {
         Self::or_skip(Self::make())
     }
 
-    /// Same without quota, which more kernels have.
+    /// As [`Xfs::new`], but without quota, which more kernels support.
     ///
     /// # Panics
     /// As [`Xfs::new`].
@@ -61,7 +61,7 @@ impl Xfs {
     fn make() -> Result<Self, (Need, String)> {
         let this = Self::format()?;
         if let Err(problem) = this.mount("loop,prjquota") {
-            // Where it can be mounted without quota, that alone is missing.
+            // If it can be mounted without quota, only quota is missing.
             this.mount("loop").map_err(absent)?;
             return Err((Need::XfsQuota, problem));
         }
@@ -76,7 +76,7 @@ impl Xfs {
         self.folder.path().join("image")
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("pool")
     }
@@ -84,7 +84,7 @@ impl Xfs {
 
 impl Drop for Xfs {
     fn drop(&mut self) {
-        // Where it was never mounted there is nothing to unmount.
+        // If it was never mounted, there is nothing to unmount.
         let _ = run("umount", &[], &[&self.path()]);
     }
 }
@@ -94,7 +94,7 @@ fn absent(problem: String) -> (Need, String) {
 }
 
 fn run(program: &str, options: &[&str], paths: &[&Path]) -> Result<(), String> {
-    // mkfs and mount lie where only root's path leads.
+    // mkfs and mount are in directories that only root's PATH contains.
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     match Command::new(program).args(options).args(paths).env("PATH", path).output() {
         Ok(output) if output.status.success() => Ok(()),

@@ -1,4 +1,4 @@
-//! The archive that a bundle is written to.
+//! The archive of a bundle.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -10,7 +10,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::{Builder, Header};
 
-/// A compressed archive with one folder in it.
+/// A compressed archive that contains one folder.
 pub(super) struct Archive {
     builder: Builder<GzEncoder<File>>,
     folder: String,
@@ -20,7 +20,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Makes the file, for its owner alone. One that is there is not touched.
+    /// Creates the file with access for its owner only. An existing file is not overwritten.
     pub(super) fn create(path: &Path, folder: &str, time: u64) -> anyhow::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.with_context(|| format!("make {}", path.display()))?;
@@ -41,7 +41,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Writes the end; how many files it has.
+    /// Completes the archive and returns its number of files.
     pub(super) fn finish(self) -> anyhow::Result<usize> {
         let end = || -> std::io::Result<()> {
             let mut file = self.builder.into_inner()?.finish()?;

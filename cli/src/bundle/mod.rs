@@ -23,25 +23,25 @@ use crate::paint::Paint;
 use crate::snapshot::{self, Snapshot, words};
 use crate::{doctor, scrape, status};
 
-/// A kind of object that is kept, in a file of its plural's name.
+/// A kind of object in the bundle; its file is named after the plural.
 struct Kind {
     group: &'static str,
     version: &'static str,
     plural: &'static str,
-    /// Those of Forebay's namespace only.
+    /// Whether only Forebay's namespace is read.
     of_namespace: bool,
-    /// Labels that it must have.
+    /// Label selector for the objects.
     selector: &'static str,
-    /// Which of them are kept.
+    /// Filter for the objects to keep.
     keep: fn(&Value) -> bool,
 }
 
-/// Of Forebay's namespace.
+/// A kind that is read in Forebay's namespace.
 const fn here(group: &'static str, version: &'static str, plural: &'static str) -> Kind {
     Kind { of_namespace: true, ..everywhere(group, version, plural) }
 }
 
-/// Of the cluster, or of every namespace.
+/// A kind that is cluster-scoped, or read in every namespace.
 const fn everywhere(group: &'static str, version: &'static str, plural: &'static str) -> Kind {
     Kind { group, version, plural, of_namespace: false, selector: "", keep: |_| true }
 }
@@ -58,7 +58,7 @@ fn is_ours(object: &Value) -> bool {
     .any(|driver| **driver == DRIVER)
 }
 
-/// Whatever of these is missing in a cluster is missing in the bundle, too.
+/// Kinds that a cluster does not have are missing in the bundle, too.
 const KINDS: [Kind; 26] = [
     here(GROUP, VERSION, "storageclusters"),
     everywhere(GROUP, VERSION, "storagenodes"),
@@ -88,13 +88,13 @@ const KINDS: [Kind; 26] = [
     everywhere("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
 ];
 
-/// Names of ports with metrics: our own, and those of the CSI sidecars.
+/// Names of ports with metrics: Forebay's own, and those of the CSI sidecars.
 const METRICS_PORTS: [&str; 4] = ["metrics", "provisioner", "resizer", "snapshotter"];
 
-/// Of every namespace, kept where they belong to a volume of ours.
+/// Claims in every namespace; those that belong to a Forebay volume are kept.
 const CLAIMS: Kind = everywhere("", "v1", "persistentvolumeclaims");
 
-/// Writes it; what was written, for the terminal.
+/// Writes the bundle and returns a summary for the terminal.
 pub(crate) fn run(options: &Bundle) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("start the runtime")?.block_on(write(options))
@@ -115,7 +115,7 @@ async fn write(options: &Bundle) -> anyhow::Result<String> {
     let Writer { archive, missing, .. } = writer;
     let finished = written.and_then(|()| archive.finish());
     let files = finished.inspect_err(|_| {
-        // Half an archive is of no use.
+        // Half an archive is useless.
         let _ = std::fs::remove_file(&path);
     })?;
     let mut text = format!("{}: {files} files. Secrets were not read. ", path.display());
@@ -127,14 +127,14 @@ async fn write(options: &Bundle) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What is being written.
+/// A bundle in progress.
 struct Writer {
     client: Client,
     namespace: String,
     archive: Archive,
     /// What could not be read, and why.
     missing: Vec<String>,
-    /// Progress, on a terminal.
+    /// Whether to show progress, which requires a terminal.
     shows: bool,
 }
 
@@ -174,7 +174,7 @@ impl Writer {
     fn show(&self, what: &str) {
         if self.shows {
             let mut error = io::stderr().lock();
-            // Clears the line.
+            // Clears the line first.
             let _ = write!(error, "\r\x1b[K{what}");
             let _ = error.flush();
         }
@@ -196,7 +196,7 @@ impl Writer {
     async fn objects(&mut self, kind: &Kind, keep: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
         let Kind { group, version, plural, .. } = kind;
         self.show(plural);
-        // The API is asked by the plural; the kind's own name is not needed.
+        // Requests use the plural; the kind's own name is not needed.
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, ""), plural);
         let client = self.client.clone();
         let api: Api<DynamicObject> = match kind.of_namespace {
@@ -220,7 +220,7 @@ impl Writer {
         }
     }
 
-    /// That Secrets are there, not what is in them: their contents are not even asked for.
+    /// Lists the Secrets without their contents, which are not even requested.
     async fn secrets(&mut self) -> anyhow::Result<()> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let listed = timeout(BUNDLE_LIST_DEADLINE, api.list_metadata(&ListParams::default())).await;
@@ -259,7 +259,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Logs of each container, and of the one before where it was started again.
+    /// Adds the logs of each container, including those of its previous run if it was restarted.
     async fn logs(&mut self, pod: &Pod, options: &Bundle) -> anyhow::Result<()> {
         let namespace = pod.namespace().unwrap_or_default();
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
@@ -308,7 +308,7 @@ impl Writer {
     }
 }
 
-/// Containers of a pod, and whether each was started before.
+/// Returns the containers of a pod, and whether each was restarted.
 fn containers(pod: &Pod) -> Vec<(String, bool)> {
     let status = pod.status.as_ref();
     let statuses = status.iter().flat_map(|s| s.container_statuses.iter().chain(&s.init_container_statuses));

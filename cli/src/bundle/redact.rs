@@ -1,11 +1,11 @@
-//! What never goes into a bundle.
+//! Removes everything that must never be part of a bundle.
 
 use serde_json::Value;
 
-/// In place of what was taken out.
+/// Replaces a removed value.
 const REDACTED: &str = "REDACTED";
 
-/// Parts of names of what is likely to be secret.
+/// Parts of names that indicate a secret.
 const SECRET_WORDS: [&str; 5] = ["password", "passwd", "secret", "token", "credential"];
 
 fn sounds_secret(name: &str) -> bool {
@@ -13,8 +13,9 @@ fn sounds_secret(name: &str) -> bool {
     SECRET_WORDS.iter().any(|word| name.contains(word))
 }
 
-/// Takes out of an object of Kubernetes what may hold secrets, and what is of no use: what was last applied (which repeats the
-/// object as it was written), the field managers, and the values of variables with telling names. Secrets are not read at all.
+/// Removes from a Kubernetes object everything that may contain secrets or is useless: the last-applied configuration (which
+/// repeats the object as it was written), the field managers, and the values of variables with telling names. Secrets are
+/// not read at all.
 pub(super) fn object(object: &mut Value) {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields");
@@ -30,7 +31,7 @@ pub(super) fn object(object: &mut Value) {
     variables(object);
 }
 
-/// `env` of containers, wherever they are.
+/// Redacts `env` of containers, at any depth.
 fn variables(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! The cluster as a whole: its version, our definitions and pods, StorageClasses, StorageClusters, claims.
+//! The cluster as a whole: its version, Forebay's definitions and pods, StorageClasses, StorageClusters, claims.
 
 use forebay_api::cluster::{BackendKind, InstancePhase, QuotaKind};
 use forebay_api::{DRIVER, GROUP, StorageCluster, VERSION, names};
@@ -8,13 +8,13 @@ use kube::ResourceExt;
 use super::{Finding, Report};
 use crate::snapshot::Snapshot;
 
-/// Oldest Kubernetes that the chart takes (charts/forebay/Chart.yaml, kubeVersion).
+/// Oldest Kubernetes version that the chart supports (charts/forebay/Chart.yaml, kubeVersion).
 pub(super) const KUBERNETES_MIN: (u32, u32) = (1, 32);
 
 /// Kinds that must be served.
 const KINDS: [&str; 2] = ["StorageCluster", "StorageNode"];
 
-/// Label that distinguishes the parts of the chart, and the parts that must be there.
+/// Label that distinguishes the chart's components, and the components that must exist.
 const COMPONENT: &str = "app.kubernetes.io/component";
 const COMPONENTS: [(&str, &str); 3] = [
     ("operator", "deployment/forebay-operator"),
@@ -33,7 +33,7 @@ pub(crate) fn examine(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = report.findings;
     match &snapshot.clusters {
         Ok(clusters) => findings.extend(clusters.iter().flat_map(storage_cluster)),
-        // Where the kind is not served that has been said.
+        // If the kind is not served, that has been reported already.
         Err(error) if !matches!(snapshot.served, Ok(None)) => {
             let mut report = Report::about("cluster");
             report.unread("StorageClusters", error);
@@ -59,7 +59,7 @@ fn kubernetes(snapshot: &Snapshot, report: &mut Report) {
     }
 }
 
-/// `v1.36.3+k3s1` is (1, 36).
+/// Parses a version: `v1.36.3+k3s1` is (1, 36).
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.strip_prefix('v')?.split(['.', '+', '-']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -115,7 +115,7 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             report.ok(format!("{object}: {} of {0} pods ready", ready.len()));
         }
     }
-    // The test's own pod is the one that asks, perhaps.
+    // The test's pod may be the one that is running this program.
     for pod in pods.iter().filter(|p| component(p) != "test") {
         if let Some((what, fix)) = trouble(pod) {
             let namespace = pod.namespace().unwrap_or_default();
@@ -138,8 +138,8 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
     }
 }
 
-/// Whether a pod that was evicted, has failed or is being deleted leaves no gap: evicted pods of a Deployment stay until
-/// they are deleted. Only a pod on the same node replaces one of the node plugin, and nothing replaces a server.
+/// Whether other pods have replaced a pod that was evicted, has failed or is being deleted: evicted pods of a Deployment
+/// stay until they are deleted. Only a pod on the same node replaces one of the node plugin, and nothing replaces a server.
 fn is_replaced(pod: &Pod, pods: &[Pod]) -> bool {
     let is_going = |pod: &Pod| {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -161,7 +161,7 @@ fn is_replaced(pod: &Pod, pods: &[Pod]) -> bool {
     is_going(pod) && pods.iter().any(stands_in)
 }
 
-/// Why a pod is not ready, and what may help.
+/// Returns why a pod is not ready, and what may help.
 fn trouble(pod: &Pod) -> Option<(String, &'static str)> {
     let status = pod.status.as_ref()?;
     let condition = |kind: &str| status.conditions.iter().flatten().find(|c| c.type_ == kind);
@@ -183,7 +183,7 @@ fn trouble(pod: &Pod) -> Option<(String, &'static str)> {
         }
     }
     let phase = status.phase.as_deref().unwrap_or("Unknown");
-    // An evicted pod's says why.
+    // The message of an evicted pod contains the reason.
     let message = status.message.clone().or_else(|| condition("Ready")?.message.clone()).unwrap_or_default();
     Some((format!("{phase}: {message}").trim_end_matches([':', ' ']).to_owned(), "wait, or read its log"))
 }
@@ -243,7 +243,7 @@ fn storage_classes(snapshot: &Snapshot, report: &mut Report) {
     let clusters = snapshot.clusters.as_deref().unwrap_or_default();
     if classes.is_empty() {
         let fix = "name one in spec.storageClasses of a StorageCluster (docs/get-started/first-volume.md)";
-        // After an installation that is as it must be.
+        // This is normal after an installation.
         if clusters.is_empty() {
             report.note("there is no StorageCluster and no StorageClass yet", "", fix);
         } else {
@@ -278,7 +278,7 @@ fn storage_classes(snapshot: &Snapshot, report: &mut Report) {
     }
 }
 
-/// Claims of our StorageClasses that wait for a volume.
+/// Reports claims of Forebay's StorageClasses that wait for a volume.
 fn claims(snapshot: &Snapshot, report: &mut Report) {
     let (Ok(claims), Ok(classes)) = (&snapshot.claims, &snapshot.storage_classes) else {
         if let Err(error) = &snapshot.claims {
@@ -362,7 +362,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
         }
     }
     for condition in status.conditions.iter().filter(|c| c.status == "False" && c.type_ != "Ready") {
-        // These are no trouble when they are false, or have been spoken of.
+        // These conditions are no problem if they are false, or have been reported already.
         if !matches!(condition.type_.as_str(), "Progressing" | "Paused" | "Deletable" | "TakeoverPaused") {
             report.error(
                 format!("{}: {}", condition.type_, condition.reason),
@@ -443,7 +443,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
     report.findings
 }
 
-/// Whether another node could take an instance over.
+/// Reports whether another node could take over an instance.
 fn takeover(cluster: &StorageCluster, report: &mut Report) {
     let conditions = cluster.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     let Some(found) = conditions.iter().find(|c| c.type_ == "TakeoverReady" && c.status == "False") else {
@@ -459,8 +459,8 @@ fn takeover(cluster: &StorageCluster, report: &mut Report) {
     }
 }
 
-/// Whether the file systems of the backends can enforce the volumes' sizes. Only servers can see it: they refuse to serve
-/// a pool that cannot.
+/// Reports whether the file systems of the backends can enforce the volumes' sizes. Only servers can detect that: they
+/// refuse to serve a pool that cannot.
 fn quota(cluster: &StorageCluster, report: &mut Report) {
     let wanting: Vec<&str> = cluster
         .spec

@@ -1,4 +1,4 @@
-//! `doctor`: what keeps Forebay from working, with the evidence and the fix.
+//! `doctor`: reports what keeps Forebay from working, with the evidence and the fix.
 
 mod cluster;
 mod node;
@@ -18,13 +18,13 @@ pub(crate) enum Format {
     Json,
 }
 
-/// How bad it is. Worst last.
+/// Severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Severity {
-    /// It is right.
+    /// Everything is right.
     Ok,
-    /// Good to know; it may well be meant so.
+    /// Worth knowing, but possibly intended.
     Note,
     /// It works, but less well than it could.
     Warning,
@@ -32,19 +32,19 @@ pub(crate) enum Severity {
     Error,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
-    /// What it is about: `cluster`, `storagecluster main`, `node worker-1`.
+    /// The subject: `cluster`, `storagecluster main`, `node worker-1`.
     pub(crate) subject: String,
     pub(crate) severity: Severity,
-    /// What is so, in a sentence.
+    /// The result in a sentence.
     pub(crate) summary: String,
-    /// What was seen that says so; empty where the summary says it all.
+    /// The evidence; empty if the summary suffices.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) evidence: String,
-    /// Its fix; empty if none is needed.
+    /// The fix; empty if none is needed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) fix: String,
 }
@@ -92,7 +92,7 @@ impl Report {
         });
     }
 
-    /// What could not be looked at.
+    /// Reports objects that could not be read.
     fn unread(&mut self, what: &str, error: &str) {
         self.warning(
             format!("{what} could not be read"),
@@ -102,7 +102,7 @@ impl Report {
     }
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub(crate) fn examine(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = cluster::examine(snapshot);
     findings.extend(node::examine(snapshot));
@@ -113,7 +113,7 @@ pub(crate) fn has_errors(findings: &[Finding]) -> bool {
     findings.iter().any(|f| f.severity == Severity::Error)
 }
 
-/// Findings by subject, and a line that counts them. What is right only with `all`.
+/// Formats the findings by subject, with a line that counts them. Findings that are right are included only with `all`.
 pub(crate) fn render(findings: &[Finding], all: bool, paint: Paint) -> String {
     let mut text = String::new();
     let mut subject = None;

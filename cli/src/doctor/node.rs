@@ -1,4 +1,4 @@
-//! Every node: whether pods there can use volumes, and whether servers and RDMA can run.
+//! Checks every node: whether pods there can use volumes, and whether servers and RDMA can run.
 
 use forebay_api::cluster::{RdmaRequirement, Transport};
 use forebay_api::fabric::FabricTransport;
@@ -10,26 +10,26 @@ use kube::ResourceExt;
 use super::{Finding, Report, Severity};
 use crate::snapshot::Snapshot;
 
-/// Least MTU of a network device with which RoCE uses RDMA's largest MTU, 4096, beside its own headers.
+/// Minimum MTU of a network device at which RoCE uses RDMA's largest MTU, 4096, in addition to its own headers.
 const ROCE_MTU_MIN: u32 = 4200;
 
-/// What the StorageClusters together ask of RDMA.
+/// The combined RDMA requirement of the StorageClusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Wish {
     /// Nothing.
     None,
-    /// It would be used.
+    /// RDMA is used if available.
     Used,
-    /// Nothing goes without it.
+    /// RDMA is required.
     Required,
 }
 
-/// What each of the two possible users of RDMA asks of it.
+/// The RDMA requirements of its two possible users.
 #[derive(Clone, Copy, Debug)]
 struct Wishes {
-    /// Servers: where they are put, and what they listen on.
+    /// Servers: their placement, and the transports on which they listen.
     servers: Wish,
-    /// Mounts: they go on by TCP unless the transport is to be RDMA.
+    /// Mounts: they use TCP unless the transport must be RDMA.
     mounts: Wish,
 }
 
@@ -82,7 +82,7 @@ fn one(snapshot: &Snapshot, node: &Node, wishes: Wishes) -> Vec<Finding> {
     let pods = snapshot.pods.as_deref().unwrap_or_default();
     let plugin = pods.iter().find(|p| is_node_plugin(p) && node_of(p) == Some(&name));
     if plugin.is_none() && snapshot.pods.is_ok() {
-        // What runs there is the DaemonSet's selector and tolerations to say: a control plane's node is left out.
+        // The DaemonSet's selector and tolerations determine where it runs: a control plane node is excluded.
         let evidence = match taints(node).as_slice() {
             [] => "no pod of daemonset/forebay-csi-node is there".to_owned(),
             taints => format!(
@@ -128,7 +128,7 @@ fn node_of(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }
 
-/// Taints that keep pods away.
+/// Returns the taints that keep pods away.
 fn taints(node: &Node) -> Vec<String> {
     let taints = node.spec.as_ref().and_then(|s| s.taints.as_deref()).unwrap_or_default();
     taints
@@ -195,7 +195,8 @@ fn published(node: &StorageNode, wishes: Wishes, clusters: &[StorageCluster], re
     rdma(&status, wishes.servers, report);
 }
 
-/// What the backends on fabrics need of the kernel: the host's side where servers may run, the target's where namespaces are.
+/// Reports what backends on fabrics require of the kernel: the host side on nodes that can run servers, the target on nodes
+/// that hold namespaces.
 fn fabrics(name: &str, status: &StorageNodeStatus, clusters: &[StorageCluster], report: &mut Report) {
     let kernel = &status.kernel;
     for cluster in clusters {
@@ -314,7 +315,7 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
             let severity = match (wish, any_usable) {
                 (Wish::None, _) => Severity::Note,
                 (Wish::Required, false) => Severity::Error,
-                // A card's second port is often left without a cable.
+                // The second port of a card often has no cable.
                 (_, true) => Severity::Note,
                 (Wish::Used, false) => Severity::Warning,
             };

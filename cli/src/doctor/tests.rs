@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixture::{self, NODES, fresh, healthy, object};
 
-/// Errors, warnings and notes as `severity subject: summary`.
+/// Returns errors, warnings and notes as `severity subject: summary`.
 fn found(snapshot: &Snapshot) -> Vec<String> {
     examine(snapshot)
         .iter()
@@ -119,10 +119,10 @@ fn the_cluster_as_a_whole_is_looked_at() {
         assert_eq!(finding.severity, severity, "{summary}");
         assert!(finding.evidence.contains(evidence), "{finding:?}");
         assert!(severity < Severity::Warning || !finding.fix.is_empty(), "{finding:?}");
-        // One cause, one finding.
+        // One cause leads to one finding.
         assert_eq!(found(&snapshot).len(), 1, "{:?}", found(&snapshot));
     }
-    // Claims of other StorageClasses are not ours.
+    // Claims of other StorageClasses are ignored.
     let mut other = fixture::claim("theirs", "Pending");
     other["spec"]["storageClassName"] = json!("standard");
     assert_eq!(found(&Snapshot { claims: Ok(vec![object(other)]), ..healthy() }), [""; 0]);
@@ -195,17 +195,17 @@ fn a_pod_that_has_ended_is_no_error_where_another_does_its_work() {
                     format!("Failed: low on memory (on {node})")
                 );
             }
-            // Those that are there are still counted, and it is not.
+            // The existing pods are still counted, and the leftover one is not.
             let text = render(&examine(&snapshot), true, Paint::new(false));
             assert!(text.contains("deployment/forebay-operator: 1 of 1 pods ready"), "{text}");
             assert!(text.contains("daemonset/forebay-csi-node: 2 of 2 pods ready"), "{text}");
         }
-        // Nothing else serves this node's pods, or this instance's volumes.
+        // No other pod serves this node's pods, or this instance's volumes.
         for (component, node) in [("csi-node", "other"), ("server", NODES[0])] {
             let snapshot = with(component, node, deleted);
             assert_eq!(finding(&snapshot, "pod leftover is not ready").severity, Severity::Error);
         }
-        // And here the other one is going, too.
+        // In this case the other pod is being deleted, too.
         let mut snapshot = with("operator", NODES[0], deleted);
         let pods = snapshot.pods.as_mut().expect("pods");
         pods[1].metadata.deletion_timestamp = pods[0].metadata.deletion_timestamp.clone();
@@ -330,7 +330,7 @@ fn nodes_are_looked_at() {
             n["status"]["agentVersion"] = json!("0.0.9");
         }),
         ("Note: no new instances are put here", |n| n["spec"]["unschedulable"] = json!(true)),
-        // A second port without a cable is no trouble.
+        // A second port without a cable is no problem.
         ("Note: RDMA port mlx5_1/1 cannot be used", |n| {
             let mut device = n["status"]["rdmaDevices"][0].clone();
             device["name"] = json!("mlx5_1");
@@ -365,7 +365,7 @@ fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
     assert_eq!(wanting("Preferred", "Auto"), Severity::Warning);
     assert_eq!(wanting("None", "TCP"), Severity::Note);
 
-    // A mount goes on by TCP, wherever the servers are to be.
+    // A mount uses TCP, regardless of the servers' placement.
     let mounting = |transport: &str| {
         let mut cluster = fixture::cluster();
         cluster["spec"]["placement"] = json!({"rdma": {"requirement": "Required"}});
@@ -378,10 +378,10 @@ fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
     assert_eq!(mounting("RDMA"), Severity::Error);
     assert_eq!(mounting("TCP"), Severity::Note);
 
-    // No RDMA at all is nothing to speak of unless it is required.
+    // A node without RDMA is not reported unless RDMA is required.
     let none = |n: &mut Value| n["status"]["rdmaDevices"] = json!([]);
     assert_eq!(found(&with_storage_node(none)), [""; 0]);
-    // InfiniBand and iWARP have other packets.
+    // The MTU of InfiniBand and iWARP is different.
     let infiniband = |n: &mut Value| {
         let port = &mut n["status"]["rdmaDevices"][0]["ports"][0];
         port["linkLayer"] = json!("InfiniBand");

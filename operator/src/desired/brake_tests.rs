@@ -1,4 +1,4 @@
-//! Takeovers pause while many nodes are silent, and a spare has to live itself.
+//! Takeovers pause while many nodes are silent, and a spare must be alive.
 
 use super::moves_tests::{epochs, fabric_running, node_with, see_through, silence, write_moves};
 use super::*;
@@ -10,7 +10,7 @@ fn pause() -> Option<Pause> {
     Some(Pause { cause, settling: false })
 }
 
-/// The control plane is cut off from all workers, and gives their pods up after a while.
+/// The control plane is cut off from all workers, and evicts their pods after a while.
 fn cut_off(observed: &mut Observed) {
     for node in ["n1", "n2", "n3"] {
         silence(observed, node, 60);
@@ -22,7 +22,7 @@ fn cut_off(observed: &mut Observed) {
 #[test]
 fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
-    // A node more that looks fresh still: without the pause it would take an instance over.
+    // A further node that still looks live: without the pause it would take over an instance.
     observed.nodes.push(node("n4", "10.0.0.4"));
     cut_off(&mut observed);
     let found = desired(&cluster, &settings(), &observed);
@@ -36,7 +36,7 @@ fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
     );
     assert!(found.status.instances[0].message.contains("takeovers pause"), "{:?}", found.status.instances[0]);
     cluster.status = Some(found.status);
-    // It heals: Leases are renewed, pods are not ready yet, servers were not asked yet.
+    // The partition heals: Leases are renewed, but pods are not ready yet and servers have not been queried yet.
     for node in ["n1", "n2", "n3"] {
         silence(&mut observed, node, 0);
     }
@@ -59,13 +59,13 @@ fn a_person_may_say_that_nodes_are_off() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     cut_off(&mut observed);
-    // One of them.
+    // One of the nodes.
     observed.nodes[0] =
         node_with("n1", "10.0.0.1", json!({ "taints": [{ "key": OUT_OF_SERVICE, "effect": "NoExecute" }] }));
     let found = desired(&cluster, &settings(), &observed);
     let to: Vec<_> = found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str())).collect();
     assert_eq!(to, [("a-0", "n4")]);
-    // All that are silent.
+    // All silent nodes.
     let (mut cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.extend([node("n4", "10.0.0.4"), node("n5", "10.0.0.5")]);
     cut_off(&mut observed);
@@ -80,7 +80,7 @@ fn a_person_may_say_that_nodes_are_off() {
 #[test]
 fn a_pod_that_is_over_is_not_taken_out_of_the_books_while_takeovers_pause() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
-    // A planned move; before the old pod has ended the nodes fall silent.
+    // A planned move: the nodes fall silent before the old pod has ended.
     observed.nodes[0] = node_with("n1", "10.0.0.1", json!({ "unschedulable": true }));
     let step = desired(&cluster, &settings(), &observed);
     write_moves(&mut observed, &step.moves);
@@ -93,7 +93,7 @@ fn a_pod_that_is_over_is_not_taken_out_of_the_books_while_takeovers_pause() {
     assert!(found.end.iter().any(|pod| pod.force), "{:?}", found.end);
 }
 
-/// A spare in the same rack that died with the node is still called ready by Kubernetes.
+/// Kubernetes still reports a spare in the same rack as ready, although it died with the node.
 #[test]
 fn a_spare_that_has_missed_a_renewal_is_not_chosen() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
@@ -103,7 +103,7 @@ fn a_spare_that_has_missed_a_renewal_is_not_chosen() {
     let found = desired(&cluster, &settings(), &observed);
     let to: Vec<_> = found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str())).collect();
     assert_eq!(to, [("a-0", "n4")]);
-    // Those with Leases that are looked at go before those of which nothing is known.
+    // Nodes with observed Leases are preferred over unobserved ones.
     silence(&mut observed, "n3", 60);
     observed.nodes.push(node("n5", "10.0.0.5"));
     silence(&mut observed, "n5", 3);

@@ -1,5 +1,5 @@
-//! PodDisruptionBudgets: of one cluster's servers one may be evicted at a time, and of its targets. One for all clusters would let a
-//! dead server of one keep every healthy server of the others from being drained.
+//! PodDisruptionBudgets: one of a cluster's servers can be evicted at a time, and one of its targets. With a single budget
+//! for all clusters, a dead server of one cluster would block the drain of every healthy server of the others.
 
 use forebay_api::names;
 use serde_json::{Value, json};
@@ -29,12 +29,12 @@ fn name(view: &View<'_>, component: &str) -> String {
     format!("{}-{component}s", view.name)
 }
 
-/// The budgets of a cluster, and those that ought not to be any more.
+/// Adds a cluster's budgets, and removes those that are no longer needed.
 pub fn objects(view: &View<'_>, desired: &mut Desired) {
     let mut wanted = Vec::new();
     if view.settings.disruption_budgets {
         wanted.push("server");
-        // What a target offers goes on without its pod, but a node that is drained is often switched off next.
+        // A target keeps serving its namespaces without its pod, but a node that is drained is often switched off next.
         wanted.extend((!target::nodes(view).is_empty()).then_some(names::COMPONENT_TARGET));
     }
     desired.objects.extend(wanted.iter().map(|component| budget(view, component)));
@@ -43,7 +43,7 @@ pub fn objects(view: &View<'_>, desired: &mut Desired) {
     desired.remove.extend(gone.map(|name| removal(name)));
 }
 
-/// Takes away all of them.
+/// Removes all budgets of the cluster.
 pub fn tear_down(view: &View<'_>, desired: &mut Desired) {
     desired.remove.extend(view.observed.budgets.iter().map(|name| removal(name)));
 }

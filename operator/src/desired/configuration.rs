@@ -9,15 +9,15 @@ use serde::Serialize;
 
 use super::{View, fabric};
 
-/// Where the server finds its certificates.
+/// Directory of the server's certificates.
 pub const CERTIFICATES: &str = "/etc/forebay/tls";
-/// Where the server finds its configuration.
+/// Directory of the server's configuration.
 pub const CONFIGURATION: &str = "/etc/forebay/config";
-/// Where the keys of NVMe-oF backends are mounted, a folder for each.
+/// Directory in which the keys of NVMe-oF backends are mounted, one folder each.
 pub const KEYS: &str = "/etc/forebay/nvmeof";
-/// Where their keys of TLS are mounted, a folder for each.
+/// Directory in which their TLS keys are mounted, one folder each.
 pub const KEYS_TLS: &str = "/etc/forebay/nvmeof-tls";
-/// Where the backends' directories are mounted.
+/// Directory in which the backends' directories are mounted.
 pub const POOLS: &str = "/var/lib/forebay/pools";
 
 #[derive(Serialize)]
@@ -50,13 +50,13 @@ struct Server {
     advertise: Vec<String>,
     signing: &'static str,
     encryption: &'static str,
-    /// Without it the server takes clients over RDMA wherever it finds a device.
+    /// If this is missing, the server accepts clients over RDMA on every device that it finds.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma: Option<&'static str>,
     rdma_port: u16,
     iwarp_port: u16,
     drain_timeout_s: u32,
-    /// What is as by default is left out: a server is not restarted for it when the operator is upgraded.
+    /// Settings that equal the default are omitted, so that an upgrade of the operator does not restart the server for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     caching: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,7 +103,7 @@ struct Nvmeof {
     nqn: String,
     namespace: String,
     paths: Vec<String>,
-    /// Not the machine's host name: the target allows what is made of the node's.
+    /// Not the machine's host name: the target allows the host NQN that is derived from the node's name.
     node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     machine_id: Option<String>,
@@ -149,14 +149,14 @@ fn nvmeof(view: &View<'_>, instance: &str, backend: &Backend) -> Option<Nvmeof> 
     })
 }
 
-/// The file for an instance on a node with this address, which has these pools already.
+/// Returns the file for an instance on a node with this address. `made` lists the pools that already exist.
 #[must_use]
 pub fn file(view: &View<'_>, instance: &str, address: IpAddr, made: &BTreeSet<String>) -> String {
     let spec = &view.cluster.spec;
     let ports = &spec.network.ports;
     let own = fabric::own_address(view, instance);
     let owner = view.observed.record.owners.get(instance);
-    // All addresses of the one family: where IPv6 is switched off, `[::]` could not be listened on.
+    // All addresses are of the same family: on a node with IPv6 disabled, listening on `[::]` would fail.
     let four = address.is_ipv4() && own.is_none_or(|own| own.is_ipv4());
     let any = |port: u16| if four { format!("0.0.0.0:{port}") } else { format!("[::]:{port}") };
     let mut limits = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! How a cluster goes: what becomes of its volumes first, then the servers, then the finalizer.
+//! Deletion of a cluster: first its volumes, then the servers, then the finalizer.
 
 use forebay_api::cluster::DeletionPolicy;
 use kube::ResourceExt as _;
@@ -8,25 +8,25 @@ use super::status::Said;
 use super::{Desired, Report, Target, View, budgets, record, soon, target};
 use crate::limits::SOON;
 
-/// What the condition `Deletable` says.
+/// Status, reason and message of the condition `Deletable`.
 pub type Verdict = (bool, &'static str, String);
 
-/// A paused cluster is not deleted.
+/// The verdict for a paused cluster, which is not deleted.
 #[must_use]
 pub fn paused() -> Verdict {
     (false, "Paused", "spec.paused is true, so nothing is deleted: set it to false".to_owned())
 }
 
-/// What is done next.
+/// Plans the next step of the deletion.
 pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     soon(desired);
     said.waits = true;
-    // First, so that no new volumes are asked for.
+    // Removed first, so that no new volumes are requested.
     for (name, class) in view.observed.storage_classes.iter().filter(|(_, c)| is_ours(view, c)) {
         desired.remove.push(Target { kind: "StorageClass", name: name.clone(), uid: class.uid() });
     }
-    // Once servers end their volumes cannot be counted any more. That they need not be is in the status before the first
-    // of them ends, and with it by which policy: another one comes too late then.
+    // Volumes cannot be counted any more once servers end. So before the first server ends, the status records that no count
+    // is needed and which policy applies. A later change of the policy has no effect.
     if let Some(policy) = view.before.deletion_policy {
         tear_down(view, policy, desired, said);
         return;
@@ -44,14 +44,14 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     desired.again = SOON;
 }
 
-/// Volumes of an instance, and those of them that cannot be served; `None` if that is unknown now.
+/// Returns the number of an instance's volumes, and of those that cannot be served; `None` if that is unknown now.
 fn volumes(view: &View<'_>, policy: DeletionPolicy, instance: &str) -> Option<(u32, u32)> {
     let unserved = match view.observed.reports.get(instance) {
         Some(Report::Answered(report)) => report.unserved,
         _ => 0,
     };
     if policy == DeletionPolicy::Destroy {
-        // What the driver has recorded stays recorded until all is over: here only what is there counts.
+        // The driver's records stay until the deletion is complete, so only existing volumes count here.
         return match view.observed.reports.get(instance) {
             Some(Report::Answered(report)) => Some((report.volumes, unserved)),
             _ => view.seats.get(instance).is_none_or(|s| !s.bound).then_some((0, 0)),
@@ -92,7 +92,8 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
             ),
         ));
     }
-    // The driver makes no volumes where the phase is Removing; zero counts only once it has been able to know that.
+    // The driver creates no volumes on an instance with the phase Removing. A count of zero is valid only after the driver
+    // has had time to read that phase.
     if view.instances.iter().any(|i| !view.announced(i))
         && (holding.is_empty() || policy == DeletionPolicy::Destroy)
     {
@@ -132,8 +133,9 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     ))
 }
 
-/// What goes of the record of nodes; whether anything stays. Epochs, and where the bundled target has namespaces, stay whatever the
-/// policy says: pool and reservation keep the last epoch, and would refuse a cluster of the same name that begins with the first.
+/// Removes keys from the record of nodes, and returns whether any key stays. Epochs and the places of the bundled target's
+/// namespaces stay regardless of the policy: the pool and the reservation keep the last epoch, and would reject a cluster of
+/// the same name that starts with the first.
 fn forget_places(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired) -> bool {
     if policy == DeletionPolicy::Retain {
         return true;
@@ -147,7 +149,7 @@ fn forget_places(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired)
     true
 }
 
-/// Everything is removed by name: with owners the garbage collector would do it whatever the policy says.
+/// Removes every object by name: with owner references the garbage collector would remove them regardless of the policy.
 fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, said: &mut Said) {
     let came_too_late = match view.cluster.spec.deletion_policy {
         same if same == policy => String::new(),
@@ -165,7 +167,7 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
         said.deletable = Some((true, "ServersEnding", message));
         return;
     }
-    // Servers first, then what their pools lie on.
+    // Servers first, then the targets that hold their pools.
     if !target::tear_down(view, desired) {
         let message = format!("the bundled target stops offering what it has{came_too_late}");
         said.deletable = Some((true, "TargetsEnding", message));

@@ -1,10 +1,10 @@
-//! Epochs outlive whatever tells of them: the cluster, its status, the kind of its backends.
+//! Epochs outlive every object that carries them: the cluster, its status, the kind of its backends.
 
 use super::moves_tests::{fabric_cluster, fabric_running, nvmeof, see_through, silence, write_moves};
 use super::*;
 use crate::desired::record;
 
-/// What the API server makes of the last step of a deletion: the record as it is left behind.
+/// Returns the state after the last step of a deletion: only the record remains.
 fn left_behind(observed: &Observed, gone: &Desired) -> Observed {
     let mut left = Observed { record: observed.record.clone(), ..super::observed() };
     let kept = |key: &String| !gone.forget.contains(key);
@@ -14,8 +14,8 @@ fn left_behind(observed: &Observed, gone: &Desired) -> Observed {
     left
 }
 
-/// The pool and the target's reservation keep the epoch, whatever becomes of the StorageCluster: a first epoch would be refused
-/// for ever.
+/// The pool and the target's reservation keep the epoch after the StorageCluster is deleted: they would reject a first epoch
+/// permanently.
 #[test]
 fn a_cluster_made_again_goes_on_after_the_last_epoch() {
     for policy in ["Protect", "Retain", "Destroy"] {
@@ -34,7 +34,7 @@ fn a_cluster_made_again_goes_on_after_the_last_epoch() {
         let gone = desired(&cluster, &settings(), &observed);
         assert!(gone.release, "{policy}");
         assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()), "{policy}: the record stays");
-        // The nodes are kept only where the volumes are.
+        // The nodes are kept only if the volumes are.
         assert_eq!(
             gone.forget.contains(&"a-0".to_owned()),
             policy != "Retain",
@@ -58,7 +58,7 @@ fn a_cluster_made_again_goes_on_after_the_last_epoch() {
     }
 }
 
-/// A cluster on directories has no epochs: its record goes with it, unless its volumes stay.
+/// A cluster on directories has no epochs: its record is removed with it, unless its volumes stay.
 #[test]
 fn a_record_without_epochs_goes_with_its_cluster() {
     let (mut cluster, mut observed) = running(json!({}));
@@ -71,8 +71,8 @@ fn a_record_without_epochs_goes_with_its_cluster() {
     assert!(gone.release && removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
 }
 
-/// An instance that could move once and has a directory beside its namespace now is in the epoch that the namespace knows,
-/// also where the status was lost.
+/// An instance that could move once and now has a directory beside its namespace keeps the epoch of the namespace, even if
+/// the status was lost.
 #[test]
 fn a_directory_that_came_later_does_not_bring_back_the_first_epoch() {
     let mut backends = nvmeof(2);
@@ -103,7 +103,7 @@ fn with_machine(observed: &mut Observed, node: usize, machine: &str) {
     observed.nodes[node] = Arc::new(serde_json::from_value(value).expect("a Node"));
 }
 
-/// Instances of the same name in two Kubernetes clusters are two for their target, and so are two machines of one name.
+/// A target distinguishes instances of the same name in two Kubernetes clusters, and two machines of the same name.
 #[test]
 fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
     let mut cluster = fabric_cluster(json!({}));
@@ -115,7 +115,7 @@ fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
     assert_eq!(file["instance"]["cluster_uid"].as_str(), Some("a-cluster"));
     assert_eq!(file["instance"]["takeover_after_s"].as_integer(), Some(30));
     assert_eq!(file["pool"][0]["nvmeof"]["machine_id"].as_str(), Some("machine-1"));
-    // What is configured changes with the epoch only, whatever becomes of the node's object.
+    // The configuration changes only with the epoch, regardless of changes to the Node object.
     let node = observed.nodes.remove(0);
     let file = moves_tests::config(&desired(&cluster, &settings(), &observed), "a-0-config-1");
     assert_eq!(file["pool"][0]["nvmeof"]["machine_id"].as_str(), Some("machine-1"));
@@ -127,8 +127,8 @@ fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
     assert_eq!(file["pool"][0]["nvmeof"]["machine_id"].as_str(), Some("machine-3"));
 }
 
-/// An array allows the hosts that its administrator knows: an instance that was known by names alone stays so. The bundled target allows
-/// both, and the instance comes as itself from its next epoch on.
+/// An array allows only the hosts that its administrator has configured, so an instance that was identified by names alone
+/// stays so. The bundled target allows both identities, and the instance uses its own from its next epoch on.
 #[test]
 fn an_instance_of_before_is_known_by_its_names_until_its_target_can_follow() {
     let (cluster, mut observed) = fabric_running(json!({}));

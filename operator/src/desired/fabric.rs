@@ -1,4 +1,4 @@
-//! Backends on fabrics: which namespace is which instance's, and how its server reaches it. Pure.
+//! Backends on fabrics: which namespace belongs to which instance, and how its server reaches it. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,20 +12,20 @@ use uuid::Uuid;
 
 use super::{View, internal_ip, ordinal};
 
-/// Name space of the UUIDs of the bundled target's namespaces. It never changes: hosts tell namespaces by it.
+/// UUID name space for the namespaces of the bundled target. It never changes: hosts identify namespaces by these UUIDs.
 const NAMESPACES: Uuid = Uuid::from_u128(0x2d5c_91b7_4f0e_4a63_9c18_7be0_35ad_f261);
-/// What the bundled target's NQNs begin with.
+/// Prefix of the bundled target's NQNs.
 const NQN: &str = "nqn.2026-01.io.forebay:";
-/// Bytes of an NQN at most (NVMe Base 4.7).
+/// Maximum length of an NQN in bytes (NVMe Base 4.7).
 const NQN_BYTES_MAX: usize = 223;
 const FILE: &str = "file";
 
-/// Where the bundled target has an instance's namespace.
+/// Location of an instance's namespace on the bundled target.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The node.
     pub node: String,
-    /// Its drive or partition; a file of the node's directory where it is `None`.
+    /// Drive or partition of the node; `None` if the namespace is a file in the node's directory.
     pub device: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl FromStr for Place {
     }
 }
 
-/// A pool's namespace, and the ways to it.
+/// A pool's namespace, and the paths to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fabric {
     /// Subsystem.
@@ -56,25 +56,26 @@ pub struct Fabric {
     pub namespace: String,
     /// Paths.
     pub paths: Vec<String>,
-    /// Whether a file system is made on a blank one.
+    /// Whether a file system is made on a blank namespace.
     pub format: bool,
     /// Whether every change is on the namespace before it is acknowledged.
     pub write_through: bool,
     /// See [`forebay_api::fabric::NvmeofBackend::connect_timeout_seconds`].
     pub connect_time_s: u32,
-    /// See [`forebay_api::fabric::NvmeofBackend::loss_timeout_seconds`]; never so long that another server could serve already.
+    /// See [`forebay_api::fabric::NvmeofBackend::loss_timeout_seconds`]; always short enough that no other server can be
+    /// serving yet.
     pub loss_time_s: u32,
     /// See [`forebay_api::fabric::NvmeofBackend::keep_alive_seconds`].
     pub keep_alive_s: u32,
-    /// Secret with keys, and whether the target proves itself, too.
+    /// Secret with the keys, and whether the target authenticates itself, too.
     pub keys: Option<(String, bool)>,
-    /// Version of the identity of the key of TLS, where there is one.
+    /// Version of the TLS PSK identity, if there is a TLS key.
     pub tls_identity: Option<u8>,
-    /// Where the bundled target has it.
+    /// Location on the bundled target.
     pub place: Option<Place>,
 }
 
-/// The namespace of an instance's pool; or why there is none. Not for kind Directory.
+/// Returns the namespace of an instance's pool, or why there is none. Not for kind Directory.
 ///
 /// # Errors
 ///
@@ -146,7 +147,7 @@ fn loss_seconds(view: &View<'_>, configured: u32) -> u32 {
     if view.movable() { view.cluster.spec.takeover.loss_seconds(configured) } else { configured }
 }
 
-/// Everything that keeps an instance from having its namespaces and its address.
+/// Returns everything that keeps an instance from having its namespaces and its address.
 #[must_use]
 pub fn missing(view: &View<'_>, instance: &str) -> Vec<String> {
     let spec = &view.cluster.spec;
@@ -161,7 +162,7 @@ pub fn missing(view: &View<'_>, instance: &str) -> Vec<String> {
     missing
 }
 
-/// The instance's own address as it is configured, with the length of its prefix.
+/// Returns the instance's own address as configured, with its prefix length.
 #[must_use]
 pub fn own_network(view: &View<'_>, instance: &str) -> Option<String> {
     let number = usize::try_from(ordinal(&view.name, instance)?).ok()?;
@@ -169,13 +170,13 @@ pub fn own_network(view: &View<'_>, instance: &str) -> Option<String> {
     network(text).map(|_| text.clone())
 }
 
-/// The instance's own address.
+/// Returns the instance's own address.
 #[must_use]
 pub fn own_address(view: &View<'_>, instance: &str) -> Option<IpAddr> {
     network(&own_network(view, instance)?).map(|(address, _)| address)
 }
 
-/// An address and the length of its prefix, where it is one.
+/// Parses an address with a prefix length.
 #[must_use]
 pub fn network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = text.split_once('/')?;
@@ -197,7 +198,7 @@ fn is_in(address: IpAddr, (network, length): (IpAddr, u8)) -> bool {
     }
 }
 
-/// The address by which a target's node is reached.
+/// Returns the address at which a target's node is reached.
 #[must_use]
 pub fn target_address(view: &View<'_>, target: &TargetBackend, node: &str) -> Option<IpAddr> {
     let configured = target.nodes.iter().find(|n| n.name == node).and_then(|n| n.address.as_ref());
@@ -216,7 +217,7 @@ pub fn target_address(view: &View<'_>, target: &TargetBackend, node: &str) -> Op
     of_ports.chain(of_node).filter(|a| is_in(*a, wanted)).min()
 }
 
-/// The NQN of an instance's namespace on the bundled target. Always the same for the same names.
+/// Returns the NQN of an instance's namespace on the bundled target. It depends on the names only.
 #[must_use]
 pub fn nqn(view: &View<'_>, instance: &str, backend: &str) -> String {
     let full = format!("{NQN}{}.{}.{backend}.{instance}", view.name, view.settings.namespace);
@@ -227,22 +228,23 @@ pub fn nqn(view: &View<'_>, instance: &str, backend: &str) -> String {
     format!("{NQN}{hash}.{instance}")
 }
 
-/// The UUID of that namespace. Always the same for the same names.
+/// Returns the UUID of that namespace. It depends on the names only.
 #[must_use]
 pub fn uuid(view: &View<'_>, instance: &str, backend: &str) -> Uuid {
-    // None of these names has a zero byte, so no two of them give the same text.
+    // None of these names contains a zero byte, so different names give different texts.
     let names = format!("{}\0{}\0{backend}\0{instance}", view.settings.namespace, view.name);
     Uuid::new_v5(&NAMESPACES, names.as_bytes())
 }
 
-/// Where an instance's namespace is, or ought to be put. What is recorded never changes, whatever the spec says now.
+/// Returns the location of an instance's namespace, present or future. A recorded location never changes, even if the spec
+/// does.
 #[must_use]
 pub fn place(view: &View<'_>, instance: &str, backend: &str) -> Option<Place> {
     view.places.get(&(instance.to_owned(), backend.to_owned())).cloned()
 }
 
-/// Every namespace of the bundled target: those recorded where they are, those of instances without one where most room
-/// is, in order of the instances.
+/// Returns the location of every namespace of the bundled target. Recorded ones keep theirs. Instances without one get the
+/// node with the fewest namespaces, in order of the instances.
 #[must_use]
 pub fn places(
     backends: &[Backend],

@@ -1,5 +1,5 @@
-//! What ought to be, from what is wanted and what is: a pure function. Nothing here asks, waits or knows the time but by
-//! its arguments.
+//! Computes the desired state from the spec and the observed state: a pure function. Nothing here sends requests, waits or
+//! reads the clock; the time is an argument.
 
 pub mod budgets;
 pub mod configuration;
@@ -34,7 +34,7 @@ use crate::certificates::Term;
 use crate::limits::{RESYNC, UNSCHEDULABLE_MAX, WAIT};
 use crate::placement::{self, Objections, Reason, Seat, Verdict};
 
-/// What the operator was started with.
+/// The operator's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Namespace that it works in.
@@ -45,24 +45,24 @@ pub struct Settings {
     pub seccomp_profile: String,
     /// Priority class of the servers; empty for none.
     pub priority_class: String,
-    /// How long the driver must have been able to know that an instance is being removed before that counts.
+    /// How long the driver must have been able to see that an instance is being removed before the operator relies on it.
     pub announcement: Duration,
-    /// UID of the Kubernetes cluster: that of its namespace kube-system.
+    /// UID of the Kubernetes cluster, which is the UID of its namespace kube-system.
     pub cluster_uid: String,
     /// Whether PodDisruptionBudgets are made.
     pub disruption_budgets: bool,
 }
 
-/// What an instance's server reported last.
+/// An instance's last report.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// It answered.
+    /// The server responded.
     Answered(Box<ServerReport>),
-    /// It did not, and why.
+    /// The server did not respond, and why.
     Silent(String),
 }
 
-/// What a server tells of itself.
+/// A server's report about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerReport {
     /// Its version.
@@ -71,47 +71,47 @@ pub struct ServerReport {
     pub transports: Vec<String>,
     /// Sum of its pools, bytes.
     pub capacity_bytes: i64,
-    /// What can still be provisioned, bytes.
+    /// Bytes that can still be provisioned.
     pub free_bytes: i64,
     /// Number of volumes, served or not.
     pub volumes: u32,
-    /// Of these, those that cannot be served.
+    /// Of these, the number that cannot be served.
     pub unserved: u32,
     /// Number of snapshots.
     pub snapshots: u32,
-    /// Its pools by name, as far as the server knows them.
+    /// Pools by name, as reported by the server.
     pub pools: BTreeMap<String, PoolStatus>,
     /// SMB sessions.
     pub sessions: u32,
-    /// It takes no more connections.
+    /// Whether it accepts no more connections.
     pub draining: bool,
-    /// What is wrong though it serves.
+    /// Problems that do not keep it from serving.
     pub problems: Vec<String>,
     /// RDMA devices that only a new container can open.
     pub later_rdma_devices: Vec<String>,
 }
 
-/// The certificates of a cluster, in a few words.
+/// State of a cluster's certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificatesState {
-    /// Why they are not ready; `None` where they are.
+    /// Why they are not ready; `None` if they are.
     pub problem: Option<String>,
-    /// When the next of them is to be renewed.
+    /// When the next renewal is due.
     pub renewal: Option<Timestamp>,
-    /// Names of the instances that have theirs.
+    /// Names of the instances that have their certificates.
     pub issued: Vec<String>,
-    /// From when to when those that there are serve.
+    /// Terms of the existing certificates.
     pub terms: Vec<Term>,
 }
 
-/// What is.
+/// The observed state.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
-    /// The present.
+    /// The current time.
     pub now: Timestamp,
     /// Every node.
     pub nodes: Vec<Arc<Node>>,
-    /// What the node agents reported.
+    /// Reports of the node agents.
     pub storage_nodes: Vec<Arc<StorageNode>>,
     /// StatefulSets of this cluster, by instance.
     pub stateful_sets: BTreeMap<String, StatefulSet>,
@@ -121,21 +121,21 @@ pub struct Observed {
     pub services: BTreeMap<String, Service>,
     /// Names of the ConfigMaps of this cluster.
     pub config_maps: Vec<String>,
-    /// Names of the operator's Secrets of this cluster, and the instances that they are of.
+    /// Names of the operator's Secrets of this cluster, with the instance that each belongs to.
     pub secrets: BTreeMap<String, Option<String>>,
-    /// What the kubelet says of volumes that it cannot mount, by instance.
+    /// The kubelet's messages about volumes that it cannot mount, by instance.
     pub mount_failures: BTreeMap<String, String>,
-    /// Instances that have served, and their nodes, as recorded.
+    /// Recorded nodes of the instances that have served.
     pub bound: BTreeMap<String, String>,
-    /// Pools that have been made, by instance, as recorded.
+    /// Recorded pools that have been made, by instance.
     pub pools: BTreeMap<String, BTreeSet<String>>,
-    /// What the record says of instances that can move.
+    /// The record of the instances that can move.
     pub record: record::Record,
-    /// For how long nodes have given no sign of life, by name, where their Leases were observed.
+    /// How long nodes have been silent, by name, if their Leases are observed.
     pub silences: BTreeMap<String, Duration>,
-    /// Takeovers pause.
+    /// The pause of takeovers, if one is in effect.
     pub pause: Option<Pause>,
-    /// What the StatefulSet controller says of pods that it cannot make, by instance.
+    /// The StatefulSet controller's messages about pods that it cannot create, by instance.
     pub creation_failures: BTreeMap<String, String>,
     /// Names of the PodDisruptionBudgets of this cluster.
     pub budgets: BTreeSet<String>,
@@ -147,7 +147,7 @@ pub struct Observed {
     pub recorded: BTreeSet<String>,
     /// StorageClasses by name: those of this cluster, and others with names that it requires.
     pub storage_classes: BTreeMap<String, StorageClass>,
-    /// What the servers reported last.
+    /// Last reports of the servers.
     pub reports: BTreeMap<String, Report>,
     /// Volumes that the driver has recorded, by instance, made or about to be made.
     pub recorded_volumes: BTreeMap<String, u32>,
@@ -164,26 +164,26 @@ pub struct Target {
     pub kind: &'static str,
     /// Its name.
     pub name: String,
-    /// Only the one with this UID; any where it is `None`.
+    /// UID of the only object that qualifies; any object does if `None`.
     pub uid: Option<String>,
 }
 
-/// A pod to be restarted.
+/// A pod to be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodDeletion {
     /// Its name.
     pub name: String,
     /// Its instance.
     pub instance: String,
-    /// Only this very pod.
+    /// UID; no other pod of the same name is deleted.
     pub uid: String,
     /// Why, for the Event.
     pub why: String,
-    /// Without waiting for a kubelet that is not there.
+    /// Whether to delete it without waiting for the kubelet, because that is not there.
     pub force: bool,
 }
 
-/// What ought to be.
+/// The desired state.
 #[derive(Clone, Debug, Default)]
 pub struct Desired {
     /// Objects to be applied, in this order.
@@ -192,46 +192,46 @@ pub struct Desired {
     pub remove: Vec<Target>,
     /// The pod to be restarted now; never more than one.
     pub restart: Option<PodDeletion>,
-    /// Places to be recorded, before anything else is done. The rest is decided again then.
+    /// Places to be recorded before anything else is done. After that, everything is decided again.
     pub moves: Vec<record::Move>,
-    /// Pods of epochs that are over.
+    /// Pods of earlier epochs to be deleted.
     pub end: Vec<PodDeletion>,
-    /// Keys to be taken out of the record of nodes, no matter which field manager set them.
+    /// Keys to be removed from the record of nodes, no matter which field manager set them.
     pub forget: Vec<String>,
     /// Instances with volumes that are to be destroyed.
     pub destroy_volumes: Vec<String>,
-    /// The credentials of volumes are to be removed, since these are destroyed.
+    /// Whether the credentials of volumes are to be removed, because the volumes are destroyed.
     pub forget_credentials: bool,
-    /// Nothing is left to see to: the finalizer can go.
+    /// Nothing is left to do, so the finalizer can be removed.
     pub release: bool,
-    /// The status, but for the transition times of its conditions.
+    /// The status, except for the transition times of its conditions.
     pub status: StorageClusterStatus,
-    /// When to look again.
+    /// When to reconcile again.
     pub again: Duration,
 }
 
-/// The cluster and everything that is known of it without asking further: what the parts of this module share.
+/// The cluster and everything that can be derived without further requests; shared by the parts of this module.
 #[derive(Debug)]
 pub struct View<'a> {
     /// The cluster.
     pub cluster: &'a StorageCluster,
     /// Its name.
     pub name: String,
-    /// How the operator was started.
+    /// The operator's settings.
     pub settings: &'a Settings,
-    /// What is.
+    /// The observed state.
     pub observed: &'a Observed,
-    /// What its status said before.
+    /// The previous status.
     pub before: StorageClusterStatus,
-    /// Every node, judged.
+    /// Verdicts on all nodes.
     pub verdicts: Vec<Verdict>,
-    /// Names of the instances that ought to be, and of those that ought to go and hold volumes still.
+    /// Names of the wanted instances, and of those that are to be removed but still hold volumes.
     pub instances: Vec<String>,
-    /// Those of `instances` that ought to go.
+    /// Those of `instances` that are to be removed.
     pub leaving: Vec<String>,
-    /// Where the instances are.
+    /// Nodes of the instances.
     pub seats: BTreeMap<String, Seat>,
-    /// Where the bundled target has namespaces, or is to have them, by instance and backend.
+    /// Locations of the bundled target's namespaces, present or future, by instance and backend.
     pub places: BTreeMap<(String, String), fabric::Place>,
 }
 
@@ -255,7 +255,7 @@ impl<'a> View<'a> {
         let mut seats = BTreeMap::new();
         let movable = spec.can_move();
         for instance in &instances {
-            // Where one that can move is says the record alone, which has its epoch, too.
+            // For an instance that can move, only the record counts, because the record also has its epoch.
             let found =
                 if movable { recorded_seat(instance, observed) } else { seat(instance, observed, &before) };
             if let Some(seat) = found {
@@ -269,54 +269,54 @@ impl<'a> View<'a> {
         Self { cluster, name, settings, observed, before, verdicts, instances, leaving, seats, places }
     }
 
-    /// Whether the cluster is to go.
+    /// Whether the cluster is being deleted.
     #[must_use]
     pub fn deleting(&self) -> bool {
         self.cluster.metadata.deletion_timestamp.is_some()
     }
 
-    /// What the status said of an instance before.
+    /// Returns the previous status of an instance.
     #[must_use]
     pub fn before(&self, instance: &str) -> Option<&InstanceStatus> {
         self.before.instances.iter().find(|i| i.name == instance)
     }
 
-    /// The node that an instance belongs to, where it exists.
+    /// Returns the node that an instance belongs to, if that node exists.
     #[must_use]
     pub fn node(&self, instance: &str) -> Option<&Node> {
         let seat = self.seats.get(instance)?;
         self.observed.nodes.iter().map(AsRef::as_ref).find(|n| n.metadata.name.as_deref() == Some(&seat.node))
     }
 
-    /// Whether another node can take the instances over.
+    /// Whether other nodes can take over the instances.
     #[must_use]
     pub fn movable(&self) -> bool {
         self.cluster.spec.can_move()
     }
 
-    /// Why unrequested takeovers pause, if they do. An administrator may override that.
+    /// Returns why unrequested takeovers pause, if they do. An administrator can override the pause.
     #[must_use]
     pub fn pause(&self) -> Option<Pause> {
         self.observed.pause.filter(|_| !self.overridden())
     }
 
-    /// Whether takeovers are not to pause.
+    /// Whether an administrator has overridden the pause of takeovers.
     #[must_use]
     pub fn overridden(&self) -> bool {
         self.cluster.annotations().get(names::ANNOTATION_TAKE_OVER_ANYWAY).is_some_and(|v| v == "true")
     }
 
-    /// The instance's epoch, never less than what was reported of it.
+    /// Returns the instance's epoch, never less than a reported one.
     #[must_use]
     pub fn epoch(&self, instance: &str) -> u64 {
         self.known_epoch(instance).max(1)
     }
 
-    /// As [`Self::epoch`], 0 where the instance was never placed.
+    /// As [`Self::epoch`], but 0 if the instance was never placed.
     #[must_use]
     pub fn known_epoch(&self, instance: &str) -> u64 {
         let reported = self.before(instance).filter(|b| !b.node.is_empty()).map_or(0, |b| b.epoch);
-        // One that has a directory beside its namespace now may have moved before.
+        // An instance that now has a directory beside its namespace may have moved before.
         if !self.cluster.spec.uses_fabric() {
             return reported;
         }
@@ -328,7 +328,7 @@ impl<'a> View<'a> {
         [Some(reported), made, recorded].into_iter().flatten().max().unwrap_or_default()
     }
 
-    /// The node that an instance was on last, whatever tells so.
+    /// Returns the last node of an instance, from any source.
     #[must_use]
     pub fn last_node(&self, instance: &str) -> Option<String> {
         let set = self.observed.stateful_sets.get(instance);
@@ -337,7 +337,7 @@ impl<'a> View<'a> {
         annotated.or_else(|| self.before(instance).map(|b| b.node.clone())).filter(|n| !n.is_empty())
     }
 
-    /// The address that clients mount.
+    /// Returns the address that clients mount.
     #[must_use]
     pub fn address(&self, instance: &str) -> Option<String> {
         match fabric::own_address(self, instance) {
@@ -346,8 +346,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The address of the admin API: that of the node, or of the Service. That of a node that is away for a moment is
-    /// remembered.
+    /// Returns the address of the admin API, which is the node's or the Service's. If the node is away for a moment, returns
+    /// its last known address.
     #[must_use]
     pub fn node_address(&self, instance: &str) -> Option<String> {
         let found = if self.cluster.spec.network.host_network {
@@ -371,14 +371,14 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Image that servers ought to run.
+    /// Returns the image that servers must run.
     #[must_use]
     pub fn image(&self) -> &str {
         self.cluster.spec.image.as_deref().unwrap_or(&self.settings.image)
     }
 
-    /// Whether the driver has known for long enough that an instance is being removed: nothing that it began before can
-    /// still become a volume there.
+    /// Whether the driver has had enough time to see that an instance is being removed: no CreateVolume that began before
+    /// can still make a volume there.
     #[must_use]
     pub fn announced(&self, instance: &str) -> bool {
         let since = self.before(instance).and_then(|b| b.removing_since.as_ref());
@@ -386,19 +386,19 @@ impl<'a> View<'a> {
         known.is_some_and(|known| known >= self.settings.announcement)
     }
 
-    /// Volumes of an instance, made or about to be made; `None` if that is unknown now.
+    /// Returns the number of an instance's volumes, made or about to be made; `None` if that is unknown now.
     #[must_use]
     pub fn volumes(&self, instance: &str) -> Option<u32> {
         let recorded = self.observed.recorded_volumes.get(instance).copied().unwrap_or_default();
         match self.observed.reports.get(instance) {
             Some(Report::Answered(report)) => Some(report.volumes.max(recorded)),
-            // What never served holds none, but for those that the driver is about to make.
+            // An instance that never served holds no volumes, except for those that the driver is about to make.
             _ if self.seats.get(instance).is_none_or(|s| !s.bound) => Some(recorded),
             _ => None,
         }
     }
 
-    /// Snapshots of an instance; 0 where it does not answer, and its volumes are unknown then.
+    /// Returns the number of an instance's snapshots; 0 if it does not respond, in which case its volumes are unknown.
     #[must_use]
     pub fn snapshots(&self, instance: &str) -> u32 {
         match self.observed.reports.get(instance) {
@@ -408,7 +408,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The ordinal in an instance's name.
+/// Returns the ordinal in an instance's name.
 #[must_use]
 pub fn ordinal(cluster: &str, instance: &str) -> Option<u32> {
     let digits = instance.strip_prefix(cluster)?.strip_prefix('-')?;
@@ -416,7 +416,7 @@ pub fn ordinal(cluster: &str, instance: &str) -> Option<u32> {
     (ordinal.to_string() == digits).then_some(ordinal)
 }
 
-/// An address of the node inside the cluster, IPv4 before IPv6.
+/// Returns an address of the node inside the cluster, preferring IPv4 over IPv6.
 #[must_use]
 pub fn internal_ip(node: &Node) -> Option<String> {
     let addresses = node.status.as_ref()?.addresses.as_ref()?;
@@ -427,12 +427,12 @@ pub fn internal_ip(node: &Node) -> Option<String> {
 }
 
 fn recorded_seat(instance: &str, observed: &Observed) -> Option<Seat> {
-    // A node without an epoch is of the time when it could not move.
+    // A node without an epoch was recorded when the instance could not move.
     observed.record.epochs.get(instance)?;
     observed.bound.get(instance).map(|node| Seat { node: node.clone(), bound: true })
 }
 
-/// Where the bundled target has namespaces: recorded, or, if the record was lost, from the status.
+/// Returns the locations of the bundled target's namespaces from the record or, if that was lost, from the status.
 fn known_places(
     observed: &Observed,
     before: &StorageClusterStatus,
@@ -447,7 +447,7 @@ fn known_places(
 }
 
 fn seat(instance: &str, observed: &Observed, before: &StorageClusterStatus) -> Option<Seat> {
-    // The record is written before an instance is called ready, so it is right where the others differ.
+    // The record is written before an instance is reported as ready, so it takes precedence over the other sources.
     if let Some(node) = observed.bound.get(instance) {
         return Some(Seat { node: node.clone(), bound: true });
     }
@@ -457,7 +457,7 @@ fn seat(instance: &str, observed: &Observed, before: &StorageClusterStatus) -> O
         .and_then(|s| s.metadata.annotations.as_ref()?.get(names::ANNOTATION_NODE).cloned());
     let known = before.instances.iter().find(|i| i.name == instance);
     let node = annotated.or_else(|| known.map(|k| k.node.clone())).filter(|n| !n.is_empty())?;
-    // Two more ways to see that it has served: its pod does, or the status said so (the record was lost).
+    // Two further signs that it has served, if the record was lost: its pod is ready, or the status says so.
     let serves = observed.pods.get(instance).is_some_and(|pod| {
         status::pod_ready_since(pod).is_some()
             && pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(node.as_str())
@@ -466,7 +466,7 @@ fn seat(instance: &str, observed: &Observed, before: &StorageClusterStatus) -> O
     Some(Seat { node, bound: serves || served })
 }
 
-/// What speaks against nodes besides themselves.
+/// Returns the objections to nodes that do not follow from the Node and StorageNode objects.
 fn objections(cluster: &StorageCluster, observed: &Observed) -> Objections {
     let mut objections = Objections::new();
     let network = &cluster.spec.network;
@@ -488,8 +488,8 @@ fn objections(cluster: &StorageCluster, observed: &Observed) -> Objections {
     objections
 }
 
-/// Nodes on which the scheduler has found no room for a pod for a while. What is bound to one is not moved by that: its volumes are
-/// there.
+/// Returns nodes on which the scheduler has found no room for a pod for a while. This does not move a bound instance,
+/// because its volumes are on the node.
 fn unschedulable(cluster: &StorageCluster, observed: &Observed) -> Objections {
     let mut found = Objections::new();
     for (instance, pod) in &observed.pods {
@@ -510,7 +510,7 @@ fn unschedulable(cluster: &StorageCluster, observed: &Observed) -> Objections {
     found
 }
 
-/// The node that a pod was made for. Its StatefulSet may have another one by now.
+/// Returns the node that a pod was made for. Its StatefulSet may name another node by now.
 fn pinned_to(pod: &Pod) -> Option<&str> {
     let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
     let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;
@@ -519,7 +519,7 @@ fn pinned_to(pod: &Pod) -> Option<&str> {
     name.values.as_ref()?.first().map(String::as_str)
 }
 
-/// The server certificates that ought to be: instance and the address it is reached at.
+/// Returns the server certificates that must exist: instance and the address at which it is reached.
 #[must_use]
 pub fn certificates(
     cluster: &StorageCluster,
@@ -531,7 +531,7 @@ pub fn certificates(
     placed.filter_map(|i| Some((i.clone(), view.node_address(i)?.parse().ok()?))).collect()
 }
 
-/// What ought to be.
+/// Computes the desired state.
 #[must_use]
 pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observed) -> Desired {
     let view = View::new(cluster, settings, observed);
@@ -560,8 +560,8 @@ pub fn desired(cluster: &StorageCluster, settings: &Settings, observed: &Observe
     desired
 }
 
-/// The instances that can be removed now: beyond the number wanted, reported so in the status (so that the driver makes no
-/// new volumes there), and without volumes and snapshots.
+/// Returns the instances that can be removed now: they exceed the wanted number, the status has announced their removal (so
+/// the driver makes no new volumes there), and they hold no volumes or snapshots.
 fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
     let mut removing = Vec::new();
     let mut refusals = Vec::new();
@@ -590,7 +590,7 @@ fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
     removing
 }
 
-/// Waits a little where something is under way.
+/// Shortens the wait before the next reconciliation, because something is in progress.
 fn soon(desired: &mut Desired) {
     desired.again = desired.again.min(WAIT);
 }

@@ -1,4 +1,4 @@
-//! Instances with pools on fabrics: where they are recorded to be, when that changes, and which pods have to go for it.
+//! Instances with pools on fabrics: their recorded nodes, when these change, and which pods have to be deleted for that.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::limits::LEASE_QUIET;
 use crate::placement::{self, Reason, Seat, Verdict};
 use crate::takeover::{Decision, Kubelet, PodSign, Rule, Signs, Why, decide, is_lost};
 
-/// What the decision for an instance goes by, on the node that it is recorded on.
+/// Returns the signs by which an instance on its recorded node is judged.
 fn signs(view: &View<'_>, instance: &str, seat: &Seat) -> Signs {
     let node = find(view, &seat.node);
     let pod = view.observed.pods.get(instance);
-    // A pod of an earlier epoch is ending, and says nothing about the present one.
+    // A pod of an earlier epoch is ending, and says nothing about the current epoch.
     let present = pod.filter(|pod| !is_stale(view, instance, pod));
     Signs {
         now: view.observed.now,
@@ -38,7 +38,7 @@ fn signs(view: &View<'_>, instance: &str, seat: &Seat) -> Signs {
     }
 }
 
-/// Whether the bundled target offers what is the instance's, where anything is.
+/// Whether the bundled target exports all of the instance's namespaces. True if there are none.
 fn targets_are_ready(view: &View<'_>, instance: &str) -> bool {
     let mut places = view.observed.record.places.iter().filter(|((of, _), _)| of == instance);
     places.all(|(_, place)| {
@@ -60,14 +60,15 @@ fn rule(view: &View<'_>) -> Rule {
     Rule { enabled: takeover.enabled, after: takeover.after() }
 }
 
-/// Whether a pod is of another epoch than the instance's.
+/// Whether a pod's epoch differs from the instance's.
 #[must_use]
 pub fn is_stale(view: &View<'_>, instance: &str, pod: &Pod) -> bool {
     view.movable() && pod.annotations().get(ANNOTATION_EPOCH) != Some(&view.epoch(instance).to_string())
 }
 
-/// Where an instance could go: not where it was, nor where a renewal was missed, nor where another instance is. A spare in the
-/// same rack may have died with the node, and Kubernetes calls it ready for half a minute more.
+/// Returns the nodes to which an instance can move: not its previous node, nor one that has missed a renewal, nor one that
+/// has another instance. A spare in the same rack may have died with the node, and Kubernetes reports it as ready for
+/// another half minute.
 fn candidates(view: &View<'_>, from: Option<&str>, wanted: Option<&str>) -> Vec<Verdict> {
     let quiet = |node: &str| view.observed.silences.get(node).is_some_and(|silent| *silent >= LEASE_QUIET);
     let named = |v: &Verdict| wanted.is_none_or(|w| w == v.node);
@@ -90,8 +91,9 @@ fn choose(
     given.get(instance).map(|seat| seat.node.clone())
 }
 
-/// What identifies an instance to its target from its next epoch on. An instance that was known by names alone stays so if an
-/// array has to allow it: the array's administrator has allowed that host. The bundled target allows both.
+/// Returns the identity that an instance presents to its target from its next epoch on. An instance that is identified by
+/// names alone stays so if it uses an array, because the array's administrator has allowed that host. The bundled target
+/// allows both.
 fn owner(view: &View<'_>, instance: &str, node: &str) -> Option<Owner> {
     let fabrics = || view.cluster.spec.backends.iter().filter(|b| b.is_on_fabric());
     let fresh = view.known_epoch(instance) == 0;
@@ -104,7 +106,7 @@ fn owner(view: &View<'_>, instance: &str, node: &str) -> Option<Owner> {
     Some(Owner { cluster_uid, machine_id: target::machine_id(view, node) })
 }
 
-/// Finds the places to be recorded and the pods to be ended.
+/// Finds the places to be recorded and the pods to be deleted.
 pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     if !view.movable() {
         return record_places(view, desired);
@@ -118,10 +120,10 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
         }
         let (places, unrecorded) = places(view, instance);
         match view.seats.get(instance) {
-            // It is being removed, and its record has gone already.
+            // The instance is being removed, and its record has been removed already.
             None if view.leaving.contains(instance) => {}
             None => {
-                // Where it was last, if that is known: the record was lost then, and its epoch is not the first.
+                // Its last node, if that is known: then the record was lost, and the epoch is not the first.
                 let known = view.last_node(instance);
                 let found = candidates(view, None, None);
                 let back = known.filter(|k| found.iter().any(|v| v.node == *k && v.fits()));
@@ -136,7 +138,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
                     owner: owner(view, instance, &node),
                     instance: instance.clone(),
                     node,
-                    // On which node the last epoch was is not certain, so that a new one begins.
+                    // It is not certain which node had the last epoch, so a new one begins.
                     epoch: before + 1,
                     places,
                     moved: None,
@@ -160,7 +162,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     }
 }
 
-/// An instance's places on the bundled target, and whether some of them are not recorded.
+/// Returns an instance's locations on the bundled target, and whether some of them are not recorded.
 fn places(view: &View<'_>, instance: &str) -> (BTreeMap<String, fabric::Place>, bool) {
     let backends = view.cluster.spec.backends.iter();
     let places: BTreeMap<_, _> =
@@ -171,7 +173,7 @@ fn places(view: &View<'_>, instance: &str) -> (BTreeMap<String, fabric::Place>, 
     (places, unrecorded)
 }
 
-/// Instances that cannot move, because of a directory, can have a namespace of the bundled target, too.
+/// Instances that cannot move because they use a directory can still have namespaces of the bundled target.
 fn record_places(view: &View<'_>, desired: &mut Desired) {
     for instance in &view.instances {
         let (places, unrecorded) = places(view, instance);
@@ -206,7 +208,7 @@ fn next(
         }
         Decision::Move { why, since } => (why, since),
     };
-    // Planned moves: one after another, while the others serve.
+    // Planned moves are made one after another, while the other instances serve.
     if why.is_planned() {
         let others = view.instances.iter().filter(|i| *i != instance);
         let busy = others.clone().find(|i| {
@@ -223,7 +225,8 @@ fn next(
     let wanted = view.observed.pods.get(instance).and_then(asked).filter(|_| why == Why::Asked);
     let wanted = wanted.filter(|w| find(view, w).is_some());
     let found = candidates(view, Some(&seat.node), wanted);
-    // Those that are known to live come first; another one has to prove it before anything is recorded.
+    // Nodes that are known to be alive are preferred. Any other node must prove that it is alive before anything is
+    // recorded.
     let known: Vec<Verdict> =
         found.iter().filter(|v| view.observed.silences.contains_key(&v.node)).cloned().collect();
     let chosen = choose(view, instance, seats, &known).or_else(|| choose(view, instance, seats, &found));
@@ -261,8 +264,8 @@ fn explain(seats: &BTreeMap<String, Seat>, candidates: &[Verdict]) -> String {
     format!("no node fits: {}", placement::explain(candidates, seats))
 }
 
-/// The pod of an earlier epoch: asked to end, or taken out of the books if no kubelet is there that could end it. What it may
-/// still run is fenced off by the new one's reservation. Only once the new pod would be of the new epoch.
+/// Ends the pod of an earlier epoch: deletes it, or force-deletes it if no kubelet is there that can end it. The new pod's
+/// reservation fences off anything that the old one still runs. Does so only once the new pod would have the new epoch.
 fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
     let Some(pod) = view.observed.pods.get(instance).filter(|pod| is_stale(view, instance, pod)) else {
         return;
@@ -286,13 +289,13 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
         no_room: false,
         paused: false,
     };
-    // A pod that no node has taken runs nowhere.
-    // If the node was not looked at since, what was found when it was left.
+    // A pod that was not bound to a node runs nowhere.
+    // If the node has not been observed since the move, the recorded reason for the move applies.
     let found_lost = view.observed.record.moved.get(instance).is_some_and(|moved| {
         moved.from == node && [Why::NodeLost, Why::NodeGone].iter().any(|why| why.as_str() == moved.why)
     });
-    // While takeovers pause a silent node is most likely alive: its pod is asked to end, not taken out of the books, but for one
-    // that was left before for being lost.
+    // While takeovers pause, a silent node is most likely alive: its pod is deleted, but not force-deleted, unless the
+    // instance left that node because it was lost.
     let believed = view.pause().is_none() || found_lost || signs.kubelet == Kubelet::OutOfService;
     let lost =
         node.is_empty() || believed && is_lost(&signs, rule(view).after) || silent.is_none() && found_lost;

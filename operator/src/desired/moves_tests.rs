@@ -1,4 +1,4 @@
-//! Instances with pools on fabrics, as the operator moves them: with the fixtures of the other tests.
+//! Moves of instances with pools on fabrics, with the fixtures of the other tests.
 
 use super::*;
 use crate::desired::record::{self, Record};
@@ -27,7 +27,7 @@ pub(super) fn fabric_cluster(more: Value) -> StorageCluster {
     cluster(spec)
 }
 
-/// What the API server makes of moves: one write, then all is looked at again.
+/// Applies moves as the API server would: in one write, after which everything is evaluated again.
 pub(super) fn write_moves(observed: &mut Observed, moves: &[record::Move]) {
     let mut data: BTreeMap<String, String> = BTreeMap::new();
     for one in moves {
@@ -43,7 +43,7 @@ pub(super) fn write_moves(observed: &mut Observed, moves: &[record::Move]) {
     observed.bound.extend(data.into_iter().filter(|(i, _)| ordinal("a", i).is_some()));
 }
 
-/// As [`settle`], with moves; pods of epochs that are over go as the operator asks.
+/// As [`settle`], with moves; pods of earlier epochs are deleted when the operator requests it.
 pub(super) fn see_through(cluster: &mut StorageCluster, observed: &mut Observed) {
     for _ in 0..8 {
         let found = desired(cluster, &settings(), observed);
@@ -64,7 +64,7 @@ pub(super) fn settle_fabric(cluster: &mut StorageCluster, observed: &mut Observe
     let bound = observed.bound.clone();
     let recorded = observed.recorded.clone();
     settle(cluster, observed, 1000);
-    // The record of the fixtures is what the operator applies; moves have written the rest.
+    // The fixtures' record holds what the operator applies. Moves have written the rest.
     observed.bound.extend(bound);
     observed.recorded.extend(recorded);
 }
@@ -125,7 +125,7 @@ fn a_place_is_recorded_before_anything_is_made() {
             "PodDisruptionBudget a-servers"
         ]
     );
-    // What moves write is not applied otherwise: an operator that was stopped would put back what is over.
+    // Keys that moves write are not applied in any other way: an operator that was suspended would restore outdated values.
     assert_eq!(then.objects[0]["data"], json!({}));
     assert!(then.forget.is_empty(), "{:?}", then.forget);
 }
@@ -198,7 +198,8 @@ fn a_node_that_is_lost_is_left_in_the_next_epoch() {
     let [step] = lost.moves.as_slice() else { panic!("{:?}", lost.moves) };
     assert_eq!((step.instance.as_str(), step.node.as_str(), step.epoch), ("a-0", "n3", 2));
     assert_eq!(step.moved.as_ref().map(|m| m.why.as_str()), Some("NodeLost"));
-    // An operator that dies before the write has done nothing; after the write, the next operator continues from there.
+    // An operator that dies before the write has done nothing. If it dies after the write, the next operator continues from
+    // there.
     write_moves(&mut observed, &lost.moves);
     let applied = desired(&cluster, &settings(), &observed);
     assert!(applied.moves.is_empty());
@@ -245,7 +246,7 @@ fn if_no_node_is_left_it_is_reported_and_nothing_is_ended() {
         found.status.instances[0]
     );
     assert_eq!(condition(&found, "TakeoverReady").reason, "NoSpareNode");
-    // A node that is silent itself takes nothing over.
+    // A node that is itself silent does not take over anything.
     let (cluster, mut observed) = fabric_running(json!({}));
     silence(&mut observed, "n1", 60);
     silence(&mut observed, "n3", 60);
@@ -321,7 +322,7 @@ fn a_record_that_was_lost_is_recreated_with_a_later_epoch() {
     let reported: Vec<_> =
         found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str(), m.epoch)).collect();
     assert_eq!(reported, [("a-0", "n3", 3), ("a-1", "n2", 2)]);
-    // An old record comes back from a backup: the epoch does not go down.
+    // An old record is restored from a backup: the epoch does not go down.
     observed.record.epochs.insert("a-0".to_owned(), 1);
     observed.bound.insert("a-0".to_owned(), "n1".to_owned());
     assert_eq!(desired(&cluster, &settings(), &observed).status.instances[0].epoch, 2);
@@ -414,9 +415,9 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     assert_eq!(pool["nqn"], subsystem["nqn"]);
     assert_eq!(pool["namespace"].as_str().and_then(|n| n.strip_prefix("uuid:")), namespace["uuid"].as_str());
     assert_eq!(pool["paths"][0].as_str(), Some("tcp://10.0.0.3:4420"));
-    // Never changes: hosts tell namespaces by it, and pools lie there.
+    // The UUID never changes: hosts identify namespaces by it, and pools are stored on them.
     assert_eq!(namespace["uuid"].as_str(), Some("2dcd4991-7303-50bf-ac87-e5d3102e5248"));
-    // What is unknown for a moment is not taken away.
+    // Namespaces with a temporarily unknown state are not removed.
     let n3 = observed.nodes.pop().expect("n3");
     let without = desired(&cluster, &settings(), &observed);
     assert!(
@@ -426,7 +427,7 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
     );
     assert!(without.remove.is_empty(), "{:?}", without.remove);
     observed.nodes.push(n3);
-    // Its node goes silent, and gets no other data.
+    // The node of the target becomes silent: the namespaces keep their places.
     silence(&mut observed, "n3", 60);
     let step = desired(&cluster, &settings(), &observed);
     assert!(
@@ -479,7 +480,7 @@ fn a_target_is_emptied_before_it_goes() {
     );
     assert!(!removed(&ending).iter().any(|r| r.contains("-target-")), "{:?}", removed(&ending));
     settle(&mut cluster, &mut observed, 1);
-    // The other one's node is not there: it cannot be emptied.
+    // The node of the other target is away, so that target cannot be emptied.
     observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n2"));
     let then = desired(&cluster, &settings(), &observed);
     assert_eq!(

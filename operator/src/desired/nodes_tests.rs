@@ -1,5 +1,4 @@
-//! Nodes as placement and takeovers see them: what they lack, which instances leave them, which hosts the bundled target
-//! allows.
+//! Nodes in placement and takeovers: what they lack, which instances leave them, which hosts the bundled target allows.
 
 use super::moves_tests::{fabric_cluster, fabric_running, node_with, target_cluster, target_file};
 use super::*;
@@ -14,7 +13,7 @@ fn storage_node(name: &str, nvme_tcp: Fact, nvme_rdma: Fact) -> Arc<StorageNode>
     Arc::new(node)
 }
 
-/// The fixtures' paths are one over TCP and one over RDMA.
+/// The fixtures have one path over TCP and one over RDMA.
 #[test]
 fn a_spare_without_the_modules_for_the_paths_is_none() {
     let (cluster, mut observed) = fabric_running(json!({}));
@@ -25,7 +24,7 @@ fn a_spare_without_the_modules_for_the_paths_is_none() {
     let reported = found.status.nodes.iter().find(|n| n.name == "n3").expect("n3");
     assert_eq!((reported.fits, reported.reason.as_str()), (false, "FabricMissing"));
     assert!(reported.message.contains("modprobe"), "{}", reported.message);
-    // One way of two is enough, and what is unknown speaks against nothing.
+    // One usable path of two is enough, and an unknown fact is no objection.
     for (tcp, rdma) in [(Fact::Yes, Fact::No), (Fact::Unknown, Fact::No), (Fact::No, Fact::Yes)] {
         observed.storage_nodes = vec![storage_node("n3", tcp, rdma)];
         assert_eq!(
@@ -80,7 +79,7 @@ fn a_node_that_is_too_small_is_no_place_for_a_server() {
     }
 }
 
-/// The scheduler's verdict counts, too, as long as nothing binds the instance to its node.
+/// The scheduler's verdict counts, too, as long as the instance is not bound to its node.
 #[test]
 fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
     let mut cluster = cluster(json!({ "instances": 1 }));
@@ -112,7 +111,7 @@ fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
     assert!(reported.message.contains("Insufficient cpu"), "{reported:?}");
 }
 
-/// Only the present node's refusal is seen: those before must not be tried again until all others have been.
+/// Only the current node's rejection is visible: the earlier nodes must not be retried until all others have been tried.
 #[test]
 fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
     let mut cluster = cluster(json!({ "instances": 1 }));
@@ -120,7 +119,7 @@ fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
     let mut tried = Vec::new();
     for _ in 0..5 {
         settle(&mut cluster, &mut observed, 1000);
-        // The new pod finds no room either.
+        // There is no room for the new pod either.
         let mut pod = serde_json::to_value(&observed.pods["a-0"]).expect("JSON");
         let since = now() - k8s_openapi::jiff::SignedDuration::from_secs(300);
         pod["status"] = json!({ "conditions": [{ "type": "PodScheduled", "status": "False",
@@ -136,10 +135,11 @@ fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
             tried.push(node);
             continue;
         }
-        // The StatefulSet is for another node now, and the pod of the one before is still there: that is no refusal of the new node.
+        // The StatefulSet already names another node, and the pod for the previous node still exists: that does not count as
+        // a rejection of the new node.
         let again = desired(&cluster, &settings(), &observed);
         assert_eq!(again.status.instances[0].node, node, "it stays there for a try");
-        // The pod is made again.
+        // The pod is recreated.
         observed.pods.remove("a-0");
     }
     assert_eq!(tried, ["n1", "n2", "n3"]);
@@ -151,7 +151,7 @@ fn the_bundled_target_always_allows_the_instances_own_node() {
     let mut observed = observed();
     observed.nodes.extend((0..300).map(|n| node(&format!("a{n:03}"), "10.1.0.1")));
     moves_tests::see_through(&mut cluster, &mut observed);
-    // A node with a name that sorts behind 256 others is the instance's.
+    // The instance's node has a name that sorts behind 256 others.
     let own = "n3".to_owned();
     observed.bound.insert("a-0".to_owned(), own.clone());
     let found = desired(&cluster, &settings(), &observed);
@@ -170,7 +170,7 @@ fn the_bundled_target_always_allows_the_instances_own_node() {
     let hosts = mine.expect("its subsystem")["hosts"].as_array().expect("hosts").clone();
     assert!(hosts.len() <= 256);
     assert!(hosts.iter().any(|h| h.as_str() == Some(wanted.as_str())), "{} hosts, not its own", hosts.len());
-    // Nor does one node more or less roll the target's pod.
+    // Adding or removing a node does not roll the target's pod either.
     let text = |found: &Desired| target_file(found, &place).0["spec"]["template"].to_string();
     let before = text(&found);
     observed.nodes.push(node("a999", "10.1.0.9"));
@@ -198,7 +198,7 @@ fn the_reason_for_a_missing_pod_is_reported() {
     assert!(reported.message.contains("violates PodSecurity"), "{}", reported.message);
 }
 
-/// A dead server of one cluster does not keep the healthy ones of another from being drained.
+/// A dead server of one cluster does not block the drain of healthy servers of another.
 #[test]
 fn every_cluster_has_a_disruption_budget_of_its_own() {
     let (cluster, mut observed) = fabric_running(json!({}));
@@ -240,7 +240,7 @@ fn what_a_server_may_cache_and_how_it_reads_is_configured() {
     assert_eq!(file["pool"][0]["nvmeof"]["write_through"].as_bool(), Some(false));
 }
 
-/// What has no request is the first to be evicted.
+/// A pod without requests is evicted first.
 #[test]
 fn servers_and_targets_ask_for_what_they_need() {
     let mut cluster = target_cluster();

@@ -15,39 +15,39 @@ pub use self::server::revision;
 pub use self::storage_class::is_ours;
 use super::{Desired, Report, Target, View, budgets, record, target};
 
-/// Annotation on every object that is applied: hash of the manifest, so that what is as it ought to be is left alone.
+/// Annotation on every applied object: hash of the manifest, so that an object that is up to date is left alone.
 pub const ANNOTATION_APPLIED: &str = "storage.forebay.io/applied";
-/// Annotation on a pod's template, and so on its pod: hash of the template. A pod with another one is out of date.
+/// Annotation on a pod template, and so on its pod: hash of the template. A pod with a different hash is out of date.
 pub const ANNOTATION_REVISION: &str = "storage.forebay.io/revision";
-/// Annotation on a pod's template: hash of the server's configuration, so that a change restarts it.
+/// Annotation on a pod template: hash of the server's configuration, so that a change restarts the server.
 pub const ANNOTATION_CONFIGURATION: &str = "storage.forebay.io/configuration";
 /// Field manager of everything the operator applies.
 pub const FIELD_MANAGER: &str = "forebay-operator";
-/// Service account of the servers, of the chart.
+/// Service account of the servers, created by the chart.
 pub const SERVER_ACCOUNT: &str = "forebay-server";
-/// Keys of the ConfigMap of an instance.
+/// Key of the configuration in an instance's ConfigMap.
 pub const CONFIGURATION_KEY: &str = "server.toml";
 /// Capabilities of a server (docs/reference/server.md says what each is for).
 pub const CAPABILITIES: [&str; 6] =
     ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_ADMIN"];
-/// What a server needs beside them to have an address of its own.
+/// Further capabilities of a server that has an address of its own.
 pub const CAPABILITIES_ADDRESS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
-/// What a server needs beside them to have memory registered with RDMA devices beyond the limit for locked memory.
+/// Further capability of a server that registers memory with RDMA devices beyond the limit for locked memory.
 pub const CAPABILITY_RDMA: &str = "IPC_LOCK";
-/// Annotation on the pod's template of an instance that can move: its epoch.
+/// Annotation on the pod template of an instance that can move: its epoch.
 pub const ANNOTATION_EPOCH: &str = "storage.forebay.io/epoch";
 const POOLS_SUFFIX: &str = ".pools";
 
 pub use forebay_api::names::placement_record;
 
-/// Name of the ConfigMap with an instance's configuration.
+/// Returns the name of the ConfigMap with an instance's configuration.
 #[must_use]
 pub fn configuration_map(instance: &str) -> String {
     format!("{instance}-config")
 }
 
-/// The same for the instance's present epoch. That of an earlier one stays as it was for the pod that has it: a server
-/// that is started again with it is the older one, and steps back.
+/// Returns the same for the instance's current epoch. The ConfigMap of an earlier epoch stays unchanged for the pod that
+/// uses it: a server that restarts with it is the older one, and steps back.
 #[must_use]
 pub fn configuration_of(view: &View<'_>, instance: &str) -> String {
     if view.movable() {
@@ -56,21 +56,21 @@ pub fn configuration_of(view: &View<'_>, instance: &str) -> String {
     configuration_map(instance)
 }
 
-/// Every port that an instance listens on.
+/// Returns every port on which an instance listens.
 #[must_use]
 pub fn ports(network: &Network) -> Vec<u16> {
     let p = &network.ports;
     vec![p.smb, p.smb_direct, p.admin, p.metrics]
 }
 
-/// Hash of a manifest, in hexadecimal.
+/// Returns the hash of a manifest in hexadecimal.
 #[must_use]
 pub fn hash(value: &Value) -> String {
-    // Sixteen bytes tell any two manifests apart.
+    // Sixteen bytes suffice to distinguish any two manifests.
     Sha256::digest(value.to_string().as_bytes()).iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
-/// Labels of everything made for a cluster.
+/// Returns the labels of every object made for a cluster.
 #[must_use]
 pub fn labels(cluster: &str, instance: Option<&str>) -> Value {
     let mut labels = json!({
@@ -85,7 +85,7 @@ pub fn labels(cluster: &str, instance: Option<&str>) -> Value {
     labels
 }
 
-/// Everything that ought to be, and what ought not to be any more.
+/// Adds every wanted object, and removes those that are no longer wanted.
 pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
     let record = placement_record_object(view, removing, desired);
     desired.objects.push(record);
@@ -124,14 +124,14 @@ pub fn objects(view: &View<'_>, removing: &[String], desired: &mut Desired) {
     }
 }
 
-/// Key in the record that lists the pools of an instance that have been made, with blanks between their names.
-/// A pool that is not there any more is never made again: its disk is not mounted.
+/// Returns the key in the record that lists an instance's pools that have been made, separated by blanks. A pool that has
+/// disappeared is never made again: its disk is not mounted.
 #[must_use]
 pub fn pools_key(instance: &str) -> String {
     format!("{instance}{POOLS_SUFFIX}")
 }
 
-/// The pools that a record tells of, by instance.
+/// Returns the pools in a record, by instance.
 #[must_use]
 pub fn recorded_pools(record: &BTreeMap<String, String>) -> BTreeMap<String, BTreeSet<String>> {
     let pools = |text: &String| text.split_whitespace().map(str::to_owned).collect();
@@ -141,7 +141,7 @@ pub fn recorded_pools(record: &BTreeMap<String, String>) -> BTreeMap<String, BTr
         .collect()
 }
 
-/// Pools of an instance that have been made: recorded, or served now.
+/// Returns the pools of an instance that have been made, either recorded or currently served.
 #[must_use]
 pub fn made_pools(view: &View<'_>, instance: &str) -> BTreeSet<String> {
     let mut pools = view.observed.pools.get(instance).cloned().unwrap_or_default();
@@ -154,7 +154,7 @@ pub fn made_pools(view: &View<'_>, instance: &str) -> BTreeSet<String> {
 fn placement_record_object(view: &View<'_>, removing: &[String], desired: &mut Desired) -> Value {
     let mut data = serde_json::Map::new();
     for (instance, seat) in view.seats.iter().filter(|(i, seat)| seat.bound && !removing.contains(i)) {
-        // Written by moves where it can move.
+        // If the instance can move, moves write this key.
         if !view.movable() {
             data.insert(instance.clone(), seat.node.clone().into());
         }
@@ -163,7 +163,7 @@ fn placement_record_object(view: &View<'_>, removing: &[String], desired: &mut D
             data.insert(pools_key(instance), pools.into_iter().collect::<Vec<_>>().join(" ").into());
         }
     }
-    // What a person has written stays when the operator does not apply it any more, so it is taken out by name.
+    // Keys that a person has written remain when the operator stops applying them, so they are removed by name.
     let movable: BTreeSet<String> = if view.movable() {
         view.seats.keys().filter(|i| !removing.contains(i)).cloned().collect()
     } else {
@@ -178,7 +178,7 @@ fn placement_record_object(view: &View<'_>, removing: &[String], desired: &mut D
         "metadata": {
             "name": placement_record(&view.name),
             "namespace": view.settings.namespace,
-            // No owner: where volumes are retained it is needed to find them again.
+            // No owner: if volumes are retained, the record is needed to find them again.
             "labels": labels(&view.name, None),
         },
         "data": data,

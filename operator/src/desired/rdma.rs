@@ -1,8 +1,8 @@
-//! Whether an instance's pod is let at the RDMA devices of its node.
+//! Decides whether an instance's pod requests the RDMA devices of its node.
 //!
-//! The node plugin offers them as an extended resource. A pod that asks for what its node does not have is never started,
-//! and an instance runs nowhere else; so with `transport: Auto` a pod asks only where the node offers them, and goes on
-//! asking while it runs: a port that goes down is no reason to restart a server.
+//! The node plugin offers the devices as an extended resource. A pod that requests what its node does not have is never
+//! started, and an instance cannot run anywhere else. So with `transport: Auto` a pod requests them only if the node offers
+//! them, and keeps requesting them while it runs: a port that goes down is no reason to restart a server.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use super::{Report, View};
 use crate::limits::RDMA_WAIT;
 use crate::placement;
 
-/// Where the nodes of RDMA devices are, in a container as on its host.
+/// Directory of the RDMA device nodes, in a container as on its host.
 const DEVICE_NODES: &str = "/dev/infiniband/";
 
-/// Whether this node's kubelet gives RDMA devices to pods: it has a usable port, and the node plugin says so.
+/// Whether this node's kubelet allocates RDMA devices to pods: the node has a usable port, and the node plugin reports it.
 #[must_use]
 pub fn offered(node: &Node) -> bool {
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     allocatable.and_then(|a| amount(a.get(RESOURCE_RDMA)?)).is_some_and(|shares| shares >= 1.0)
 }
 
-/// Whether the instance's pod is to ask for the RDMA devices of its node.
+/// Whether the instance's pod must request the RDMA devices of its node.
 #[must_use]
 pub fn wanted(view: &View<'_>, instance: &str) -> bool {
     let network = &view.cluster.spec.network;
@@ -35,7 +35,7 @@ pub fn wanted(view: &View<'_>, instance: &str) -> bool {
     }
     match network.transport {
         Transport::TCP => false,
-        // A pod that waits says better what is missing than a server without RDMA.
+        // A pending pod shows more clearly what is missing than a server without RDMA does.
         Transport::RDMA => true,
         Transport::Auto => {
             kept(view, instance) || view.node(instance).is_some_and(|node| offered(node) && fits(view, node))
@@ -43,7 +43,7 @@ pub fn wanted(view: &View<'_>, instance: &str) -> bool {
     }
 }
 
-/// In what time, and why, a pod is to be recreated for the sake of its devices, which are allotted to it once and for all.
+/// Returns when and why a pod must be recreated to get other devices, because devices are allocated to a pod only once.
 #[must_use]
 pub fn other_devices(view: &View<'_>, instance: &str, pod: &Pod) -> Option<(Duration, String)> {
     if !pod.spec.as_ref().is_some_and(asks) {
@@ -60,15 +60,15 @@ pub fn other_devices(view: &View<'_>, instance: &str, pod: &Pod) -> Option<(Dura
     Some((Duration::ZERO, why))
 }
 
-/// Whether the kubelet cannot make the container because a device that was allotted to the pod is gone. It tries for ever:
-/// only another pod is allotted others.
+/// Whether the kubelet cannot create the container because a device that was allocated to the pod is gone. The kubelet
+/// retries indefinitely, because only a new pod is allocated other devices.
 fn lacks_one(pod: &Pod) -> bool {
     let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten());
     let mut waiting = statuses.filter_map(|c| c.state.as_ref()?.waiting.as_ref()?.message.as_deref());
     waiting.any(|why| why.contains(DEVICE_NODES))
 }
 
-/// A device that came after the pod's container was made and that the placement would have used.
+/// Returns a device that appeared after the pod's container was made and that the placement would have used.
 fn came_later(view: &View<'_>, instance: &str, pod: &Pod) -> Option<String> {
     if !view.node(instance).is_some_and(offered) {
         return None;
@@ -85,7 +85,7 @@ fn came_later(view: &View<'_>, instance: &str, pod: &Pod) -> Option<String> {
     report.later_rdma_devices.iter().find(|device| wanted(device)).cloned()
 }
 
-/// Whether one of the node's ports is what the placement wants.
+/// Whether one of the node's ports meets the placement's requirements.
 fn fits(view: &View<'_>, node: &Node) -> bool {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let storage = view.observed.storage_nodes.iter().find(|s| s.metadata.name.as_deref() == Some(name));
@@ -93,7 +93,7 @@ fn fits(view: &View<'_>, node: &Node) -> bool {
     placement::fitting_port(rdma, name, storage.map(AsRef::as_ref)).is_ok()
 }
 
-/// Whether the instance asks for them already, and does not wait for them in vain.
+/// Whether the instance already requests the devices, and is not stuck waiting for them.
 fn kept(view: &View<'_>, instance: &str) -> bool {
     let set = view.observed.stateful_sets.get(instance).and_then(|s| s.spec.as_ref());
     let asks = set.and_then(|s| s.template.spec.as_ref()).is_some_and(asks);
@@ -105,7 +105,7 @@ fn asks(pod: &PodSpec) -> bool {
     limits.into_iter().any(|limits| limits.contains_key(RESOURCE_RDMA))
 }
 
-/// Whether no node has taken the pod for so long that it is no hiccup of the node plugin.
+/// Whether the pod has been unschedulable for longer than a hiccup of the node plugin lasts.
 fn waits_in_vain(view: &View<'_>, pod: &Pod) -> bool {
     let scheduled = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     let refused = scheduled.filter(|c| c.type_ == "PodScheduled" && c.status == "False");

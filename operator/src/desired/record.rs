@@ -1,8 +1,8 @@
-//! The record of nodes: what of it says where instances that can move are, and in which epoch.
+//! The record of nodes: which of its keys hold the node and the epoch of instances that can move.
 //!
 //! Node and epoch of such an instance change together, in one write that fails if another client has written since
-//! (`resourceVersion`). So an operator that dies at any moment leaves either the old pair or the new one, never a node without
-//! its epoch; and an epoch never goes down. What the operator applies of the record otherwise does not touch these keys.
+//! (`resourceVersion`). So an operator that dies at any moment leaves either the old pair or the new one, never a node
+//! without its epoch, and an epoch never goes down. The operator's other changes to the record do not touch these keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,30 +19,30 @@ const ADOPTED: &str = ".adopt.";
 const OWNER: &str = ".owner";
 const NONE: &str = "-";
 
-/// What is recorded of instances that can move.
+/// The record of instances that can move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The record's version; `None` where there is no record.
+    /// The record's version; `None` if there is no record.
     pub version: Option<String>,
     /// Epochs, by instance.
     pub epochs: BTreeMap<String, u64>,
-    /// Where the bundled target has an instance's namespaces, by instance and backend.
+    /// Locations of the instances' namespaces on the bundled target, by instance and backend.
     pub places: BTreeMap<(String, String), Place>,
-    /// How an instance came to its node, where it moved.
+    /// The last move of an instance, if it has moved.
     pub moved: BTreeMap<String, Moved>,
-    /// What identifies an instance to its target, where that is more than its name and its node's.
+    /// What identifies an instance to its target, if that is more than its name and its node's name.
     pub owners: BTreeMap<String, Owner>,
     /// Keys of former owners that an instance may take a pool from, by instance and pool.
     pub adopted: BTreeMap<(String, String), String>,
 }
 
-/// What tells an instance from that of the same name in another Kubernetes cluster, and its node from another machine of the same name. It
-/// is part of what the instance's host is for a target, so it changes with the epoch only.
+/// Distinguishes an instance from one of the same name in another Kubernetes cluster, and its node from another machine of
+/// the same name. It is part of the instance's host identity at the target, so it changes only with the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// UID of the Kubernetes cluster: that of its namespace kube-system.
+    /// UID of the Kubernetes cluster, which is the UID of its namespace kube-system.
     pub cluster_uid: String,
-    /// The node's system UUID; empty where the kubelet tells none.
+    /// The node's system UUID; empty if the kubelet reports none.
     pub machine_id: String,
 }
 
@@ -64,9 +64,9 @@ impl Owner {
 pub struct Moved {
     /// In CamelCase, as [`crate::takeover::Why::as_str`].
     pub why: String,
-    /// Node that it came from.
+    /// The node that it left.
     pub from: String,
-    /// Since when the reason had been there.
+    /// When the reason arose.
     pub since: Timestamp,
     /// When it was decided.
     pub decided: Timestamp,
@@ -85,25 +85,26 @@ impl Moved {
     }
 }
 
-/// An instance's place that is to be recorded, before anything else is done for it.
+/// A place of an instance that must be recorded before anything else is done for the instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The instance.
     pub instance: String,
     /// Its node from now on.
     pub node: String,
-    /// Its epoch from now on. 0: it cannot move, and only its places are recorded.
+    /// Its epoch from now on. 0 if it cannot move, and only its places are recorded.
     pub epoch: u64,
-    /// Where the bundled target has its namespaces, by backend.
+    /// Locations of its namespaces on the bundled target, by backend.
     pub places: BTreeMap<String, Place>,
-    /// Why it moved; `None` where it is placed for the first time.
+    /// Why it moved; `None` if it is placed for the first time.
     pub moved: Option<Moved>,
-    /// What identifies it to its target in this epoch; `None` where its name and its node's suffice, or nothing of that changes.
+    /// What identifies it to its target in this epoch; `None` if its name and its node's name suffice, or the identity does
+    /// not change.
     pub owner: Option<Owner>,
 }
 
 impl Move {
-    /// What is written.
+    /// Returns the keys and values to be written.
     #[must_use]
     pub fn data(&self) -> BTreeMap<String, String> {
         let instance = &self.instance;
@@ -121,7 +122,7 @@ impl Move {
     }
 }
 
-/// What a record says, and its version.
+/// Parses a record and its version.
 #[must_use]
 pub fn read(version: Option<String>, data: &BTreeMap<String, String>) -> Record {
     let mut record = Record { version, ..Record::default() };
@@ -142,13 +143,13 @@ pub fn read(version: Option<String>, data: &BTreeMap<String, String>) -> Record 
     record
 }
 
-/// Whether a key outlives the instance: an instance of that name finds its pools again, and an epoch never goes down.
+/// Whether a key outlives the instance, so that an instance of that name finds its pools again and an epoch never goes down.
 #[must_use]
 pub fn is_kept(key: &str) -> bool {
     key.ends_with(EPOCH) || key.contains(PLACE) || key.contains(ADOPTED) || key.ends_with(OWNER)
 }
 
-/// Whether a key is written by moves only.
+/// Whether only moves write a key.
 #[must_use]
 pub fn is_of_moves(key: &str, movable: &BTreeSet<String>) -> bool {
     is_kept(key) || key.strip_suffix(MOVED).is_some_and(|i| movable.contains(i)) || movable.contains(key)

@@ -1,5 +1,5 @@
-//! Which pod is restarted next, for a new image or configuration or for an RDMA device that came later: one at a time, while
-//! all others serve.
+//! Selects the pod to restart next, for a new image or configuration or for an RDMA device that appeared later: one at a
+//! time, while all others serve.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::status::{Said, pod_ready_since};
 use super::{Desired, PodDeletion, Report, View, moves, rdma, soon};
 use crate::placement;
 
-/// Finds the pod to restart, and says how far the rollout is.
+/// Selects the pod to restart, and reports the progress of the rollout.
 pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &mut Said) {
     let staying: Vec<&String> =
         view.instances.iter().filter(|i| !removing.contains(i) && view.seats.contains_key(*i)).collect();
@@ -21,7 +21,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
     let mut current = 0;
     for instance in &staying {
         let Some(pod) = view.observed.pods.get(*instance) else { continue };
-        // That of another epoch is not restarted but ended.
+        // A pod of another epoch is not restarted but ended.
         if moves::is_stale(view, instance, pod) {
             continue;
         }
@@ -57,13 +57,13 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         return;
     }
     outdated.retain(|o| template_is_known(view.observed.stateful_sets.get(o.instance), &o.wanted));
-    // A pod that does not serve is restarted first: it loses nothing, and may be why the last rollout went wrong.
+    // A pod that does not serve is restarted first: nothing is lost, and it may be the reason why the last rollout failed.
     outdated.sort_by_key(|o| pod_ready_since(o.pod).is_some());
     let mut reasons = Vec::new();
     for Outdated { instance, pod, why, .. } in outdated {
         if let Some(node) = view.node(instance) {
-            // The old pod's node, not the seat's, decides whether the kubelet can end it; for bound instances they are
-            // the same. On a cordoned node it would not come back.
+            // The old pod's node, not the seat's, determines whether the kubelet can end the pod; for bound instances they
+            // are the same. On a cordoned node the pod would not come back.
             if view.seats.get(instance).is_some_and(|s| s.bound) {
                 if !placement::is_ready(node) {
                     reasons.push(format!("the node of {instance} is not ready"));
@@ -109,8 +109,8 @@ fn is_ending(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether the pod that would take the old one's place has the new template: the StatefulSet has it, and its controller
-/// has seen it.
+/// Whether the pod that would replace the old one has the new template: the StatefulSet has it, and its controller has
+/// observed it.
 #[must_use]
 pub(super) fn template_is_known(set: Option<&StatefulSet>, wanted: &str) -> bool {
     let Some(set) = set else { return false };
@@ -128,7 +128,7 @@ struct Blocked {
     wait: Option<Duration>,
 }
 
-/// Whether all instances but one serve, and have done so for long enough.
+/// Whether all instances but one serve, and have served for long enough.
 fn others_serve(view: &View<'_>, staying: &[&String], but: &str) -> Result<(), Blocked> {
     let least = i64::from(view.cluster.spec.upgrade.min_ready_seconds);
     for other in staying.iter().filter(|i| i.as_str() != but) {
@@ -143,7 +143,7 @@ fn others_serve(view: &View<'_>, staying: &[&String], but: &str) -> Result<(), B
         let ready_s = view.observed.now.duration_since(since).as_secs();
         if ready_s < least {
             let wait = Duration::from_secs(u64::try_from((least - ready_s).max(1)).unwrap_or(1));
-            // No number that counts: it would change the status every time.
+            // No elapsed seconds, which would change the status every time.
             let why = format!("{other} has been ready for less than {least} s");
             return Err(Blocked { why, wait: Some(wait) });
         }

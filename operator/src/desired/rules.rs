@@ -1,4 +1,4 @@
-//! What the schema and its CEL rules cannot say: contradictions that are reported in the condition `Valid`.
+//! Contradictions that the schema and its CEL rules cannot express; they are reported in the condition `Valid`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,24 +9,24 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::View;
 use super::objects::is_ours;
 
-/// Something that is wrong with a cluster's spec.
+/// A problem with a cluster's spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// In CamelCase.
+    /// The reason in CamelCase.
     pub reason: &'static str,
     /// What is wrong, and how to fix it.
     pub message: String,
-    /// Whether nothing is changed until it is fixed. Otherwise the rest is done.
+    /// Whether nothing is changed until it is fixed. Otherwise everything else is done.
     pub fatal: bool,
 }
 
-/// Most bytes of a parameter's value in a StorageClass.
+/// Maximum length of a parameter's value in a StorageClass, in bytes.
 const PARAMETER_MAX: usize = 4096;
-/// Names of parameters that the operator gives.
+/// Names of parameters that the operator sets.
 const OWN_PARAMETERS: [&str; 4] =
     [names::PARAMETER_CLUSTER, names::PARAMETER_CLUSTER_NAMESPACE, "backend", "protection"];
 
-/// Everything that is wrong.
+/// Returns everything that is wrong with the spec.
 #[must_use]
 pub fn problems(view: &View<'_>) -> Vec<Problem> {
     let mut found = Vec::new();
@@ -99,7 +99,7 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
     found
 }
 
-/// Objects of earlier versions may have times that lose data: they are not used.
+/// Objects of earlier versions may have timeouts that lose data; these are not used.
 fn times(view: &View<'_>) -> Option<String> {
     let takeover = &view.cluster.spec.takeover;
     if !view.movable() || !takeover.enabled {
@@ -128,7 +128,7 @@ fn times(view: &View<'_>) -> Option<String> {
     })
 }
 
-/// Whether it could be an image: `[host[:port]/]path[:tag][@digest]`.
+/// Whether the text can be an image reference: `[host[:port]/]path[:tag][@digest]`.
 fn image_reference(image: &str) -> Result<(), &'static str> {
     let (rest, digest) = image.split_once('@').map_or((image, None), |(r, d)| (r, Some(d)));
     if let Some(digest) = digest {
@@ -227,7 +227,7 @@ fn toleration(t: &k8s_openapi::api::core::v1::Toleration) -> Result<(), String> 
     Ok(())
 }
 
-/// Two pools in one another would count the same space twice.
+/// Two pools nested in one another would count the same space twice.
 fn directories(view: &View<'_>) -> Result<(), String> {
     let paths: Vec<(&str, &str)> = view
         .cluster
@@ -285,7 +285,7 @@ fn quantities(resources: &k8s_openapi::api::core::v1::ResourceRequirements) -> R
     Ok(())
 }
 
-/// The number that a quantity means.
+/// Returns the numeric value of a quantity.
 #[must_use]
 pub fn amount(quantity: &Quantity) -> Option<f64> {
     const UNITS: [(&str, f64); 15] = [

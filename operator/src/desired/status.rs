@@ -18,26 +18,26 @@ use crate::limits::{
 };
 use crate::placement::{self, Reason};
 
-/// What the other parts have to say for the conditions.
+/// Findings of the other parts, for the conditions and the instances' messages.
 #[derive(Debug, Default)]
 pub struct Said {
-    /// Something is waited for: look again soon.
+    /// Whether something is pending, so that the next reconciliation is soon.
     pub waits: bool,
     /// Why instances beyond the number wanted are not removed.
     pub scale_down: Option<String>,
-    /// How far a rollout is: reason and message.
+    /// Progress of a rollout: reason and message.
     pub rollout: Option<(&'static str, String)>,
-    /// Whether the cluster can go.
+    /// Whether the cluster can be deleted.
     pub deletable: Option<super::deletion::Verdict>,
-    /// By which policy it goes, where that is decided now.
+    /// The deletion policy, if it is decided now.
     pub deletion_policy: Option<DeletionPolicy>,
     /// Why an instance that could move has no node, by its name.
     pub homeless: BTreeMap<String, String>,
-    /// What else is to be said of an instance, by its name.
+    /// Further messages about instances, by name.
     pub notes: BTreeMap<String, String>,
 }
 
-/// Since when a pod has been ready; `None` where it is not, or is ending.
+/// Returns since when a pod has been ready; `None` if it is not ready, or is ending.
 #[must_use]
 pub fn pod_ready_since(pod: &Pod) -> Option<Timestamp> {
     if pod.metadata.deletion_timestamp.is_some() {
@@ -45,7 +45,7 @@ pub fn pod_ready_since(pod: &Pod) -> Option<Timestamp> {
     }
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions.iter().find(|c| c.type_ == "Ready" && c.status == "True")?;
-    // A kubelet always says when; where something else made the pod ready, it has been so for ever.
+    // A kubelet always sets the time. If another component made the pod ready, it counts as having always been ready.
     Some(ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |t| t.0))
 }
 
@@ -57,7 +57,8 @@ pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut
         soon(desired);
     }
     if instances.iter().any(|i| i.phase != InstancePhase::Ready) {
-        // What it waits for may be something that no watch tells of, such as a node that another cluster leaves.
+        // The instance may be waiting for something that no watch reports, such as another cluster's instance leaving a
+        // node.
         desired.again = desired.again.min(UNREADY_RESYNC);
     }
     let conditions = conditions(view, problems, said, &instances);
@@ -74,11 +75,11 @@ pub fn compose(view: &View<'_>, problems: &[Problem], said: &Said, desired: &mut
 
 fn nodes(view: &View<'_>) -> Vec<forebay_api::cluster::NodeVerdict> {
     let (unfit, fit): (Vec<_>, Vec<_>) = view.verdicts.iter().partition(|v| !v.fits());
-    // Those that fit are few or many: some are reported in any case, since takeovers look after them.
+    // There may be few or many fitting nodes. Some are always reported, because takeovers observe them.
     let (first, rest) = fit.split_at(fit.len().min(SPARES_OBSERVED_MAX + view.seats.len()));
     let all = first.iter().copied().chain(unfit).chain(rest.iter().copied());
     let mut chosen: Vec<_> = all.take(NODE_VERDICTS_MAX).map(placement::Verdict::status).collect();
-    // The instance stays and starts when the directory is there: moving it about would only hide what is missing.
+    // The instance stays and starts once the directory exists. Moving it to another node would only hide what is missing.
     for (instance, failure) in &view.observed.mount_failures {
         let lacks = failure.contains("hostPath type check failed");
         let seat = view.seats.get(instance).filter(|_| lacks);
@@ -116,7 +117,8 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
         phase = InstancePhase::Removing;
         message = if message.is_empty() { "it is being removed".to_owned() } else { message };
     }
-    // The phase was published before the operator read it, so every client that reads the status from now on sees it.
+    // The operator has read the phase back, so it was published before, and every client that reads the status from now on
+    // finds it.
     let reported = before.filter(|b| b.phase == InstancePhase::Removing && phase == InstancePhase::Removing);
     let removing_since =
         reported.map(|b| b.removing_since.clone().unwrap_or_else(|| Time(whole_seconds(view.observed.now))));
@@ -128,7 +130,7 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
         .parse::<std::net::IpAddr>()
         .map(|ip| std::net::SocketAddr::new(ip, ports.admin).to_string())
         .unwrap_or_default();
-    // What a server reported last is kept while it is away: its volumes and their space are still there.
+    // The server's last values are kept while it is away: its volumes and their space still exist.
     let kept = |of: fn(&ServerReport) -> i64, was: fn(&InstanceStatus) -> i64| {
         report.map(of).or_else(|| before.map(was)).unwrap_or_default()
     };
@@ -154,7 +156,7 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
     }
 }
 
-/// The pools as the server reports them; what it reported last while it is away.
+/// Returns the pools as the server reports them, or as it last reported them if it is away.
 fn pools(view: &View<'_>, name: &str, report: Option<&ServerReport>) -> Vec<PoolStatus> {
     let seat = view.seats.get(name);
     let one = |backend: &Backend| -> PoolStatus {
@@ -178,7 +180,7 @@ fn pools(view: &View<'_>, name: &str, report: Option<&ServerReport>) -> Vec<Pool
             }
             (Some(_), _) => pool.reservation = String::new(),
             (None, _) => {
-                // No server can be asked: what was known is kept but for what is of the moment.
+                // No report: the last known values are kept, except for volatile ones.
                 pool.paths_up = 0;
                 pool.ana_state = String::new();
                 pool.health =
@@ -191,7 +193,7 @@ fn pools(view: &View<'_>, name: &str, report: Option<&ServerReport>) -> Vec<Pool
     view.cluster.spec.backends.iter().map(one).collect()
 }
 
-/// How the instance came to its node, and how far it is.
+/// Returns how the instance moved to its node, and the progress of the move.
 fn takeover(view: &View<'_>, name: &str, phase: InstancePhase, pod: Option<&Pod>) -> Option<TakeoverStatus> {
     let moved = view.observed.record.moved.get(name).filter(|_| view.movable())?;
     let epoch = view.epoch(name);
@@ -211,7 +213,7 @@ fn takeover(view: &View<'_>, name: &str, phase: InstancePhase, pod: Option<&Pod>
     })
 }
 
-/// The second after, as the API server keeps times in whole ones.
+/// Rounds up to the next second, because the API server stores times in whole seconds.
 fn whole_seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second().saturating_add(1)).unwrap_or(at)
 }
@@ -247,7 +249,7 @@ fn phase(
         if let Some(failure) = view.observed.creation_failures.get(name) {
             return (NotReady, format!("its pod is refused: {failure}"));
         }
-        // For a bound instance an unfit node is reported, because that is why its pod may not come.
+        // An unfit node is reported for a bound instance, because it may be the reason why the pod is missing.
         let why = verdict.filter(|v| !v.fits()).map(|v| format!("{}: {}", seat.node, v.message));
         let message = why.unwrap_or_else(|| {
             view.observed.certificates.problem.clone().unwrap_or_else(|| "its pod is being made".to_owned())
@@ -301,7 +303,7 @@ fn phase(
     }
 }
 
-/// What keeps a pod from being ready, where it is more than time.
+/// Returns what keeps a pod from being ready, unless it only needs more time.
 fn trouble(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let unscheduled =
@@ -437,7 +439,7 @@ fn takeover_paused(view: &View<'_>) -> Condition {
     }
 }
 
-/// Whether an instance could go to another node now.
+/// Whether an instance could move to another node now.
 fn takeover_ready(view: &View<'_>) -> Condition {
     if !view.cluster.spec.takeover.enabled {
         return condition(
@@ -516,7 +518,7 @@ fn ready(problems: &[Problem], staying: &[&InstanceStatus]) -> Condition {
     condition("Ready", false, "InstancesNotReady", unready.join(" | "))
 }
 
-/// New conditions with the times of old ones that said the same.
+/// Returns the new conditions, with the transition times of old ones that have the same status.
 #[must_use]
 pub fn merge(old: &[Condition], new: Vec<Condition>, now: Timestamp) -> Vec<Condition> {
     new.into_iter()
@@ -551,7 +553,7 @@ fn summary(view: &View<'_>, instances: &[InstanceStatus]) -> ClusterSummary {
     }
 }
 
-/// Bytes in binary units, with one digit after the point below 10.
+/// Formats bytes in binary units, with one decimal digit below 10.
 #[must_use]
 pub fn bytes(count: i64) -> String {
     const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];

@@ -1,4 +1,4 @@
-//! The bundled target: on each node that holds namespaces a pod that offers them.
+//! The bundled target: one pod on each node that holds namespaces, which exports them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use super::objects::{ANNOTATION_CONFIGURATION, ANNOTATION_REVISION, hash, labels
 use super::{Desired, Target, View, fabric, internal_ip};
 use crate::placement::{self, Reason};
 
-/// Service account of the target's pods: that of the servers, which has no rights.
+/// Service account of the target's pods. It is the servers' account, which has no rights.
 use super::objects::SERVER_ACCOUNT;
 
 const CONFIGURATION: &str = "/etc/forebay/target";
@@ -34,7 +34,7 @@ struct File {
     subsystem: Vec<Subsystem>,
 }
 
-/// Several targets on a node know what is theirs by their names.
+/// The name, by which several targets on a node identify their own objects.
 #[derive(Serialize, Default)]
 struct Named {
     name: String,
@@ -73,13 +73,13 @@ struct Namespace {
     allow_volatile_cache: bool,
 }
 
-/// Name of what belongs to a cluster's target on a node. Nodes' names have dots and are long.
+/// Returns the name of the objects of a cluster's target on a node. Node names contain dots and are long.
 #[must_use]
 pub fn name(cluster: &str, node: &str) -> String {
     format!("{cluster}-target-{}", &hash(&json!(node))[..8])
 }
 
-/// Nodes that hold namespaces of this cluster.
+/// Returns the nodes that hold namespaces of this cluster.
 #[must_use]
 pub fn nodes(view: &View<'_>) -> BTreeSet<String> {
     let names: BTreeSet<&str> = view.cluster.spec.backends.iter().map(|b| b.name.as_str()).collect();
@@ -88,7 +88,8 @@ pub fn nodes(view: &View<'_>) -> BTreeSet<String> {
     mine.map(|(_, place)| place.node.clone()).collect()
 }
 
-/// Host NQNs that an instance may come with: of every node that it may run on, also of those that do not fit just now.
+/// Returns the host NQNs that an instance may use: those for every node that it may run on, including nodes that do not fit
+/// now.
 fn hosts(view: &View<'_>, instance: &str) -> Vec<String> {
     let never = |reason| {
         matches!(
@@ -103,12 +104,13 @@ fn hosts(view: &View<'_>, instance: &str) -> Vec<String> {
                 | Reason::TooSmall
         )
     };
-    // Its own first, then those that could take it over now: the list ends where a target could not take more.
+    // First its own node, then those that could take over now, because the list is truncated at the target's limit.
     let mut nodes: Vec<&placement::Verdict> = view.verdicts.iter().filter(|v| !never(v.reason)).collect();
     nodes.sort_by_key(|v| !v.fits());
     let own = view.seats.get(instance).map(|s| s.node.as_str());
     let others = nodes.iter().map(|v| v.node.as_str()).filter(|node| Some(*node) != own);
-    // By names alone an instance comes until it has moved once; and where it came from last, until its server there has ended.
+    // An instance is identified by names alone until it has moved once. The node that it left keeps that identity until its
+    // server there has ended.
     let owned = view.observed.record.owners.contains_key(instance);
     let from = view.observed.record.moved.get(instance).map(|moved| moved.from.as_str());
     let identities = |node: &str| {
@@ -120,12 +122,12 @@ fn hosts(view: &View<'_>, instance: &str) -> Vec<String> {
         full.into_iter().chain(plain).map(|host| host.nqn().as_str().to_owned()).collect::<Vec<_>>()
     };
     let mut hosts: Vec<String> = own.into_iter().chain(others).flat_map(identities).take(HOSTS_MAX).collect();
-    // In an order that does not change with what is ready.
+    // Sorted, so that the order does not depend on which nodes are ready.
     hosts.sort_unstable();
     hosts
 }
 
-/// The system UUID that a node's kubelet tells; empty where it tells none.
+/// Returns the system UUID that a node's kubelet reports; empty if it reports none.
 #[must_use]
 pub fn machine_id(view: &View<'_>, node: &str) -> String {
     let found = view.observed.nodes.iter().find(|n| n.metadata.name.as_deref() == Some(node));
@@ -133,8 +135,8 @@ pub fn machine_id(view: &View<'_>, node: &str) -> String {
     info.map(|info| info.system_uuid.clone()).unwrap_or_default()
 }
 
-/// The file of a node's target. Only what is recorded is offered: no other may come to hold it later. `None` if
-/// something of it is unknown just now: what is offered already must not be taken away for that.
+/// Returns the configuration file of a node's target. Only recorded namespaces are exported, so that no other node can hold
+/// them later. Returns `None` if part of it is unknown now, because existing exports must not be removed for that.
 fn file(view: &View<'_>, node: &str) -> Option<File> {
     let mut file = File { target: Named { name: name(&view.name, node) }, ..File::default() };
     for backend in &view.cluster.spec.backends {
@@ -180,7 +182,7 @@ fn metrics_port(view: &View<'_>) -> u16 {
     view.cluster.spec.backends.iter().find_map(|b| Some(b.target.as_ref()?.metrics_port)).unwrap_or(9447)
 }
 
-/// The objects of all targets, and what ought not to be any more.
+/// Adds the objects of all targets, and ends targets that are no longer wanted.
 pub fn objects(view: &View<'_>, desired: &mut Desired) {
     let nodes = nodes(view);
     for node in &nodes {
@@ -200,7 +202,7 @@ fn node_of(set: &StatefulSet) -> String {
     set.annotations().get(ANNOTATION_TARGET).cloned().unwrap_or_default()
 }
 
-/// Ends the targets of a cluster that goes: each takes away first what it offers. Whether all are gone.
+/// Ends the targets of a cluster that is being deleted; each target first removes its exports. Returns whether all are gone.
 pub fn tear_down(view: &View<'_>, desired: &mut Desired) -> bool {
     for (name, set) in &view.observed.target_sets {
         end(view, name, &node_of(set), set, desired);
@@ -213,7 +215,7 @@ fn end(view: &View<'_>, name: &str, node: &str, set: &StatefulSet, desired: &mut
     let lives = found.is_some_and(|n| placement::is_ready(n));
     let wanted = removing(view, node);
     let revision = &wanted["spec"]["template"]["metadata"]["annotations"][ANNOTATION_REVISION];
-    // Ready in this revision means that the kernel offers nothing any more.
+    // Ready in this revision means that the kernel no longer exports anything.
     let empty = view.observed.target_pods.iter().any(|pod| {
         pod.name_any() == format!("{name}-0")
             && pod.annotations().get(ANNOTATION_REVISION).map(String::as_str) == revision.as_str()
@@ -227,11 +229,11 @@ fn end(view: &View<'_>, name: &str, node: &str, set: &StatefulSet, desired: &mut
     desired.remove.push(Target { kind: "ConfigMap", name: name.to_owned(), uid: None });
 }
 
-/// Host NQNs at most.
+/// Maximum number of host NQNs.
 const HOSTS_MAX: usize = 256;
 const PROGRAM: &str = "/usr/local/bin/forebay-target";
 
-/// The ConfigMap and the StatefulSet of a target.
+/// Returns the ConfigMap and the StatefulSet of a target.
 fn offering(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
     let port = metrics_port(view);
     let found = view.observed.nodes.iter().find(|n| n.metadata.name.as_deref() == Some(node));
@@ -254,8 +256,9 @@ fn offering(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(view, node), "data": { (FILE): text },
     });
-    // A new pod reads its file at once; the kubelet takes a minute to change it under a pod that runs, which then follows it. That is
-    // soon enough for hosts: nodes come and go, and the target's pod is not to be restarted for each.
+    // A new pod reads its file immediately. For a running pod, the kubelet takes a minute to update the file, and the pod
+    // then applies it. That is soon enough for hosts: nodes are added and removed, and that must not restart the target's
+    // pod.
     for subsystem in &mut file.subsystem {
         subsystem.hosts.clear();
     }
@@ -263,8 +266,8 @@ fn offering(view: &View<'_>, node: &str, mut file: File) -> [Value; 2] {
     [map, stateful_set(view, node, &hash(&json!(lasting)), json!({ "containers": [container] }))]
 }
 
-/// The StatefulSet of a target that is to go, with the ConfigMap as it was: first everything is taken away, then the pod is
-/// ready.
+/// Returns the StatefulSet of a target to be removed, with an unchanged ConfigMap. An init container removes all exports,
+/// and only then does the pod become ready.
 fn removing(view: &View<'_>, node: &str) -> Value {
     let path = format!("{CONFIGURATION}/{FILE}");
     let remove = container(view, node, "remove", &[PROGRAM, "--config", &path, "remove"]);
@@ -279,13 +282,13 @@ fn metadata(view: &View<'_>, node: &str) -> Value {
     json!({
         "name": name,
         "namespace": view.settings.namespace,
-        // No owner, as with servers: their pools lie here.
+        // No owner, as for servers: their pools are stored here.
         "labels": labels,
         "annotations": { (ANNOTATION_TARGET): node },
     })
 }
 
-/// Directories of files on a node, by the names of their volumes.
+/// Returns the directories of a node's files, by the names of their volumes.
 fn folders(view: &View<'_>, node: &str) -> BTreeMap<String, String> {
     let targets = view.cluster.spec.backends.iter().filter_map(|b| b.target.as_ref());
     let of = |target: &TargetBackend| {
@@ -298,7 +301,7 @@ fn container(view: &View<'_>, node: &str, name: &str, command: &[&str]) -> Value
     let mut mounts = vec![
         json!({ "name": "config", "mountPath": CONFIGURATION, "readOnly": true }),
         json!({ "name": "dev", "mountPath": "/dev" }),
-        // It may be mounted on the node only when the module is loaded.
+        // The node may mount configfs only when the module is loaded.
         json!({ "name": "configfs", "mountPath": "/sys/kernel/config", "mountPropagation": "HostToContainer" }),
         json!({ "name": "modules", "mountPath": "/lib/modules", "readOnly": true }),
         json!({ "name": "state", "mountPath": "/var/lib/forebay-target" }),
@@ -315,7 +318,7 @@ fn container(view: &View<'_>, node: &str, name: &str, command: &[&str]) -> Value
         "command": command,
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        // The kernel's target is made by writing to configfs and by loading modules, from devices of the node.
+        // The kernel's target is configured by writing to configfs and by loading modules, and uses devices of the node.
         "securityContext": { "runAsUser": 0, "readOnlyRootFilesystem": true, "privileged": true },
     })
 }
@@ -347,7 +350,7 @@ fn stateful_set(view: &View<'_>, node: &str, configuration: &str, containers: Va
         "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
             { "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [node] }] },
         ] } } },
-        // It belongs to its node whatever becomes of that: what it offers is there and nowhere else.
+        // The pod belongs to its node regardless of the node's state: its namespaces exist there and nowhere else.
         "tolerations": [{ "operator": "Exists" }],
         "volumes": volumes,
     });
@@ -373,7 +376,7 @@ fn stateful_set(view: &View<'_>, node: &str, configuration: &str, containers: Va
         "spec": {
             "replicas": 1,
             "serviceName": name,
-            // What is offered is in the kernel and goes on without the pod.
+            // Exports are in the kernel and continue to work without the pod.
             "updateStrategy": { "type": "RollingUpdate" },
             "revisionHistoryLimit": 2,
             "selector": { "matchLabels": { "storage.forebay.io/target": name } },

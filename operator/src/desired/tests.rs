@@ -63,7 +63,7 @@ fn observed() -> Observed {
     }
 }
 
-/// Objects by kind and name.
+/// Returns the kinds and names of the objects.
 fn names_of(desired: &Desired) -> Vec<String> {
     desired
         .objects
@@ -91,8 +91,8 @@ fn condition<'d>(desired: &'d Desired, type_: &str) -> &'d Condition {
         .unwrap_or_else(|| panic!("no condition {type_}"))
 }
 
-/// What the API server, the StatefulSet controller and kubelets make of it: every object is there, every pod is ready
-/// since `ready_for_s`, every server answers.
+/// Simulates the API server, the StatefulSet controller and the kubelets: every object exists, every pod has been ready for
+/// `ready_for_s`, every server responds.
 fn settle(cluster: &mut StorageCluster, observed: &mut Observed, ready_for_s: i64) {
     let done = desired(cluster, &settings(), observed);
     for target in &done.remove {
@@ -182,7 +182,7 @@ fn pod(set: &Value, instance: &str, ready_for_s: i64) -> Pod {
     .expect("a Pod")
 }
 
-/// A cluster that runs, as the operator has seen it through.
+/// Returns a running cluster after the operator has settled it.
 fn running(spec: Value) -> (StorageCluster, Observed) {
     let mut cluster = cluster(spec);
     let mut observed = observed();
@@ -203,7 +203,7 @@ fn change(cluster: &mut StorageCluster, field: &str, value: Value) {
     cluster.spec = serde_json::from_value(spec).expect("a spec");
 }
 
-/// What is being removed is reported, and long enough goes by.
+/// The removal is in the status, and enough time passes.
 fn announce(cluster: &mut StorageCluster, observed: &mut Observed) {
     for _ in 0..2 {
         let found = desired(cluster, &settings(), observed);
@@ -260,7 +260,7 @@ fn a_new_cluster_gets_its_objects() {
     assert_eq!(pod["containers"][0]["image"], "forebay:1");
     assert_eq!(pod["terminationGracePeriodSeconds"], 90);
     assert_eq!(pod["volumes"][3]["hostPath"], json!({ "path": "/mnt/a", "type": "Directory" }));
-    // Nothing is owned: the garbage collector must not end servers that hold volumes.
+    // No object has an owner: the garbage collector must not end servers that hold volumes.
     for object in &found.objects {
         assert!(object["metadata"].get("ownerReferences").is_none());
     }
@@ -310,7 +310,7 @@ fn an_instance_is_bound_when_it_has_served_and_stays_whatever_becomes_of_its_nod
     assert!(status.message.contains("not part of the Kubernetes cluster"), "{}", status.message);
     assert_eq!(status.address, "10.0.0.1", "the address is remembered");
     assert!(found.remove.is_empty());
-    // The record of nodes lost, the status still says it: nothing moves.
+    // The record of nodes is lost, but the status still has the nodes: nothing moves.
     observed.bound.clear();
     observed.stateful_sets.clear();
     assert_eq!(desired(&cluster, &settings(), &observed).status.instances[0].node, "n1");
@@ -339,26 +339,26 @@ fn an_instance_that_never_served_goes_elsewhere() {
 fn a_rollout_restarts_one_pod_at_a_time_and_waits_for_the_others() {
     let (mut cluster, mut observed) = running(json!({ "instances": 3 }));
     change(&mut cluster, "image", json!("forebay:2"));
-    // First the StatefulSets get the new template; pods come next.
+    // The StatefulSets get the new template first, and the pods follow.
     assert_eq!(desired(&cluster, &settings(), &observed).restart, None);
     settle(&mut cluster, &mut observed, 1000);
     let found = desired(&cluster, &settings(), &observed);
     let restart = found.restart.clone().expect("a restart");
     assert_eq!((restart.name.as_str(), restart.uid.as_str()), ("a-0-0", "pod-a-0"));
     assert_eq!(condition(&found, "Progressing").reason, "RollingOut");
-    // While it ends, none.
+    // No restart while the pod ends.
     observed.pods.get_mut("a-0").expect("it is there").metadata.deletion_timestamp =
         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
     let ending = desired(&cluster, &settings(), &observed);
     assert_eq!((ending.restart, ending.status.instances[0].phase), (None, InstancePhase::Draining));
-    // Back, but not for long enough.
+    // The pod is back, but has not been ready for long enough.
     observed.pods.remove("a-0");
     settle(&mut cluster, &mut observed, 3);
     let waiting = desired(&cluster, &settings(), &observed);
     assert_eq!(waiting.restart, None);
     assert_eq!(condition(&waiting, "Progressing").reason, "WaitingForHealth");
     assert_eq!(waiting.again, Duration::from_secs(7));
-    // Long enough, but its server does not answer; then it does.
+    // Ready for long enough, but its server does not respond; then it does.
     observed.now += Duration::from_secs(60);
     let answer = observed.reports.insert("a-0".to_owned(), Report::Silent("refused".to_owned()));
     assert_eq!(desired(&cluster, &settings(), &observed).restart, None);
@@ -416,12 +416,12 @@ fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
     assert!(condition(&refused, "Progressing").message.contains("set spec.instances to 2"));
     assert!(refused.remove.is_empty());
     announce(&mut cluster, &mut observed);
-    // Empty, but the driver is about to make a volume there.
+    // The instance is empty, but the driver is about to make a volume there.
     volumes(&mut observed, "a-1", 0);
     observed.recorded_volumes.insert("a-1".to_owned(), 1);
     assert!(desired(&cluster, &settings(), &observed).remove.is_empty());
     observed.recorded_volumes.clear();
-    // It is unknown.
+    // The number of volumes is unknown.
     let answer = observed.reports.remove("a-1").expect("it answered");
     assert!(desired(&cluster, &settings(), &observed).remove.is_empty());
     observed.reports.insert("a-1".to_owned(), answer);
@@ -429,7 +429,7 @@ fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
         removed(&desired(&cluster, &settings(), &observed)),
         ["StatefulSet a-1", "ConfigMap a-1-config"]
     );
-    // The record goes first, and by name: what a person has put there is not the operator's to leave out.
+    // The record is removed first, and by name: the operator cannot drop keys of a person by omitting them.
     let removing = desired(&cluster, &settings(), &observed);
     assert_eq!(removing.forget, ["a-1", "a-1.pools"]);
     settle(&mut cluster, &mut observed, 1000);
@@ -456,7 +456,7 @@ fn an_empty_instance_is_announced_for_a_while_before_it_is_removed() {
     let waiting = desired(&cluster, &settings(), &observed);
     assert!(waiting.remove.is_empty(), "a CreateVolume may be on its way");
     assert_eq!(waiting.status, reported.status, "waiting changes nothing");
-    // Wanted again meanwhile: the next announcement begins again.
+    // The instance was wanted again in the meantime, so the next announcement starts over.
     change(&mut cluster, "instances", json!(2));
     assert_eq!(desired(&cluster, &settings(), &observed).status.instances[1].removing_since, None);
     change(&mut cluster, "instances", json!(1));
@@ -494,11 +494,11 @@ fn a_pool_that_was_made_is_never_made_again() {
     );
     assert_eq!(revisions(&first), revisions(&bound), "no restart for it");
     assert_eq!(bound.restart, None);
-    // Away, with its disk, and back without it.
+    // The instance is away with its disk, and comes back without it.
     seen.pods.remove("a-0");
     seen.reports.remove("a-0");
     assert_eq!(existing(&desired(&new, &settings(), &seen), 0), Some(true));
-    // Another backend is new there.
+    // A further backend is new on the instance.
     let backend = |name: &str| json!({ "name": name, "kind": "Directory", "directory": { "path": format!("/mnt/{name}") } });
     change(&mut new, "backends", json!([backend("main"), backend("more")]));
     let added = desired(&new, &settings(), &seen);
@@ -529,12 +529,12 @@ fn a_cluster_with_volumes_is_not_deleted_by_default() {
     assert_eq!(condition(&kept, "Deletable").reason, "VolumesExist");
     assert!(condition(&kept, "Deletable").message.contains("VolumeSnapshots"));
     snapshots(&mut observed, "a-0", 0);
-    // An instance that is away may hold some.
+    // An instance that is away may hold snapshots.
     observed.reports.remove("a-1");
     assert_eq!(condition(&desired(&cluster, &settings(), &observed), "Deletable").reason, "VolumesUnknown");
 }
 
-/// The status says that the servers go, and by which policy, before the first of them does.
+/// Checks that the status announces the removal of the servers, and its policy, before the first server is removed.
 fn decide(cluster: &mut StorageCluster, observed: &Observed) {
     let decided = desired(cluster, &settings(), observed);
     assert_eq!(condition(&decided, "Deletable").reason, "Decided");
@@ -554,7 +554,8 @@ fn an_empty_cluster_goes_step_by_step() {
     let ending = desired(&cluster, &settings(), &observed);
     assert_eq!(removed(&ending), ["StatefulSet a-0", "StatefulSet a-1"]);
     assert!(!ending.release);
-    // The operator is killed before it tells; the sets are gone, a pod drains, its server does not answer any more.
+    // The operator is killed before it writes the status: the StatefulSets are gone, one pod drains, and its server no
+    // longer responds.
     observed.stateful_sets.clear();
     observed.pods.remove("a-1");
     observed.reports.clear();
@@ -583,7 +584,7 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
     let gone = desired(&cluster, &settings(), &observed);
     assert!(gone.release);
     assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()));
-    // Another policy comes too late: nothing was counted or destroyed.
+    // A change of the policy comes too late: nothing was counted or destroyed.
     for late in ["Protect", "Destroy"] {
         change(&mut cluster, "deletionPolicy", json!(late));
         let gone = desired(&cluster, &settings(), &observed);
@@ -591,7 +592,7 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
         assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()), "{late}");
         assert!(condition(&gone, "Deletable").message.contains("decided by Retain"), "{late}");
     }
-    // A cluster of the same name finds its nodes.
+    // A cluster of the same name gets its nodes back.
     let mut again = tests::cluster(json!({}));
     again.status = Some(StorageClusterStatus::default());
     let bound = [("a-0".to_owned(), "n3".to_owned()), ("a-1".to_owned(), "n1".to_owned())].into();
@@ -771,7 +772,7 @@ fn sizes_for_people() {
     }
 }
 
-/// What the API server has of an instance's pod: resources and capabilities of its container, and the server's settings.
+/// Returns the resources and capabilities of an instance's container, and the server's configuration.
 fn container_of(found: &Desired, instance: &str) -> (Value, Value, String) {
     let of = |kind: &str, name: &str| {
         let is = |o: &&Value| o["kind"] == kind && o["metadata"]["name"] == name;
@@ -786,7 +787,7 @@ fn container_of(found: &Desired, instance: &str) -> (Value, Value, String) {
     )
 }
 
-/// Node `n1` has a port; its kubelet gives so many shares of it.
+/// Gives node `n1` an RDMA port; its kubelet has `shares` shares of it.
 fn with_port(observed: &mut Observed, shares: &str) {
     let storage = json!({
         "apiVersion": "storage.forebay.io/v1alpha1", "kind": "StorageNode", "metadata": { "name": "n1" }, "spec": {},
@@ -821,7 +822,7 @@ fn an_instance_is_let_at_the_rdma_devices_that_its_node_offers() {
         json!(["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_ADMIN", "IPC_LOCK"])
     );
     assert!(file.contains("iwarp_port = 5445") && !file.contains("rdma = "), "{file}");
-    // The other's node has none.
+    // The other instance's node has no port.
     let (resources, capabilities, _) = container_of(&found, "a-1");
     assert_eq!(resources, json!({ "limits": { "memory": "1Gi" } }));
     assert_eq!(
@@ -863,7 +864,7 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
     assert!(found.restart.is_none(), "{:?}", found.restart);
     assert_eq!(container_of(&found, "a-0").0["limits"][RDMA], "1");
 
-    // It was restarted meanwhile, and no node takes it.
+    // The pod was recreated in the meantime, and no node fits it.
     let waiting = |observed: &mut Observed, seconds: i64| {
         let since = observed.now - k8s_openapi::jiff::SignedDuration::from_secs(seconds);
         let pod = observed.pods.get_mut("a-0").expect("it runs");
@@ -884,7 +885,7 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
         Value::Null,
         "it serves TCP rather than no client"
     );
-    // The StatefulSet has it, and then the pod is recreated.
+    // The StatefulSet is updated first, and then the pod is recreated.
     settle(&mut cluster, &mut observed, 1000);
     let found = desired(&cluster, &settings(), &observed);
     assert_eq!(found.restart.map(|r| r.name), Some("a-0-0".to_owned()));
@@ -964,6 +965,6 @@ fn classes_say_the_transport_of_their_cluster() {
 fn a_cluster_on_directories_is_what_it_was_before_pools_could_move() {
     let (cluster, observed) = running(json!({ "storageClasses": [{ "name": "c" }] }));
     let found = desired(&cluster, &settings(), &observed);
-    // A change here restarts every server there is when the operator is upgraded.
+    // If this hash changes, upgrading the operator restarts every existing server.
     assert_eq!(objects::hash(&json!(found.objects)), "e1d56e6bd505ec9b81afc9f3f70fb20b");
 }

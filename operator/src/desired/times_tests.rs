@@ -1,10 +1,11 @@
-//! Times that depend on each other: a kubelet's renewal, the silence of a node, how long a server goes on without its target.
+//! Times that depend on each other: a kubelet's renewal, the silence of a node, how long a server continues without its
+//! target.
 
 use super::moves_tests::{config, fabric_running, nvmeof, silence};
 use super::*;
 
-/// A server that is cut off from target and Kubernetes, but not from its clients, has ended before another one acknowledges
-/// writes. The kubelet's last sign of life can be one renewal older than the cut.
+/// A server that is cut off from the target and from Kubernetes, but not from its clients, ends before another server
+/// acknowledges writes. The kubelet's last sign of life can be one renewal older than the cut.
 #[test]
 fn a_server_that_is_cut_off_ends_before_another_takes_over() {
     for (after, loss) in [(5, 30), (20, 30), (25, 14), (25, 30), (30, 30), (40, 30), (600, 600)] {
@@ -16,7 +17,7 @@ fn a_server_that_is_cut_off_ends_before_another_takes_over() {
         let configured = &config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"];
         let configured = u64::try_from(configured.as_integer().expect("a number")).expect("of seconds");
         assert!(configured >= 5 && configured <= loss, "{after} {loss}: {configured}");
-        // The least silence that makes the operator act.
+        // The shortest silence on which the operator acts.
         let acts = (1..=700).find(|seconds| {
             silence(&mut observed, "n1", *seconds);
             !desired(&cluster, &settings(), &observed).moves.is_empty()
@@ -41,7 +42,7 @@ fn the_defaults_leave_a_renewal_between_the_end_and_the_takeover() {
     assert_eq!(condition(&found, "Valid").status, "True", "{:?}", condition(&found, "Valid"));
 }
 
-/// A kubelet renews its Lease every 10 s: a silence of two renewals may be one request that hung.
+/// A kubelet renews its Lease every 10 s: a silence of two renewals can be a single request that hung.
 #[test]
 fn one_hung_renewal_is_no_lost_node() {
     let (cluster, mut observed) = fabric_running(json!({ "takeover": { "afterSeconds": 5 } }));
@@ -49,7 +50,7 @@ fn one_hung_renewal_is_no_lost_node() {
     assert!(desired(&cluster, &settings(), &observed).moves.is_empty());
 }
 
-/// A server that waits for its target is not restarted by the kubelet meanwhile: it would never get as far.
+/// The kubelet does not restart a server that waits for its target, because the server would never finish waiting.
 #[test]
 fn a_server_may_wait_for_its_namespace_for_as_long_as_is_configured() {
     let mut backends = nvmeof(2);

@@ -1,4 +1,4 @@
-//! Applies objects, and removes those that are not wanted any more.
+//! Applies objects, and removes objects that are no longer wanted.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::desired::objects::{self, ANNOTATION_APPLIED, FIELD_MANAGER, hash};
 use crate::desired::{Desired, Observed, Target};
 use crate::metrics::Written;
 
-/// Removes and applies. What the API server refuses is reported; one refusal does not keep the rest from being done. Stops where another
-/// replica may work by now.
+/// Removes and applies objects, and returns the errors of the API server; one error does not stop the rest. Stops if another
+/// replica may be working by now.
 pub(super) async fn execute(
     context: &Context,
     cluster: &StorageCluster,
@@ -23,7 +23,7 @@ pub(super) async fn execute(
     desired: &Desired,
 ) -> Vec<String> {
     let mut refusals = Vec::new();
-    // Before their servers are removed: a replica that takes over between the two must not wait for servers that are gone.
+    // Before the servers are removed: a replica that takes over in between must not wait for servers that are gone.
     if let Err(error) = forget(context, cluster, &desired.forget).await {
         refusals.push(format!("the record of nodes cannot be changed: {error}"));
         return refusals;
@@ -49,7 +49,7 @@ pub(super) async fn execute(
     refusals
 }
 
-/// Takes keys out of the record of nodes, no matter which field manager set them.
+/// Removes keys from the record of nodes, no matter which field manager set them.
 async fn forget(context: &Context, cluster: &StorageCluster, keys: &[String]) -> Result<(), kube::Error> {
     if keys.is_empty() {
         return Ok(());
@@ -73,7 +73,7 @@ async fn remove(context: &Context, target: &Target) -> Result<(), kube::Error> {
     tracing::info!(kind = target.kind, name = target.name, "removed");
     context.metrics.writes.get_or_create(&Written { kind: target.kind.to_owned(), verb: "delete" }).inc();
     match api_of(context, target.kind).delete(&target.name, &parameters).await {
-        // Gone, or another of that name by now.
+        // The object is gone, or replaced by another one of that name.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         other => other.map(|_| ()),
     }
@@ -96,7 +96,7 @@ async fn apply(context: &Context, object: &Value, observed: &Observed) -> Result
         _ => api.get_opt(name).await?.and_then(|o| serde_json::to_value(o).ok()),
     };
     let mut needed = wanted.clone();
-    // Typed objects come without them.
+    // Typed objects do not contain these fields.
     if let Some(fields) = needed.as_object_mut() {
         fields.remove("apiVersion");
         fields.remove("kind");
@@ -111,7 +111,7 @@ async fn apply(context: &Context, object: &Value, observed: &Observed) -> Result
     Ok(())
 }
 
-/// The kinds that the operator handles: group, version, plural, and whether they are of a namespace.
+/// Returns the kinds that the operator handles: group, version, plural, and whether they are namespaced.
 fn resource(kind: &str) -> Option<(ApiResource, bool)> {
     let (group, version, plural, namespaced) = match kind {
         "ConfigMap" => ("", "v1", "configmaps", true),

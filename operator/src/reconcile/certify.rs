@@ -1,4 +1,4 @@
-//! Secrets: certificates that are made and renewed, and credentials of volumes that are destroyed.
+//! Secrets: makes and renews certificates, and removes the credentials of destroyed volumes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::desired::CertificatesState;
 use crate::desired::objects::labels;
 use crate::metrics::Written;
 
-/// Makes and renews certificates. A paused cluster's are only looked at.
+/// Makes and renews certificates. Those of a paused cluster are only read.
 pub(super) async fn certify(
     context: &Context,
     cluster: &StorageCluster,
@@ -119,7 +119,7 @@ pub(super) async fn certify(
     Ok((state, identity))
 }
 
-/// The credentials of volumes that are destroyed.
+/// Removes the credentials of destroyed volumes.
 pub(super) async fn forget_credentials(
     context: &Context,
     cluster: &StorageCluster,
@@ -133,7 +133,7 @@ pub(super) async fn forget_credentials(
         cluster.name_any()
     );
     for secret in api.list_metadata(&kube::api::ListParams::default().labels(&selector)).await?.items {
-        // The driver's finalizer keeps the Secret as long as its volume is there.
+        // The driver's finalizer keeps the Secret for as long as its volume exists.
         let finalizers = secret.finalizers();
         let kept: Vec<&String> = finalizers.iter().filter(|f| *f != names::FINALIZER_VOLUME).collect();
         if kept.len() < finalizers.len() {
@@ -155,7 +155,7 @@ pub(super) async fn forget_credentials(
     Ok(())
 }
 
-/// Every certificate that ought to be.
+/// Returns every certificate that must exist.
 fn leaves(cluster: &str, namespace: &str, servers: &[(String, IpAddr)]) -> Vec<Leaf> {
     let client = |secret: String, name: &str| Leaf {
         secret,
@@ -180,7 +180,8 @@ fn leaves(cluster: &str, namespace: &str, servers: &[(String, IpAddr)]) -> Vec<L
     leaves
 }
 
-/// Writes a Secret as it was read or made: with its version, so that two operators never overwrite one another's keys.
+/// Creates a Secret, or replaces the one that was read, with its resource version, so that two operators never overwrite
+/// each other's keys.
 async fn write_secret(
     context: &Context,
     cluster: &StorageCluster,

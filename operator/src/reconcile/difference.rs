@@ -1,12 +1,12 @@
-//! Whether what the API server has differs from what is to be applied.
+//! Compares the API server's objects with the objects to be applied.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::Value;
 
 use crate::desired::rules;
 
-/// Whether everything wanted is found, whatever else there is. Lists must have the same length: the API server adds
-/// fields to their items, not items.
+/// Whether `found` contains everything in `wanted`; it can contain more. Lists must have the same length: the API server
+/// adds fields to their items, but no items.
 pub(super) fn holds(found: &Value, wanted: &Value) -> bool {
     match (found, wanted) {
         (Value::Object(found), Value::Object(wanted)) => {

@@ -1,4 +1,4 @@
-//! Writes down where instances go, in one write that fails if another client has written since.
+//! Records moves of instances, in one write that fails if another client has written since.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::limits::SOON;
 use crate::metrics::{Moved, Written};
 use crate::takeover::Why;
 
-/// Field manager of what moves write: what the operator applies of the record otherwise leaves it alone.
+/// Field manager for the keys that moves write; the operator's other changes to the record do not touch these keys.
 const FIELD_MANAGER: &str = "forebay-operator-moves";
 
-/// Records the places. Nothing else of these instances has been changed yet: whatever ends the operator now, the next one
-/// sees either none of it or all.
+/// Records the places. Nothing else has been changed for these instances yet, so if the operator ends now, the next one
+/// reads either none of the keys or all of them.
 pub(super) async fn record(
     context: &Context,
     cluster: &StorageCluster,
@@ -62,7 +62,7 @@ pub(super) async fn record(
     };
     context.metrics.writes.get_or_create(&Written { kind: "ConfigMap".to_owned(), verb: "record" }).inc();
     match written {
-        // Another writer was first: all is decided again.
+        // Another client wrote first, so everything is decided again.
         Err(kube::Error::Api(status)) if status.code == 409 => return Ok(SOON),
         other => other?,
     };
@@ -101,8 +101,8 @@ async fn say(context: &Context, cluster: &StorageCluster, one: &Move) {
     tell(context, cluster, &notice).await;
 }
 
-/// Nodes come from a watch, which may be behind: before an instance is taken away from one that is silent or gone, the API
-/// server is asked once more.
+/// Nodes are read from a watch, which may lag: before an instance is taken away from a node that is silent or gone, the API
+/// server is queried once more.
 async fn still_lost(context: &Context, cluster: &StorageCluster, one: &Move) -> bool {
     let Some(moved) = &one.moved else { return true };
     if moved.why == Why::NodeGone.as_str() {
@@ -115,7 +115,7 @@ async fn still_lost(context: &Context, cluster: &StorageCluster, one: &Move) -> 
         let node = nodes.iter().find(|n| n.metadata.name.as_ref() == Some(&moved.from));
         let silent = match context.leases.look(&moved.from).await {
             Look::Seen(sight) => sight.silent >= patience,
-            // Then what Kubernetes says of the kubelet was the reason.
+            // In this case the reason was the kubelet's state in the Node object.
             Look::None => true,
             Look::Failed => false,
         };
@@ -128,8 +128,8 @@ async fn still_lost(context: &Context, cluster: &StorageCluster, one: &Move) -> 
     true
 }
 
-/// Whether the node that an instance is to be taken over by lives, at this moment: its Lease was seen to change, and not long ago. One
-/// that is not known yet is looked at from now on, and the move waits.
+/// Whether the node that will take over an instance is alive now: its Lease has changed since observation began, and did so
+/// recently. If that is not known, the node is observed from now on, and the move waits.
 async fn lives(context: &Context, one: &Move) -> bool {
     let unplanned = [Why::NodeLost, Why::NodeGone, Why::ServerDown];
     if !one.moved.as_ref().is_some_and(|moved| unplanned.iter().any(|why| why.as_str() == moved.why)) {
@@ -147,7 +147,7 @@ async fn lives(context: &Context, one: &Move) -> bool {
             );
             false
         }
-        // Then what Kubernetes says of it is all there is.
+        // In this case only the Node object is available.
         Look::None => true,
         Look::Failed => false,
     }

@@ -1,4 +1,4 @@
-//! Writes the status of a StorageCluster, and Events for what has changed.
+//! Writes the status of a StorageCluster, and Events for the changes.
 
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ pub(super) fn tell_failed_destruction(status: &mut StorageClusterStatus, why: &s
     }
 }
 
-/// Writes the status where it differs, and Events for what has changed. `false`: another client has changed the cluster
-/// since it was read, and the caller must look at everything again.
+/// Writes the status if it differs, and Events for the changes. Returns `false` if another client has changed the cluster
+/// since it was read; the caller must then observe everything again.
 pub(super) async fn publish(
     context: &Context,
     api: &Api<StorageCluster>,
@@ -75,7 +75,7 @@ pub(super) async fn publish(
             .get_or_create(&Written { kind: "StorageCluster".to_owned(), verb: "status" })
             .inc();
         if cluster.spec.can_move() {
-            // An operator that was stopped in between must not put back an epoch that is over.
+            // An operator that was suspended in between must not restore an earlier epoch.
             patch["metadata"]["resourceVersion"] = cluster.resource_version().into();
         }
         let parameters = PatchParams::apply(FIELD_MANAGER).force();

@@ -15,17 +15,18 @@ use super::{
 use crate::desired::configuration::{self, CERTIFICATES, CONFIGURATION, KEYS, KEYS_TLS, POOLS};
 use crate::desired::{Desired, Target, View, fabric, rdma};
 
-/// Seconds that a server has beyond the drain for its own end.
+/// Seconds that a server has for its shutdown after the drain.
 const GRACE_SECONDS: u32 = 30;
 
-/// Seconds that a server has for its own start: mounting, and replaying the log of a file system, beside what it waits for.
+/// Seconds that a server has for its own startup, such as mounting and replaying a file system's log, besides what it waits
+/// for.
 const STARTUP_SECONDS: u32 = 300;
 
 fn metadata(view: &View<'_>, name: &str, instance: &str) -> Value {
     json!({
         "name": name,
         "namespace": view.settings.namespace,
-        // No owner: `kubectl delete --cascade=foreground` would have the garbage collector end servers that hold volumes.
+        // No owner: `kubectl delete --cascade=foreground` would make the garbage collector end servers that hold volumes.
         "labels": labels(&view.name, Some(instance)),
     })
 }
@@ -35,8 +36,8 @@ pub(super) fn instance_objects(view: &View<'_>, instance: &str, desired: &mut De
         desired.objects.push(service(view, instance));
     }
     let Some(seat) = view.seats.get(instance) else {
-        // What was placed before and has no node now must not keep its pod there. Where one that can move is, is known in
-        // a moment.
+        // An instance that was placed before and has no node now must not keep its pod there. If it can move, its node will
+        // be known in a moment.
         if !view.movable()
             && let Some(set) = view.observed.stateful_sets.get(instance)
         {
@@ -44,7 +45,7 @@ pub(super) fn instance_objects(view: &View<'_>, instance: &str, desired: &mut De
         }
         return;
     };
-    // The Service's address comes with the next reconciliation; without certificates the server would not start.
+    // The Service's address is available in the next reconciliation. Without certificates the server would not start.
     let Some(address) = view.node_address(instance).and_then(|a| a.parse().ok()) else { return };
     if !fabric::missing(view, instance).is_empty() {
         return;
@@ -74,7 +75,7 @@ fn service(view: &View<'_>, instance: &str) -> Value {
         "spec": {
             "type": "ClusterIP",
             "selector": { (names::LABEL_INSTANCE): instance },
-            // The admin API is asked for the reason while an instance is not ready.
+            // The operator queries the admin API for the reason while an instance is not ready.
             "publishNotReadyAddresses": true,
             "ports": [
                 { "name": "smb", "port": p.smb, "targetPort": p.smb, "protocol": "TCP" },
@@ -104,7 +105,7 @@ fn stateful_set(view: &View<'_>, instance: &str, node: &str, template: &Value) -
     })
 }
 
-/// The revision that an instance's pod ought to have, if known.
+/// Returns the revision that an instance's pod must have, if known.
 #[must_use]
 pub fn revision(view: &View<'_>, instance: &str) -> Option<String> {
     let seat = view.seats.get(instance)?;
@@ -144,7 +145,7 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
                 volumes.push(json!({ "name": name, "hostPath": { "path": directory.path, "type": kind } }));
             }
             BackendKind::NVMeoF | BackendKind::Target => {
-                // The server mounts the pool there, for itself alone: it is unmounted with the container.
+                // The server mounts the pool there for its own container only, so the pool is unmounted with the container.
                 let name = format!("pool-{}", hash(&json!(backend.name)));
                 mounts.push(json!({ "name": name, "mountPath": format!("{POOLS}/{}", backend.name) }));
                 volumes.push(json!({ "name": name, "emptyDir": { "sizeLimit": "1Mi" } }));
@@ -191,7 +192,7 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
     });
     container["resources"] = match &spec.limits.resources {
         Some(resources) => json!(resources),
-        // Without any request a server would be the first to be evicted where memory runs short.
+        // Without any request, a server would be the first pod to be evicted if memory runs short.
         None => json!({ "requests": { "cpu": "100m", "memory": "256Mi" } }),
     };
     if rdma::wanted(view, instance) {
@@ -206,7 +207,7 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
         container["securityContext"]["capabilities"]["add"] = json!(capabilities);
     }
     if spec.uses_fabric() {
-        // Namespaces are devices that come and go while the container runs: no list of devices could name them.
+        // Namespaces are devices that appear and disappear while the container runs, so no device list can name them.
         container["securityContext"] =
             json!({ "runAsUser": 0, "readOnlyRootFilesystem": true, "privileged": true });
     }
@@ -231,7 +232,7 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
     if !spec.image_pull_secrets.is_empty() {
         pod["imagePullSecrets"] = json!(spec.image_pull_secrets);
     }
-    // As if no pool had been made: that one exists now is no reason for a restart.
+    // Computed as if no pool had been made, because a pool that exists now is no reason for a restart.
     let file = configuration::file(view, instance, address, &BTreeSet::new());
     let mut annotations = json!({ (ANNOTATION_CONFIGURATION): hash(&json!(file)) });
     if let Some(attachment) = &spec.network.attachment {
@@ -249,8 +250,8 @@ fn template(view: &View<'_>, instance: &str, node: &str, address: std::net::IpAd
     template
 }
 
-/// How long a server may take until it answers: it waits for each of its namespaces to appear and for its reservation, one pool after
-/// the other, and then for its address, which the server before may have still.
+/// Returns how long a server can take until it responds. It waits for each of its namespaces to appear and for its
+/// reservation, one pool after another, and then for its address, which the previous server may still have.
 fn startup_seconds(view: &View<'_>, instance: &str) -> u32 {
     let fabrics = view.cluster.spec.backends.iter().filter(|b| b.is_on_fabric());
     let found = fabrics.filter_map(|b| fabric::of(view, instance, b).ok());
@@ -258,8 +259,8 @@ fn startup_seconds(view: &View<'_>, instance: &str) -> u32 {
     waits.fold(STARTUP_SECONDS, u32::saturating_add)
 }
 
-/// The cluster's tolerations, and one for nodes that are away: an instance can run nowhere else, so evicting it does
-/// not help.
+/// Returns the cluster's tolerations, and further ones for nodes that are away: an instance can run nowhere else, so
+/// evicting it does not help.
 fn tolerations(spec: &StorageClusterSpec) -> Value {
     let mut tolerations: Vec<Value> = spec.placement.tolerations.iter().map(|t| json!(t)).collect();
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {

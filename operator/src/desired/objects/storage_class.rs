@@ -26,7 +26,7 @@ pub(super) fn storage_class(view: &View<'_>, template: &StorageClassTemplate, de
         if !is_ours(view, found) {
             return;
         }
-        // These fields cannot be changed: the class is recreated.
+        // These fields are immutable, so the class is recreated.
         let found_now = json!({
             "parameters": found.parameters, "reclaimPolicy": found.reclaim_policy, "provisioner": found.provisioner,
             "mountOptions": found.mount_options.clone().unwrap_or_default(),
@@ -67,7 +67,7 @@ fn storage_class_object(view: &View<'_>, template: &StorageClassTemplate) -> Val
     if let Some(protection) = protection {
         parameters["protection"] = protection.into();
     }
-    // The driver's own default is auto, which asks the instance: only what is more than that is said.
+    // The driver's own default is auto, which queries the instance, so only other settings are written.
     let transport = match view.cluster.spec.network.transport {
         Transport::Auto => None,
         Transport::RDMA => Some("rdma"),
@@ -104,7 +104,7 @@ fn storage_class_object(view: &View<'_>, template: &StorageClassTemplate) -> Val
     })
 }
 
-/// Whether volumes of a class can have no limit, because no pool that may hold them enforces one.
+/// Whether volumes of a class can be unlimited because no pool that can hold them enforces a limit.
 fn unlimited(spec: &StorageClusterSpec, template: &StorageClassTemplate) -> bool {
     let mut fitting =
         spec.backends.iter().filter(|b| template.backend.as_ref().is_none_or(|name| *name == b.name));
