@@ -21,7 +21,7 @@ use crate::limits::{ADOPT_DEADLINE, EPOCH_MAX};
 use crate::options::Adopt;
 use crate::snapshot;
 
-/// The field manager of what is recorded: that of moves, which no other write touches.
+/// The field manager of the recorded adoption: no other write touches its fields.
 const FIELD_MANAGER: &str = "kubectl-forebay-adopt";
 
 /// Why a server stepped back.

@@ -39,7 +39,7 @@ pub struct Instances {
 pub struct Written {
     /// Kind of the object.
     pub kind: String,
-    /// `apply`, `delete` or `status`.
+    /// `apply`, `patch`, `record`, `create`, `update`, `delete` or `status`.
     pub verb: &'static str,
 }
 

@@ -452,7 +452,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 pub struct Seat {
     /// Name of the node.
     pub node: String,
-    /// Whether it has served there: its volumes are stored on that node, and it never leaves.
+    /// Whether placement must keep it there: its volumes are stored on that node, or only a takeover or a planned move changes its node.
     pub bound: bool,
 }
 

@@ -154,7 +154,7 @@ fn file(ctx: &mut Ctx<'_>, open: &Arc<Open>, class: Class, buffer: &[u8]) -> Res
             Ok(done())
         }
         Class::FILE_FULL_EA_INFORMATION => eas::set(open, buffer),
-        // [MS-FSA] 2.1.5.15.15: a privilege that no user of a volume has. Short names do not exist.
+        // [MS-FSA] 2.1.5.15.15: a privilege that no user of a volume has. Short names are made by the server and cannot be set.
         Class::FILE_VALID_DATA_LENGTH_INFORMATION | Class::FILE_SHORT_NAME_INFORMATION => {
             Err(NtStatus::PRIVILEGE_NOT_HELD)
         }

@@ -16,7 +16,7 @@ pub(crate) enum Outgoing {
     Signed,
 }
 
-/// The transform for the data of a READ or WRITE that names none itself; `None` if the data is sent in the clear.
+/// The transform for the data of a READ that names none itself; `None` if the data is sent in the clear.
 ///
 /// # Errors
 /// `STATUS_ACCESS_DENIED` if the data must be protected and the peer has negotiated no transform for that.
