@@ -35,7 +35,7 @@ pub(crate) const CONTENTS: CompletionFilter = CompletionFilter::SIZE.union(Compl
 /// The filter for changes of a named stream's contents.
 const STREAM_CONTENTS: CompletionFilter = CompletionFilter::STREAM_SIZE.union(CompletionFilter::STREAM_WRITE);
 
-/// A change that is reported by name.
+/// A change to a file, reported under its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) action: NotifyAction,

@@ -1,4 +1,4 @@
-//! What a session promises whatever its channels do at once.
+//! Guarantees of a session while its channels use it concurrently.
 
 use std::time::Instant;
 
