@@ -19,7 +19,7 @@ const _: () = assert!(
     "every request that can be in flight is counted"
 );
 
-/// Requests in flight on one open. Channels count without a lock.
+/// Counts the requests in flight on one open. Channels count without a lock.
 pub(crate) struct ChannelSequence(AtomicU64);
 
 /// Open.ChannelSequence, Open.OutstandingRequestCount and Open.OutstandingPreRequestCount.

@@ -51,7 +51,7 @@ pub(crate) struct ChannelList {
     members: Vec<Member>,
     /// The next channel's number. A number is never reused, even after its channel has ended, because its nonces were used.
     next: u32,
-    /// The connection on which the session is being authenticated again.
+    /// The connection on which the session is being reauthenticated.
     reauthenticating: Option<ConnectionId>,
 }
 

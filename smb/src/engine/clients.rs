@@ -13,7 +13,7 @@ pub(crate) trait Clients {
     /// The channels of a session, oldest first; none once it has ended.
     fn channels(&self, session_id: u64) -> Vec<ConnectionId>;
 
-    /// The sessions of a client at a volume, oldest first.
+    /// The sessions of a client on a volume, oldest first.
     fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64>;
 
     /// Calls `file` once a second, and when a channel is lost, while it has a break that awaits acknowledgment.

@@ -245,7 +245,7 @@ impl Open {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Whether its client may keep the handle: by a batch oplock or a lease with HANDLE caching that is not being broken.
+    /// Whether its client may keep the handle, by a batch oplock or a lease with HANDLE caching that is not being broken.
     pub(crate) fn keeps_handle(&self) -> bool {
         self.file.keeps_handle(self.id)
     }

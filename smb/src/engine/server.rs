@@ -84,7 +84,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server without volumes.
+    /// Creates a server without volumes.
     #[must_use]
     pub fn new(config: ServerConfig) -> Arc<Self> {
         Arc::new(Self {

@@ -1,4 +1,4 @@
-//! Intervals with owners. Finding out whether one of them meets a range takes as many steps as a balanced tree is high.
+//! Intervals with owners. Checking whether one of them meets a range takes as many steps as a balanced tree is high.
 //!
 //! An AVL tree ordered by first byte. Each node stores how far the intervals below it reach. An interval without length
 //! lies between two bytes: it meets intervals that have bytes on both sides of it.
@@ -156,7 +156,7 @@ fn take_least(mut node: Box<Node>) -> (Link, Box<Node>) {
     }
 }
 
-/// Rebalances a node: the heights of both sides may differ by at most two before, and differ by at most one afterwards.
+/// Rebalances a node: afterwards, the heights of both sides differ by at most one. Before, they may differ by at most two.
 fn balance(mut node: Box<Node>) -> Box<Node> {
     if height(&node.left) > height(&node.right) + 1 {
         node.left = node

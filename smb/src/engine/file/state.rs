@@ -388,7 +388,7 @@ impl FileState {
         waits
     }
 
-    /// As [`Inner::end_waits`], for an open that stays.
+    /// Like [`Inner::end_waits`], for an open that stays.
     pub(crate) fn end_waits(&self, owner: FileId, clients: &dyn Clients) {
         let mut inner = self.inner();
         inner.end_waits(owner, clients);
@@ -531,12 +531,12 @@ impl FileState {
         self.inner().locks.count(owner)
     }
 
-    /// Whether a lock forbids an open to read a range ([MS-FSA] 2.1.4.10).
+    /// Whether a lock forbids an open from reading a range ([MS-FSA] 2.1.4.10).
     pub(crate) fn forbids_read(&self, owner: FileId, offset: u64, length: u64) -> bool {
         self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_read(owner, offset, length)
     }
 
-    /// Whether a lock forbids an open to write a range ([MS-FSA] 2.1.4.10).
+    /// Whether a lock forbids an open from writing a range ([MS-FSA] 2.1.4.10).
     pub(crate) fn forbids_write(&self, owner: FileId, offset: u64, length: u64) -> bool {
         self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_write(owner, offset, length)
     }

@@ -54,7 +54,7 @@ pub(crate) enum LinkFate {
         unlink: Unlink,
         /// The lease on the directory that the removal does not break.
         parent: Option<LeaseKey>,
-        /// It is a named stream, and its file stays.
+        /// Only a named stream is removed; its file stays.
         stream: bool,
     },
 }
