@@ -1,10 +1,10 @@
-//! What an opener may do ([MS-FSA] 2.1.5.1.2.1, [MS-SMB2] 3.3.5.9). A volume's credentials open all of it, so rights are
-//! only limited by the tree connect and by the READONLY attribute.
+//! Access rights of an open ([MS-FSA] 2.1.5.1.2.1, [MS-SMB2] 3.3.5.9). The credentials of a volume give access to all of
+//! it, so only the tree connect and the READONLY attribute limit rights.
 
 use crate::status::NtStatus;
 use crate::wire::{AccessMask, FileAttributes};
 
-/// Every right there is on a file: FILE_ALL_ACCESS.
+/// All rights on a file: FILE_ALL_ACCESS.
 pub(crate) const ALL: u32 = 0x001f_01ff;
 /// Rights that change nothing: read, execute, synchronize.
 pub(crate) const READ_ONLY: u32 = 0x0012_00a9;
@@ -22,15 +22,15 @@ pub(crate) const CHANGING: AccessMask = AccessMask::FILE_WRITE_DATA
 /// Rights to change a file's data.
 pub(crate) const DATA_CHANGING: AccessMask = AccessMask::FILE_WRITE_DATA.union(AccessMask::FILE_APPEND_DATA);
 
-/// What MAXIMUM_ALLOWED does not come to on a READONLY file ([MS-FSA] 2.1.5.1.2.1).
+/// Rights that MAXIMUM_ALLOWED does not grant on a READONLY file ([MS-FSA] 2.1.5.1.2.1).
 const DENIED_ON_READONLY: AccessMask = DATA_CHANGING.union(AccessMask::FILE_DELETE_CHILD);
 
-/// The rights that a CREATE asked for, with generic ones replaced, on a tree connect that allows `maximal`.
+/// Returns the rights that a CREATE requests, with generic rights replaced, on a tree connect that allows `maximal`.
 ///
-/// MAXIMUM_ALLOWED stays in the result: what it comes to depends on the file ([`grant`]).
+/// MAXIMUM_ALLOWED stays in the result: its meaning depends on the file ([`grant`]).
 ///
 /// # Errors
-/// `STATUS_ACCESS_DENIED`; `STATUS_PRIVILEGE_NOT_HELD` for the audit list, which there is none of.
+/// `STATUS_ACCESS_DENIED`; `STATUS_PRIVILEGE_NOT_HELD` for access to the audit list (SACL), which files do not have.
 pub(crate) fn desired(asked: AccessMask, maximal: AccessMask) -> Result<AccessMask, NtStatus> {
     if asked.intersects(AccessMask::RESERVED) || asked.is_empty() {
         return Err(NtStatus::ACCESS_DENIED);
@@ -45,10 +45,10 @@ pub(crate) fn desired(asked: AccessMask, maximal: AccessMask) -> Result<AccessMa
     Ok(desired)
 }
 
-/// Open.GrantedAccess on a file with these attributes; `created` files are open to their maker whatever they are.
+/// Returns Open.GrantedAccess on a file with these attributes. If `created`, the attributes do not limit the access.
 ///
 /// # Errors
-/// `STATUS_ACCESS_DENIED` where data of a READONLY file would be changed.
+/// `STATUS_ACCESS_DENIED` if the open could change data of a READONLY file.
 pub(crate) fn grant(
     desired: AccessMask,
     maximal: AccessMask,

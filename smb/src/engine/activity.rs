@@ -1,4 +1,4 @@
-//! What the clients of one volume have it do: operations, bytes and time.
+//! Operations, bytes and time that the clients of one volume cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,12 +14,12 @@ pub enum Work {
     Write,
     /// FLUSH.
     Flush,
-    /// All others on files and directories.
+    /// All other operations on files and directories.
     Metadata,
 }
 
 impl Work {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Metadata];
 
     /// Its name.
@@ -33,7 +33,8 @@ impl Work {
         }
     }
 
-    /// None for commands that are not about files, and for those that wait for another client and not for the server.
+    /// `None` for commands that are not about files, and for commands that wait for another client rather than for the
+    /// server.
     fn of(command: Command) -> Option<Self> {
         match command {
             Command::READ => Some(Self::Read),
@@ -50,18 +51,18 @@ impl Work {
     }
 }
 
-/// Work of one kind that is done.
+/// Completed work of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Operations, failed ones included.
     pub operations: u64,
     /// Bytes read or written.
     pub bytes: u64,
-    /// From the arrival of each request to its answer, summed.
+    /// Time from the arrival of each request to its response, summed.
     pub duration: Duration,
 }
 
-/// Counts of one volume, since the server began to serve it.
+/// Counters of one volume since the server started to serve it.
 #[derive(Debug, Default)]
 pub struct Activity([Counts; Work::ALL.len()]);
 
@@ -84,7 +85,7 @@ impl Activity {
         counts.nanoseconds.fetch_add(took.as_nanos().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// What is done so far.
+    /// Returns the work completed so far.
     #[must_use]
     pub fn done(&self, work: Work) -> Done {
         let Counts { operations, bytes, nanoseconds } = &self.0[work as usize];

@@ -1,6 +1,6 @@
-//! Instances of applications that take their files with them from one client to another ([MS-SMB2] 3.3.5.9.13): a virtual
-//! machine or a clustered database that starts on another node closes what it has open on the one that it left, without
-//! waiting for that node's session to end.
+//! Application instances that move from one client to another and take their files along ([MS-SMB2] 3.3.5.9.13). When a
+//! virtual machine or a clustered database starts on another node, it closes its opens on the previous node without waiting
+//! for the session of that node to end.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::wire::create_context::RequestContext;
 /// Open.ApplicationInstanceVersionHigh and Open.ApplicationInstanceVersionLow.
 type Version = (u64, u64);
 
-/// What the contexts of a CREATE say of the application that it is for, and of the client that it runs on.
+/// The application that a CREATE is for, according to its contexts, and the client that the application runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AppInstance {
     /// Open.AppInstanceId.
@@ -26,7 +26,7 @@ pub(crate) struct AppInstance {
 }
 
 impl AppInstance {
-    /// `None` for a CREATE without one, and in dialects that have none.
+    /// Returns `None` if the CREATE has no AppInstanceId or the dialect does not support it.
     pub(crate) fn of(
         contexts: &[RequestContext<'_>],
         dialect: Dialect,
@@ -48,12 +48,12 @@ impl AppInstance {
         Some(Self { id: id?, version, client_guid })
     }
 
-    /// Whether it is the same application on another client.
+    /// Whether this is the same application on another client.
     fn has_moved_from(&self, earlier: &Self) -> bool {
         self.id == earlier.id && self.client_guid != earlier.client_guid
     }
 
-    /// Whether an open of this version gives way to one of `later`: not to an instance that may be the older one.
+    /// Whether an open of this version gives way to `later`. It does not if `later` may be the older instance.
     fn gives_way_to(&self, later: &Self) -> bool {
         self.version.is_none_or(|version| later.version.is_some_and(|later| version < later))
     }
@@ -68,13 +68,13 @@ struct Member {
     open: Weak<dyn LocalOpen>,
 }
 
-/// The place of an open among those of its application, for as long as the open lives.
+/// Keeps an open registered with its application for as long as the open lives.
 pub(crate) struct Membership {
     all: Arc<AppInstances>,
     id: [u8; 16],
 }
 
-/// An open that is to be closed, and its session: 0 while it is kept for a client that has none.
+/// An open to close, and its session: 0 if the open is kept for a client without a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Superseded {
     pub(crate) id: FileId,
@@ -92,10 +92,10 @@ impl AppInstances {
         Membership { all: Arc::clone(self), id: instance.id }
     }
 
-    /// Opens that the same application has on other clients, by this name.
+    /// Returns the opens of this name that the same application has on other clients.
     ///
     /// # Errors
-    /// `STATUS_FILE_FORCED_CLOSED` where one of them is of a version that is not older.
+    /// `STATUS_FILE_FORCED_CLOSED` if one of them has a version that is not older.
     pub(crate) fn superseded(
         &self,
         by: &AppInstance,
@@ -103,7 +103,8 @@ impl AppInstances {
         path: &RelPath,
         stream: Option<&StreamName>,
     ) -> Result<Vec<Superseded>, NtStatus> {
-        // What an open says of itself is asked without this lock: its last reference may end here, and takes it.
+        // Query the opens without this lock: the last reference to an open can be dropped here, and its drop takes the
+        // lock.
         let members: Vec<(AppInstance, Arc<dyn LocalOpen>)> = match self.lock().get(&by.id) {
             None => return Ok(Vec::new()),
             Some(members) => members.iter().filter_map(|m| Some((m.instance, m.open.upgrade()?))).collect(),

@@ -1,5 +1,5 @@
-//! ChangeTimes that clients have set ([MS-FSA] 2.1.5.15.2). No file system keeps them: they are reported until the file changes
-//! again, the server is restarted, or many others have been set since.
+//! ChangeTimes that clients have set ([MS-FSA] 2.1.5.15.2). File systems do not store them. The server reports them until
+//! the file changes again, the server restarts, or many other ChangeTimes have been set since.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -8,17 +8,17 @@ use crate::fs::{FileKey, Stat};
 use crate::limits::CHANGE_TIMES_PER_VOLUME_MAX;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
-/// A ChangeTime as the file system has it, and as a client set it.
+/// The ChangeTime of a file in the file system, and the value that a client set.
 #[derive(Clone, Copy, Debug)]
 struct Set {
     actual: u64,
     reported: u64,
 }
 
-/// Those of a volume.
+/// The ChangeTimes of a volume.
 #[derive(Default)]
 pub(crate) struct ChangeTimes {
-    /// Whether there are any, so that most volumes need not look.
+    /// Whether there are any, so that most volumes skip the lookup.
     any: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct ChangeTimes {
 #[derive(Default)]
 struct Inner {
     by_file: HashMap<FileKey, Set>,
-    /// Oldest first, each once.
+    /// Oldest first, each file once.
     order: VecDeque<FileKey>,
 }
 
@@ -35,7 +35,7 @@ impl ChangeTimes {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// A client has set the ChangeTime of the file that has `stat` since.
+    /// Stores the ChangeTime that a client set. `stat` is the state of the file after that.
     pub(crate) fn set(&self, stat: &Stat, reported: u64) {
         let key = stat.key.file();
         let mut inner = self.inner();
@@ -50,7 +50,7 @@ impl ChangeTimes {
         self.any.store(true, Ordering::Release);
     }
 
-    /// `stat` with the ChangeTime that a client set, if the file has not changed since.
+    /// Returns `stat` with the ChangeTime that a client set, if the file has not changed since.
     pub(crate) fn apply(&self, mut stat: Stat) -> Stat {
         if self.any.load(Ordering::Acquire)
             && let Some(set) = self.inner().by_file.get(&stat.key.file())

@@ -1,15 +1,15 @@
 //! Open.ChannelSequence, Open.OutstandingRequestCount and Open.OutstandingPreRequestCount ([MS-SMB2] 3.3.1.10,
 //! 3.3.5.2.10).
 //!
-//! A client that has lost a channel sends again what it knows no answer to, under the next channel sequence number. What
-//! was sent under an earlier one may still be on its way: a change that arrives late must not undo what came after it,
-//! and nothing is to be done again while its first time has not ended.
+//! A client that has lost a channel resends the requests that it has no response for, under the next channel sequence
+//! number. Requests that were sent under an earlier number can still be in flight. A change that arrives late must not undo
+//! later changes, and a request must not be executed again while its first execution is in progress.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::limits;
 
-/// Whether a number is no older than another ([MS-SMB2] 3.3.5.2.10, unsigned, 16 bits).
+/// Largest difference at which a number is no older than another ([MS-SMB2] 3.3.5.2.10, unsigned, 16 bits).
 const NEWER_MAX: u16 = 0x7fff;
 const COUNT_BITS: u32 = 24;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
@@ -19,10 +19,10 @@ const _: () = assert!(
     "every request that can be in flight is counted"
 );
 
-/// Requests in flight on one open. Channels count without a lock.
+/// Counts the requests in flight on one open. Channels count without a lock.
 pub(crate) struct ChannelSequence(AtomicU64);
 
-/// The open's number, OutstandingRequestCount and OutstandingPreRequestCount.
+/// Open.ChannelSequence, Open.OutstandingRequestCount and Open.OutstandingPreRequestCount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counts {
     sequence: u16,
@@ -45,23 +45,23 @@ impl Counts {
     }
 }
 
-/// What a request's number says about it.
+/// Verdict on a request, by its channel sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is counted: [`ChannelSequence::ended`] must follow.
+    /// The request is counted: [`ChannelSequence::ended`] must follow.
     Counted,
-    /// It is late, or repeats what may still be under way: WRITE, SET_INFO and IOCTL fail with
-    /// STATUS_FILE_NOT_AVAILABLE, the others go on, not counted.
+    /// The request is late, or replays a request that may still be in flight. WRITE, SET_INFO and IOCTL fail with
+    /// STATUS_FILE_NOT_AVAILABLE; other commands continue uncounted.
     Stale,
 }
 
 impl ChannelSequence {
-    /// That of an open that a CREATE with `sequence` made.
+    /// Creates the sequence of an open that a CREATE with `sequence` made.
     pub(crate) fn new(sequence: u16) -> Self {
         Self(AtomicU64::new(Counts { sequence, now: 0, before: 0 }.pack()))
     }
 
-    /// Judges and counts a request.
+    /// Checks and counts a request.
     pub(crate) fn begun(&self, sequence: u16, replay: bool) -> Verdict {
         let mut verdict = Verdict::Stale;
         let update = |bits| {
@@ -87,7 +87,7 @@ impl ChannelSequence {
         verdict
     }
 
-    /// The client has come back and counts from `sequence` on; what is in flight was sent before.
+    /// Restarts at `sequence` for a client that has reconnected. Requests in flight count as sent before.
     pub(crate) fn restart(&self, sequence: u16) {
         let update = |bits| {
             let counts = Counts::unpack(bits);
@@ -96,11 +96,11 @@ impl ChannelSequence {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
     }
 
-    /// A request that was counted under `sequence` is answered, or no client is left to answer.
+    /// Ends a request that was counted under `sequence`: it has been answered, or no client is left to answer.
     pub(crate) fn ended(&self, sequence: u16) {
         let update = |bits| {
             let mut counts = Counts::unpack(bits);
-            // Numbers wrap: one as old as that may be the current one again.
+            // Numbers wrap: an old number can equal the current one again.
             if counts.before > 0 && (counts.sequence != sequence || counts.now == 0) {
                 counts.before -= 1;
             } else {
@@ -152,7 +152,7 @@ mod tests {
     fn nothing_is_done_again_while_it_may_be_under_way() {
         let open = ChannelSequence::new(5);
         assert_eq!(open.begun(5, false), Counted);
-        // The channel is lost; the request goes on at the backend.
+        // The channel is lost; the request continues at the backend.
         assert_eq!(open.begun(6, true), Stale);
         assert_eq!(open.begun(6, true), Stale);
         assert_eq!(open.begun(6, false), Counted, "what is new does not wait");

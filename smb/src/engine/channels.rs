@@ -1,4 +1,4 @@
-//! Session.ChannelList ([MS-SMB2] 3.3.1.8, 3.3.1.14): the connections over which one session is spoken.
+//! Session.ChannelList ([MS-SMB2] 3.3.1.8, 3.3.1.14): the connections that carry one session.
 
 use crate::engine::mail::ConnectionId;
 use crate::engine::transforms::Transforms;
@@ -8,13 +8,13 @@ use crate::status::NtStatus;
 /// The part of a sealing nonce that distinguishes one channel's nonces from another's.
 pub(crate) type NoncePart = [u8; 3];
 
-/// That of the channel that a session is made on.
+/// Nonce part of the channel that a session is established on.
 pub(crate) const FIRST_NONCE_PART: NoncePart = [0; 3];
 
-/// Numbers that fit into a [`NoncePart`].
+/// Number of distinct values of a [`NoncePart`].
 const NONCE_PARTS: u32 = 1 << 24;
 
-/// The connection that a channel is, as lists of channels have it.
+/// Properties of the connection of a channel, for lists of channels.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChannelLink {
     /// The transport's name for the peer.
@@ -24,7 +24,8 @@ pub(crate) struct ChannelLink {
 }
 
 impl ChannelLink {
-    /// How the payload of a session goes here, in a word, where its messages are sealed or signed, or neither.
+    /// Returns one word for how the channel carries payload, given whether the messages of the session are sealed or
+    /// signed.
     pub(crate) fn transport(&self, sealed: bool, signed: bool) -> &'static str {
         match (self.over_rdma, sealed, signed) {
             (false, true, _) => "tcp-sealed",
@@ -32,7 +33,7 @@ impl ChannelLink {
             (false, false, false) => "tcp",
             (true, true, _) if self.transforms.encryption => "rdma-sealed",
             (true, false, true) if self.transforms.signing => "rdma-signed",
-            // Nothing protects it but the messages, so that is where it goes.
+            // Only the messages are protected, so the payload is sent in them.
             (true, true, _) => "rdma-inline-sealed",
             (true, false, true) => "rdma-inline-signed",
             (true, false, false) => "rdma",
@@ -48,23 +49,23 @@ struct Member {
 /// The channels of a session, oldest first.
 pub(crate) struct ChannelList {
     members: Vec<Member>,
-    /// The next channel's number. None is given out twice, whatever channels have ended: their nonces were used.
+    /// The next channel's number. A number is never reused, even after its channel has ended, because its nonces were used.
     next: u32,
-    /// The connection on which the session is being authenticated again.
+    /// The connection on which the session is being reauthenticated.
     reauthenticating: Option<ConnectionId>,
 }
 
 impl ChannelList {
-    /// With the channel that the session is made on. Its nonce part is [`FIRST_NONCE_PART`].
+    /// Creates a list with the channel that the session is established on. Its nonce part is [`FIRST_NONCE_PART`].
     pub(crate) fn new(connection: ConnectionId, link: ChannelLink) -> Self {
         Self { members: vec![Member { connection, link }], next: 1, reauthenticating: None }
     }
 
-    /// Adds a channel and gives its nonce part.
+    /// Adds a channel and returns its nonce part.
     ///
     /// # Errors
-    /// `STATUS_REQUEST_NOT_ACCEPTED` where the connection is a channel already, `STATUS_INSUFFICIENT_RESOURCES` beyond
-    /// the limit and where all nonce parts have been given out.
+    /// `STATUS_REQUEST_NOT_ACCEPTED` if the connection is a channel already, `STATUS_INSUFFICIENT_RESOURCES` beyond the
+    /// limit and if all nonce parts have been issued.
     pub(crate) fn join(
         &mut self,
         connection: ConnectionId,
@@ -77,7 +78,7 @@ impl ChannelList {
         Ok([a, b, c])
     }
 
-    /// The errors of [`Self::join`] without joining.
+    /// Returns the error that [`Self::join`] would return, without joining.
     pub(crate) fn may_join(&self, connection: ConnectionId) -> Result<(), NtStatus> {
         if self.members.iter().any(|m| m.connection == connection) || self.reauthenticating.is_some() {
             return Err(NtStatus::REQUEST_NOT_ACCEPTED);
@@ -88,19 +89,19 @@ impl ChannelList {
         Ok(())
     }
 
-    /// Takes a channel away. True where none is left.
+    /// Removes a channel. True if none is left.
     pub(crate) fn leave(&mut self, connection: ConnectionId) -> bool {
         self.members.retain(|m| m.connection != connection);
         self.reauthenticated(connection);
         self.members.is_empty()
     }
 
-    /// Session.State becomes InProgress.
+    /// Sets Session.State to InProgress.
     pub(crate) fn reauthenticate(&mut self, connection: ConnectionId) {
         self.reauthenticating = Some(connection);
     }
 
-    /// Session.State becomes Valid again.
+    /// Sets Session.State back to Valid.
     pub(crate) fn reauthenticated(&mut self, connection: ConnectionId) {
         if self.reauthenticating == Some(connection) {
             self.reauthenticating = None;
@@ -171,7 +172,7 @@ mod tests {
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            // Counters that meet: channels that begin at the same place must be kept apart by their parts alone.
+            // Colliding counters: only the nonce parts distinguish channels that start at the same counter.
             (1..40_u64, 0..4_u64).prop_map(|(id, start)| Act::Join(id, start)),
             (0..40_u64).prop_map(Act::Leave),
             (0..64_usize).prop_map(Act::Send),

@@ -1,11 +1,11 @@
-//! What the state of files and directories needs of the server: the ways to its clients.
+//! Access to the clients of a server, for the state of files and directories.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::engine::mail::{ConnectionId, Mail};
 
-/// The ways to the clients of a server.
+/// Access to the clients of a server.
 pub(crate) trait Clients {
     /// Hands mail to the event loop of a connection.
     fn post(&self, to: ConnectionId, what: Mail);
@@ -13,19 +13,19 @@ pub(crate) trait Clients {
     /// The channels of a session, oldest first; none once it has ended.
     fn channels(&self, session_id: u64) -> Vec<ConnectionId>;
 
-    /// The sessions of a client at a volume, oldest first.
+    /// The sessions of a client on a volume, oldest first.
     fn sessions_of_client(&self, client: [u8; 16], volume: &str) -> Vec<u64>;
 
-    /// Calls a file once a second, and when a channel is lost, for as long as it has a break that waits for its acknowledgment.
+    /// Calls `file` once a second, and when a channel is lost, while it has a break that awaits acknowledgment.
     fn watch(&self, file: Arc<dyn Breakable>);
 }
 
-/// A file with breaks that wait for their acknowledgment, or directories with breaks that wait for a backend.
+/// A file with breaks that await acknowledgment, or directories with breaks that wait for a backend.
 pub(crate) trait Breakable: Send + Sync {
     /// True while a break waits.
     fn tick(&self, now: Instant, clients: &dyn Clients) -> bool;
 
-    /// A connection over which a break may have gone out is gone.
+    /// Handles the loss of a connection on which a break may have been sent.
     fn channel_lost(&self, connection: ConnectionId, clients: &dyn Clients);
 }
 

@@ -1,4 +1,4 @@
-//! How a server presents itself.
+//! Configuration of a server.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::wire::Dialect;
 pub enum Encryption {
     /// Not offered.
     Off,
-    /// Offered; used where the client or the volume wants it.
+    /// Offered; used if the client or the volume requires it.
     #[default]
     Offered,
     /// Sessions that cannot seal are refused.
     Required,
 }
 
-/// How the server presents itself.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// ServerGuid.
@@ -27,10 +27,10 @@ pub struct ServerConfig {
     pub server_name: String,
     /// ServerStartTime, FILETIME; sent as 0 to be unremarkable, kept for the session list.
     pub started: u64,
-    /// The oldest dialect that is spoken.
+    /// The oldest dialect that the server supports.
     pub min_dialect: Dialect,
-    /// Names that clients know the server by. If there are any, a client that names its server by NTLM must name one of
-    /// them.
+    /// Names under which clients address the server. If there are any, a client that sends a server name in NTLM must send
+    /// one of them.
     pub target_names: Vec<String>,
     /// Users may log on by NTLM.
     pub ntlm: bool,
@@ -40,19 +40,19 @@ pub struct ServerConfig {
     pub signing_required: bool,
     /// Sealing.
     pub encryption: Encryption,
-    /// Random, another at each start: a FileId of one start means nothing at the next.
+    /// Random number, different at each start: a FileId of one start has no meaning at the next.
     pub instance: u64,
-    /// Starts before this one.
+    /// Earlier starts of the server.
     pub predecessors: Vec<Predecessor>,
     /// MaxReadSize, MaxWriteSize and MaxTransactSize, at most [`crate::limits::IO_BYTES_MAX`].
     pub io_bytes_max: u32,
-    /// Oplocks, leases and durable handles are granted: clients cache.
+    /// Grants oplocks, leases and durable handles, so that clients cache.
     pub caching: bool,
-    /// Directories are leased, too, where `caching` is on.
+    /// Also grants leases on directories, if `caching` is on.
     pub directory_leases: bool,
 }
 
-/// A start of the server before this one.
+/// An earlier start of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Predecessor {
     /// Its [`ServerConfig::instance`].
@@ -66,7 +66,7 @@ pub struct Predecessor {
 pub struct NetworkInterface {
     /// IfIndex.
     pub index: u32,
-    /// One address of it.
+    /// One of its addresses.
     pub address: IpAddr,
     /// LinkSpeed in bits per second.
     pub speed_bits_per_second: u64,

@@ -1,5 +1,5 @@
-//! CREATE that is sent again ([MS-SMB2] 3.3.5.9.10): a client that has lost the answer finds the open that it made by the
-//! CreateGuid that it gave it, for as long as it has not used the open.
+//! Replay of a CREATE ([MS-SMB2] 3.3.5.9.10): a client that has lost the response finds its open by the CreateGuid that it
+//! chose, as long as it has not used the open.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -12,15 +12,15 @@ use crate::status::NtStatus;
 use crate::sync::{Mutex, MutexGuard};
 use crate::wire::create::CreateAction;
 
-/// CREATEs that can be found again.
+/// CREATEs that a replay can find.
 #[derive(Default)]
 pub(crate) struct Creations(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
     slots: HashMap<CreateKey, Slot>,
-    /// Those that lost their connection while they waited for others to give up what they cache, with the files of that.
-    /// What they waited for is under way still: until it has come to its end they are in flight for their clients.
+    /// CREATEs that lost their connection while they waited for other clients to give up what they cache, with the files in
+    /// question. The breaks are still in progress. Until these end, the CREATEs count as in flight for their clients.
     abandoned: HashMap<CreateKey, Weak<FileState>>,
 }
 
@@ -29,17 +29,17 @@ enum Slot {
     Done(Weak<Open>),
 }
 
-/// A CREATE under way; dropped where it comes to nothing.
+/// A CREATE in progress. Dropped if it fails.
 pub(crate) struct Creation {
     all: Arc<Creations>,
     key: CreateKey,
 }
 
-/// What a CREATE with a CreateGuid is.
+/// Result of the lookup of a CREATE with a CreateGuid.
 pub(crate) enum Begun {
-    /// New.
+    /// A new CREATE.
     New(Creation),
-    /// Sent again: this is what it made.
+    /// A replay, with the open that the CREATE made.
     Replay(Arc<Open>),
 }
 
@@ -49,14 +49,14 @@ impl Creations {
     }
 
     /// # Errors
-    /// `STATUS_DUPLICATE_OBJECTID` where the CreateGuid is in use and this is no replay, `STATUS_FILE_NOT_AVAILABLE` where it
-    /// is one of a CREATE that is under way.
+    /// `STATUS_DUPLICATE_OBJECTID` if the CreateGuid is in use and this is no replay, `STATUS_FILE_NOT_AVAILABLE` if this
+    /// is a replay of a CREATE that is in progress.
     pub(crate) fn begin(self: &Arc<Self>, key: CreateKey, replay: bool) -> Result<Begun, NtStatus> {
         let in_flight = if replay { NtStatus::FILE_NOT_AVAILABLE } else { NtStatus::DUPLICATE_OBJECTID };
         let mut creations = self.lock();
-        // At any time a CREATE that waits, or did, is found in one of the two.
+        // A CREATE that waits, or waited, is always in one of the two maps.
         if let Some(file) = creations.abandoned.get(&key).and_then(Weak::upgrade) {
-            // A file's state is not looked at under this lock.
+            // Do not access the state of a file under this lock.
             drop(creations);
             if file.is_breaking() {
                 return Err(in_flight);
@@ -77,14 +77,14 @@ impl Creations {
         Ok(Begun::New(Creation { all: Arc::clone(self), key }))
     }
 
-    /// The client works with an open, so it has the answer to its CREATE.
+    /// Removes the CREATE of an open that its client uses: the client has received the response.
     pub(crate) fn used(&self, open: &Open) {
         if let Some(replayable) = open.replayable.as_ref().filter(|replayable| replayable.used()) {
             self.lock().slots.remove(&replayable.key());
         }
     }
 
-    /// Forgets what no client waits for any more.
+    /// Removes the abandoned CREATEs that no client waits for any more.
     pub(super) fn forget_abandoned(&self) {
         let abandoned = self.lock().abandoned.clone();
         let over = |file: &Weak<FileState>| file.upgrade().is_none_or(|file| !file.is_breaking());
@@ -95,12 +95,12 @@ impl Creations {
 }
 
 impl Creation {
-    /// For the open that it makes.
+    /// Creates the [`Replayable`] of the open that this CREATE makes.
     pub(crate) fn replayable(&self) -> Replayable {
         Replayable::new(self.key)
     }
 
-    /// Its connection is lost while it waits for a break of `file`.
+    /// Abandons the CREATE: its connection was lost while it waits for a break of `file`.
     pub(crate) fn abandoned(self, file: &Arc<FileState>) {
         let mut creations = self.all.lock();
         if creations.abandoned.len() < ABANDONED_CREATES_MAX {
@@ -108,7 +108,7 @@ impl Creation {
         }
     }
 
-    /// It is about to be answered.
+    /// Completes the CREATE, which is about to be answered.
     pub(crate) fn done(self, open: &Arc<Open>, action: CreateAction) {
         let Some(replayable) = &open.replayable else { return };
         if replayable.answered(action) {

@@ -1,12 +1,12 @@
-//! The window of message ids a client may use ([MS-SMB2] 3.3.1.1, 3.3.5.2.3).
+//! The window of message ids that a client may use ([MS-SMB2] 3.3.1.1, 3.3.5.2.3).
 
 use crate::limits::CREDITS_MAX;
 
-/// Span of message ids that may be open at once: a client that never sends one id must not grow the window for ever.
+/// Maximum span of open message ids: a client that never sends one of them must not grow the window without limit.
 const SPAN_MAX: u64 = 2 * CREDITS_MAX as u64;
 const WORDS: usize = (SPAN_MAX / 64) as usize;
 
-/// Which message ids have been granted and not yet used.
+/// Message ids that have been granted and not yet used.
 pub(crate) struct CreditWindow {
     /// Every id below has been used.
     low: u64,
@@ -19,7 +19,7 @@ pub(crate) struct CreditWindow {
 }
 
 impl CreditWindow {
-    /// One credit: message id 0.
+    /// Creates a window of one credit: message id 0.
     pub(crate) fn new() -> Self {
         Self { low: 0, high: 1, used: Box::new([0; WORDS]), available: 1 }
     }
@@ -29,8 +29,8 @@ impl CreditWindow {
         ((at / 64) as usize, 1 << (at % 64))
     }
 
-    /// Uses `charge` consecutive ids from `id`. False where any was not granted or was used before: the connection
-    /// must be ended ([MS-SMB2] 3.3.5.2.3).
+    /// Uses `charge` consecutive ids from `id`. False if any of them was not granted or was used before: the connection
+    /// must be terminated ([MS-SMB2] 3.3.5.2.3).
     pub(crate) fn consume(&mut self, id: u64, charge: u16) -> bool {
         let charge = u64::from(charge.max(1));
         let Some(end) = id.checked_add(charge) else { return false };
@@ -59,7 +59,7 @@ impl CreditWindow {
         true
     }
 
-    /// Grants as many of `asked` as the limits allow, at least one while the client has none.
+    /// Grants as many of `asked` credits as the limits allow, and at least one if the client has none.
     pub(crate) fn grant(&mut self, asked: u16) -> u16 {
         let room = (u64::from(CREDITS_MAX) - self.available).min(SPAN_MAX - (self.high - self.low));
         let granted = u64::from(asked.max(1)).min(room);
@@ -95,7 +95,7 @@ mod tests {
         assert!(w.consume(0, 1));
         assert_eq!(w.grant(u16::MAX), CREDITS_MAX);
         assert_eq!(w.grant(1), 0);
-        // Id 1 is never used: the window may span SPAN_MAX ids and no more.
+        // Id 1 is never used: the window can span at most SPAN_MAX ids.
         let mut id = 2;
         loop {
             if !w.consume(id, 1) {

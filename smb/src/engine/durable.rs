@@ -1,53 +1,53 @@
-//! Durable opens ([MS-SMB2] 3.3.5.9.6, 3.3.5.9.7, 3.3.5.9.10, 3.3.5.9.12): what is asked for and what is granted.
+//! Durable opens ([MS-SMB2] 3.3.5.9.6, 3.3.5.9.7, 3.3.5.9.10, 3.3.5.9.12): what clients request and what the server grants.
 
 use crate::limits::{DURABLE_TIMEOUT_DEFAULT_MS, DURABLE_TIMEOUT_MS_MAX};
 use crate::status::NtStatus;
 use crate::wire::create_context::RequestContext;
 
-/// What was granted to a durable open.
+/// Properties of a granted durable open.
 pub(crate) struct Durable {
     /// Open.DurableOwner.
     pub(crate) username: String,
     pub(crate) client_guid: [u8; 16],
     /// Open.DurableOpenTimeout.
     pub(crate) timeout_ms: u32,
-    /// Open.CreateGuid, of version 2.
+    /// Open.CreateGuid, for version 2.
     pub(crate) create_guid: Option<[u8; 16]>,
 }
 
-/// A durable open is asked for.
+/// A request for a durable open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DurableRequest {
     /// `DHnQ`.
     V1,
-    /// `DH2Q`. That it be persistent is never granted.
+    /// `DH2Q`. Persistent handles are never granted.
     V2 { timeout_ms: u32, create_guid: [u8; 16] },
 }
 
-/// A durable open is asked for again, after a disconnect.
+/// A request to reconnect to a durable open after a disconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DurableReconnect {
     /// Open.DurableFileId.
     pub(crate) persistent: u64,
-    /// Of `DH2C`.
+    /// From `DH2C`.
     create_guid: Option<[u8; 16]>,
 }
 
 impl Durable {
-    /// Whether this user was granted it.
+    /// Whether the durable open was granted to this user.
     pub(crate) fn is_owned_by(&self, username: &str) -> bool {
         self.username.eq_ignore_ascii_case(username)
     }
 }
 
 impl DurableReconnect {
-    /// Version 1 names no CreateGuid, whatever the open was made with; an open of version 1 has one of zeros.
+    /// A request of version 1 names no CreateGuid and matches any open. An open of version 1 has a CreateGuid of zeros.
     pub(crate) fn names(&self, durable: &Durable) -> bool {
         self.create_guid.is_none_or(|guid| guid == durable.create_guid.unwrap_or_default())
     }
 }
 
-/// What the contexts of a CREATE say about durability.
+/// The durability contexts of a CREATE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DurableContexts {
     pub(crate) request: Option<DurableRequest>,
@@ -56,7 +56,7 @@ pub(crate) struct DurableContexts {
 
 impl DurableContexts {
     /// # Errors
-    /// `STATUS_INVALID_PARAMETER` where the contexts contradict each other.
+    /// `STATUS_INVALID_PARAMETER` if the contexts contradict each other.
     pub(crate) fn of(contexts: &[RequestContext<'_>], smb3: bool) -> Result<Self, NtStatus> {
         let (mut first, mut second) = (Self::default(), Self::default());
         for context in contexts {
@@ -65,7 +65,7 @@ impl DurableContexts {
                 RequestContext::DurableHandleReconnect(id) => {
                     first.reconnect = Some(DurableReconnect { persistent: id.persistent, create_guid: None });
                 }
-                // Version 2 is for SMB 3.x alone.
+                // Version 2 requires SMB 3.x.
                 RequestContext::DurableHandleRequestV2 { timeout_ms, create_guid, .. } if smb3 => {
                     second.request = Some(DurableRequest::V2 { timeout_ms, create_guid });
                 }
@@ -92,7 +92,7 @@ impl DurableContexts {
     }
 }
 
-/// How long an open is kept, in milliseconds, where the client asked for `asked`.
+/// Returns how long an open is kept, in milliseconds, if the client requested `asked`.
 pub(crate) fn timeout_ms(asked: u32) -> u32 {
     if asked == 0 { DURABLE_TIMEOUT_DEFAULT_MS } else { asked.min(DURABLE_TIMEOUT_MS_MAX) }
 }

@@ -1,4 +1,4 @@
-//! The files of a volume that are open ([MS-FSA]): share modes, names, byte-range locks, and what clients cache of them.
+//! The open files of a volume ([MS-FSA]): share modes, names, byte-range locks, and what clients cache of them.
 
 pub(super) mod holder;
 mod intervals;

@@ -1,6 +1,6 @@
-//! Opens without a session ([MS-SMB2] 3.3.7.1): a durable open of a session that loses its last channel is kept for a time,
-//! with share modes, byte-range locks and what it caches, until its client comes back for it. A client that cannot get access
-//! beside such an open does not wait for one that is away: the open ends.
+//! Opens without a session ([MS-SMB2] 3.3.7.1). When a session loses its last channel, a durable open is kept for a time,
+//! with share modes, byte-range locks and what it caches, until its client reconnects. If such an open denies access to
+//! another client, that client does not wait for the disconnected one: the open is closed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ pub(crate) struct KeptOpens {
     by_id: HashMap<u64, Kept>,
     /// Requests that reclaim an open that is not lost yet, as far as the server knows.
     waiting: Vec<Waiting>,
-    /// The server stops: nothing is kept any more.
+    /// The server is stopping and keeps no more opens.
     stopped: bool,
-    /// What backends have to do for opens that ended.
+    /// Backend operations for opens that have ended.
     left: Vec<FsOpKind>,
 }
 
@@ -37,13 +37,13 @@ pub(crate) struct KeptOpens {
 pub(crate) struct Kept {
     pub(crate) open: Arc<Open>,
     until: Instant,
-    /// Its part of what may be kept in its volume.
+    /// Its share of the volume's limit for kept opens.
     _counted: Taken,
 }
 
 struct Waiting {
     persistent: u64,
-    /// When the clock saw it first.
+    /// Time of its first tick.
     since: Option<Instant>,
     waiter: Waiter,
 }
@@ -55,7 +55,7 @@ impl KeptOpens {
         }
     }
 
-    /// Wakes those that have waited long enough.
+    /// Wakes the requests that have waited long enough.
     pub(super) fn tick(&mut self, clients: &dyn Clients, now: Instant) {
         let enough = ms(RECONNECT_WAIT_MS);
         for waiting in &mut self.waiting {
@@ -64,17 +64,17 @@ impl KeptOpens {
         self.wake(clients, |w| w.since.is_some_and(|since| now.saturating_duration_since(since) >= enough));
     }
 
-    /// Has a request wait for an open that is not lost yet, as far as the server knows.
+    /// Queues a request that waits for an open that is not lost yet, as far as the server knows.
     pub(crate) fn wait(&mut self, persistent: u64, waiter: Waiter) {
         self.waiting.push(Waiting { persistent, since: None, waiter });
     }
 
-    /// A request does not wait any more.
+    /// Removes a request that no longer waits.
     pub(crate) fn stop_waiting(&mut self, token: u64) {
         self.waiting.retain(|w| w.waiter.token != token);
     }
 
-    /// Wakes those that wait for an open.
+    /// Wakes the requests that wait for an open.
     pub(crate) fn wake_for(&mut self, persistent: u64, clients: &dyn Clients) {
         self.wake(clients, |w| w.persistent == persistent);
     }
@@ -98,7 +98,7 @@ impl KeptOpens {
             .and_then(|kept| Some((&kept.open, kept.open.durable.get()?)))
             .ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)?;
         check(open, durable)?;
-        // At once, so that no request finds it neither kept nor in use.
+        // Attach in the same step, so that no request finds the open neither kept nor in use.
         attach(open);
         self.by_id.remove(&persistent).ok_or(NtStatus::OBJECT_NAME_NOT_FOUND)
     }
@@ -115,7 +115,7 @@ impl KeptOpens {
         self.by_id.values().map(|kept| &kept.open)
     }
 
-    /// Keeps an open that [`may_keep`] has found fit, if there is room for it.
+    /// Keeps an open that [`may_keep`] has accepted, if there is room for it.
     pub(super) fn keep(
         &mut self,
         now: Instant,
@@ -128,20 +128,20 @@ impl KeptOpens {
         }
         let Some(counted) = open.volume.used.kept.take(1) else { return false };
         open.detach();
-        // A LOCK that waits on a connection that is lost but not gone yet must not be granted.
+        // Do not grant a LOCK that waits on a connection that is lost but not yet removed.
         open.file.end_waits(open.id, clients);
         self.put(Kept { open: Arc::clone(open), until: now + ms(timeout_ms), _counted: counted });
         self.wake_for(open.id.persistent, clients);
         true
     }
 
-    /// Nothing is kept any more; what was.
+    /// Stops keeping opens. Returns those that were kept.
     pub(super) fn stop(&mut self) -> Vec<Arc<Open>> {
         self.stopped = true;
         self.take_all(|_, _| true)
     }
 
-    /// When the next open has been kept long enough, or a backend has something to do.
+    /// Returns when the next open has been kept long enough, or [`Due::Now`] if there are backend operations.
     pub(super) fn next_timeout(&self) -> Option<Due> {
         if !self.left.is_empty() {
             return Some(Due::Now);
@@ -149,7 +149,7 @@ impl KeptOpens {
         self.by_id.values().map(|kept| Due::At(kept.until)).min()
     }
 
-    /// A backend has something to do for an open that has ended.
+    /// Queues a backend operation for an open that has ended.
     pub(super) fn leave_to_backend(&mut self, op: FsOpKind) {
         self.left.push(op);
     }
@@ -159,13 +159,14 @@ impl KeptOpens {
     }
 }
 
-/// For how long an open may be kept after its session has lost the last channel, in milliseconds ([MS-SMB2] 3.3.7.1).
+/// Returns how long an open may be kept after its session has lost the last channel, in milliseconds ([MS-SMB2] 3.3.7.1).
 pub(super) fn may_keep(open: &Open) -> Option<u32> {
     let durable = open.durable.get()?;
     if !open.keeps_handle() {
         return None;
     }
-    // Beside an open that does not cache writes, other clients may work. They must not wait for locks of a client that is away.
+    // Other clients can work beside an open that does not cache writes. They must not wait for locks of a disconnected
+    // client.
     if open.file.locks_of(open.id) > 0 && !keeps_writes(open) {
         return None;
     }

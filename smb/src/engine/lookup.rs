@@ -1,4 +1,4 @@
-//! What a channel has found in its session before: trees and opens, so that a request takes no lock that the requests of
+//! The trees and opens that a channel has found in its session before, so that a request takes no lock that requests on
 //! other channels take.
 
 use std::sync::{Arc, Weak};
@@ -7,12 +7,12 @@ use crate::engine::open::Open;
 use crate::engine::session::{Session, TreeConnect};
 use crate::ids::{FileId, IdMap};
 
-/// Below this many, what has ended is not looked for.
+/// Ended entries are not swept below this count.
 const SWEEP_MIN: usize = 64;
 
-/// Something of a session that can end on any of its channels.
+/// An object of a session that can end on any of its channels.
 pub(crate) trait Ends {
-    /// Set before it can be found in the session no more.
+    /// Becomes true before the session stops returning the object.
     fn has_ended(&self) -> bool;
 }
 
@@ -28,7 +28,7 @@ impl Ends for TreeConnect {
     }
 }
 
-/// Found before, by id. Keeps nothing alive, and no more than twice as many as lived when it last looked.
+/// Cached entries by id. Keeps none of them alive, and holds at most twice as many as were alive at the last sweep.
 struct Found<T> {
     by_id: IdMap<u64, Weak<T>>,
     sweep_at: usize,
@@ -52,7 +52,7 @@ impl<T: Ends> Found<T> {
     }
 }
 
-/// One channel's.
+/// The cache of one channel.
 pub(crate) struct Lookup {
     trees: Found<TreeConnect>,
     opens: Found<Open>,

@@ -1,33 +1,34 @@
 //! Opens that ended without a CLOSE, with their sessions or with an earlier start of the server. A client that reconnects
-//! marks its handles as to be opened again, but a request that was under way to the connection already carries the handle
-//! of before: cifs.ko looks at the mark first and waits for the connection then. Answered with STATUS_FILE_CLOSED, its
-//! program would see EBADF. It reads or writes again, by a new handle, where the connection ends before the answer, and
-//! asks for attributes again, by a handle that is open, where the answer says so.
+//! marks its handles to be opened again, but a request that is already on its way to the connection carries the old handle:
+//! cifs.ko first checks the mark and then waits for the connection. If the server answered with STATUS_FILE_CLOSED, the
+//! application would get EBADF. The client reads or writes again with a new handle if the connection ends before the
+//! response, and queries attributes again with a valid handle if the response requests it.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::ids::FileId;
 use crate::limits::{LOST_OPENS_MAX, RETRIES_PER_OPEN_MAX, RETURNS_PER_OPEN_MAX};
 
-/// Those of one volume: its clients have nothing to do with those of others.
+/// The lost opens of one volume, independent of those of other volumes.
 #[derive(Default)]
 pub(crate) struct LostOpens {
-    /// Opens that this start has given out.
+    /// Opens that this start has issued.
     own: Recent,
-    /// Handles of earlier starts. Those that were given out look like those that a client makes up, so they have a
-    /// place of their own, and push out no other's.
+    /// Handles of earlier starts. Issued handles look like handles that a client makes up, so they are stored separately
+    /// and cannot evict others.
     earlier: Recent,
 }
 
-/// The opens that came last.
+/// The most recent opens.
 #[derive(Default)]
 struct Recent {
     opens: HashMap<FileId, Attempts>,
-    /// The oldest first.
+    /// Oldest first.
     order: VecDeque<FileId>,
 }
 
-/// What was done already for an open: a client that never opens it again gets its answer in the end.
+/// Attempts made so far for an open. They are limited, so that a client that never opens it again gets its response in the
+/// end.
 #[derive(Default)]
 struct Attempts {
     returns: u8,
@@ -48,19 +49,19 @@ impl Recent {
 }
 
 impl LostOpens {
-    /// An open ended with its session.
+    /// Records an open that ended with its session.
     pub(crate) fn note(&mut self, id: FileId) {
         self.own.note(id);
     }
 
-    /// Whether to end the connection that reads or writes by this handle; `earlier` where an earlier start gave it out.
+    /// Whether to end the connection that reads or writes with this handle. `earlier`: an earlier start issued the handle.
     pub(crate) fn is_worth_a_return(&mut self, id: FileId, earlier: bool) -> bool {
         let Some(attempts) = self.attempts(id, earlier) else { return false };
         attempts.returns = attempts.returns.saturating_add(1);
         attempts.returns <= RETURNS_PER_OPEN_MAX
     }
 
-    /// Whether to have the client ask again that asks about this handle.
+    /// Whether to have the client retry its query about this handle.
     pub(crate) fn is_worth_a_retry(&mut self, id: FileId, earlier: bool) -> bool {
         let Some(attempts) = self.attempts(id, earlier) else { return false };
         attempts.retries = attempts.retries.saturating_add(1);

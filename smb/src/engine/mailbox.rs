@@ -1,4 +1,4 @@
-//! What connections have for each other until the transport takes it.
+//! Mail between connections until the transport takes it.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard};
 #[derive(Default)]
 pub(crate) struct Mailbox {
     mail: Mutex<Vec<(ConnectionId, Mail)>>,
-    /// Set under the lock whenever there is some.
+    /// Set under the lock whenever there is mail.
     has_mail: AtomicBool,
 }
 
@@ -18,7 +18,7 @@ impl Mailbox {
         self.mail.lock().expect("no panic under this lock")
     }
 
-    /// One load; Acquire, pairs with Release in [`Self::post`].
+    /// Whether there is mail. One Acquire load, which pairs with the Release store in [`Self::post`].
     pub(crate) fn has_mail(&self) -> bool {
         self.has_mail.load(Ordering::Acquire)
     }
@@ -29,7 +29,7 @@ impl Mailbox {
         self.has_mail.store(true, Ordering::Release);
     }
 
-    /// Takes all of it.
+    /// Takes all mail.
     pub(crate) fn take(&self) -> Vec<(ConnectionId, Mail)> {
         if !self.has_mail() {
             return Vec::new();
@@ -39,7 +39,7 @@ impl Mailbox {
         std::mem::take(&mut *mail)
     }
 
-    /// Takes the notifications that are for one connection's own client.
+    /// Takes the notifications for the client of one connection.
     pub(crate) fn take_breaks(&self, of: ConnectionId) -> Vec<BreakNotice> {
         if !self.has_mail() {
             return Vec::new();
@@ -79,7 +79,7 @@ mod models {
             for poster in posters {
                 poster.join().expect("posted");
             }
-            // Each thread that posts makes its event loop look afterwards.
+            // Each posting thread has its event loop check for mail afterwards.
             taken.extend(mailbox.take());
             let mut tokens: Vec<u64> = taken
                 .iter()

@@ -1,6 +1,7 @@
 //! The server side of the protocol as state machines without I/O.
 //!
-//! A [`Server`] holds what outlives connections: volumes, accounts, sessions, opens, share modes and byte-range locks.
+//! A [`Server`] holds the state that outlives connections: volumes, accounts, sessions, opens, share modes and byte-range
+//! locks.
 //! A [`Connection`] turns frames into effects and completions into responses:
 //!
 //! ```text
@@ -8,9 +9,9 @@
 //! ```
 //!
 //! Time ([`crate::time::Now`]) and randomness are parameters, so a whole conversation runs in a unit test.
-//! What one connection has for another (a lock that became free, a session that was closed) travels as [`Mail`].
+//! Events of one connection that affect another (a lock that became free, a session that was closed) are sent as [`Mail`].
 //!
-//! The files are in layers: each imports lower layers or its own folder only (smb/tests/layers.rs has the list).
+//! The files are layered: each imports only lower layers or its own folder (smb/tests/layers.rs has the list).
 
 #![allow(clippy::result_large_err, reason = "a Step is as large where it is no error")]
 

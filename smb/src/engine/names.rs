@@ -3,31 +3,32 @@
 use crate::fs::{RelPath, StreamName};
 use crate::status::NtStatus;
 
-/// Patterns longer than any name match nothing; matching costs their length times that of each name.
+/// Patterns longer than any name match nothing. Matching takes time proportional to the length of the pattern times that of
+/// the name.
 pub(crate) const PATTERN_CHARS_MAX: usize = 255;
 
-/// A path as a CREATE, rename or link names it.
+/// A path in a CREATE, rename or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) path: RelPath,
-    /// It ended in `\`: only a directory can be meant.
+    /// The name ended in `\`, so it can only denote a directory.
     pub(crate) directory: bool,
-    /// It named a stream.
+    /// The stream, if the name has one.
     pub(crate) stream: Option<Stream>,
 }
 
-/// A stream as a name has it after the first `:` ([MS-FSCC] 2.1.5).
+/// The stream in a name, after the first `:` ([MS-FSCC] 2.1.5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// `::$DATA`: what the file itself contains.
+    /// `::$DATA`: the contents of the file itself.
     Default,
     Named(StreamName),
 }
 
-/// Reads what follows the first `:` of a name: a stream's name, its type or both.
+/// Parses the part of a name after the first `:`: a stream's name, its type or both.
 ///
 /// # Errors
-/// `STATUS_OBJECT_NAME_INVALID` for types other than `$DATA` and for what no stream can be called.
+/// `STATUS_OBJECT_NAME_INVALID` for types other than `$DATA` and for invalid stream names.
 pub(crate) fn parse_stream(text: &str) -> Result<Stream, NtStatus> {
     let name = match text.split_once(':') {
         None => text,
@@ -40,16 +41,16 @@ pub(crate) fn parse_stream(text: &str) -> Result<Stream, NtStatus> {
     }
 }
 
-/// Whether a character can be part of no name ([MS-FSCC] 2.1.5.2). Clients that have such names map them to others.
+/// Whether a character is invalid in names ([MS-FSCC] 2.1.5.2). Clients that have such names map the characters to others.
 fn forbidden(c: char) -> bool {
     matches!(c, '\0'..='\x1f' | '"' | '*' | '/' | '<' | '>' | '?' | '|' | ':')
 }
 
-/// Reads a name: components separated by `\`.
+/// Parses a name: components separated by `\`.
 ///
 /// # Errors
-/// `STATUS_OBJECT_NAME_INVALID` for characters that no name has and for streams of no file; `STATUS_OBJECT_PATH_SYNTAX_BAD` for
-/// `..`, `.` and empty components.
+/// `STATUS_OBJECT_NAME_INVALID` for characters that are invalid in names and for streams without a file;
+/// `STATUS_OBJECT_PATH_SYNTAX_BAD` for `..`, `.` and empty components.
 pub(crate) fn parse(name: &str) -> Result<Name, NtStatus> {
     let (name, stream) = match name.split_once(':') {
         None => (name, None),
@@ -66,10 +67,10 @@ pub(crate) fn parse(name: &str) -> Result<Name, NtStatus> {
     Ok(Name { path: RelPath::new(&name.replace('\\', "/"))?, directory, stream })
 }
 
-/// Reads a name of the POSIX extensions: components separated by `/`, of any other characters ([SMB2-POSIX] 2.2.13).
+/// Parses a name of the POSIX extensions: components of any other characters, separated by `/` ([SMB2-POSIX] 2.2.13).
 ///
 /// # Errors
-/// `STATUS_OBJECT_NAME_INVALID` and `STATUS_OBJECT_PATH_SYNTAX_BAD` as of [`parse`].
+/// `STATUS_OBJECT_NAME_INVALID` and `STATUS_OBJECT_PATH_SYNTAX_BAD`, as for [`parse`].
 pub(crate) fn parse_posix(name: &str) -> Result<Name, NtStatus> {
     let (name, directory) = match name.strip_suffix('/') {
         Some(before) if !before.is_empty() => (before, true),
@@ -78,7 +79,7 @@ pub(crate) fn parse_posix(name: &str) -> Result<Name, NtStatus> {
     Ok(Name { path: RelPath::posix(name)?, directory, stream: None })
 }
 
-/// Whether a CREATE that comes again names what is open by `path`, and is `stream` of it.
+/// Whether the name in a repeated CREATE denotes the open file at `path`, and its `stream`.
 pub(crate) fn denotes(name: &str, posix: bool, path: &RelPath, stream: Option<&StreamName>) -> bool {
     let name = if posix { parse_posix(name) } else { parse(name) };
     name.is_ok_and(|name| {
@@ -95,8 +96,8 @@ pub(crate) fn is_plain(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '<', '>', '"'])
 }
 
-/// Whether `name` matches `pattern` ([MS-FSA] 2.1.4.4), with regard to case. Takes time in proportion to the product of
-/// their lengths, whatever the pattern.
+/// Whether `name` matches `pattern` ([MS-FSA] 2.1.4.4), case-sensitively. Takes time proportional to the product of their
+/// lengths for any pattern.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     if pattern == "*" {
         return true;
@@ -107,7 +108,7 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
     let last_dot = name.iter().rposition(|c| *c == '.');
-    // `rest[p]`: whether what follows position `p` of the pattern matches what follows position `n` of the name.
+    // `rest[p]`: whether the pattern from position `p` matches the name from position `n`.
     let mut rest = vec![false; pattern.len() + 1];
     rest[pattern.len()] = true;
     for p in (0..pattern.len()).rev() {
@@ -120,7 +121,7 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
             rest[p] = match pattern[p] {
                 '*' => rest[p + 1] || after[p],
                 '?' => after[p + 1],
-                // DOS_STAR: anything up to the last dot, which the pattern goes on with.
+                // DOS_STAR: anything up to the last dot, where the pattern continues.
                 '<' => rest[p + 1] || if last_dot == Some(n) { after[p + 1] } else { after[p] },
                 // DOS_QM: one character, or nothing before a dot or the end.
                 '>' => {

@@ -23,56 +23,56 @@ use crate::fs::{DirEntry, FsHandle, RelPath, StreamName};
 use crate::ids::FileId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
-/// An open. Owned by its session, so that it can outlive a connection.
+/// An open. Its session owns it, so that it can outlive a connection.
 pub(crate) struct Open {
     /// Open.FileId and Open.DurableFileId as sent on the wire.
     pub(crate) id: FileId,
-    /// 0 while it is kept for a client that has no session.
+    /// 0 while it is kept for a client without a session.
     session_id: AtomicU64,
     tree_id: AtomicU32,
     pub(crate) volume: Arc<Volume>,
     pub(crate) handle: FsHandle,
-    /// Of an open of a named stream: the handle of its file.
+    /// The handle of the file, if this is an open of a named stream.
     pub(crate) file_handle: Option<FsHandle>,
-    /// Share modes and locks of the file behind it, shared by all its opens.
+    /// Share modes and locks of the file, shared by all its opens.
     pub(crate) file: Arc<FileState>,
     pub(crate) directory: bool,
     /// Open.GrantedAccess.
     pub(crate) access: u32,
-    /// CreateOptions as asked for.
+    /// CreateOptions as requested.
     pub(crate) options: u32,
     /// Its CREATE had the context of the POSIX extensions.
     pub(crate) posix: bool,
-    /// Set once CLOSE has begun, so that it happens once.
+    /// Set when CLOSE begins, so that the open is closed only once.
     pub(crate) closing: AtomicBool,
     /// FilePositionInformation: where the last READ or WRITE ended.
     pub(crate) position: AtomicU64,
     /// Requests in flight on it, by channel sequence number.
     pub(crate) channel_sequence: ChannelSequence,
-    /// What was granted so that it outlives its session's channels.
+    /// The grant by which the open outlives the channels of its session.
     pub(crate) durable: OnceLock<Durable>,
-    /// By what its CREATE is found where it is sent again.
+    /// Finds the open when its CREATE is replayed.
     pub(crate) replayable: Option<Replayable>,
-    /// Of an application that may move to another client: set once its client has it.
+    /// Membership in an application that can move to another client. Set once the client has the open.
     pub(crate) app_instance: OnceLock<Membership>,
     parent_lease_key: Option<LeaseKey>,
-    /// It has written what leases on its directory were not broken for.
+    /// It has written, and leases on its directory were not broken for that.
     unreported: AtomicBool,
-    /// It is among the opens that have written ([`LeasedDirectories::written`]), for what it has not flushed since or for
-    /// something earlier.
+    /// It is listed among the opens that have written ([`LeasedDirectories::written`]), for WRITEs that it has not flushed
+    /// since or for earlier ones.
     ///
     /// [`LeasedDirectories::written`]: crate::engine::file::leased_directories::LeasedDirectories::written
     is_listed: AtomicBool,
-    /// [`LeasedDirectories::grants`] when its writes were last reported.
+    /// [`LeasedDirectories::grants`] when its WRITEs were last reported.
     ///
     /// [`LeasedDirectories::grants`]: crate::engine::file::leased_directories::LeasedDirectories::grants
     reported: AtomicU64,
     pub(crate) state: Mutex<OpenState>,
-    /// Its part of the volume's opens.
+    /// Its share of the volume's limit for opens.
     pub(super) counted: OnceLock<Taken>,
 }
 
-/// What an open is made of.
+/// Parameters of a new open.
 pub(crate) struct NewOpen {
     pub(crate) id: FileId,
     pub(crate) session_id: u64,
@@ -87,12 +87,12 @@ pub(crate) struct NewOpen {
     pub(crate) posix: bool,
     pub(crate) channel_sequence: u16,
     pub(crate) replayable: Option<Replayable>,
-    /// ParentLeaseKey, where the client set it.
+    /// ParentLeaseKey, if the client set it.
     pub(crate) parent_lease_key: Option<LeaseKey>,
     pub(crate) path: RelPath,
 }
 
-/// What changes while it is open.
+/// The mutable state of an open.
 pub(crate) struct OpenState {
     /// Open.PathName below the volume's root; follows renames by this open.
     pub(crate) path: RelPath,
@@ -100,39 +100,39 @@ pub(crate) struct OpenState {
     pub(crate) stream: Option<StreamName>,
     /// FileModeInformation.
     pub(crate) mode: u32,
-    /// The last QUERY_DIRECTORY's pattern and what was fetched but not yet sent.
+    /// The pattern of the last QUERY_DIRECTORY, and the entries that were fetched but not sent yet.
     pub(crate) directory: DirectoryCursor,
-    /// Open.NextEaEntry ([MS-FSA] 2.1.5.12.12), by its place among the file's extended attributes.
+    /// Open.NextEaEntry ([MS-FSA] 2.1.5.12.12), as an index into the extended attributes of the file.
     pub(crate) next_ea: usize,
     /// Open.LockSequenceArray ([MS-SMB2] 3.3.5.14), `0xff` = invalid.
     pub(crate) lock_sequence: [u8; 65],
 }
 
-/// Where an enumeration stands.
+/// The position of a directory enumeration.
 #[derive(Default)]
 pub(crate) struct DirectoryCursor {
     /// Open.EnumerationSearchPattern; `None` before the first query.
     pub(crate) pattern: Option<String>,
     /// Fetched from the backend, not yet sent, in reverse order (pop from the end).
     pub(crate) pending: Vec<DirEntry>,
-    /// What `pending` takes of the volume's limit. Short fetches are not counted.
+    /// Share of `pending` in the volume's limit. Short fetches are not counted.
     pub(crate) counted: Option<Taken>,
     /// How many of `.` and `..` were sent.
     pub(crate) dots_sent: u8,
-    /// The backend has no more.
+    /// The backend has no more entries.
     pub(crate) end: bool,
     /// At least one entry was returned since the start.
     pub(crate) any: bool,
-    /// The backend's next fetch starts at the beginning.
+    /// The next fetch from the backend starts at the beginning.
     pub(crate) restart: bool,
 }
 
 impl DirectoryCursor {
-    /// Takes in what was fetched, and what that takes of the volume's limit.
+    /// Adds fetched entries and their share of the volume's limit.
     pub(crate) fn fetched(&mut self, mut entries: Vec<DirEntry>, counted: Option<Taken>) {
         self.end |= entries.is_empty();
         entries.reverse();
-        // Another query on the same open may have fetched meanwhile: its entries came first.
+        // Another query on the same open may have fetched in the meantime: its entries come first.
         entries.append(&mut self.pending);
         self.pending = entries;
         match (&mut self.counted, counted) {
@@ -141,10 +141,10 @@ impl DirectoryCursor {
         }
     }
 
-    /// An answer is complete: what it has taken from `pending` does not count any more.
+    /// Completes a response: entries that it took from `pending` no longer count against the limit.
     pub(crate) fn settle(&mut self) {
         if self.pending.is_empty() {
-            // Its memory, too: the open may stay for long.
+            // Free the memory, too: the open can live for a long time.
             self.pending = Vec::new();
             self.counted = None;
         } else if let Some(counted) = &mut self.counted {
@@ -159,7 +159,7 @@ impl OpenState {
         Self { path, stream, mode: 0, directory, next_ea: 0, lock_sequence: [0xff; 65] }
     }
 
-    /// The path with the stream, if it is of one, separated by `/` and `:`.
+    /// Returns the path, separated by `/`, followed by `:` and the name of the stream if this is an open of one.
     pub(crate) fn full_name(&self) -> String {
         match &self.stream {
             Some(stream) => format!("{}:{}", self.path.as_str(), stream.as_str()),
@@ -197,7 +197,7 @@ impl Open {
         }
     }
 
-    /// Open.Session; 0 while it is kept for a client that has none.
+    /// Open.Session; 0 while the open is kept for a client without a session.
     pub(crate) fn session_id(&self) -> u64 {
         self.session_id.load(Ordering::Acquire)
     }
@@ -207,61 +207,60 @@ impl Open {
         self.tree_id.load(Ordering::Acquire)
     }
 
-    /// Whether it has no session: its client's last channel was lost, and it waits for the client to come back. No
-    /// break can be sent.
+    /// Whether the open has no session: its client lost the last channel and has not reconnected. No break can be sent.
     pub(crate) fn is_disconnected(&self) -> bool {
         self.session_id() == 0
     }
 
-    /// Its session is gone.
+    /// Detaches the open from its session, which is gone.
     pub(super) fn detach(&self) {
         self.session_id.store(0, Ordering::Release);
     }
 
-    /// Its client is back.
+    /// Attaches the open to the session of its client, which has reconnected.
     pub(super) fn attach(&self, session_id: u64, tree_id: u32, channel_sequence: u16) {
         self.channel_sequence.restart(channel_sequence);
         self.tree_id.store(tree_id, Ordering::Release);
         self.session_id.store(session_id, Ordering::Release);
     }
 
-    /// Marks it as closing; true for the one caller that may go on to close it.
+    /// Marks the open as closing. True for the one caller that must then close it.
     pub(crate) fn begin_close(&self) -> bool {
         !self.closing.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether a CREATE that comes again means this open.
+    /// Whether the name in a repeated CREATE denotes this open.
     pub(crate) fn is_named(&self, name: &str) -> bool {
         let state = self.state();
         names::denotes(name, self.posix, &state.path, state.stream.as_ref())
     }
 
-    /// Whether it is of a named stream.
+    /// Whether this is an open of a named stream.
     pub(crate) fn is_stream(&self) -> bool {
         self.file_handle.is_some()
     }
 
-    /// Whether CLOSE, or another end of it, has begun.
+    /// Whether CLOSE, or another way to end the open, has begun.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Whether its client may keep the handle: by a batch oplock or a lease with HANDLE caching that is not being broken.
+    /// Whether its client may keep the handle, by a batch oplock or a lease with HANDLE caching that is not being broken.
     pub(crate) fn keeps_handle(&self) -> bool {
         self.file.keeps_handle(self.id)
     }
 
-    /// What its client may cache, as a CREATE response says it.
+    /// Returns what its client may cache, in the form of a CREATE response.
     pub(crate) fn cached(&self) -> Cached {
         self.file.cached(self.id)
     }
 
-    /// The contents have changed; where a change has failed they may have changed in part, which counts as much: what others
-    /// have read is not to be used any more, and CHANGE_NOTIFY reports it.
+    /// Reports a change of the contents. A failed change counts as well, because it may have changed a part of them. Data
+    /// that other clients have read becomes invalid, and CHANGE_NOTIFY reports the change.
     pub(crate) fn contents_changed(self: &Arc<Self>, now: Instant, clients: &dyn Clients) {
         self.file.data_changed(self.id, clients);
         self.volume.watches.notify_modified(CONTENTS, self, clients);
-        // What a directory lists does not change with named streams.
+        // Changes of named streams do not change the listing of a directory.
         let leased = &self.volume.watches.leased;
         if self.is_stream() || !leased.any() {
             return;
@@ -269,7 +268,7 @@ impl Open {
         if !self.file.is_write_cached() {
             self.report_writes(clients);
         } else if !self.unreported.load(Ordering::Acquire) {
-            // As on Windows, what its client has not sent yet is not to be seen either: there is time for more.
+            // As on Windows, the report can wait: other clients cannot see what this client has not sent yet either.
             self.unreported.store(true, Ordering::Release);
             if !self.is_listed.swap(true, Ordering::AcqRel) {
                 let writer: Weak<Self> = Arc::downgrade(self);
@@ -278,14 +277,15 @@ impl Open {
         }
     }
 
-    /// Its client has sent all that it has written, for the time being: clients that cache the directory see its size and times.
+    /// Reports that the client has sent all its writes for the time being: clients that cache the directory get the size
+    /// and times.
     pub(crate) fn flushed(&self, clients: &dyn Clients) {
         if self.unreported.swap(false, Ordering::AcqRel) {
             self.report_writes(clients);
         }
     }
 
-    /// Breaks leases on the directory, if there may be one that was not broken for this open before.
+    /// Breaks leases on the directory if there may be one that was not yet broken for this open.
     fn report_writes(&self, clients: &dyn Clients) {
         let leased = &self.volume.watches.leased;
         let grants = leased.grants();
@@ -298,7 +298,7 @@ impl Open {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// A line for the list of open files.
+    /// Returns an entry for the list of open files.
     pub(crate) fn info(&self) -> OpenInfo {
         OpenInfo {
             session_id: self.session_id(),
@@ -313,7 +313,7 @@ impl Open {
 
 impl Writer for Open {
     fn overdue(&self, clients: &dyn Clients) {
-        // A WRITE that finds itself listed has set `unreported` before, which this swap makes visible here.
+        // A WRITE that finds the open listed has set `unreported` before; this swap makes that visible here.
         self.is_listed.swap(false, Ordering::AcqRel);
         self.flushed(clients);
     }
@@ -338,7 +338,7 @@ impl LocalOpen for Open {
 
     fn set_path(&self, path: &RelPath) {
         self.state().path.clone_from(path);
-        // Its directory may be another one.
+        // It may be in another directory now.
         self.reported.store(0, Ordering::Release);
     }
 
@@ -358,11 +358,11 @@ impl LocalOpen for Open {
 /// An open, as listed for an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenInfo {
-    /// The session that holds it; 0 where it is kept for a client that has lost its connections.
+    /// The session that holds it; 0 if it is kept for a client that has lost its connections.
     pub session_id: u64,
     /// The volume it is in.
     pub volume_id: String,
-    /// Path below the volume's root; `:` and the name of the stream follow where it is of one.
+    /// Path below the volume's root, followed by `:` and the name of the stream if it is an open of one.
     pub path: String,
     /// Granted access mask.
     pub access: u32,
@@ -372,8 +372,8 @@ pub struct OpenInfo {
     pub byte_range_locks: u32,
 }
 
-/// Hands out FileIds. A client that has not noticed yet that the server was restarted still uses those from before:
-/// they must not mean another file, so each start has ids of its own.
+/// Issues FileIds. A client that has not detected a restart of the server yet still uses ids from before. They must not
+/// denote another file, so the ids of each start are distinct.
 pub(crate) struct FileIds {
     instance: u64,
     last: AtomicU64,
@@ -389,12 +389,12 @@ impl FileIds {
         FileId { persistent: self.instance.wrapping_add(n), volatile: n }
     }
 
-    /// The id of which this is the persistent half.
+    /// Returns the id with this persistent half.
     pub(crate) fn of(&self, persistent: u64) -> FileId {
         FileId { persistent, volatile: persistent.wrapping_sub(self.instance) }
     }
 
-    /// Which start of the server gave this id out.
+    /// Returns the start of the server that issued this id.
     pub(crate) fn instance_of(id: FileId) -> u64 {
         id.persistent.wrapping_sub(id.volatile)
     }

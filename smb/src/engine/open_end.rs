@@ -12,7 +12,8 @@ use crate::fs::FsOpKind;
 use crate::wire::create::CreateOptions;
 use crate::wire::fscc::notify::NotifyAction;
 
-/// Takes an open from its file and ends its watch. The caller has won [`Open::begin_close`] and removed it from its session.
+/// Removes an open from its file and ends its watch. The caller must have won [`Open::begin_close`] and removed the open
+/// from its session.
 pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -> LinkFate {
     creations.used(open);
     open.flushed(clients);
@@ -29,13 +30,13 @@ pub(crate) fn begin(open: &Open, creations: &Creations, clients: &dyn Clients) -
     ended
 }
 
-/// As [`begin`], for an open that its owner lost; what a backend has to do then.
+/// Like [`begin`], for an open that its owner lost. Returns the backend operation for it.
 pub(crate) fn end(open: &Open, creations: &Creations, clients: &dyn Clients) -> FsOpKind {
     let ended = begin(open, creations, clients);
     if let LinkFate::Unlinked { parent, stream, .. } = ended {
         removed(open, parent, stream, clients);
         if !stream {
-            // It is not removed yet.
+            // The name is not removed yet.
             let path = open.state().path.clone();
             open.volume.watches.leased.leaves(&open.file, &path, clients);
         }
@@ -52,7 +53,7 @@ pub(crate) fn close(open: &Open, ended: LinkFate, stat: bool) -> FsOpKind {
     }
 }
 
-/// [MS-FSA] 2.1.5.5: what an end means for the watches of the directory that was open, be it by this open or by another one.
+/// [MS-FSA] 2.1.5.5: ends the watches on a directory that end with this open, those of other opens included.
 fn end_watches(open: &Open, ended: &LinkFate, clients: &dyn Clients) {
     if !open.directory {
         return;
@@ -64,7 +65,7 @@ fn end_watches(open: &Open, ended: &LinkFate, clients: &dyn Clients) {
     }
 }
 
-/// A name, or only the `stream`, has been removed by an open that named `parent` as the lease on its directory.
+/// Reports that a name, or only the `stream`, was removed by an open that named `parent` as the lease on its directory.
 pub(crate) fn removed(open: &Open, parent: Option<LeaseKey>, stream: bool, clients: &dyn Clients) {
     if stream {
         return open.volume.watches.stream_changed(NotifyAction::REMOVED_STREAM, open, clients);

@@ -10,7 +10,7 @@ pub(crate) struct Pipe {
     pub(crate) id: FileId,
     pub(crate) tree_id: u32,
     association: Mutex<Association>,
-    /// Its part of the pipes of the user's volume.
+    /// Its share of the limit for pipes of the user's volume.
     _counted: Taken,
 }
 

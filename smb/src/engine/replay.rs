@@ -1,4 +1,4 @@
-//! What an open keeps so that its CREATE is answered again ([MS-SMB2] 3.3.5.9.10).
+//! Data that an open keeps to answer a replay of its CREATE ([MS-SMB2] 3.3.5.9.10).
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use crate::sync::AtomicBool;
 use crate::wire::create::CreateAction;
 
-/// The client that asks, and Open.CreateGuid.
+/// The GUID of the client, and Open.CreateGuid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CreateKey {
     pub(crate) client_guid: [u8; 16],
     pub(crate) create_guid: [u8; 16],
 }
 
-/// What an open keeps so that its CREATE is answered again.
+/// Data that an open keeps to answer a replay of its CREATE.
 pub(crate) struct Replayable {
     key: CreateKey,
     /// Open.IsReplayEligible.
@@ -30,12 +30,12 @@ impl Replayable {
         self.key
     }
 
-    /// What its CREATE did, once that is about to be answered.
+    /// Returns what its CREATE did, once that is about to be answered.
     pub(crate) fn action(&self) -> Option<CreateAction> {
         self.action.get().copied()
     }
 
-    /// Its CREATE is about to be answered. True the first time.
+    /// Records what its CREATE did. The CREATE is about to be answered. True the first time.
     pub(crate) fn answered(&self, action: CreateAction) -> bool {
         let first = self.action.set(action).is_ok();
         if first {
@@ -44,7 +44,7 @@ impl Replayable {
         first
     }
 
-    /// Open.IsReplayEligible becomes FALSE. True where it was not before.
+    /// Sets Open.IsReplayEligible to FALSE. True if it was TRUE before.
     pub(crate) fn used(&self) -> bool {
         self.eligible.load(Ordering::Relaxed) && self.eligible.swap(false, Ordering::AcqRel)
     }

@@ -1,4 +1,4 @@
-//! What a connection reports to its event loop: its end, and what is worth a log line or a metric.
+//! Reports from a connection to its event loop: the end of the connection, and events for the log or metrics.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,15 +7,15 @@ use crate::engine::activity::Activity;
 use crate::status::NtStatus;
 use crate::wire::Command;
 
-/// Why a connection must be ended now, without an answer.
+/// The reason to terminate a connection immediately, without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("peer broke the protocol: {0}")]
 pub struct Disconnect(pub &'static str);
 
-/// Something worth a log line or a metric.
+/// An event for the log or a metric.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A dialect was agreed on.
+    /// A dialect was negotiated.
     Negotiated {
         /// "3.1.1" …
         dialect: &'static str,
@@ -29,24 +29,24 @@ pub enum Event {
     },
     /// Authentication failed; the reason is for the log only.
     AuthenticationFailed {
-        /// The user that the client claimed to be; empty if it did not come that far.
+        /// The user that the client claimed to be; empty if authentication did not get that far.
         username: String,
         /// Why.
         reason: String,
     },
-    /// A session ended: with its last channel, which was this connection.
+    /// A session ended with its last channel, which was this connection.
     SessionClosed {
         /// SessionId.
         session_id: u64,
     },
-    /// The connection became a further channel of a session.
+    /// The connection was bound to a session as a further channel.
     ChannelBound {
         /// SessionId.
         session_id: u64,
         /// The user.
         username: String,
     },
-    /// The connection is no channel of a session any more, but others are.
+    /// The connection is no longer a channel of a session that still has other channels.
     ChannelClosed {
         /// SessionId.
         session_id: u64,
@@ -57,10 +57,10 @@ pub enum Event {
         username: String,
         /// The share asked for.
         share: String,
-        /// With what.
+        /// The status of the response.
         status: NtStatus,
     },
-    /// The connection is to end so that its client connects again.
+    /// The connection ends so that its client reconnects.
     Leaving {
         /// Why, for the log.
         why: &'static str,
@@ -69,15 +69,15 @@ pub enum Event {
     Completed {
         /// The command.
         command: Command,
-        /// The answer.
+        /// The status of the response.
         status: NtStatus,
-        /// When it came in.
+        /// When the request arrived.
         began: Instant,
         /// Payload read or written, in bytes.
         payload_bytes: u32,
-        /// Which went by RDMA rather than in messages.
+        /// Whether the payload was transferred by RDMA rather than in messages.
         by_rdma: bool,
-        /// Counts of the volume that it was for.
+        /// Counters of the volume that the request was for.
         activity: Option<Arc<Activity>>,
     },
 }

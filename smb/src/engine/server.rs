@@ -1,4 +1,4 @@
-//! What outlives connections ([MS-SMB2] 3.3.1.5).
+//! State that outlives connections ([MS-SMB2] 3.3.1.5).
 
 mod keeping;
 
@@ -32,9 +32,9 @@ pub struct SessionInfo {
     pub username: String,
     /// The transports' names for the peer, one for each channel, oldest first.
     pub client_addresses: Vec<String>,
-    /// It came over RDMA.
+    /// It was established over RDMA.
     pub over_rdma: bool,
-    /// How payload goes on each of its channels: "tcp", "tcp-sealed" …
+    /// How each of its channels carries payload: "tcp", "tcp-sealed" …
     pub transports: Vec<&'static str>,
     /// "3.1.1" …
     pub dialect: &'static str,
@@ -50,22 +50,22 @@ pub struct SessionInfo {
     pub open_files: u32,
 }
 
-/// What the clients of a volume use and do.
+/// Usage and activity of the clients of a volume.
 #[derive(Clone, Debug)]
 pub struct VolumeUse {
     /// The volume's id.
     pub id: String,
-    /// Sessions in being.
+    /// Active sessions.
     pub sessions: u64,
-    /// Open files and directories, those included that are kept for clients that are away.
+    /// Open files and directories, including those that are kept for disconnected clients.
     pub open_files: u64,
-    /// What is done so far.
+    /// Work completed so far.
     pub activity: Arc<Activity>,
 }
 
-/// The server as a whole. Cheap to share; every lock in it is for cold paths. A thread that holds one takes only those after it:
-/// kept opens; a volume's files; one file; its volume's leases, CREATEs that can be sent again, files with breaks, sessions,
-/// one session; what clients watch; an open's own state; mail.
+/// The server as a whole. Cheap to share; all locks in it are for cold paths. A thread that holds one takes only locks that
+/// come later in this order: kept opens; the files of a volume; one file; the leases of its volume, CREATEs that can be
+/// replayed, files with breaks, sessions, one session; watches; the state of an open; mail.
 pub struct Server {
     pub(crate) config: ServerConfig,
     pub(crate) file_ids: FileIds,
@@ -78,13 +78,13 @@ pub struct Server {
     kept_opens: Mutex<KeptOpens>,
     pub(crate) creations: Arc<Creations>,
     pub(crate) app_instances: Arc<AppInstances>,
-    /// Files with a break that waits for its acknowledgment.
+    /// Files with a break that awaits acknowledgment.
     breaking: Mutex<Vec<Weak<dyn Breakable>>>,
     is_breaking: AtomicBool,
 }
 
 impl Server {
-    /// A server without volumes.
+    /// Creates a server without volumes.
     #[must_use]
     pub fn new(config: ServerConfig) -> Arc<Self> {
         Arc::new(Self {
@@ -104,10 +104,10 @@ impl Server {
         })
     }
 
-    /// Starts to serve a volume; replaces one of the same id that was removed.
+    /// Starts serving a volume. Replaces a removed volume with the same id.
     ///
     /// # Errors
-    /// The user name of an account that another volume has already.
+    /// The user name of an account that another volume already has.
     pub fn add_volume(&self, config: VolumeConfig) -> Result<(), String> {
         self.accounts.write().expect(LOCK).set(&config.id, config.accounts.clone())?;
         let volume = Arc::new(Volume::new(config, Arc::clone(&self.mailbox)));
@@ -115,10 +115,11 @@ impl Server {
         Ok(())
     }
 
-    /// Stops to serve a volume: no new sessions, tree connects or opens. Its sessions are closed.
+    /// Stops serving a volume: no new sessions, tree connects or opens. Its sessions are closed.
     ///
     /// # Errors
-    /// [`InUse`] where files are open and `force` is not set: its clients have noticed nothing then. A volume that is not there is no error.
+    /// [`InUse`] if files are open and `force` is not set; its clients are not affected then. It is not an error if the
+    /// volume does not exist.
     pub fn remove_volume(&self, id: &str, force: bool) -> Result<(), InUse> {
         let Some(volume) = self.volume(id) else { return Ok(()) };
         volume.remove(force)?;
@@ -133,27 +134,27 @@ impl Server {
         Ok(())
     }
 
-    /// Replaces the snapshots of a volume that clients may look into.
+    /// Replaces the snapshots of a volume that clients may access.
     pub fn set_snapshots(&self, volume: &str, snapshots: Vec<SnapshotConfig>) {
         if let Some(volume) = self.volume(volume) {
             volume.snapshots.set(&volume, snapshots, &self.mailbox);
         }
     }
 
-    /// Replaces the accounts of a volume; sessions in being go on.
+    /// Replaces the accounts of a volume. Active sessions continue.
     ///
     /// # Errors
-    /// The user name of an account that another volume has already.
+    /// The user name of an account that another volume already has.
     pub fn set_accounts(&self, volume: &str, accounts: Vec<Account>) -> Result<(), String> {
         self.accounts.write().expect(LOCK).set(volume, accounts)
     }
 
-    /// What FSCTL_QUERY_NETWORK_INTERFACE_INFO answers from now on.
+    /// Sets the interfaces that FSCTL_QUERY_NETWORK_INTERFACE_INFO reports from now on.
     pub fn set_interfaces(&self, interfaces: Vec<NetworkInterface>) {
         *self.interfaces.write().expect(LOCK) = interfaces;
     }
 
-    /// What the clients of each volume use and do, in no order.
+    /// Returns usage and activity of the clients of each volume, in no particular order.
     #[must_use]
     pub fn volume_uses(&self) -> Vec<VolumeUse> {
         let volumes = self.volumes.read().expect(LOCK);
@@ -166,7 +167,7 @@ impl Server {
         uses.collect()
     }
 
-    /// Sessions in being, by id.
+    /// Returns the active sessions, sorted by id.
     #[must_use]
     pub fn session_infos(&self) -> Vec<SessionInfo> {
         let mut infos: Vec<SessionInfo> = self
@@ -195,8 +196,8 @@ impl Server {
         infos
     }
 
-    /// Open files and directories, of one volume or of all, by session; first those that are kept for clients that have
-    /// none.
+    /// Returns the open files and directories of one volume or of all, sorted by session. Opens that are kept for clients
+    /// without a session come first.
     #[must_use]
     pub fn open_infos(&self, volume: Option<&str>) -> Vec<OpenInfo> {
         let sessions: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
@@ -212,29 +213,29 @@ impl Server {
         infos
     }
 
-    /// Closes a session and all it has open. False where there is none.
+    /// Closes a session and all its opens. False if there is no such session.
     pub fn close_session(&self, id: u64) -> bool {
         let Some(session) = self.sessions().remove(&id) else { return false };
-        // Its connections close the opens: only there can backend operations be emitted.
+        // Its connections close the opens: only connections can emit backend operations.
         for connection in session.end() {
             self.post(connection, Mail::SessionClosed(id));
         }
         true
     }
 
-    /// Whether [`Self::take_mail`] has something; one load.
+    /// Whether [`Self::take_mail`] would return any. One load.
     #[must_use]
     pub fn has_mail(&self) -> bool {
         self.mailbox.has_mail()
     }
 
-    /// What must be delivered to other connections, in order. Call after every call into a connection or the server.
+    /// Takes the mail for other connections, in order. Call this after every call into a connection or the server.
     #[must_use]
     pub fn take_mail(&self) -> Vec<(ConnectionId, Mail)> {
         self.mailbox.take()
     }
 
-    /// Ends breaks that no client acknowledges in time. To be called about once a second; mail may follow.
+    /// Ends breaks that no client acknowledges in time. Call this about once a second; it can post mail.
     pub fn tick(&self, now: Instant) {
         for file in self.breaking() {
             if file.tick(now, self) {
@@ -243,12 +244,12 @@ impl Server {
         }
     }
 
-    /// Takes the notifications that are for this connection's own client.
+    /// Takes the notifications for the client of this connection.
     pub(crate) fn take_breaks(&self, of: ConnectionId) -> Vec<BreakNotice> {
         self.mailbox.take_breaks(of)
     }
 
-    /// A connection is no channel any more: breaks that were sent over it are sent over another one.
+    /// Handles the loss of a channel: breaks that were sent on it are sent on another one.
     pub(crate) fn channel_lost(&self, connection: ConnectionId) {
         for file in self.breaking() {
             file.channel_lost(connection, self);
@@ -256,7 +257,7 @@ impl Server {
         }
     }
 
-    /// Takes the files that are being looked after.
+    /// Takes the files with breaks in progress.
     fn breaking(&self) -> Vec<Arc<dyn Breakable>> {
         if !self.is_breaking.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -285,7 +286,7 @@ impl Server {
         self.accounts.read().expect(LOCK).volume_of(username).map(str::to_owned)
     }
 
-    /// The start before this one that gave this id out.
+    /// Returns the earlier start that issued this id.
     fn predecessor(&self, id: FileId) -> Option<&Predecessor> {
         let instance = FileIds::instance_of(id);
         if instance == self.config.instance {
@@ -294,13 +295,13 @@ impl Server {
         self.config.predecessors.iter().find(|start| start.instance == instance)
     }
 
-    /// Whether all that was written by this open and acknowledged is on stable storage, though the open is no more: an
-    /// earlier start of the server had it.
+    /// Whether all acknowledged writes of this open are on stable storage, although the open no longer exists: it belonged
+    /// to an earlier start of the server.
     pub(crate) fn is_durable_since(&self, id: FileId) -> bool {
         self.predecessor(id).is_some_and(|start| start.durable)
     }
 
-    /// Whether an earlier start may have given this id out.
+    /// Whether an earlier start may have issued this id.
     pub(crate) fn is_of_predecessor(&self, id: FileId) -> bool {
         self.predecessor(id).is_some()
     }

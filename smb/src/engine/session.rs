@@ -26,30 +26,30 @@ pub(crate) struct Session {
     pub(crate) username: String,
     /// The one volume that this user may open.
     pub(crate) volume_id: String,
-    /// Session.Connection.Dialect and the like: what a connection must have in common with the one that the session was
-    /// made on, to become a channel.
+    /// Session.Connection.Dialect and others: properties that a connection must share with the connection that the session
+    /// was established on, to become a channel.
     pub(crate) dialect: Dialect,
     pub(crate) client_guid: [u8; 16],
     pub(crate) cipher: Option<Cipher>,
-    /// Session.SigningKey: signs the binding of further channels, which then have keys of their own.
+    /// Session.SigningKey: signs the binding of further channels, which then have separate keys.
     pub(crate) signing: SigningKey,
-    /// Session.EncryptionKey and Session.DecryptionKey, which all channels share.
+    /// Session.EncryptionKey and Session.DecryptionKey, shared by all channels.
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     pub(crate) established: Now,
-    /// Session.ExpirationTime, in milliseconds after `established`; [`NEVER`] where the proof of who the user is does not expire.
+    /// Session.ExpirationTime, in milliseconds after `established`; [`NEVER`] if the user's authentication does not expire.
     expires_ms: AtomicU64,
-    /// The connection it was made on goes over RDMA.
+    /// The connection that it was established on uses RDMA.
     pub(crate) over_rdma: bool,
     /// Session.SigningRequired.
     pub(crate) signing_required: AtomicBool,
     /// Session.EncryptData: every request but NEGOTIATE and SESSION_SETUP must be sealed.
     pub(crate) encrypt: AtomicBool,
-    /// A request of it came sealed.
+    /// The client has sent a sealed request.
     pub(crate) seals: AtomicBool,
-    /// Logged off, closed by an administrator or without a channel left.
+    /// Logged off, closed by an administrator, or without channels.
     pub(crate) closed: AtomicBool,
     inner: Mutex<Inner>,
-    /// Its part of the volume's sessions.
+    /// Its share of the volume's limit for sessions.
     _counted: Taken,
 }
 
@@ -80,19 +80,19 @@ pub(crate) struct TreeConnect {
     pub(crate) share: Share,
     /// TreeConnect.MaximalAccess.
     pub(crate) access: u32,
-    /// Share.EncryptData of a volume that wants it.
+    /// Share.EncryptData of a volume that requires it.
     pub(crate) encrypt: bool,
     disconnected: AtomicBool,
 }
 
 impl TreeConnect {
-    /// Whether TREE_DISCONNECT or the session's end has taken it away.
+    /// Whether TREE_DISCONNECT or the end of the session has removed it.
     pub(crate) fn is_disconnected(&self) -> bool {
         self.disconnected.load(Ordering::Acquire)
     }
 }
 
-/// What a tree is connected to.
+/// The target of a tree connect.
 pub(crate) enum Share {
     /// A volume.
     Volume(Arc<Volume>),
@@ -108,17 +108,17 @@ impl Drop for TreeConnect {
     }
 }
 
-/// What is to be done about a channel that was taken away.
+/// Result of the removal of a channel.
 pub(crate) struct RemovedChannel {
-    /// It was the session's last.
+    /// It was the session's last channel.
     pub(crate) last: bool,
-    /// To be closed, or kept where `lost`.
+    /// Opens to close, or to keep if `lost`.
     pub(crate) opens: Vec<Arc<Open>>,
-    /// The session was in being until then: no request ended it.
+    /// The session was active until then: no request ended it.
     pub(crate) lost: bool,
 }
 
-/// What a new session is made of.
+/// Parameters of a new session.
 pub(crate) struct NewSession {
     pub(crate) id: u64,
     pub(crate) username: String,
@@ -129,11 +129,11 @@ pub(crate) struct NewSession {
     pub(crate) signing: SigningKey,
     pub(crate) sealing: Option<(SealingKey, OpeningKey)>,
     pub(crate) established: Now,
-    /// When the proof of who the user is expires.
+    /// When the user's authentication expires.
     pub(crate) expires: Option<FileTime>,
     pub(crate) signing_required: bool,
     pub(crate) encrypt: bool,
-    /// The connection it is made on and that one's peer.
+    /// The connection that the session is established on, and the peer of that connection.
     pub(crate) connection: ConnectionId,
     pub(crate) link: ChannelLink,
     pub(crate) counted: Taken,
@@ -170,7 +170,7 @@ impl Session {
         session
     }
 
-    /// Sets Session.ExpirationTime. From now on the clock that never steps counts.
+    /// Sets Session.ExpirationTime. From then on, it is measured by the monotonic clock.
     pub(crate) fn set_expires(&self, expires: Option<FileTime>, now: Now) {
         let expires_ms = expires.map_or(NEVER, |expires| {
             let left_ms = expires.0.saturating_sub(now.wall.0) / 10_000;
@@ -180,7 +180,7 @@ impl Session {
         self.expires_ms.store(expires_ms, Ordering::Relaxed);
     }
 
-    /// Session.State is Expired ([MS-SMB2] 3.3.5.2.9): the user must authenticate again.
+    /// Whether Session.State is Expired ([MS-SMB2] 3.3.5.2.9): the user must authenticate again.
     pub(crate) fn is_expired(&self, now: Instant) -> bool {
         let expires_ms = self.expires_ms.load(Ordering::Relaxed);
         expires_ms != NEVER
@@ -219,7 +219,7 @@ impl Session {
         self.inner().trees.get(&id).cloned()
     }
 
-    /// Removes a tree and returns it with the opens that were on it.
+    /// Removes a tree and returns it with its opens.
     pub(crate) fn disconnect(&self, id: u32) -> Option<(Arc<TreeConnect>, Vec<Arc<Open>>)> {
         let mut inner = self.inner();
         let tree = inner.trees.remove(&id)?;
@@ -231,10 +231,10 @@ impl Session {
         Some((tree, opens))
     }
 
-    /// Makes a connection a channel; the part of its nonces that no other channel has.
+    /// Makes a connection a channel. Returns its nonce part, which no other channel has.
     ///
     /// # Errors
-    /// As [`ChannelList::join`], and `STATUS_USER_SESSION_DELETED` where the session has ended.
+    /// Those of [`ChannelList::join`], and `STATUS_USER_SESSION_DELETED` if the session has ended.
     pub(crate) fn join(&self, connection: ConnectionId, link: ChannelLink) -> Result<NoncePart, NtStatus> {
         let mut inner = self.inner();
         if self.closed.load(Ordering::Acquire) {
@@ -243,12 +243,12 @@ impl Session {
         inner.channels.join(connection, link)
     }
 
-    /// What [`Self::join`] would say.
+    /// Returns the error that [`Self::join`] would return, without joining.
     pub(crate) fn may_join(&self, connection: ConnectionId) -> Result<(), NtStatus> {
         self.inner().channels.may_join(connection)
     }
 
-    /// Session.State while it is authenticated again on a channel.
+    /// Sets Session.State while the session is reauthenticated on a channel.
     pub(crate) fn reauthenticate(&self, connection: ConnectionId) {
         self.inner().channels.reauthenticate(connection);
     }
@@ -257,31 +257,31 @@ impl Session {
         self.inner().channels.reauthenticated(connection);
     }
 
-    /// Its channels, oldest first; none once it has ended.
+    /// Returns its channels, oldest first; none once the session has ended.
     pub(crate) fn connections(&self) -> Vec<ConnectionId> {
         if self.closed.load(Ordering::Acquire) { Vec::new() } else { self.inner().channels.connections() }
     }
 
-    /// What its channels are, oldest first.
+    /// Returns the properties of its channels, oldest first.
     pub(crate) fn links(&self) -> Vec<ChannelLink> {
         self.inner().channels.links()
     }
 
-    /// Whether messages of it are sealed, because they have to be or because the client does.
+    /// Whether its messages are sealed, because sealing is required or because the client seals.
     pub(crate) fn is_sealed(&self) -> bool {
         self.encrypt.load(Ordering::Relaxed)
             || self.seals.load(Ordering::Relaxed)
             || self.inner().trees.values().any(|tree| tree.encrypt)
     }
 
-    /// Ends it. Each of the connections must [`Self::leave`] it now.
+    /// Ends the session. Each of the returned connections must then [`Self::leave`] it.
     pub(crate) fn end(&self) -> Vec<ConnectionId> {
         let inner = self.inner();
         self.closed.store(true, Ordering::Release);
         inner.channels.connections()
     }
 
-    /// Takes a channel away. A session without channels has ended. Of one that has ended, the first caller gets all that
+    /// Removes a channel. A session without channels has ended. The first caller on an ended session gets all opens that
     /// must be closed.
     pub(crate) fn leave(&self, connection: ConnectionId) -> RemovedChannel {
         let mut inner = self.inner();
@@ -296,13 +296,13 @@ impl Session {
         RemovedChannel { last, opens: inner.take_opens(), lost }
     }
 
-    /// What a session that has ended has open.
+    /// Takes the opens of a session that has ended.
     pub(crate) fn take_opens(&self) -> Vec<Arc<Open>> {
         self.inner().take_opens()
     }
 
     /// Adds an open. `STATUS_TOO_MANY_OPENED_FILES` beyond the limit, `STATUS_USER_SESSION_DELETED` or
-    /// `STATUS_NETWORK_NAME_DELETED` where the session or tree ended in the meantime.
+    /// `STATUS_NETWORK_NAME_DELETED` if the session or tree has ended in the meantime.
     pub(crate) fn add_open(&self, open: Arc<Open>) -> Result<(), NtStatus> {
         let mut inner = self.inner();
         if self.closed.load(Ordering::Acquire) {
@@ -314,7 +314,7 @@ impl Session {
         if inner.opens.len() >= limits::OPENS_PER_SESSION_MAX {
             return Err(NtStatus::TOO_MANY_OPENED_FILES);
         }
-        // One that its client has again is counted already.
+        // An open that its client has reclaimed is already counted.
         if open.counted.get().is_none() {
             let taken = open.volume.used.opens.take(1).ok_or(NtStatus::TOO_MANY_OPENED_FILES)?;
             let _ = open.counted.set(taken);
@@ -331,7 +331,7 @@ impl Session {
         self.inner().opens.remove(&id.volatile)
     }
 
-    /// Adds a named pipe. As [`Self::add_open`], `STATUS_INSUFFICIENT_RESOURCES` beyond the limit.
+    /// Adds a named pipe. Like [`Self::add_open`], but `STATUS_INSUFFICIENT_RESOURCES` beyond the limit.
     pub(crate) fn add_pipe(&self, pipe: Arc<Pipe>) -> Result<(), NtStatus> {
         let mut inner = self.inner();
         if self.closed.load(Ordering::Acquire) {
@@ -355,7 +355,7 @@ impl Session {
         self.inner().pipes.remove(&id.volatile);
     }
 
-    /// All opens, for lists and for ends.
+    /// Returns all opens, to list or to end them.
     pub(crate) fn opens(&self) -> Vec<Arc<Open>> {
         self.inner().opens.values().cloned().collect()
     }

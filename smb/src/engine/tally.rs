@@ -1,4 +1,4 @@
-//! What one tenant uses of something that all share, counted against a limit of its own.
+//! Usage of a shared resource by one tenant, counted against the limit of that tenant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ pub(crate) struct Tally {
     max: u64,
 }
 
-/// A part of a [`Tally`] that is taken, for as long as this lives.
+/// A part of a [`Tally`] that is taken until this is dropped.
 #[must_use = "what is taken is given back when this is dropped"]
 pub(crate) struct Taken {
     used: Arc<AtomicU64>,
@@ -25,7 +25,7 @@ impl Tally {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes `amount`, or nothing where that is more than is left.
+    /// Takes `amount`, or nothing if less than that is left.
     pub(crate) fn take(&self, amount: u64) -> Option<Taken> {
         let more = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.max);
         self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
@@ -34,7 +34,7 @@ impl Tally {
 }
 
 impl Taken {
-    /// Has `other`, of the same tally, be a part of this.
+    /// Merges `other`, of the same tally, into this.
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.used, &other.used), "of one tally");
         self.amount += std::mem::take(&mut other.amount);

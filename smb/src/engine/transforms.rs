@@ -1,4 +1,4 @@
-//! What was negotiated for payload that goes by RDMA ([MS-SMB2] 2.2.3.1.6).
+//! Transforms that were negotiated for payload sent by RDMA ([MS-SMB2] 2.2.3.1.6).
 
 use crate::wire::negotiate_context::RdmaTransform;
 
@@ -10,7 +10,7 @@ pub(crate) struct Transforms {
 }
 
 impl Transforms {
-    /// Of what a client offers, what we can do ([MS-SMB2] 3.3.5.4): sealing needs a cipher.
+    /// Returns the transforms that both the client and the server support ([MS-SMB2] 3.3.5.4). Sealing requires a cipher.
     pub(crate) fn common(offered: &[RdmaTransform], has_cipher: bool) -> Self {
         Self {
             encryption: has_cipher && offered.contains(&RdmaTransform::ENCRYPTION),
@@ -18,7 +18,7 @@ impl Transforms {
         }
     }
 
-    /// For the answer ([MS-SMB2] 2.2.4.1.6).
+    /// Returns the ids for the response ([MS-SMB2] 2.2.4.1.6).
     pub(crate) fn ids(self) -> Vec<RdmaTransform> {
         let all = [(self.encryption, RdmaTransform::ENCRYPTION), (self.signing, RdmaTransform::SIGNING)];
         let ids: Vec<_> = all.into_iter().filter_map(|(is, id)| is.then_some(id)).collect();

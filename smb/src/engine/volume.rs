@@ -1,4 +1,4 @@
-//! Volumes as shares, and the accounts that open them.
+//! Volumes as shares, and the accounts that can open them.
 
 mod snapshots;
 
@@ -27,7 +27,7 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard};
 pub struct Account {
     /// Name, compared without regard to case.
     pub username: String,
-    /// Password hashes that are good now; two while credentials are being rotated.
+    /// Password hashes that are valid now; two during a rotation of credentials.
     pub hashes: Vec<NtHash>,
 }
 
@@ -54,17 +54,18 @@ pub enum Protection {
 pub struct VolumeConfig {
     /// The share's name: 1..=63 of `[a-z0-9-]`.
     pub id: String,
-    /// The backend's root of this volume, given back in [`crate::fs::FsOpKind::Open`].
+    /// Root of this volume in the backend, passed back in [`crate::fs::FsOpKind::Open`].
     pub backend: FsHandle,
     /// The accounts that may open it.
     pub accounts: Vec<Account>,
-    /// What the wire must be.
+    /// Required protection of the traffic.
     pub protection: Protection,
     /// Refuse every change.
     pub read_only: bool,
-    /// The backend keeps extended attributes.
+    /// The backend stores extended attributes.
     pub extended_attributes: bool,
-    /// Files of the backend can share extents ([`crate::fs::FsOpKind::CloneRange`]), as FileFsAttributeInformation says.
+    /// Files of the backend can share extents ([`crate::fs::FsOpKind::CloneRange`]), as reported in
+    /// FileFsAttributeInformation.
     pub shared_extents: bool,
     /// VolumeSerialNumber of FileFsVolumeInformation.
     pub serial: u32,
@@ -75,7 +76,7 @@ pub struct VolumeConfig {
 /// A volume that is still in use.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InUse {
-    /// Open files and directories, those included that are kept for clients that are away.
+    /// Open files and directories, including those that are kept for disconnected clients.
     pub open_files: usize,
 }
 
@@ -91,31 +92,31 @@ pub(crate) struct Volume {
     pub(crate) created: u64,
     /// Share modes, byte-range locks and delete-pending state by file.
     pub(crate) files: Arc<Files>,
-    /// Its leases: of no use to clients that may not open it.
+    /// Its leases. Clients that may not open the volume cannot use them.
     pub(crate) leases: LeaseTable,
-    /// Its directories that clients watch.
+    /// Directories of the volume that clients watch.
     pub(crate) watches: Watches,
     pub(crate) change_times: ChangeTimes,
-    /// What its clients use of the server.
+    /// Server resources that its clients use.
     pub(crate) used: Used,
-    /// What they have it do.
+    /// Work that its clients cause.
     pub(crate) activity: Arc<Activity>,
     /// Its opens that ended with their session.
     lost: Mutex<LostOpens>,
-    /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens. Set for a snapshot that clients may
-    /// not look into any more.
+    /// Set under the lock of `files` when the volume is being removed: no new tree connects or opens. Also set for a
+    /// snapshot that clients may no longer access.
     pub(crate) removed: AtomicBool,
-    /// TreeConnects in being.
+    /// Active TreeConnects.
     pub(crate) trees: AtomicU32,
     pub(crate) snapshots: Snapshots,
-    /// It is one itself.
+    /// It is a snapshot.
     pub(crate) is_snapshot: bool,
 }
 
-/// What the clients of one volume use, so that they leave room for those of others.
+/// Resources that the clients of one volume use, limited so that enough is left for other volumes.
 pub(crate) struct Used {
     pub(crate) sessions: Tally,
-    /// Connections that its users were the first to log on to.
+    /// Connections on which a user of this volume was the first to log on.
     pub(crate) connections: Tally,
     pub(crate) opens: Tally,
     /// Named pipes of its users.
@@ -124,13 +125,13 @@ pub(crate) struct Used {
     pub(crate) kept: Tally,
     /// Byte-range locks.
     pub(crate) locks: Tally,
-    /// Requests that wait.
+    /// Waiting requests.
     pub(crate) waiting: Tally,
-    /// Bytes of their frames.
+    /// Bytes of the frames of waiting requests.
     pub(crate) parked_bytes: Tally,
     /// Directory entries that were fetched and not sent yet.
     pub(crate) listed: Tally,
-    /// Bytes of answers to QUERY_DIRECTORY that are made or not sent yet.
+    /// Bytes of QUERY_DIRECTORY responses that are being built or not sent yet.
     pub(crate) dir_answers: Tally,
 }
 
@@ -176,7 +177,7 @@ impl Volume {
         }
     }
 
-    /// A snapshot of it.
+    /// Creates a snapshot of `volume`.
     pub(crate) fn snapshot_of(volume: &Self, backend: FsHandle, mailbox: Arc<Mailbox>) -> Self {
         let config = VolumeConfig {
             id: volume.id.clone(),
@@ -196,8 +197,8 @@ impl Volume {
         self.lost.lock().expect("no panic under this lock")
     }
 
-    /// Ends it for new opens, unless it has some and this is not forced. Decided under the lock that opens are registered under:
-    /// clients of a volume that stays notice nothing.
+    /// Closes the volume for new opens, unless it has opens and `force` is not set. This is decided under the lock under
+    /// which opens are registered, so that clients of a volume that stays are not affected.
     pub(crate) fn remove(&self, force: bool) -> Result<(), InUse> {
         let mut files = self.files();
         files.close(force).map_err(|open_files| InUse { open_files })?;
@@ -210,14 +211,14 @@ impl Volume {
     }
 }
 
-/// Accounts by upper-cased user name, with the id of the volume that each opens.
+/// Accounts by upper-cased user name, each with the id of the volume that it can open.
 #[derive(Default)]
 pub(crate) struct Accounts {
     by_name: HashMap<String, (Account, String)>,
 }
 
 impl Accounts {
-    /// Replaces all accounts of `volume`. A name that another volume has is refused by returning it.
+    /// Replaces all accounts of `volume`. If another volume has one of the names, returns that name as the error.
     pub(crate) fn set(&mut self, volume: &str, accounts: Vec<Account>) -> Result<(), String> {
         for account in &accounts {
             if let Some((_, owner)) = self.by_name.get(&account.username.to_uppercase())

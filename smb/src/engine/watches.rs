@@ -1,6 +1,5 @@
-//! Directories that clients watch for changes ([MS-FSA] 2.1.1.8, 2.1.4.1, 2.1.5.11). Every change of a volume comes
-//! through this server, so what has changed is known from the operations themselves. The same changes break leases on
-//! directories.
+//! Directories that clients watch for changes ([MS-FSA] 2.1.1.8, 2.1.4.1, 2.1.5.11). Every change of a volume is made
+//! through this server, so the operations themselves show what has changed. The same changes break leases on directories.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,34 +19,34 @@ use crate::wire::change_notify::CompletionFilter;
 use crate::wire::fscc::notify::{FileNotifyInformation, NotifyAction};
 use crate::wire::utf16;
 
-/// The filters of [MS-SMB2] 2.2.35; other bits mean nothing.
+/// The filters of [MS-SMB2] 2.2.35. Other bits have no meaning.
 const FILTERS: u32 = 0xfff;
-/// What an entry has besides its name.
+/// Size of an entry without its name.
 const ENTRY_BYTES: usize = 12;
 
-/// Of what kind a name is.
+/// Returns the filter for the name of a file or of a directory.
 pub(crate) fn name_of(directory: bool) -> CompletionFilter {
     if directory { CompletionFilter::DIR_NAME } else { CompletionFilter::FILE_NAME }
 }
 
-/// The contents of a file and what goes with them.
+/// The filter for changes of a file's contents.
 pub(crate) const CONTENTS: CompletionFilter = CompletionFilter::SIZE.union(CompletionFilter::LAST_WRITE);
 
-/// The same of a named stream.
+/// The filter for changes of a named stream's contents.
 const STREAM_CONTENTS: CompletionFilter = CompletionFilter::STREAM_SIZE.union(CompletionFilter::STREAM_WRITE);
 
-/// Something that has happened to a name.
+/// A change to a file, reported under its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) action: NotifyAction,
-    /// Which watches it is reported to.
+    /// The watches that it is reported to.
     pub(crate) filter: CompletionFilter,
     pub(crate) path: &'a RelPath,
-    /// It has happened to this named stream.
+    /// The named stream that has changed, if it is not the file.
     pub(crate) stream: Option<&'a StreamName>,
 }
 
-/// What a client asks for.
+/// Parameters of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WatchRequest {
     pub(crate) filter: CompletionFilter,
@@ -57,18 +56,18 @@ pub(crate) struct WatchRequest {
     pub(crate) room: usize,
 }
 
-/// How a request ends.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A list that fits the request.
     Changes(Vec<FileNotifyInformation>),
-    /// More has changed than fits: the client is to look for itself.
+    /// More has changed than fits: the client must enumerate the directory itself.
     TooMany,
     /// There is nothing to watch any more.
     Ended(NtStatus),
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     connection: ConnectionId,
@@ -76,13 +75,13 @@ struct Waiter {
     room: usize,
 }
 
-/// One open of a directory, after its client has asked at least once: changes are kept between its requests.
+/// The watch of one open of a directory, from its client's first request on. Changes between requests are kept.
 #[derive(Debug)]
 struct Watch {
     owner: FileId,
     filter: CompletionFilter,
     tree: bool,
-    /// How much is kept: as much as the first request has room for.
+    /// Limit for the kept changes, in bytes: the room in the first request.
     room: usize,
     kept: Vec<FileNotifyInformation>,
     kept_bytes: usize,
@@ -94,9 +93,9 @@ struct Watch {
 /// The watches of a volume.
 #[derive(Default)]
 pub(crate) struct Watches {
-    /// All filters together, so that a change that no client asked for costs no further look.
+    /// Union of all filters, so that a change that no client asked for costs no further lookup.
     interests: AtomicU32,
-    /// Directories that clients cache instead.
+    /// Directories that clients cache instead of watching them.
     pub(crate) leased: Arc<LeasedDirectories>,
     inner: Mutex<Inner>,
 }
@@ -104,17 +103,17 @@ pub(crate) struct Watches {
 #[derive(Default)]
 struct Inner {
     by_directory: HashMap<RelPath, Vec<Watch>>,
-    /// Where the watch of each open is.
+    /// The directory that each open watches.
     by_owner: HashMap<FileId, RelPath>,
-    /// How many watches have each filter.
+    /// Number of watches with each filter.
     wanted: [u32; 12],
-    /// Bytes kept by all.
+    /// Bytes kept by all watches.
     kept_bytes: usize,
-    /// Of requests that were woken, by wake token.
+    /// Results of requests that were woken, by wake token.
     outcomes: HashMap<u64, Outcome>,
 }
 
-/// Bytes of a change at the end of a list; where another one follows, up to the next multiple of four.
+/// Size of a change in bytes at the end of a list. If another change follows, the size is rounded up to a multiple of four.
 fn size(change: &FileNotifyInformation) -> usize {
     ENTRY_BYTES + utf16::encoded_len(&change.file_name)
 }
@@ -123,7 +122,7 @@ fn list_size(changes: &[FileNotifyInformation]) -> usize {
     changes.iter().fold(0, |sum: usize, change| sum.next_multiple_of(4) + size(change))
 }
 
-/// The name that a change is reported with to clients that watch `directory`, which is above it.
+/// Returns the name under which a change is reported to clients that watch `directory`, which is above the path.
 fn relative(directory: &RelPath, change: &Change<'_>) -> String {
     let below = change.path.as_str().strip_prefix(directory.as_str()).unwrap_or_default();
     let mut name = below.trim_start_matches('/').replace('/', "\\");
@@ -136,7 +135,7 @@ fn relative(directory: &RelPath, change: &Change<'_>) -> String {
 }
 
 impl Watch {
-    /// What is kept goes to a request with room for `room` bytes, or is given up.
+    /// Takes the kept changes for a request with room for `room` bytes, or discards them.
     fn take(&mut self, room: usize) -> Outcome {
         self.kept_bytes = 0;
         let kept = std::mem::take(&mut self.kept);
@@ -149,7 +148,7 @@ impl Watch {
     }
 
     fn keep(&mut self, change: FileNotifyInformation, bytes_max: usize) {
-        // The same again says nothing new.
+        // A repeated change adds no information.
         if self.too_many || self.kept.last() == Some(&change) {
             return;
         }
@@ -169,7 +168,7 @@ impl Watch {
 }
 
 impl Inner {
-    /// Has the watches of one directory look at changes that are seen from there.
+    /// Passes changes that are visible from one directory to the watches of that directory.
     fn keep_for(&mut self, at: &RelPath, is_parent: bool, changes: &[Change<'_>], clients: &dyn Clients) {
         let Some(watches) = self.by_directory.get_mut(at) else { return };
         for watch in watches.iter_mut().filter(|w| is_parent || w.tree) {
@@ -204,7 +203,7 @@ impl Inner {
             return Err(NtStatus::INSUFFICIENT_RESOURCES);
         }
         let directory = open.path();
-        // What is set now counts until the handle is closed.
+        // The parameters that are set now apply until the handle is closed.
         let watch = Watch {
             owner: open.id(),
             filter: CompletionFilter(asked.filter.0 & FILTERS),
@@ -246,7 +245,7 @@ impl Inner {
         Some(watch)
     }
 
-    /// Takes a watch away and answers all requests that wait for it.
+    /// Removes a watch and completes all requests that wait for it.
     fn end(&mut self, owner: FileId, status: NtStatus, clients: &dyn Clients) {
         let Some(watch) = self.remove(owner) else { return };
         for waiter in watch.waiters {
@@ -261,8 +260,8 @@ impl Watches {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Something has changed: changes of one moment, which are reported together, by an open that names `parent` as its client's
-    /// lease on the directory. Two loads if no client watches or caches.
+    /// Reports changes that happened together, by an open that names `parent` as its client's lease on the directory. Two
+    /// loads if no client watches or caches.
     pub(crate) fn report(&self, changes: &[Change<'_>], parent: Option<LeaseKey>, clients: &dyn Clients) {
         if self.leased.any() {
             for change in changes {
@@ -272,14 +271,14 @@ impl Watches {
         self.notify(changes, clients);
     }
 
-    /// As [`Self::report`], to clients that watch.
+    /// Like [`Self::report`], but only to clients that watch.
     pub(crate) fn notify(&self, changes: &[Change<'_>], clients: &dyn Clients) {
         let interests = CompletionFilter(self.interests.load(Ordering::Relaxed));
         if !changes.iter().any(|change| interests.intersects(change.filter)) {
             return;
         }
         let mut inner = self.inner();
-        // Those of one directory in one go: the two names of a rename belong together.
+        // Report the changes of one directory together: the two names of a rename belong together.
         let mut rest = changes;
         while let Some(first) = rest.first() {
             let parent = first.path.parent();
@@ -302,7 +301,7 @@ impl Watches {
         }
     }
 
-    /// As [`Self::report`], of what an open has done to its file.
+    /// Like [`Self::report`], for a change that an open made to its file.
     pub(crate) fn changed(
         &self,
         action: NotifyAction,
@@ -313,7 +312,7 @@ impl Watches {
         self.changed_by(open.parent_lease_key(), action, filter, open, clients);
     }
 
-    /// As [`Self::changed`], with another lease on the directory than the open names.
+    /// Like [`Self::changed`], with another lease on the directory than the one that the open names.
     pub(crate) fn changed_by(
         &self,
         parent: Option<LeaseKey>,
@@ -329,7 +328,7 @@ impl Watches {
         self.report(&[Change { action, filter, path: &path, stream: None }], parent, clients);
     }
 
-    /// As [`Self::modified`], to clients that watch.
+    /// Like [`Self::modified`], but only to clients that watch.
     pub(crate) fn notify_modified(
         &self,
         filter: CompletionFilter,
@@ -349,7 +348,7 @@ impl Watches {
         self.notify(&[Change { action, filter, path: &path, stream }], clients);
     }
 
-    /// A named stream was made or removed, by an open of it.
+    /// Reports that an open of a named stream created or removed the stream.
     pub(crate) fn stream_changed(&self, action: NotifyAction, open: &dyn LocalOpen, clients: &dyn Clients) {
         let filter = CompletionFilter::STREAM_NAME;
         if self.interests.load(Ordering::Relaxed) & filter.0 == 0 {
@@ -359,7 +358,7 @@ impl Watches {
         self.notify(&[Change { action, filter, path: &path, stream: stream.as_ref() }], clients);
     }
 
-    /// As [`Self::changed`], of a file that stays.
+    /// Like [`Self::changed`], for the modification of a file that stays.
     pub(crate) fn modified(&self, filter: CompletionFilter, open: &dyn LocalOpen, clients: &dyn Clients) {
         if filter == CONTENTS && open.stream().is_some() {
             return self.notify_modified(filter, open, clients);
@@ -367,8 +366,8 @@ impl Watches {
         self.changed(NotifyAction::MODIFIED, filter, open, clients);
     }
 
-    /// [MS-FSA] 2.1.5.11: what has changed since the last request of this open, or nothing yet: then the request is woken
-    /// under `token`, and [`Self::outcome`] has what there is.
+    /// [MS-FSA] 2.1.5.11: returns what has changed since the last request of this open. If nothing has, returns `None`: the
+    /// request is woken later with `token`, and [`Self::outcome`] then returns its result.
     ///
     /// # Errors
     /// `STATUS_INSUFFICIENT_RESOURCES` beyond the limit; `STATUS_FILE_CLOSED`.
@@ -383,7 +382,7 @@ impl Watches {
         let inner = &mut *guard;
         inner.add(open, asked)?;
         self.interests.store(inner.interests(), Ordering::Relaxed);
-        // A thread that closes it marks it first and takes the watch away then.
+        // A thread that closes the open first marks it and then removes the watch.
         if open.is_closing() {
             inner.remove(open.id());
             self.interests.store(inner.interests(), Ordering::Relaxed);
@@ -400,12 +399,12 @@ impl Watches {
         Ok(None)
     }
 
-    /// What a request was woken for; it waits no more.
+    /// Takes the result of a woken request, which no longer waits.
     pub(crate) fn outcome(&self, token: u64) -> Option<Outcome> {
         self.inner().outcomes.remove(&token)
     }
 
-    /// A request does not wait any more. What it was to report, if that had come already.
+    /// Removes a request that no longer waits. Returns its result if there already is one.
     pub(crate) fn stop_waiting(&self, owner: FileId, token: u64) -> Option<Outcome> {
         let mut inner = self.inner();
         if let Some(watch) = inner.watch(owner) {
@@ -414,7 +413,8 @@ impl Watches {
         inner.outcomes.remove(&token)
     }
 
-    /// An answer was lost with its connection: the client, which may have others, is to look for itself.
+    /// Handles a response that was lost with its connection: the client, which may have others, must enumerate the
+    /// directory itself.
     pub(crate) fn lost(&self, owner: FileId, clients: &dyn Clients) {
         let mut guard = self.inner();
         let inner = &mut *guard;
@@ -432,7 +432,7 @@ impl Watches {
         }
     }
 
-    /// An open has ended ([MS-FSA] 2.1.5.5).
+    /// Removes the watch of an open that has ended ([MS-FSA] 2.1.5.5).
     pub(crate) fn closed(&self, owner: FileId, clients: &dyn Clients) {
         self.leased.remove(owner);
         let mut inner = self.inner();
@@ -440,7 +440,7 @@ impl Watches {
         self.interests.store(inner.interests(), Ordering::Relaxed);
     }
 
-    /// A directory is to go ([MS-FSA] 2.1.5.15.3).
+    /// Ends the watches of a directory that is about to be removed ([MS-FSA] 2.1.5.15.3).
     pub(crate) fn deleted(&self, directory: &RelPath, clients: &dyn Clients) {
         let mut inner = self.inner();
         let watches = inner.by_directory.get(directory);
@@ -451,7 +451,7 @@ impl Watches {
         self.interests.store(inner.interests(), Ordering::Relaxed);
     }
 
-    /// A directory has another name; nothing below it is open.
+    /// Renames a directory that clients watch. Nothing below it is open.
     pub(crate) fn moved(&self, from: &RelPath, to: &RelPath) {
         self.leased.moved(from, to);
         let mut inner = self.inner();

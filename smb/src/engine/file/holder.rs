@@ -1,4 +1,4 @@
-//! Clients that may cache something of a file, and how they are asked to give that up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
+//! Clients that may cache something of a file, and the breaks that request them to give it up ([MS-SMB2] 3.3.4.6, 3.3.4.7).
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::wire::{AccessMask, ShareAccess};
 
 pub(in crate::engine) struct Holder {
     pub(in crate::engine) kind: Kind,
-    /// What may be cached; while it is being broken, what could be before.
+    /// What may be cached. During a break, the state from before the break.
     pub(in crate::engine) state: LeaseState,
     pub(in crate::engine) breaking: Option<Breaking>,
     pub(in crate::engine) opens: Vec<FileId>,
@@ -29,27 +29,27 @@ pub(in crate::engine) enum Kind {
 
 pub(in crate::engine) struct Leased {
     pub(in crate::engine) id: LeaseId,
-    /// There if it is of version 2.
+    /// Set for a lease of version 2.
     pub(in crate::engine) v2: Option<LeaseV2>,
     pub(in crate::engine) flags: LeaseFlags,
 }
 
 /// A break that must be acknowledged ([MS-SMB2] 3.3.4.6, 3.3.4.7).
 pub(in crate::engine) struct Breaking {
-    /// What the client was asked to go down to; it may go lower.
+    /// The state that the client was asked to go down to. It may go lower.
     pub(in crate::engine) requested: LeaseState,
-    /// What it has to come to in the end.
+    /// The state that the client must reach in the end.
     pub(in crate::engine) required: LeaseState,
     pub(in crate::engine) notification: Notification,
-    /// Channels that the notification went out on.
+    /// Channels on which the notification was sent.
     pub(in crate::engine) tried: Vec<ConnectionId>,
-    /// When it was first seen by the clock.
+    /// When the clock first saw the break.
     pub(in crate::engine) since: Option<Instant>,
-    /// From when on the channel that was asked last has its time.
+    /// Start of the time that the channel asked last has to answer.
     pub(in crate::engine) sent: Option<Instant>,
-    /// When the clock saw a channel being asked last.
+    /// When the clock last saw a channel being asked.
     pub(in crate::engine) asked: Option<Instant>,
-    /// Channels to ask because others were lost that had been asked.
+    /// Number of channels to ask because channels that had been asked before were lost.
     pub(in crate::engine) resends_due: usize,
 }
 
@@ -64,8 +64,8 @@ impl Breaking {
         Self { requested, required, notification, tried, since, sent, asked, resends_due: 0 }
     }
 
-    /// Asks on one more channel if it is time to: the last one has had its time, or one that was asked before is lost. Never
-    /// two at a time, so that a client sees them in order.
+    /// Asks on one more channel if it is time to: the last one has had its time, or one that was asked before is lost.
+    /// Never asks on two channels at a time, so that a client receives the notifications in order.
     pub(in crate::engine) fn ask_again(
         &mut self,
         now: Instant,
@@ -81,7 +81,7 @@ impl Breaking {
             return;
         }
         if due {
-            // Not from now: ticks are not to add up.
+            // Not `now`: delays of ticks must not add up.
             self.sent = Some(sent + time_per_channel);
         } else {
             self.resends_due -= 1;
@@ -90,8 +90,8 @@ impl Breaking {
         send(clients, sessions, &mut self.tried, self.notification);
     }
 
-    /// [MS-SMB2] 3.3.4.6, 3.3.4.7: what was sent on a channel that is gone is sent on another one. So it is where others were
-    /// asked since: a client that is silent on all its channels is found out in time.
+    /// [MS-SMB2] 3.3.4.6, 3.3.4.7: a notification that was sent on a lost channel is sent on another one. This also applies
+    /// if other channels were asked since: a client that is silent on all its channels is detected in time.
     pub(in crate::engine) fn channel_lost(
         &mut self,
         connection: ConnectionId,
@@ -121,14 +121,14 @@ impl Kind {
 }
 
 impl Holder {
-    /// Whether an opener leaves this holder alone, whatever it holds.
+    /// Whether an opener never breaks this holder, regardless of its state.
     pub(in crate::engine) fn is_spared_by(&self, opener: &Opener) -> bool {
         let id = self.kind.lease_id();
         id.is_some() && (id == opener.ask.lease_id() || is_lease_stat_only(opener.access))
             || is_stat_only(opener.access)
     }
 
-    /// What is left to this holder by an opener that takes something from it.
+    /// Returns the state that an opener leaves to this holder, if it takes something from it.
     pub(in crate::engine) fn left_by(&self, opener: &Opener, violation: bool) -> Option<LeaseState> {
         if self.is_spared_by(opener) {
             return None;
@@ -140,7 +140,7 @@ impl Holder {
         if self.state == rest {
             return None;
         }
-        // Oplocks know no other states to go to.
+        // An oplock can be broken to no other states.
         Some(if self.kind.is_oplock() { rest & R } else { rest })
     }
 
@@ -153,7 +153,7 @@ impl Holder {
     ) {
         let to = to & self.state;
         if let Some(breaking) = &mut self.breaking {
-            // The client is notified when it has acknowledged what it was asked for before.
+            // The client is notified again after it has acknowledged the earlier break.
             if !self.kind.is_oplock() {
                 breaking.required = breaking.required & to;
             }
@@ -167,7 +167,7 @@ impl Holder {
             v2.epoch = v2.epoch.wrapping_add(1);
         }
         if from == R {
-            // Nothing was promised that would have to be given back first.
+            // The client has nothing to give back first, so no acknowledgment is required.
             self.state = NONE;
             let notification = self.notification(from, to, false);
             let (sessions, mut tried) = (self.sessions(opens, clients), Vec::new());
@@ -189,11 +189,12 @@ impl Holder {
         let mut tried = Vec::new();
         let sent = send(clients, &self.sessions(opens, clients), &mut tried, notification);
         if sent || !self.is_disconnected(opens) {
-            // Not sent: the last channel has just gone, and its opens are about to be kept or closed. As where the break went
-            // out before, they are closed ([MS-SMB2] 3.3.7.1 keeps none with the OplockState Breaking), which ends the wait.
+            // Not sent: the last channel was just lost, and its opens are about to be kept or closed. As with a break that
+            // was sent before, they are closed ([MS-SMB2] 3.3.7.1 keeps none with the OplockState Breaking), which ends the
+            // wait.
             self.breaking = Some(Breaking::new(requested, required, notification, tried));
         } else {
-            // No client is there that could be asked, or would go on using it.
+            // No client is left that could be asked, or that would continue to use it.
             self.state = required;
         }
     }
@@ -222,7 +223,8 @@ impl Holder {
         }
     }
 
-    /// The sessions with the channels that a break can be sent on: that of an oplock's open, all of a lease's client.
+    /// Returns the sessions with channels that can carry a break: the session of an oplock's open, or all sessions of a
+    /// lease's client.
     pub(in crate::engine) fn sessions(&self, opens: &[Registered], clients: &dyn Clients) -> Vec<u64> {
         let mine = || opens.iter().filter(|o| self.opens.contains(&o.id));
         match self.kind.lease_id() {
@@ -251,7 +253,7 @@ impl Holder {
         }
     }
 
-    /// No client is left that a break could be sent to.
+    /// Whether no client is left that a break could be sent to.
     pub(in crate::engine) fn is_disconnected(&self, opens: &[Registered]) -> bool {
         opens.iter().filter(|o| self.opens.contains(&o.id)).all(Registered::is_disconnected)
     }
@@ -269,7 +271,7 @@ fn level(state: LeaseState) -> OplockLevel {
     }
 }
 
-/// Sends a notification on the first channel of these sessions that was not tried. False where there is none.
+/// Sends a notification on the first channel of these sessions that was not tried yet. False if there is none.
 pub(in crate::engine) fn send(
     clients: &dyn Clients,
     sessions: &[u64],

@@ -1,13 +1,13 @@
-//! Intervals with owners: whether one of them meets a range is found in as many steps as a balanced tree is high.
+//! Intervals with owners. Checking whether one of them meets a range takes as many steps as a balanced tree is high.
 //!
-//! An AVL tree by first byte. Each node knows how far the intervals below it reach. An interval without length lies
-//! between two bytes: it meets what has bytes on both sides of it.
+//! An AVL tree ordered by first byte. Each node stores how far the intervals below it reach. An interval without length
+//! lies between two bytes: it meets intervals that have bytes on both sides of it.
 
 use std::cmp::Ordering;
 
 use crate::ids::FileId;
 
-/// The first byte, and a number that no other interval of the set has.
+/// The first byte, and a number that is unique in the set.
 pub(in crate::engine) type Key = (u64, u64);
 
 /// A set of intervals.
@@ -21,21 +21,21 @@ type Link = Option<Box<Node>>;
 struct Node {
     key: Key,
     reach: Reach,
-    /// Of the subtree.
+    /// The farthest ends in the subtree.
     farthest: Farthest,
     height: u8,
     left: Link,
     right: Link,
 }
 
-/// Where an interval ends: the first byte behind it, which may be 2^64.
+/// The end of an interval: the first byte after it, which can be 2^64.
 #[derive(Clone, Copy)]
 struct Reach {
     end: u128,
     owner: FileId,
 }
 
-/// The farthest end, and the farthest of the other owners: enough to leave any one owner out.
+/// The farthest end, and the farthest end of any other owner: enough to exclude any one owner.
 #[derive(Clone, Copy, Default)]
 struct Farthest {
     first: Option<Reach>,
@@ -62,7 +62,7 @@ impl Farthest {
         other.first.into_iter().chain(other.second).fold(self, Self::with)
     }
 
-    /// Whether an interval reaches beyond the byte `start`, those of `except` left out.
+    /// Whether an interval reaches beyond the byte `start`, not counting those of `except`.
     fn beyond(&self, start: u64, except: Option<FileId>) -> bool {
         let counts = |reach: &Reach| Some(reach.owner) != except;
         let farthest = self.first.filter(counts).or(self.second);
@@ -80,9 +80,9 @@ impl Intervals {
         self.root = remove(self.root.take(), key);
     }
 
-    /// Whether an interval meets the `length` bytes from `start`, those of `except` left out.
+    /// Whether an interval meets the `length` bytes from `start`, not counting those of `except`.
     pub(in crate::engine) fn meets(&self, start: u64, length: u64, except: Option<FileId>) -> bool {
-        // Of those that begin before the range ends, one must end after it begins.
+        // Of the intervals that begin before the range ends, one must end after the range begins.
         let end = u128::from(start) + u128::from(length);
         let mut found = Farthest::default();
         let mut at = self.root.as_deref();
@@ -108,7 +108,7 @@ fn farthest(link: &Link) -> Farthest {
 }
 
 impl Node {
-    /// Its subtrees have changed.
+    /// Updates the height and the farthest ends after a change of the subtrees.
     fn update(&mut self) {
         step();
         self.height = 1 + height(&self.left).max(height(&self.right));
@@ -144,7 +144,7 @@ fn remove(link: Link, key: Key) -> Link {
     Some(balance(node))
 }
 
-/// The node with the least key, and what is left without it.
+/// Splits off the node with the least key. Returns the rest and that node.
 fn take_least(mut node: Box<Node>) -> (Link, Box<Node>) {
     match node.left.take() {
         None => (node.right.take(), node),
@@ -156,7 +156,7 @@ fn take_least(mut node: Box<Node>) -> (Link, Box<Node>) {
     }
 }
 
-/// Has the heights of both sides differ by one at most, where they differed by two at most.
+/// Rebalances a node: afterwards, the heights of both sides differ by at most one. Before, they may differ by at most two.
 fn balance(mut node: Box<Node>) -> Box<Node> {
     if height(&node.left) > height(&node.right) + 1 {
         node.left = node
@@ -193,14 +193,14 @@ fn rotate_right(mut node: Box<Node>) -> Box<Node> {
     up
 }
 
-/// Counts what is done, for tests of how much that is.
+/// Counts steps, for tests of the cost.
 #[inline]
 fn step() {
     #[cfg(test)]
     counter::STEPS.with(|steps| steps.set(steps.get() + 1));
 }
 
-/// How many nodes were looked at or changed on this thread.
+/// Number of nodes that were read or changed on this thread.
 #[cfg(test)]
 pub(in crate::engine) mod counter {
     use std::cell::Cell;

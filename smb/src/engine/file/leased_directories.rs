@@ -1,5 +1,5 @@
-//! The directories that clients have leases on, by path: what changes in one of them breaks its leases ([MS-FSA] 2.1.4.12 with
-//! PARENT_OBJECT). What each lease allows is kept with the directory ([`crate::engine::file::oplocks`]).
+//! The directories that clients have leases on, by path. A change in a directory breaks its leases ([MS-FSA] 2.1.4.12 with
+//! PARENT_OBJECT). What each lease allows is stored with the directory ([`crate::engine::file::oplocks`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,15 +15,15 @@ use crate::ids::FileId;
 use crate::limits::WRITES_UNREPORTED_SECONDS_MAX;
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
-/// How many writers are swept at least.
+/// Minimum number of writers for a sweep.
 const SWEEP_MIN: usize = 64;
 
-/// The leased directories of a volume. As many as there are opens with leases.
+/// The leased directories of a volume. Their number is bounded by the number of opens with leases.
 #[derive(Default)]
 pub(crate) struct LeasedDirectories {
-    /// Whether there are any, so that a change without them takes no lock.
+    /// Whether there are any, so that changes take no lock if there are none.
     any: AtomicBool,
-    /// How many opens were added, so that a writer need not look again at what it has broken.
+    /// Number of opens that were added, so that a writer does not check again the leases that it has already broken.
     grants: AtomicU64,
     inner: Mutex<Inner>,
 }
@@ -31,19 +31,19 @@ pub(crate) struct LeasedDirectories {
 #[derive(Default)]
 struct Inner {
     by_path: HashMap<RelPath, Vec<(FileId, Arc<FileState>)>>,
-    /// Where the directory of each open is.
+    /// The directory of each open.
     by_open: HashMap<FileId, RelPath>,
     /// Names that backends are removing for clients that are gone.
     leaving: Vec<(Arc<FileState>, RelPath)>,
-    /// Opens that have written, and when; the oldest first. Each open at most once, and no more than twice as many as lived at
-    /// the last sweep.
+    /// Opens that have written, and when; oldest first. Each open is listed at most once. The list holds at most twice as
+    /// many as were alive at the last sweep.
     written: VecDeque<(Instant, Weak<dyn Writer>)>,
     sweep_at: usize,
 }
 
-/// An open with WRITEs that leases on its directory were not broken for.
+/// An open with WRITEs for which leases on its directory were not broken.
 pub(crate) trait Writer: Send + Sync {
-    /// It is not among the opens that have written any more. Breaks the leases, if there are any such WRITEs still.
+    /// Breaks the leases if such WRITEs remain. The open is no longer listed among the opens that have written.
     fn overdue(&self, clients: &dyn Clients);
 }
 
@@ -56,12 +56,13 @@ impl LeasedDirectories {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Differs from what it was before if an open was added since.
+    /// Returns a number that changes whenever an open is added.
     pub(crate) fn grants(&self) -> u64 {
         self.grants.load(Ordering::Acquire)
     }
 
-    /// An open of a directory has a lease. To be called before its client reads the directory, while the path keeps its name.
+    /// Adds an open of a directory that has a lease. Call this before its client reads the directory, while the path keeps
+    /// its name.
     pub(crate) fn add(&self, open: FileId, path: &RelPath, directory: &Arc<FileState>) {
         let mut inner = self.inner();
         inner.by_path.entry(path.clone()).or_default().push((open, Arc::clone(directory)));
@@ -70,7 +71,7 @@ impl LeasedDirectories {
         self.any.store(true, Ordering::Release);
     }
 
-    /// An open has ended; any open of a directory.
+    /// Removes an open of a directory, with or without a lease, that has ended.
     pub(crate) fn remove(&self, open: FileId) {
         if !self.any() {
             return;
@@ -86,7 +87,7 @@ impl LeasedDirectories {
         self.any.store(!inner.by_open.is_empty(), Ordering::Release);
     }
 
-    /// A directory has another name; nothing below it is open.
+    /// Renames a directory. Nothing below it is open.
     pub(crate) fn moved(&self, from: &RelPath, to: &RelPath) {
         if !self.any() {
             return;
@@ -99,7 +100,8 @@ impl LeasedDirectories {
         inner.by_path.entry(to.clone()).or_default().extend(opens);
     }
 
-    /// The entries of a directory have changed, by an open that names `parent` as the lease of its directory.
+    /// Breaks leases after a change of the entries of a directory by an open that names `parent` as the lease of its
+    /// directory.
     pub(crate) fn changed(&self, directory: &RelPath, parent: Option<LeaseKey>, clients: &dyn Clients) {
         if !self.any() {
             return;
@@ -117,8 +119,9 @@ impl LeasedDirectories {
         }
     }
 
-    /// A client that may send more later has written: leases on the directory are broken when it flushes or closes the file, or in
-    /// [`WRITES_UNREPORTED_SECONDS_MAX`]. Not to be called again for this one until it is overdue.
+    /// Records that a client that may send more later has written. Leases on the directory are broken when it flushes or
+    /// closes the file, or after [`WRITES_UNREPORTED_SECONDS_MAX`]. Must not be called again for this writer until it is
+    /// overdue.
     pub(crate) fn written(self: &Arc<Self>, now: Instant, writer: Weak<dyn Writer>, clients: &dyn Clients) {
         let mut inner = self.inner();
         if inner.written.len() >= inner.sweep_at {
@@ -134,7 +137,7 @@ impl LeasedDirectories {
         }
     }
 
-    /// Takes out the opens that wrote long enough ago.
+    /// Removes and returns the opens that wrote long enough ago.
     fn due(&self, now: Instant) -> Vec<Arc<dyn Writer>> {
         let mut inner = self.inner();
         let is_due = |(written, _): &(Instant, Weak<dyn Writer>)| {
@@ -144,8 +147,8 @@ impl LeasedDirectories {
         inner.written.drain(..count).filter_map(|(_, writer)| writer.upgrade()).collect()
     }
 
-    /// A backend is about to remove a name of `file`, and no request waits for it: leases on the directory that are granted before
-    /// it has are broken when it has.
+    /// Records that a backend is about to remove a name of `file` and that no request waits for it. Leases on the directory
+    /// that are granted before the removal are broken after it.
     pub(crate) fn leaves(self: &Arc<Self>, file: &Arc<FileState>, path: &RelPath, clients: &dyn Clients) {
         if !self.any() {
             return;

@@ -1,22 +1,22 @@
-//! GlobalLeaseTableList ([MS-SMB2] 3.3.1.11, 3.3.1.12): which file a client's lease key belongs to. What a lease allows is
-//! kept with the file ([`crate::engine::file::oplocks`]).
+//! GlobalLeaseTableList ([MS-SMB2] 3.3.1.11, 3.3.1.12): the file that a client's lease key belongs to. What a lease allows
+//! is stored with the file ([`crate::engine::file::oplocks`]).
 
 use std::collections::HashMap;
 
 use crate::fs::FileKey;
 use crate::sync::{Mutex, MutexGuard};
 
-/// LeaseKey, as a client chose it.
+/// LeaseKey, chosen by a client.
 pub(crate) type LeaseKey = [u8; 16];
 
-/// A lease: a client's key means another one than the same key of another client.
+/// A lease. The same key of another client denotes another lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseId {
     pub(crate) client: [u8; 16],
     pub(crate) key: LeaseKey,
 }
 
-/// The files that leases are of. As many as there are leases, of which each has an open.
+/// The file of each lease. Every entry is a lease with at least one open.
 #[derive(Default)]
 pub(crate) struct LeaseTable(Mutex<HashMap<LeaseId, FileKey>>);
 
@@ -25,22 +25,22 @@ impl LeaseTable {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// Whether the key is in use for another file than this one.
+    /// Whether the key is in use for another file.
     pub(crate) fn is_of_another(&self, id: LeaseId, file: FileKey) -> bool {
         self.find(id).is_some_and(|claimed| claimed != file)
     }
 
-    /// Gives the key to a file. False where another has it.
+    /// Claims the key for a file. False if another file has it.
     pub(crate) fn claim(&self, id: LeaseId, file: FileKey) -> bool {
         *self.leases().entry(id).or_insert(file) == file
     }
 
-    /// The lease has ended with its last open.
+    /// Releases the key of a lease that has ended with its last open.
     pub(crate) fn release(&self, id: LeaseId) {
         self.leases().remove(&id);
     }
 
-    /// A stream that leases are of has another name.
+    /// Updates the leases of a stream that was renamed.
     pub(crate) fn moved(&self, from: FileKey, to: FileKey) {
         self.leases().values_mut().filter(|file| **file == from).for_each(|file| *file = to);
     }

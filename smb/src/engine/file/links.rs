@@ -1,41 +1,41 @@
-//! The names by which a file is open, and what is to become of each ([MS-FSA] 2.1.1.5). A file with several hard links loses
-//! the name that was deleted and no other.
+//! The names by which a file is open, and what happens to each ([MS-FSA] 2.1.1.5). A file with several hard links loses
+//! only the name that was deleted.
 
 use crate::engine::file::leases::LeaseKey;
 use crate::fs::{FsHandle, RelPath};
 use crate::ids::FileId;
 
-/// One name of one file, for as long as it is open or being removed.
+/// One name of one file, while it is open or being removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::engine) struct LinkId(u64);
 
-/// [MS-FSA] Link.IsDeleted, and what follows from it.
+/// [MS-FSA] Link.IsDeleted, and its consequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Stays,
-    /// It goes with the last open of it.
+    /// It is removed with its last open.
     GoesWithLastOpen,
-    /// It goes with this open, whatever others there are (POSIX semantics).
+    /// It is removed with this open, even if there are others (POSIX semantics).
     GoesWithOpen(FileId),
     /// Its last open has ended, and the backend removes it.
     Unlinking,
 }
 
-/// What a client wants to become of a name ([MS-FSCC] 2.4.11, 2.4.12).
+/// The disposition of a name that a client requests ([MS-FSCC] 2.4.11, 2.4.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposition {
     Keep,
     Delete,
-    /// With POSIX semantics: when this open ends, not when all have.
+    /// With POSIX semantics: deleted when this open ends, not when all opens have ended.
     DeleteWith(FileId),
 }
 
-/// What the end of an open means for its name.
+/// The effect of the end of an open on its name.
 #[derive(Debug)]
 pub(in crate::engine) enum Closed {
     Stays,
     DeletePending,
-    /// It goes, by the handle that gave it, if one did.
+    /// The name is removed, by the handle that gave the file this name, if there is one.
     Unlinked(Option<FsHandle>),
 }
 
@@ -45,7 +45,8 @@ struct Link {
     fate: Fate,
     /// The lease on its directory, as named by the open that deleted it.
     deleted_by: Option<LeaseKey>,
-    /// The handle that gave it this name, where one did: no other is certain to denote this name and not one of before.
+    /// The handle that gave the file this name, if any. Only this handle is certain to denote this name and not an earlier
+    /// one.
     named_by: Option<FsHandle>,
 }
 
@@ -76,7 +77,7 @@ impl Links {
         self.links.iter_mut().find(|link| link.id == id)
     }
 
-    /// The name at `path`, for one more open of it.
+    /// Returns the name at `path` for one more open, and adds the name if necessary.
     pub(in crate::engine) fn enter(&mut self, path: &RelPath) -> LinkId {
         match self.at(path) {
             Some(link) => link.id,
@@ -84,7 +85,7 @@ impl Links {
         }
     }
 
-    /// A name that was made and is removed again before anything opens it.
+    /// Adds a name that was created and is removed again before it is opened.
     pub(in crate::engine) fn undo(&mut self, path: &RelPath) -> LinkId {
         self.add(path, Fate::Unlinking)
     }
@@ -93,7 +94,7 @@ impl Links {
         self.get(id).map(|link| &link.path)
     }
 
-    /// Whether nothing may open the name at `path` any more.
+    /// Whether the name at `path` may no longer be opened.
     pub(in crate::engine) fn is_delete_pending_at(&self, path: &RelPath) -> bool {
         self.at(path).is_some_and(|link| link.fate != Fate::Stays)
     }
@@ -102,8 +103,8 @@ impl Links {
         self.get(id).is_some_and(|link| link.fate != Fate::Stays)
     }
 
-    /// FileDispositionInformation of an open of this name, which names `parent` as its client's lease on the directory. A name
-    /// that is being removed does not come back.
+    /// Applies FileDispositionInformation of an open of this name, which names `parent` as its client's lease on the
+    /// directory. A name that is being removed is not restored.
     pub(in crate::engine) fn set_delete_pending(
         &mut self,
         id: LinkId,
@@ -113,7 +114,7 @@ impl Links {
         if let Some(link) = self.get_mut(id).filter(|link| link.fate != Fate::Unlinking) {
             link.fate = match (disposition, link.fate) {
                 (Disposition::Keep, _) => Fate::Stays,
-                // That is sooner.
+                // The open ends sooner.
                 (Disposition::Delete, Fate::GoesWithOpen(open)) => Fate::GoesWithOpen(open),
                 (Disposition::Delete, _) => Fate::GoesWithLastOpen,
                 (Disposition::DeleteWith(open), _) => Fate::GoesWithOpen(open),
@@ -122,16 +123,16 @@ impl Links {
         }
     }
 
-    /// The lease on its directory, as named by the open that deleted this name.
+    /// Returns the lease on the directory, as named by the open that deleted this name.
     pub(in crate::engine) fn deleted_by(&self, id: LinkId) -> Option<LeaseKey> {
         self.get(id)?.deleted_by
     }
 
-    /// An open of this name has ended, the last one or not.
+    /// Handles the end of an open of this name, which is the `last` one or not.
     pub(in crate::engine) fn closed(&mut self, id: LinkId, open: FileId, last: bool) -> Closed {
         let Some(link) = self.get_mut(id) else { return Closed::Stays };
         match link.fate {
-            // Another open has taken it along.
+            // The end of another open has removed the name.
             Fate::Unlinking => Closed::Stays,
             Fate::Stays => {
                 if last {
@@ -148,19 +149,19 @@ impl Links {
         }
     }
 
-    /// The name has been removed, could not be, or is not open any more.
+    /// Drops a name that was removed, could not be removed, or is not open any more.
     pub(in crate::engine) fn forget(&mut self, id: LinkId) -> Option<RelPath> {
         let at = self.links.iter().position(|link| link.id == id)?;
         Some(self.links.swap_remove(at).path)
     }
 
-    /// Whether there are neither opens nor removals under way.
+    /// Whether there are no opens and no removals in progress.
     pub(in crate::engine) fn is_empty(&self) -> bool {
         self.links.is_empty()
     }
 
-    /// What was known by `from` has the name `to`, which `by` gave it. The name, and one that it took the place of: the opens
-    /// of that are opens of this one from now on.
+    /// Records that the backend renamed `from` to `to` by the handle `by`. Returns the name, and the name that it replaced,
+    /// if any: opens of the replaced name are opens of this one from now on.
     pub(in crate::engine) fn renamed(
         &mut self,
         from: &RelPath,

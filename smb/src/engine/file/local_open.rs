@@ -1,4 +1,4 @@
-//! Open.LocalOpen ([MS-SMB2] 3.3.1.10): an open as its file knows it.
+//! Open.LocalOpen ([MS-SMB2] 3.3.1.10): an open from the point of view of its file.
 
 use std::sync::{Arc, Weak};
 
@@ -8,11 +8,11 @@ use crate::fs::{RelPath, StreamName};
 use crate::ids::FileId;
 use crate::wire::{AccessMask, ShareAccess};
 
-/// What a file, and the watches of its volume, need of an open.
+/// What a file, and the watches of its volume, require of an open.
 pub(crate) trait LocalOpen: Send + Sync {
     fn id(&self) -> FileId;
 
-    /// Open.Session; 0 while it is kept for a client that has none.
+    /// Open.Session; 0 while the open is kept for a client without a session.
     fn session_id(&self) -> u64;
 
     fn volume_id(&self) -> &str;
@@ -20,18 +20,18 @@ pub(crate) trait LocalOpen: Send + Sync {
     /// Open.PathName below the volume's root.
     fn path(&self) -> RelPath;
 
-    /// Its name was changed.
+    /// Sets the path after a rename.
     fn set_path(&self, path: &RelPath);
 
-    /// The named stream that it is of.
+    /// Returns the named stream, if this is an open of one.
     fn stream(&self) -> Option<StreamName> {
         None
     }
 
-    /// Open.ParentOplockKey ([MS-FSA] 2.1.1.6): the lease that its client has on the directory that it is in.
+    /// Open.ParentOplockKey ([MS-FSA] 2.1.1.6): the lease that its client has on the parent directory.
     fn parent_lease_key(&self) -> Option<LeaseKey>;
 
-    /// Whether CLOSE, or another end of it, has begun.
+    /// Whether CLOSE, or another way to end the open, has begun.
     fn is_closing(&self) -> bool;
 }
 
@@ -84,12 +84,12 @@ impl Registered {
         self.open.upgrade()
     }
 
-    /// The session with the channels that reach its client.
+    /// Returns the session with the channels to its client.
     pub(in crate::engine) fn session(&self) -> Option<u64> {
         self.open().map(|open| open.session_id()).filter(|session| *session != 0)
     }
 
-    /// It outlived its session.
+    /// Whether it has outlived its session.
     pub(in crate::engine) fn is_disconnected(&self) -> bool {
         self.open().is_some_and(|open| open.session_id() == 0)
     }

@@ -8,7 +8,7 @@ use crate::ids::FileId;
 use crate::limits;
 use crate::status::NtStatus;
 
-/// A range and how it is, or is to be, locked.
+/// A range, and whether it is or will be locked exclusively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LockRange {
     pub(crate) offset: u64,
@@ -22,15 +22,15 @@ pub(crate) struct LockList {
     exclusive: Intervals,
     shared: Intervals,
     owners: HashMap<FileId, BTreeSet<Exact>>,
-    /// Of all owners.
+    /// Number of locks of all owners.
     count: usize,
     /// Distinguishes locks of the same range.
     next: u64,
-    /// Their part of what the volume may have.
+    /// Their share of the volume's limit.
     counted: Option<Taken>,
 }
 
-/// A lock as its owner names it to release it: exactly.
+/// A lock in the exact form in which its owner releases it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Exact {
     range: LockRange,
@@ -42,7 +42,7 @@ impl LockList {
         self.count == 0
     }
 
-    /// Whether one begins before the end of the file: others cover nothing that could be read.
+    /// Whether a lock begins before the end of the file. Other locks cover nothing that could be read.
     pub(crate) fn covers(&self, end_of_file: u64) -> bool {
         self.exclusive.meets(0, end_of_file, None) || self.shared.meets(0, end_of_file, None)
     }
@@ -57,8 +57,8 @@ impl LockList {
         }
     }
 
-    /// Whether `owner` could have `range` now. A shared lock may be put on one's own exclusive lock; nothing exclusive is
-    /// ever put on anything.
+    /// Whether `owner` could lock `range` now. A shared lock can overlap an exclusive lock of the same owner. An exclusive
+    /// lock can never overlap another lock.
     pub(crate) fn grants(&self, owner: FileId, range: LockRange) -> bool {
         let LockRange { offset, length, exclusive } = range;
         if exclusive {
@@ -68,10 +68,10 @@ impl LockList {
         }
     }
 
-    /// Takes all of `ranges`, each after those before it, or none.
+    /// Takes all of `ranges`, one after the other, or none.
     ///
     /// # Errors
-    /// `STATUS_LOCK_NOT_GRANTED`; `STATUS_INSUFFICIENT_RESOURCES` beyond what an open, a file or the volume may have.
+    /// `STATUS_LOCK_NOT_GRANTED`; `STATUS_INSUFFICIENT_RESOURCES` beyond the limits of an open, a file or the volume.
     pub(crate) fn lock(
         &mut self,
         owner: FileId,
@@ -101,7 +101,7 @@ impl LockList {
         Ok(())
     }
 
-    /// Adds a lock that is granted, without regard to limits.
+    /// Adds a granted lock, regardless of limits.
     pub(crate) fn put(&mut self, owner: FileId, range: LockRange) {
         let number = self.next;
         self.next += 1;
@@ -117,12 +117,12 @@ impl LockList {
             .any(|exclusive| self.release(owner, LockRange { offset, length, exclusive }))
     }
 
-    /// Reading is forbidden by others' exclusive locks.
+    /// Whether an exclusive lock of another owner forbids the read.
     pub(crate) fn forbids_read(&self, reader: FileId, offset: u64, length: u64) -> bool {
         self.exclusive.meets(offset, length, Some(reader))
     }
 
-    /// Writing is forbidden by others' exclusive locks and by all shared ones.
+    /// Whether an exclusive lock of another owner, or any shared lock, forbids the write.
     pub(crate) fn forbids_write(&self, writer: FileId, offset: u64, length: u64) -> bool {
         self.exclusive.meets(offset, length, Some(writer)) || self.shared.meets(offset, length, None)
     }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::engine::file::intervals::counter::STEPS;
 
-    /// A volume that may have any number.
+    /// A volume without a limit.
     fn plenty() -> &'static Tally {
         static PLENTY: LazyLock<Tally> = LazyLock::new(|| Tally::new(u64::MAX));
         &PLENTY
@@ -290,7 +290,7 @@ mod tests {
         assert!(volume.take(2).is_some(), "all is given back with the file");
     }
 
-    /// Steps that `work` takes.
+    /// Counts the steps that `work` takes.
     fn steps(work: impl FnOnce()) -> u64 {
         let before = STEPS.with(Cell::get);
         work();
@@ -304,7 +304,7 @@ mod tests {
         let elements = limits::LOCKS_PER_REQUEST_MAX as u64;
         // An AVL tree of n nodes is no higher than 1.45 log2(n + 2).
         let height = (1.45 * ((held + elements + 2) as f64).log2()) as u64;
-        // What others hold, as unfavourably as they like: in order, and nested.
+        // Locks of others in the least favorable arrangements: in order, and nested.
         let others: [&dyn Fn(u64) -> LockRange; 3] =
             [&|i| shared(i * 2, 1), &|i| shared(held - i, 2 * i + 1), &|i| exclusive(i * 2, 1)];
         for lay in others {
@@ -315,7 +315,7 @@ mod tests {
             }
             let far = 4 * held + 1;
             let ranges: Vec<LockRange> = (0..elements).map(|i| exclusive(far + 2 * i, 1)).collect();
-            // Two looks, a way down and a way up with a rotation or two.
+            // Two lookups, one way down, and one way up with a rotation or two.
             let bound = elements * height * 6;
             let taken = steps(|| list.lock(A, &ranges, &volume).expect("free"));
             assert!(taken <= bound, "{taken} steps for {elements} elements beside {held}");

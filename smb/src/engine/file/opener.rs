@@ -1,4 +1,5 @@
-//! What a CREATE asks to cache of a file, and what it takes from clients that cache it ([MS-SMB2] 3.3.5.9, [MS-FSA] 2.1.5.18).
+//! What a CREATE requests to cache of a file, and what it takes from clients that cache it ([MS-SMB2] 3.3.5.9, [MS-FSA]
+//! 2.1.5.18).
 
 use crate::engine::file::leases::LeaseId;
 use crate::wire::AccessMask;
@@ -13,13 +14,13 @@ pub(in crate::engine) const RH: LeaseState = R.union(H);
 pub(in crate::engine) const RW: LeaseState = R.union(W);
 pub(in crate::engine) const RWH: LeaseState = RW.union(H);
 
-/// Rights of an open that looks at attributes only: it breaks nothing.
+/// Rights of an open that only accesses attributes. It breaks nothing.
 const STAT_ONLY: AccessMask =
     AccessMask::SYNCHRONIZE.union(AccessMask::FILE_READ_ATTRIBUTES).union(AccessMask::FILE_WRITE_ATTRIBUTES);
-/// As that, for leases, which are not about the descriptor either.
+/// The same for leases, which do not cover the security descriptor either.
 const LEASE_STAT_ONLY: AccessMask = STAT_ONLY.union(AccessMask::READ_CONTROL);
 
-/// What a CREATE asks for.
+/// The caching that a CREATE requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum RequestedCaching {
     #[default]
@@ -32,7 +33,7 @@ pub(crate) enum RequestedCaching {
 }
 
 impl RequestedCaching {
-    /// RequestedOplockLevel of an oplock.
+    /// Converts the RequestedOplockLevel of an oplock.
     pub(crate) fn oplock(level: OplockLevel) -> Self {
         match level {
             OplockLevel::II => Self::Oplock(R),
@@ -58,46 +59,46 @@ impl RequestedCaching {
     }
 }
 
-/// An opener of a file, as its holders see it.
+/// An opener of a file, from the point of view of the file's holders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opener {
-    /// Open.GrantedAccess, with that of overwriting.
+    /// Open.GrantedAccess, including the access that overwriting requires.
     pub(crate) access: AccessMask,
     /// The contents will be replaced.
     pub(crate) overwrites: bool,
     /// FILE_DELETE_ON_CLOSE.
     pub(crate) deletes: bool,
-    /// The file was there before.
+    /// The file existed before.
     pub(crate) existed: bool,
-    /// It has not waited yet.
+    /// The opener has not waited yet.
     pub(crate) first: bool,
     pub(crate) ask: RequestedCaching,
 }
 
 impl Opener {
-    /// What an opener takes from clients that have the file open: handles, if they keep it out and may be there for the
-    /// cache alone, and the right to write later.
+    /// Returns what an opener takes from clients that have the file open: handles, if they keep it out and may be open only
+    /// for the cache, and the right to write later.
     pub(in crate::engine) fn takes(&self, violation: bool) -> LeaseState {
         match (violation, self.deletes) {
             (true, _) => H,
-            // [MS-FSA] 2.1.5.1.2: the name is to go when this open does.
+            // [MS-FSA] 2.1.5.1.2: the name is removed when this open ends.
             (false, true) => W | H,
             (false, false) => W,
         }
     }
 }
 
-/// Whether an open with these rights does without oplocks.
+/// Whether an open with these rights does not involve oplocks.
 pub(in crate::engine) fn is_stat_only(access: AccessMask) -> bool {
     access.intersects(STAT_ONLY) && access.without(STAT_ONLY).is_empty()
 }
 
-/// Whether an open with these rights leaves leases alone.
+/// Whether an open with these rights does not break leases.
 pub(in crate::engine) fn is_lease_stat_only(access: AccessMask) -> bool {
     access.intersects(LEASE_STAT_ONLY) && access.without(LEASE_STAT_ONLY).is_empty()
 }
 
-/// What a CREATE response says of caching.
+/// Caching information in a CREATE response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cached {
     pub(crate) level: OplockLevel,

@@ -1,8 +1,8 @@
-//! What clients may cache of a file: oplocks and leases ([MS-SMB2] 3.3.1.12, 3.3.5.9.8, 3.3.5.9.11; [MS-FSA] 2.1.5.18).
+//! Oplocks and leases, by which clients cache a file ([MS-SMB2] 3.3.1.12, 3.3.5.9.8, 3.3.5.9.11; [MS-FSA] 2.1.5.18).
 //!
-//! Both are [`Holder`]s: an oplock is one that belongs to one open and knows three states (level II is R, exclusive RW, batch
-//! RWH), a lease belongs to all opens that name its key. Where the specifications leave room, this follows what smbtorture
-//! was written against.
+//! Both are [`Holder`]s. An oplock belongs to one open and has three states (level II is R, exclusive RW, batch RWH). A
+//! lease belongs to all opens that name its key. Where the specifications leave room, this follows the behavior that
+//! smbtorture was written against.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::status::NtStatus;
 use crate::wire::create::OplockLevel;
 use crate::wire::create_context::{LeaseFlags, LeaseState, LeaseV2};
 
-/// How long a channel has for an answer before the next one is asked: each has had its turn when time is over.
+/// Returns how long a channel has to answer before the next one is asked. Each channel gets its turn before the time is
+/// over.
 fn time_per_channel(clients: &dyn Clients, sessions: &[u64]) -> Duration {
     let channels: usize = sessions.iter().map(|session| clients.channels(*session).len()).sum();
     let turns = u32::try_from(channels).unwrap_or(u32::MAX).saturating_add(1);
@@ -34,7 +35,7 @@ pub(in crate::engine) struct Caching {
 }
 
 impl Caching {
-    /// Whether a write would have a client drop what it has read.
+    /// Whether a write would make a client drop data that it has read.
     pub(in crate::engine) fn is_breakable(&self) -> bool {
         self.holders.iter().any(|h| h.state.intersects(R) && !h.state.contains(W))
     }
@@ -44,7 +45,7 @@ impl Caching {
         self.holders.iter().any(|h| h.state.contains(W))
     }
 
-    /// Whether a break waits for its acknowledgment.
+    /// Whether a break awaits acknowledgment.
     pub(in crate::engine) fn is_breaking(&self) -> bool {
         self.holders.iter().any(|h| h.breaking.is_some())
     }
@@ -61,12 +62,12 @@ impl Caching {
         self.of(open).is_some_and(|h| h.state.contains(H) && h.breaking.is_none())
     }
 
-    /// Whether an open may be there for the cache alone.
+    /// Whether an open may exist only for the cache.
     pub(in crate::engine) fn is_kept(&self, open: FileId) -> bool {
         self.of(open).is_some_and(|h| !h.kind.is_oplock() && h.state.contains(H))
     }
 
-    /// Disconnected opens that keep an opener out by what they may cache: no client is there to give that up.
+    /// Returns the disconnected opens that keep an opener out by what they may cache: no client is left to give that up.
     pub(in crate::engine) fn displaced(
         &self,
         opener: &Opener,
@@ -79,8 +80,8 @@ impl Caching {
         opens.iter().filter(|o| ids.contains(&o.id) && o.open().is_some()).map(|o| o.id).collect()
     }
 
-    /// Breaks what stands in an opener's way ([MS-FSA] 2.1.4.12). True where it has to wait for that: of a `directory` no client
-    /// has anything to write back first.
+    /// Breaks what conflicts with an opener ([MS-FSA] 2.1.4.12). True if the opener must wait for that. On a `directory`,
+    /// no client has anything to write back first.
     pub(in crate::engine) fn contend(
         &mut self,
         opener: &Opener,
@@ -106,7 +107,7 @@ impl Caching {
         waits
     }
 
-    /// What an opener that disturbs no other may cache.
+    /// Returns what an opener that conflicts with no other may cache.
     pub(in crate::engine) fn grantable(
         &self,
         opener: &Opener,
@@ -115,9 +116,9 @@ impl Caching {
         locked: bool,
     ) -> LeaseState {
         let is_lease = matches!(opener.ask, RequestedCaching::Lease { .. });
-        // Nothing is written to a directory.
+        // Clients do not write data to directories.
         let mut granted = opener.ask.state() & if directory { RH } else { RWH };
-        // An opener that only looks at the attributes of a file that is there gets no oplock.
+        // An opener that only accesses the attributes of an existing file gets no oplock.
         if !is_lease && opener.existed && is_stat_only(opener.access) {
             return NONE;
         }
@@ -125,13 +126,13 @@ impl Caching {
         if !granted.contains(R) {
             return NONE;
         }
-        // What is locked has to be read where the locks are.
+        // Locked data must be read from the server, which has the locks.
         if locked && !opener.overwrites {
             return NONE;
         }
         let own = opener.ask.lease_id();
-        // [MS-FSA] 2.1.5.18.2: not beside a client that may write later. An opener that looks at attributes only has not
-        // broken that.
+        // [MS-FSA] 2.1.5.18.2: no grant beside a client that may write later. An opener that only accesses attributes has
+        // not broken that.
         if self.holders.iter().any(|h| h.state.contains(W) && (own.is_none() || h.kind.lease_id() != own)) {
             return NONE;
         }
@@ -158,7 +159,7 @@ impl Caching {
         granted
     }
 
-    /// Notes what an open was granted; of a lease that exists, no more than an upgrade ([MS-SMB2] 3.3.5.9.8).
+    /// Records what an open was granted. An existing lease can only be upgraded ([MS-SMB2] 3.3.5.9.8).
     pub(in crate::engine) fn grant(&mut self, open: FileId, ask: &RequestedCaching, granted: LeaseState) {
         let RequestedCaching::Lease { client, lease } = ask else {
             if granted != NONE {
@@ -194,8 +195,8 @@ impl Caching {
         self.holders.push(Holder { kind, state: granted, breaking: None, opens: vec![open] });
     }
 
-    /// The contents change under `open`: what others have read of them is not to be used any more. No request waits for that.
-    /// A level II oplock of its own goes, too, unless it was granted for the change (`fresh`).
+    /// Handles a change of the contents by `open`: data that other clients have read becomes invalid. No request waits for
+    /// these breaks. A level II oplock of the open itself is broken, too, unless it was granted for the change (`fresh`).
     pub(in crate::engine) fn data_changes(
         &mut self,
         open: FileId,
@@ -204,7 +205,7 @@ impl Caching {
         clients: &dyn Clients,
     ) {
         let own = self.of(open);
-        // A holder that may write later is alone.
+        // A holder that may write later is the only one.
         if own.is_some_and(|h| h.state.contains(W)) {
             return;
         }
@@ -219,8 +220,9 @@ impl Caching {
         self.forget_empty_oplocks();
     }
 
-    /// The entries of the directory change, by an open that names `parent` as its client's lease on it ([MS-FSA] 2.1.4.12,
-    /// 2.1.4.12.2): other leases lose READ caching, and HANDLE caching, which there is not without. No request waits for that.
+    /// Handles a change of the entries of the directory by an open that names `parent` as its client's lease on it
+    /// ([MS-FSA] 2.1.4.12, 2.1.4.12.2). Other leases lose READ caching, and HANDLE caching, which requires READ caching. No
+    /// request waits for that.
     pub(in crate::engine) fn entries_change(
         &mut self,
         parent: Option<LeaseKey>,
@@ -235,7 +237,8 @@ impl Caching {
         }
     }
 
-    /// The name changes or goes: handles that others keep for the cache alone are to be closed. True where a client has to.
+    /// Handles a change or removal of the name: other clients must close handles that they keep only for the cache. True if
+    /// a client has to.
     pub(in crate::engine) fn break_handles(
         &mut self,
         except: Option<FileId>,
@@ -247,7 +250,7 @@ impl Caching {
         for holder in &mut self.holders {
             let is_own = own.is_some() && holder.kind.lease_id() == own
                 || except.is_some_and(|open| holder.kind.is_oplock() && holder.opens.contains(&open));
-            // A batch oplock is not broken by a rename: it has no state without its handle but level II.
+            // A rename does not break a batch oplock: without HANDLE caching, its only state is level II.
             if is_own || holder.kind.is_oplock() || !holder.state.contains(H) {
                 continue;
             }
@@ -268,14 +271,14 @@ impl Caching {
         self.waiters.retain(|w| w.token != token);
     }
 
-    /// Something has changed that requests may wait for.
+    /// Wakes requests after a change that they may wait for.
     pub(in crate::engine) fn wake(&mut self, clients: &dyn Clients) {
         for waiter in self.waiters.drain(..) {
             clients.post(waiter.connection, Mail::Wake(waiter.token));
         }
     }
 
-    /// An open has ended, and with its last open what it held.
+    /// Handles the end of an open. With its last open, a holder loses what it held.
     pub(in crate::engine) fn closed(&mut self, open: FileId, leases: &LeaseTable, clients: &dyn Clients) {
         for holder in &mut self.holders {
             holder.opens.retain(|o| *o != open);
@@ -289,7 +292,7 @@ impl Caching {
         self.wake(clients);
     }
 
-    /// [MS-SMB2] 3.3.5.22.1: what the oplock is from now on.
+    /// [MS-SMB2] 3.3.5.22.1. Returns the new level of the oplock.
     pub(in crate::engine) fn acknowledge_oplock(
         &mut self,
         open: FileId,
@@ -316,11 +319,12 @@ impl Caching {
         answer
     }
 
-    /// [MS-SMB2] 3.3.5.22.2. A client that was to give up more meanwhile is asked for the rest, as Windows does, in steps.
+    /// [MS-SMB2] 3.3.5.22.2. If the client must give up more by now than it was asked to, it is asked for the rest in
+    /// steps, as on Windows.
     ///
     /// # Errors
-    /// `STATUS_OBJECT_NAME_NOT_FOUND` for no lease of the file, `STATUS_UNSUCCESSFUL` where it is not being broken,
-    /// `STATUS_REQUEST_NOT_ACCEPTED` for more than it was asked to keep.
+    /// `STATUS_OBJECT_NAME_NOT_FOUND` if the file has no such lease, `STATUS_UNSUCCESSFUL` if it is not being broken,
+    /// `STATUS_REQUEST_NOT_ACCEPTED` for more than the client was asked to keep.
     pub(in crate::engine) fn acknowledge_lease(
         &mut self,
         id: LeaseId,
@@ -350,8 +354,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Time has passed: a client that was asked on a channel that has not brought an answer is asked on another one, and a
-    /// client that does not answer at all loses what it held. True while a break waits.
+    /// Handles the passing of time. If no answer has arrived on the channel that was asked, the client is asked on another
+    /// one. A client that does not answer at all loses what it held. True while a break waits.
     pub(in crate::engine) fn tick(
         &mut self,
         now: Instant,
@@ -378,7 +382,7 @@ impl Caching {
         self.is_breaking()
     }
 
-    /// A connection over which a break may have gone out is gone.
+    /// Handles the loss of a connection on which a break may have been sent.
     pub(in crate::engine) fn channel_lost(
         &mut self,
         connection: ConnectionId,
@@ -393,7 +397,7 @@ impl Caching {
         }
     }
 
-    /// An oplock without anything is none; a lease without anything still is one.
+    /// Removes oplocks without any state. A lease without any state still exists.
     fn forget_empty_oplocks(&mut self) {
         self.holders.retain(|h| !(h.kind.is_oplock() && h.state == NONE));
     }

@@ -1,10 +1,10 @@
-//! Paths that requests rely on while backends work for them, so that no name changes under a request.
+//! Paths that requests rely on while backends work for them, so that no name changes during a request.
 //!
-//! A CREATE holds a `PathPin` from before a backend looks for the file until its open is registered. A rename holds a `Move` of
-//! both of its names from before it looks for opens until it is done ([`crate::engine::file::pins`]). A pin is not given while its
-//! path, or a directory on the way to it, is being moved. A move is not given while another touches its paths, and goes on when the pins
-//! in its way are gone. It holds nothing while it waits for other moves, and pins wait for nothing but a break, which has its
-//! time: nothing waits in a circle.
+//! A CREATE holds a `PathPin` from before a backend looks for the file until its open is registered. A rename holds a
+//! `Move` of both of its names from before it looks for opens until it is done ([`crate::engine::file::pins`]). A pin is
+//! not granted while its path, or a directory above it, is being moved. A move is not granted while another move touches
+//! its paths, and continues when the pins that block it are gone. A move holds nothing while it waits for other moves, and
+//! a pin waits only for breaks, which have a time limit, so there is no cycle of waits.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,19 +13,19 @@ use crate::engine::mail::Waiter;
 use crate::fs::{FileKey, RelPath};
 use crate::limits;
 
-/// What is pinned and moved in a volume: as many as there are requests under way.
+/// The pinned and moved paths of a volume: as many as there are requests in progress.
 #[derive(Default)]
 pub(in crate::engine) struct PathsInUse {
     pins: HashMap<u64, Pinned>,
     moves: HashMap<u64, Moving>,
-    /// Names that backends are removing. Few, unlike the files of a volume that are open.
+    /// Names that backends are removing. Few, unlike the open files of a volume.
     unlinking: BTreeMap<(FileKey, LinkId), RelPath>,
     /// Woken when a pin or a move has ended.
     waiters: Vec<Waiter>,
     last_id: u64,
 }
 
-/// A path that is pinned, as long as the [`PathPin`](crate::engine::file::pins::PathPin) lives that it is from.
+/// A path that is pinned as long as its [`PathPin`](crate::engine::file::pins::PathPin) lives.
 pub(crate) struct PinnedPath {
     id: u64,
     path: RelPath,
@@ -39,7 +39,7 @@ impl PinnedPath {
 
 struct Pinned {
     path: RelPath,
-    /// Files that have lost this name since; a backend may have found one of them before.
+    /// Files that have lost this name since it was pinned. A backend may have found one of them before.
     gone: Vec<FileKey>,
 }
 
@@ -54,7 +54,7 @@ fn is_at(path: &RelPath, name: &RelPath) -> bool {
 }
 
 impl Moving {
-    /// Whether a name on the way to `path`, or its own, is about to change.
+    /// Whether the name of `path`, or of a directory above it, is about to change.
     fn covers(&self, path: &RelPath) -> bool {
         is_at(path, &self.from) || is_at(path, &self.to)
     }
@@ -74,7 +74,7 @@ impl PathsInUse {
         }
     }
 
-    /// Something has changed that requests may wait for.
+    /// Takes the waiters, to wake them after a change that they may wait for.
     pub(in crate::engine) fn take_waiters(&mut self) -> Vec<Waiter> {
         std::mem::take(&mut self.waiters)
     }
@@ -106,12 +106,12 @@ impl PathsInUse {
         self.moves.remove(&id);
     }
 
-    /// Whether a file has lost the name of a pin since.
+    /// Whether a file has lost the pinned name since it was pinned.
     pub(in crate::engine) fn has_lost(&self, pin: &PinnedPath, key: FileKey) -> bool {
         self.pins.get(&pin.id).is_some_and(|pinned| pinned.gone.contains(&key))
     }
 
-    /// A file has lost the name at `path`.
+    /// Records that a file has lost the name at `path`.
     pub(in crate::engine) fn removed(&mut self, path: &RelPath, key: FileKey) {
         for pin in self.pins.values_mut().filter(|pin| pin.path == *path) {
             if pin.gone.len() < limits::REMOVALS_PER_CREATE_MAX && !pin.gone.contains(&key) {
@@ -120,12 +120,12 @@ impl PathsInUse {
         }
     }
 
-    /// A backend is to remove the name at `path`.
+    /// Records that a backend is about to remove the name at `path`.
     pub(in crate::engine) fn begin_unlink(&mut self, key: FileKey, link: LinkId, path: RelPath) {
         self.unlinking.insert((key, link), path);
     }
 
-    /// The name has been removed, or could not be.
+    /// Ends the removal of a name, whether it succeeded or not.
     pub(in crate::engine) fn end_unlink(&mut self, key: FileKey, link: LinkId) {
         self.unlinking.remove(&(key, link));
     }
@@ -140,7 +140,7 @@ impl PathsInUse {
         Some(id)
     }
 
-    /// Whether something is being opened or removed by the names of this move or below them.
+    /// Whether anything is being opened or removed by the names of this move or below them.
     pub(in crate::engine) fn is_blocked(&self, id: u64) -> bool {
         let Some(moving) = self.moves.get(&id) else { return false };
         self.pins.values().map(|pin| &pin.path).chain(self.unlinking.values()).any(|path| moving.covers(path))

@@ -1,4 +1,4 @@
-//! The holds that requests have on [`crate::engine::file::paths`] while backends work for them.
+//! The holds of requests on [`crate::engine::file::paths`] while backends work for them.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use crate::engine::file::table::Files;
 use crate::engine::mail::Waiter;
 use crate::fs::{FsHandle, FsOpKind, RelPath};
 
-/// While it lives, neither the name at its path changes by a rename nor that of a directory on the way to it.
+/// While it lives, no rename changes the name at its path or the name of a directory above it.
 pub(crate) struct PathPin {
     files: Arc<Files>,
     pinned: PinnedPath,
 }
 
 impl PathPin {
-    /// `None` while it has to wait; `waiter` is woken then.
+    /// Returns `None` if it must wait. `waiter` is woken later.
     pub(crate) fn new(files: &Arc<Files>, path: &RelPath, waiter: Waiter) -> Option<Self> {
         let pinned = files.lock().paths().pin(path, waiter)?;
         Some(Self { files: Arc::clone(files), pinned })
@@ -36,8 +36,8 @@ impl Drop for PathPin {
     }
 }
 
-/// A rename, or a new link, under way. While it lives nothing is opened by either name or below, and no other rename begins
-/// that touches them.
+/// A rename, or a new link, in progress. While it lives, nothing is opened by either name or below them, and no other
+/// rename begins that touches them.
 pub(crate) struct Move {
     files: Arc<Files>,
     from: RelPath,
@@ -46,8 +46,8 @@ pub(crate) struct Move {
 }
 
 impl Move {
-    /// To the name `to`; `None` while it has to wait. `waiter` is woken then. `from` reads the name of before under the lock:
-    /// whatever has just changed it held a move until then.
+    /// Begins a rename to `to`. Returns `None` if it must wait; `waiter` is woken later. `from` reads the old name under
+    /// the lock: a rename that has just changed it held a move until then.
     pub(crate) fn rename(
         files: &Arc<Files>,
         from: impl FnOnce() -> RelPath,
@@ -60,12 +60,13 @@ impl Move {
         Some(Self { files: Arc::clone(files), from, to: to.clone(), id })
     }
 
-    /// As [`Self::rename`], where the name `to` is added to a file.
+    /// Like [`Self::rename`], but adds the name `to` to a file.
     pub(crate) fn link(files: &Arc<Files>, to: &RelPath, waiter: Waiter) -> Option<Self> {
         Self::rename(files, || to.clone(), to, waiter)
     }
 
-    /// Whether nothing is being opened or removed by its names or below. `waiter` is woken when that may have changed.
+    /// Whether nothing is being opened or removed by its names or below them. If something is, `waiter` is woken when that
+    /// may have changed.
     pub(crate) fn is_clear(&self, waiter: Waiter) -> bool {
         let mut files = self.files.lock();
         let paths = files.paths();
@@ -84,7 +85,7 @@ impl Move {
         &self.to
     }
 
-    /// What a backend has to do for the rename.
+    /// Returns the backend operation for the rename.
     pub(crate) fn operation(&self, handle: &FsHandle, replace: bool) -> FsOpKind {
         FsOpKind::Rename { handle: handle.clone(), to: self.to.clone(), replace }
     }

@@ -2,14 +2,14 @@
 
 use crate::wire::{AccessMask, ShareAccess};
 
-/// Rights that share modes are about; an open without any of them shares with everything.
+/// Rights that share modes apply to. An open without any of them shares with everything.
 const SHARED_RIGHTS: AccessMask = AccessMask::FILE_READ_DATA
     .union(AccessMask::FILE_WRITE_DATA)
     .union(AccessMask::FILE_APPEND_DATA)
     .union(AccessMask::FILE_EXECUTE)
     .union(AccessMask::DELETE);
 
-/// Whether two opens of one file tolerate each other.
+/// Whether the share modes of two opens of one file are compatible.
 pub(in crate::engine) fn compatible(a: (AccessMask, ShareAccess), b: (AccessMask, ShareAccess)) -> bool {
     let one_way = |access: AccessMask, share: ShareAccess| {
         let reads = access.intersects(AccessMask::FILE_READ_DATA | AccessMask::FILE_EXECUTE);
@@ -25,7 +25,7 @@ pub(in crate::engine) fn compatible(a: (AccessMask, ShareAccess), b: (AccessMask
     one_way(a.0, b.1) && one_way(b.0, a.1)
 }
 
-/// Whether an open of a named stream forbids to open its file for deletion ([MS-FSA] 2.1.5.1.2.2).
+/// Whether an open of a named stream forbids opening its file for deletion ([MS-FSA] 2.1.5.1.2.2).
 pub(in crate::engine) fn forbids_delete(access: AccessMask, share: ShareAccess) -> bool {
     access.intersects(SHARED_RIGHTS) && !share.contains(ShareAccess::DELETE)
 }

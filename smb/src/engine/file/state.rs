@@ -1,5 +1,5 @@
-//! One file that is open: share modes, names, pending deletion and byte-range locks, whatever sessions opened it
-//! ([MS-FSA] 2.1.1.5, 2.1.1.10). [`crate::engine::file::table`] has the ways in and out.
+//! One open file: share modes, names, pending deletion and byte-range locks, across all sessions ([MS-FSA] 2.1.1.5,
+//! 2.1.1.10). Opens enter and leave through [`crate::engine::file::table`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -27,14 +27,15 @@ use crate::wire::{AccessMask, ShareAccess};
 
 const LOCK: &str = "no panic under this lock";
 
-/// One file that is open, once for all its opens.
+/// The state of one open file, shared by all its opens.
 pub(crate) struct FileState {
     file: FileKey,
-    /// [`FileKey::stream`], which a rename of the stream changes.
+    /// [`FileKey::stream`]; a rename of the stream changes it.
     stream: AtomicU64,
-    /// Whether `inner.locks` has any, so that READ and WRITE need not look.
+    /// Whether `inner.locks` has any, so that READ and WRITE can skip the check.
     locks_present: AtomicBool,
-    /// Whether a client in `inner.caching` may keep what it has read while another writes, so that WRITE need not look.
+    /// Whether a client in `inner.caching` may keep what it has read while another client writes, so that WRITE can skip
+    /// the check.
     breakable: AtomicBool,
     /// Whether a client in `inner.caching` may write later.
     write_cached: AtomicBool,
@@ -44,7 +45,7 @@ pub(crate) struct FileState {
 #[derive(Default)]
 struct Inner {
     opens: Vec<Registered>,
-    /// Opens of its named streams. Each has its own [`FileState`]; here they keep the names of the file.
+    /// Opens of its named streams. Each stream has a separate [`FileState`]; these entries keep the names of the file.
     streams: Vec<Registered>,
     links: Links,
     locks: LockList,
@@ -52,32 +53,32 @@ struct Inner {
     caching: Caching,
 }
 
-/// An open that asks for access.
+/// An open that requests access.
 pub(crate) struct Entrant<'a> {
     pub(crate) key: FileKey,
-    /// The name that it was opened by: no rename has changed it since a backend has found the file.
+    /// The name that it is opened by. No rename has changed the name since a backend found the file.
     pub(crate) pin: &'a PinnedPath,
     pub(crate) directory: bool,
     pub(crate) end_of_file: u64,
-    /// The file was made by this open, for itself or for the stream.
+    /// This open created the file, for itself or for the stream.
     pub(crate) made_file: bool,
-    /// It may be granted what it asks for: a directory only by leases of version 2, to clients that know them.
+    /// It can be granted what it requests. Directories are granted only leases of version 2, for clients that support them.
     pub(crate) caches: bool,
     pub(crate) access: AccessMask,
     pub(crate) share: ShareAccess,
     pub(crate) opener: Opener,
-    /// Woken where it has to wait.
+    /// Woken if the open has to wait.
     pub(crate) waiter: BreakWaiter,
     pub(crate) leases: &'a LeaseTable,
 }
 
-/// What became of an attempt to open a file.
+/// Result of an attempt to open a file.
 pub(crate) enum Entry<T> {
     /// It is open.
     Open(Arc<T>),
-    /// A client has to give up first what it may cache of this file; the waiter is woken then.
+    /// A client must first give up what it may cache of this file. The waiter is woken then.
     Wait(Arc<FileState>),
-    /// These opens without a connection are in the way: they are to be closed.
+    /// These opens without a connection are in the way and must be closed.
     Displaces(Vec<FileId>),
 }
 
@@ -88,13 +89,13 @@ pub(crate) struct Leaver<'a> {
     pub(crate) deletes: bool,
     pub(crate) parent_lease_key: Option<LeaseKey>,
     pub(crate) leases: &'a LeaseTable,
-    /// To remove the name by, if that goes with this open.
+    /// The handle to remove the name by, if the name is removed with this open.
     pub(crate) handle: &'a FsHandle,
-    /// Of an open of a named stream: the handle of the file.
+    /// The handle of the file, if this is an open of a named stream.
     pub(crate) file_handle: Option<&'a FsHandle>,
 }
 
-/// A LOCK request that waits, in order of arrival.
+/// A waiting LOCK request, in order of arrival.
 struct Waiter {
     owner: FileId,
     range: LockRange,
@@ -102,19 +103,20 @@ struct Waiter {
     token: u64,
 }
 
-/// What the end of an open means for the name that it was opened by.
+/// The effect of the end of an open on the name that it was opened by.
 pub(in crate::engine) enum LeavingOutcome {
     /// It stays.
     Stays,
-    /// It goes when others have closed it, too.
+    /// It is removed when the other opens have ended, too.
     DeletePending,
-    /// It goes now.
+    /// It is removed now.
     Unlinked {
         link: LinkId,
         path: RelPath,
-        /// The handle that gave it the name, where it was not made by that.
+        /// The handle that gave the file the name, if the file was not created with it.
         named_by: Option<FsHandle>,
-        /// The lease on the directory that both the open that deleted it and the one that closed it last have named.
+        /// The lease on the directory, if both the open that deleted the name and the one that closed it last have named
+        /// it.
         parent: Option<LeaseKey>,
     },
 }
@@ -124,7 +126,7 @@ impl Inner {
         self.opens.iter().find(|o| o.id == open).map(|o| o.link)
     }
 
-    /// Has an open's LOCK requests that wait look at whether it is still theirs.
+    /// Wakes the waiting LOCK requests of an open, so that they check whether the open is still theirs.
     fn end_waits(&mut self, owner: FileId, clients: &dyn Clients) {
         let (own, others): (Vec<Waiter>, Vec<Waiter>) =
             std::mem::take(&mut self.waiters).into_iter().partition(|w| w.owner == owner);
@@ -134,7 +136,8 @@ impl Inner {
         }
     }
 
-    /// `open`, of the file by a name or of a stream, has ended; its client named `parent` as its lease on the directory.
+    /// Handles the end of `open`, which is an open of the file by a name or of a stream. Its client named `parent` as its
+    /// lease on the directory.
     fn left(&mut self, open: FileId, link: LinkId, parent: Option<LeaseKey>) -> LeavingOutcome {
         let last = !self.opens.iter().chain(&self.streams).any(|o| o.link == link);
         let path = self.links.path(link).cloned();
@@ -148,7 +151,8 @@ impl Inner {
         }
     }
 
-    /// No lock outlives its open, not even one that was asked for while it was being closed.
+    /// Checks that the open exists: no lock outlives its open, not even one that was requested while the open was being
+    /// closed.
     fn must_be_open(&self, owner: FileId) -> Result<(), NtStatus> {
         if self.opens.iter().any(|o| o.id == owner) { Ok(()) } else { Err(NtStatus::FILE_CLOSED) }
     }
@@ -163,7 +167,7 @@ impl FileState {
         FileKey { stream: self.stream.load(Ordering::Acquire), ..self.file }
     }
 
-    /// The stream has another name. Its table knows.
+    /// Sets the stream after a rename. Its table updates the key.
     pub(in crate::engine) fn set_stream(&self, number: u64) {
         self.stream.store(number, Ordering::Release);
     }
@@ -179,7 +183,7 @@ impl FileState {
         }
     }
 
-    /// Adds the open that `make` makes if the others tolerate it ([MS-FSA] 2.1.5.1.2), and grants it what it may cache.
+    /// Adds the open that `make` creates if the others tolerate it ([MS-FSA] 2.1.5.1.2), and grants it what it may cache.
     pub(in crate::engine) fn admit<T: LocalOpen + 'static>(
         self: &Arc<Self>,
         entrant: &Entrant<'_>,
@@ -197,7 +201,7 @@ impl FileState {
         if lease.is_some_and(|id| leases.is_of_another(id, self.key())) {
             return Err(NtStatus::INVALID_PARAMETER);
         }
-        // To replace the contents is to write, also for an opener that may only read them afterwards.
+        // Replacing the contents is a write, even if the opener may only read them afterwards.
         let excluding = |o: &&Registered| !compatible((o.access, o.share), (opener.access, *share));
         let deletes = access.contains(AccessMask::DELETE);
         let keeping = |o: &&Registered| deletes && forbids_delete(o.access, o.share);
@@ -234,7 +238,7 @@ impl FileState {
         Ok(Entry::Open(open))
     }
 
-    /// Removes an open, its locks and its waiting requests, and wakes those that waited for its locks.
+    /// Removes an open, its locks and its waiting requests, and wakes requests that waited for its locks.
     pub(in crate::engine) fn leave(
         self: &Arc<Self>,
         leaver: &Leaver<'_>,
@@ -243,7 +247,7 @@ impl FileState {
         let mut guard = self.inner();
         let inner = &mut *guard;
         let Some(link) = inner.link_of(leaver.id) else { return LeavingOutcome::Stays };
-        // [MS-FSA] 2.1.5.5: delete-on-close becomes the name's business when that open ends.
+        // [MS-FSA] 2.1.5.5: when an open with delete-on-close ends, its name becomes delete-pending.
         if leaver.deletes {
             inner.links.set_delete_pending(link, Disposition::Delete, leaver.parent_lease_key);
             inner.caching.break_handles(Some(leaver.id), &inner.opens, clients);
@@ -257,7 +261,7 @@ impl FileState {
         inner.left(leaver.id, link, leaver.parent_lease_key)
     }
 
-    /// Whether a named stream of the file may be opened by a name of the file.
+    /// Checks whether a named stream of the file may be opened by a name of the file.
     ///
     /// # Errors
     /// `STATUS_DELETE_PENDING`
@@ -265,7 +269,7 @@ impl FileState {
         if self.delete_pending_at(path) { Err(NtStatus::DELETE_PENDING) } else { Ok(()) }
     }
 
-    /// A named stream of the file is open.
+    /// Registers an open of a named stream of the file.
     pub(in crate::engine) fn enter_stream<T: LocalOpen + 'static>(&self, open: &Arc<T>, by: &Entrant<'_>) {
         let mut inner = self.inner();
         let link = inner.links.enter(by.pin.path());
@@ -274,7 +278,7 @@ impl FileState {
         inner.streams.push(registered);
     }
 
-    /// An open of a named stream of the file has ended: what that means for the name of the file.
+    /// Removes an open of a named stream of the file that has ended. Returns the effect on the name of the file.
     pub(in crate::engine) fn leave_stream(&self, leaver: &Leaver<'_>) -> LeavingOutcome {
         let mut inner = self.inner();
         let Some(at) = inner.streams.iter().position(|o| o.id == leaver.id) else {
@@ -289,7 +293,7 @@ impl FileState {
         !self.inner().streams.is_empty()
     }
 
-    /// Its name goes with an open that alone has it.
+    /// Marks the name of an open for deletion if no other open has the file.
     pub(in crate::engine) fn discard(&self, open: FileId) {
         let mut inner = self.inner();
         if let Some(link) = inner.link_of(open)
@@ -299,12 +303,12 @@ impl FileState {
         }
     }
 
-    /// A name that was made and is removed again before anything opens it.
+    /// Adds a name that was created and is removed again before it is opened.
     pub(in crate::engine) fn undo(&self, path: &RelPath) -> LinkId {
         self.inner().links.undo(path)
     }
 
-    /// A name that was to go has been removed, or could not be; which one.
+    /// Ends the removal of a name, whether it succeeded or not. Returns the name.
     pub(in crate::engine) fn unlinked(&self, link: LinkId) -> Option<RelPath> {
         self.inner().links.forget(link)
     }
@@ -313,28 +317,28 @@ impl FileState {
         self.inner().opens.len()
     }
 
-    /// Neither open nor losing a name.
+    /// Whether the file is neither open nor losing a name.
     pub(in crate::engine) fn is_idle(&self) -> bool {
         let inner = self.inner();
         inner.opens.is_empty() && inner.streams.is_empty() && inner.links.is_empty()
     }
 
-    /// What a CREATE response says of what an open may cache.
+    /// Returns what an open may cache, in the form of a CREATE response.
     pub(crate) fn cached(&self, open: FileId) -> Cached {
         self.inner().caching.cached(open)
     }
 
-    /// Whether an open holds something that lets its client keep the handle, and is not being asked to give it up.
+    /// Whether an open has a grant that allows its client to keep the handle, and that is not being broken.
     pub(crate) fn keeps_handle(&self, open: FileId) -> bool {
         self.inner().caching.keeps_handle(open)
     }
 
-    /// The contents have changed by `open`: what others have read of them is not to be used any more.
+    /// Handles a change of the contents by `open`: data that other clients have read becomes invalid.
     pub(crate) fn data_changed(self: &Arc<Self>, open: FileId, clients: &dyn Clients) {
         self.data_changes(open, false, clients);
     }
 
-    /// As [`Self::data_changed`], by the CREATE that made the open.
+    /// Like [`Self::data_changed`], for a change by the CREATE that made the open.
     pub(crate) fn data_replaced(self: &Arc<Self>, open: FileId, clients: &dyn Clients) {
         self.data_changes(open, true, clients);
     }
@@ -349,7 +353,7 @@ impl FileState {
         self.caching_changed(inner, clients);
     }
 
-    /// The entries of this directory have changed, by an open that names `parent` as its client's lease on it.
+    /// Handles a change of the entries of this directory by an open that names `parent` as its client's lease on it.
     pub(in crate::engine) fn entries_changed(
         self: &Arc<Self>,
         parent: Option<LeaseKey>,
@@ -361,13 +365,13 @@ impl FileState {
         self.caching_changed(inner, clients);
     }
 
-    /// Whether a client may write later: other clients that look at the file do not see all that it has written.
+    /// Whether a client may write later, so that other clients do not see all that it has written.
     pub(crate) fn is_write_cached(&self) -> bool {
         self.write_cached.load(Ordering::Acquire)
     }
 
-    /// Has handles closed that others than `except` keep for the cache alone. True where a client has to; `waiter` is woken
-    /// when one of them has.
+    /// Makes clients close handles that they keep only for the cache, except those of `except`. True if a client has to;
+    /// `waiter` is woken when one of them has.
     pub(crate) fn break_handles(
         self: &Arc<Self>,
         except: Option<FileId>,
@@ -384,7 +388,7 @@ impl FileState {
         waits
     }
 
-    /// As [`Inner::end_waits`], for an open that stays.
+    /// Like [`Inner::end_waits`], for an open that stays.
     pub(crate) fn end_waits(&self, owner: FileId, clients: &dyn Clients) {
         let mut inner = self.inner();
         inner.end_waits(owner, clients);
@@ -396,13 +400,13 @@ impl FileState {
         self.inner().caching.is_breaking()
     }
 
-    /// Whether it is open by a client that does not keep it for the cache alone.
+    /// Whether a client has it open and does not keep it only for the cache.
     pub(in crate::engine) fn has_other_handles(&self) -> bool {
         let inner = self.inner();
         inner.opens.iter().any(|o| !inner.caching.is_kept(o.id))
     }
 
-    /// True where a break waits for its acknowledgment; `waiter` is woken when it has come.
+    /// True if a break awaits acknowledgment. `waiter` is woken when the acknowledgment has arrived.
     pub(in crate::engine) fn wait_while_breaking(&self, waiter: BreakWaiter) -> bool {
         let mut inner = self.inner();
         let breaking = inner.caching.is_breaking();
@@ -412,7 +416,7 @@ impl FileState {
         breaking
     }
 
-    /// A request does not wait for a break any more.
+    /// Removes a request that no longer waits for a break.
     pub(crate) fn stop_waiting_for_break(&self, token: u64) {
         self.inner().caching.stop_waiting(token);
     }
@@ -460,27 +464,27 @@ impl FileState {
 
     pub(in crate::engine) fn is_open_below(&self, directory: &RelPath) -> bool {
         let inner = self.inner();
-        // One that no client can come back for is as good as closed.
+        // An open that no client can reclaim counts as closed.
         let counts = |o: &&Registered| !o.is_disconnected() || inner.caching.keeps_handle(o.id);
         let mut paths = inner.opens.iter().filter(counts).filter_map(|o| inner.links.path(o.link));
         paths.any(|path| path.is_below(directory))
     }
 
-    /// [MS-FSCC] 2.4.45 DeletePending: of the name that `open` has.
+    /// [MS-FSCC] 2.4.45 DeletePending, for the name of `open`.
     pub(crate) fn delete_pending(&self, open: FileId) -> bool {
         let inner = self.inner();
         inner.link_of(open).is_some_and(|link| inner.links.is_delete_pending(link))
     }
 
-    /// As [`Self::delete_pending`], of the name at `path`.
+    /// Like [`Self::delete_pending`], for the name at `path`.
     pub(crate) fn delete_pending_at(&self, path: &RelPath) -> bool {
         self.inner().links.is_delete_pending_at(path)
     }
 
-    /// FileDispositionInformation, of the name that `open` has.
+    /// Applies FileDispositionInformation to the name of `open`.
     ///
     /// # Errors
-    /// `STATUS_FILE_CLOSED` where that has ended.
+    /// `STATUS_FILE_CLOSED` if the open has ended.
     pub(crate) fn set_delete_pending(
         &self,
         open: &dyn LocalOpen,
@@ -492,7 +496,7 @@ impl FileState {
         Ok(())
     }
 
-    /// Whether an open with `access` and `share` would be tolerated by the opens there are.
+    /// Whether the existing opens tolerate an open with `access` and `share`.
     pub(crate) fn tolerates(&self, access: AccessMask, share: ShareAccess) -> bool {
         self.inner().opens.iter().all(|o| compatible((o.access, o.share), (access, share)))
     }
@@ -502,7 +506,7 @@ impl FileState {
         self.inner().opens.iter().all(|o| o.id == except || o.share.contains(ShareAccess::DELETE))
     }
 
-    /// Gives all opens of it that are known by `from` the name `to`, which the backend gave it by the handle `by`.
+    /// Renames all opens of the name `from` to `to`, which the backend gave it by the handle `by`.
     pub(crate) fn renamed(&self, from: &RelPath, to: &RelPath, by: &FsHandle) {
         let mut guard = self.inner();
         let inner = &mut *guard;
@@ -519,7 +523,7 @@ impl FileState {
         }
     }
 
-    /// Byte-range locks that an open holds.
+    /// Returns the number of byte-range locks that an open holds.
     pub(crate) fn locks_of(&self, owner: FileId) -> usize {
         if !self.locks_present.load(Ordering::Acquire) {
             return 0;
@@ -527,12 +531,12 @@ impl FileState {
         self.inner().locks.count(owner)
     }
 
-    /// Whether a lock forbids an open to read a range ([MS-FSA] 2.1.4.10).
+    /// Whether a lock forbids an open from reading a range ([MS-FSA] 2.1.4.10).
     pub(crate) fn forbids_read(&self, owner: FileId, offset: u64, length: u64) -> bool {
         self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_read(owner, offset, length)
     }
 
-    /// Whether a lock forbids an open to write a range ([MS-FSA] 2.1.4.10).
+    /// Whether a lock forbids an open from writing a range ([MS-FSA] 2.1.4.10).
     pub(crate) fn forbids_write(&self, owner: FileId, offset: u64, length: u64) -> bool {
         self.locks_present.load(Ordering::Acquire) && self.inner().locks.forbids_write(owner, offset, length)
     }
@@ -549,8 +553,8 @@ impl FileState {
         result
     }
 
-    /// As [`Self::lock`] for one range; where it is not free, joins the queue (once) to be woken by
-    /// [`Mail::Wake`]. True where it was taken.
+    /// Like [`Self::lock`] for one range. If the range is not free, joins the queue (once) to be woken by [`Mail::Wake`].
+    /// True if the lock was taken.
     pub(crate) fn lock_or_wait(
         &self,
         owner: FileId,
@@ -583,14 +587,14 @@ impl FileState {
         }
     }
 
-    /// A request waits no more; requests that waited behind it may go on.
+    /// Removes a request that no longer waits. Requests that waited behind it can continue.
     pub(crate) fn stop_waiting(&self, token: u64, clients: &dyn Clients) {
         let mut inner = self.inner();
         inner.waiters.retain(|w| w.token != token);
         self.locks_changed(&inner, clients);
     }
 
-    /// Releases locks with exactly these ranges, up to the first that is not there. False where one is not.
+    /// Releases the locks with exactly these ranges, up to the first range without a lock. False if there is such a range.
     pub(crate) fn unlock(
         &self,
         owner: FileId,

@@ -1,9 +1,9 @@
-//! The files of a volume that are open, and the only ways in and out.
+//! The open files of a volume, and the only ways to enter and leave them.
 //!
 //! A [`FileState`] is in the table exactly as long as it has an open or a name that is being removed. It is looked up and
-//! entered under one lock ([`FileTable::enter`]), and only there can an open get hold of it: two opens of one file have
-//! the same state, always. An open leaves by [`FileTable::leave`]; where a name goes with it, that hands out an [`Unlink`],
-//! and until that is dropped no CREATE opens the name.
+//! entered under one lock ([`FileTable::enter`]), and only there does an open get a reference to it. Therefore two opens of
+//! one file always have the same state. An open leaves by [`FileTable::leave`]. If a name is removed with it, this returns
+//! an [`Unlink`], and no CREATE opens the name until that is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::ids::FileId;
 use crate::status::NtStatus;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The files of a volume that are open.
+/// The open files of a volume.
 #[derive(Default)]
 pub(crate) struct FileTable {
-    /// In the same order whenever they are gone through: without that no model could repeat a run.
+    /// Ordered, so that every iteration has the same order: otherwise a model could not repeat a run.
     files: BTreeMap<FileKey, Arc<FileState>>,
     paths: PathsInUse,
     /// Its volume is being removed.
     closed: bool,
 }
 
-/// The state of a file, as its table hands it out to an open that is registered in the same step.
+/// The state of a file, as its table passes it to an open that is registered in the same step.
 pub(crate) struct Entered(Arc<FileState>);
 
 impl Entered {
@@ -40,26 +40,26 @@ impl Entered {
     }
 }
 
-/// What the end of an open means for the name that it was opened by.
+/// The effect of the end of an open on the name that it was opened by.
 #[must_use]
 pub(crate) enum LinkFate {
     /// It stays.
     Stays,
-    /// It goes when others have closed it, too.
+    /// It is removed when the other opens have ended, too.
     DeletePending,
-    /// It goes now.
+    /// It is removed now.
     Unlinked {
-        /// To remove it by.
+        /// The handle to remove it by.
         handle: FsHandle,
         unlink: Unlink,
-        /// The lease on the directory that is not to be broken by that.
+        /// The lease on the directory that the removal does not break.
         parent: Option<LeaseKey>,
-        /// It is a named stream, and its file stays.
+        /// Only a named stream is removed; its file stays.
         stream: bool,
     },
 }
 
-/// A name that a backend removes.
+/// A name that a backend is removing.
 struct Removal {
     files: Arc<Files>,
     file: Arc<FileState>,
@@ -73,10 +73,10 @@ impl Drop for Removal {
     }
 }
 
-/// The files of a volume that are open, shared by all that hold something of them.
+/// The open files of a volume, shared by everything that refers to them.
 pub(crate) struct Files {
     table: Mutex<FileTable>,
-    /// The server's.
+    /// The mailbox of the server.
     mailbox: Arc<Mailbox>,
 }
 
@@ -89,7 +89,7 @@ impl Files {
         self.table.lock().expect("no panic under this lock")
     }
 
-    /// Has requests look again at what they wait for.
+    /// Wakes requests, so that they check again what they wait for.
     pub(in crate::engine) fn wake(&self, waiters: Vec<Waiter>) {
         for waiter in waiters {
             self.mailbox.post(waiter.connection, Mail::Wake(waiter.token));
@@ -102,8 +102,8 @@ impl Files {
 }
 
 impl FileTable {
-    /// Nothing is opened any more. With opens, those of clients that are away included, only if forced; else how many there are,
-    /// and nothing has changed.
+    /// Closes the table: nothing can be opened any more. If there are opens, including those of disconnected clients, this
+    /// requires `force`; otherwise it returns their number and changes nothing.
     pub(in crate::engine) fn close(&mut self, force: bool) -> Result<(), usize> {
         let open = self.files.values().map(|file| file.open_count()).sum();
         if open > 0 && !force {
@@ -113,13 +113,13 @@ impl FileTable {
         Ok(())
     }
 
-    /// The state of a file that is open.
+    /// Returns the state of an open file.
     pub(crate) fn find(&self, key: FileKey) -> Option<Arc<FileState>> {
         self.files.get(&key).cloned()
     }
 
-    /// Opens a file if its other opens tolerate that ([MS-FSA] 2.1.5.1.2), and grants what may be cached. `make` makes the open
-    /// where they do.
+    /// Opens a file if its other opens tolerate that ([MS-FSA] 2.1.5.1.2), and grants what may be cached. If they do,
+    /// `make` creates the open.
     ///
     /// # Errors
     /// `STATUS_DELETE_PENDING`, `STATUS_SHARING_VIOLATION`; `STATUS_INVALID_PARAMETER` for a lease key of another file;
@@ -133,7 +133,7 @@ impl FileTable {
         if self.closed {
             return Err(NtStatus::NETWORK_NAME_DELETED);
         }
-        // Found before its name was removed.
+        // The file was found before its name was removed.
         let lost = |key| self.paths.has_lost(entrant.pin, key);
         if entrant.opener.existed && lost(entrant.key) || !entrant.made_file && lost(entrant.key.file()) {
             return Err(NtStatus::DELETE_PENDING);
@@ -154,13 +154,13 @@ impl FileTable {
         Ok(entry)
     }
 
-    /// The state of a file, or one that is not in the table yet.
+    /// Returns the state of a file, or a new state that is not in the table yet.
     fn state(&self, key: FileKey) -> Arc<FileState> {
         self.find(key).unwrap_or_else(|| Arc::new(FileState::new(key)))
     }
 
-    /// Ends an open of a file of this table, `files`: its locks, its waiting requests and what it may cache; wakes those that
-    /// waited for them.
+    /// Ends an open of a file of this table, `files`: its locks, its waiting requests and what it may cache. Wakes requests
+    /// that waited for them.
     pub(crate) fn leave(
         &mut self,
         files: &Arc<Files>,
@@ -177,7 +177,7 @@ impl FileTable {
         let with_file = self.fate(files, &file, outcome, handle);
         self.forget_if_idle(&file);
         match (ended, with_file) {
-            // The file takes the stream with it.
+            // The stream is removed with the file.
             (
                 LinkFate::Unlinked { unlink: stream, .. },
                 LinkFate::Unlinked { handle, unlink, parent, .. },
@@ -206,7 +206,7 @@ impl FileTable {
         }
     }
 
-    /// A named stream that is open has another name.
+    /// Updates the table after a rename of an open named stream.
     pub(crate) fn stream_renamed(&mut self, file: &Arc<FileState>, number: u64) {
         let before = file.key();
         if let Some(state) = self.files.remove(&before) {
@@ -215,12 +215,12 @@ impl FileTable {
         }
     }
 
-    /// A file that was made for an open that comes to nothing goes with it, unless another client has it open meanwhile.
+    /// Discards a file that was created for an open that failed, unless another client has it open by now.
     pub(crate) fn discard(&mut self, file: &FileState, open: FileId) {
         file.discard(open);
     }
 
-    /// As [`Self::discard`], of a file at `path` that no open has entered.
+    /// Like [`Self::discard`], for a file at `path` that no open has entered.
     pub(crate) fn undo(&mut self, files: &Arc<Files>, key: FileKey, path: &RelPath) -> Option<Unlink> {
         if self.files.contains_key(&key) {
             return None;
@@ -232,7 +232,7 @@ impl FileTable {
         Some(files.unlink(&file, link))
     }
 
-    /// The requests that may go on now.
+    /// Ends the removal of a name. Returns the requests that can continue.
     fn unlinked(&mut self, file: &Arc<FileState>, link: LinkId) -> Vec<Waiter> {
         self.paths.end_unlink(file.key(), link);
         if let Some(path) = file.unlinked(link) {
@@ -246,7 +246,7 @@ impl FileTable {
         &mut self.paths
     }
 
-    /// A request does not wait any more until a rename or what is in its way has ended.
+    /// Removes a request that no longer waits for a rename, or for what is in its way, to end.
     pub(crate) fn stop_waiting_for_paths(&mut self, token: u64) {
         self.paths.stop_waiting(token);
     }
@@ -262,8 +262,9 @@ impl FileTable {
         self.files.values().any(|file| file.is_open_below(directory))
     }
 
-    /// Has handles below a directory closed that are kept for the cache alone, where there are no others; once, so that a client
-    /// that opens again and again does not keep it for ever. True where a client has to; `waiter` is woken when one of them has.
+    /// Makes clients close handles below a directory that they keep only for the cache, if there are no other handles. Does
+    /// so only the `first` time, so that a client that opens again and again cannot block the request forever. True if a
+    /// client has to close a handle; `waiter` is woken when one of them has.
     pub(crate) fn break_handles_below(
         &self,
         directory: &RelPath,
@@ -286,7 +287,7 @@ impl FileTable {
         })
     }
 
-    /// A request does not wait any more until a client closes a handle.
+    /// Removes a request that no longer waits for a client to close a handle.
     pub(crate) fn stop_waiting_for_breaks(&self, token: u64) {
         for file in self.files.values() {
             file.stop_waiting_for_break(token);

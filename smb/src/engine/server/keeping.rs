@@ -19,43 +19,43 @@ impl Server {
         self.kept_opens.lock().expect("no panic under this lock")
     }
 
-    /// Ends an open that its owner lost; what a backend has to do for that. As [`open_end::end`].
+    /// Ends an open that its owner lost, like [`open_end::end`]. Returns the backend operation for it.
     pub(crate) fn end_open(&self, open: &Open) -> FsOpKind {
         open_end::end(open, &self.creations, self)
     }
 
-    /// Keeps an open after its session has lost the last channel ([MS-SMB2] 3.3.7.1). False where it must be closed.
+    /// Keeps an open after its session has lost the last channel ([MS-SMB2] 3.3.7.1). False if it must be closed.
     pub(crate) fn keep(&self, now: Instant, open: &Arc<Open>) -> bool {
         may_keep(open).is_some_and(|timeout_ms| self.kept().keep(now, open, timeout_ms, self))
     }
 
-    /// Ends a kept open that is in the way of another client; what a backend has to do for that.
+    /// Ends a kept open that is in the way of another client. Returns the backend operation for it.
     pub(crate) fn displace(&self, id: FileId) -> Option<FsOpKind> {
         let open = self.kept().forget(id)?;
         open.begin_close().then(|| self.end_open(&open))
     }
 
-    /// Ends an open of an application that has moved to another client; what a backend has to do for that.
+    /// Ends an open of an application that has moved to another client. Returns the backend operation for it.
     pub(crate) fn supersede(&self, open: Superseded) -> Option<FsOpKind> {
         let session = self.sessions().get(&open.session_id).cloned();
         match session.and_then(|session| session.remove_open(open.id)) {
             Some(open) => open.begin_close().then(|| self.end_open(&open)),
-            // Its session has ended meanwhile, or before.
+            // Its session has ended in the meantime, or before.
             None => self.displace(open.id),
         }
     }
 
-    /// When [`Self::handle_timeout`] is to be called next.
+    /// Returns when to call [`Self::handle_timeout`] next.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Due> {
         self.kept().next_timeout()
     }
 
-    /// Ends what has been kept long enough for clients that did not come back. What it returns is for a backend to do;
-    /// no request waits for the outcome.
+    /// Ends opens that have been kept long enough for clients that did not reconnect. Returns operations for a backend; no
+    /// request waits for their outcome.
     #[must_use]
     pub fn handle_timeout(&self, now: Instant) -> Vec<FsOpKind> {
-        // A handle that another client's rename or write has taken from a lease is of no use any more.
+        // A kept open is useless once a rename or write by another client has taken HANDLE caching from its lease.
         let all: Vec<Arc<Open>> = self.kept().opens().cloned().collect();
         let useless: HashSet<FileId> =
             all.iter().filter(|open| !open.keeps_handle()).map(|open| open.id).collect();
@@ -66,13 +66,13 @@ impl Server {
         self.kept().take_left()
     }
 
-    /// Nothing is kept any more, because the server ends; [`Self::handle_timeout`] has what is to be done for that.
+    /// Stops keeping opens, because the server stops. [`Self::handle_timeout`] returns the backend operations for that.
     pub fn stop_keeping(&self) {
         let all = self.kept().stop();
         self.end_kept(all);
     }
 
-    /// Ends what is kept in a volume that goes.
+    /// Ends the kept opens of a volume that is being removed.
     pub(crate) fn end_kept_of(&self, volume: &str) {
         let all = self.kept().take_all(|open, _| open.volume.id == volume);
         self.end_kept(all);

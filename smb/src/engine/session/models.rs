@@ -1,4 +1,4 @@
-//! What a session promises whatever its channels do at once.
+//! Guarantees of a session while its channels use it concurrently.
 
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ fn a_channel_that_joins_while_its_session_is_logged_off_is_refused_or_ended_with
                 found.ok_or(NtStatus::USER_SESSION_DELETED)?.join(SECOND, ChannelLink::default()).map(drop)
             }
         });
-        // As LOGOFF does.
+        // Like LOGOFF.
         world.server.sessions().remove(&1);
         let channels = session.end();
         let joined = binder.join().expect("asked");

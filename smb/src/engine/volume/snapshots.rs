@@ -1,7 +1,7 @@
-//! Snapshots of a volume as its clients see them: by the time at which they were taken ([MS-SMB2] 2.2.13.2.7, 2.2.32.2).
+//! Snapshots of a volume, which clients name by the time at which they were taken ([MS-SMB2] 2.2.13.2.7, 2.2.32.2).
 //!
-//! Each is a read-only volume of its own below the same share. It ends with its last open; a snapshot that is taken away is
-//! not found any more.
+//! Each snapshot is a separate read-only volume below the same share. It ends with its last open. A snapshot that was
+//! removed is not found any more.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::sync::Mutex;
 /// 100 ns.
 const UNITS_PER_SECOND: u64 = 10_000_000;
 const SECONDS_PER_DAY: u64 = 86_400;
-/// Days from 0000-03-01, with which the calendar's cycles begin, to 1601-01-01.
+/// Days from 0000-03-01, at which the calendar's cycles begin, to 1601-01-01.
 const DAYS_TO_1601: u64 = 584_694;
 
-/// A snapshot that clients may look into.
+/// A snapshot that clients may access.
 #[derive(Clone, Debug)]
 pub struct SnapshotConfig {
     /// When it was taken, FILETIME.
     pub taken: u64,
-    /// The backend's root of it. The same one stays the same snapshot.
+    /// Root of the snapshot in the backend. The same root denotes the same snapshot.
     pub backend: FsHandle,
 }
 
@@ -37,7 +37,8 @@ struct Snapshot {
 pub(crate) struct Snapshots(Mutex<Vec<Snapshot>>);
 
 impl Snapshots {
-    /// Replaces them; those that stay keep their opens. Of others, open files can still be read, and directories not be listed.
+    /// Replaces the snapshots. Those that stay keep their opens. Of the others, open files can still be read, but
+    /// directories cannot be listed.
     pub(crate) fn set(&self, of: &Volume, mut configs: Vec<SnapshotConfig>, mailbox: &Arc<Mailbox>) {
         configs.sort_by_key(|config| std::cmp::Reverse(config.taken));
         let mut snapshots = self.0.lock().expect("no panic under this lock");
@@ -57,7 +58,7 @@ impl Snapshots {
         }
     }
 
-    /// The one that was taken in this second. Clients name it by a token, which has no fraction.
+    /// Returns the snapshot that was taken in this second. Clients name it by a token, which has no fraction.
     pub(crate) fn find(&self, time: u64) -> Option<Arc<Volume>> {
         let second = time / UNITS_PER_SECOND;
         let snapshots = self.0.lock().expect("no panic under this lock");
@@ -65,7 +66,7 @@ impl Snapshots {
         found.map(|snapshot| Arc::clone(&snapshot.volume))
     }
 
-    /// `@GMT-YYYY.MM.DD-HH.MM.SS` of all of them, each once.
+    /// Returns the `@GMT-YYYY.MM.DD-HH.MM.SS` of all snapshots, each once.
     pub(crate) fn tokens(&self) -> Vec<String> {
         let snapshots = self.0.lock().expect("no panic under this lock");
         let mut tokens: Vec<String> = snapshots.iter().map(|snapshot| token(snapshot.taken)).collect();
@@ -73,7 +74,7 @@ impl Snapshots {
         tokens
     }
 
-    /// Their volumes.
+    /// Returns the volumes of the snapshots.
     pub(crate) fn volumes(&self) -> Vec<Arc<Volume>> {
         let snapshots = self.0.lock().expect("no panic under this lock");
         snapshots.iter().map(|snapshot| Arc::clone(&snapshot.volume)).collect()
@@ -96,7 +97,8 @@ fn token(time: u64) -> String {
     token
 }
 
-/// Year, month and day, by days since 0000-03-01 of the Gregorian calendar. Years begin in March here, so that a leap day ends one.
+/// Converts days since 0000-03-01 of the Gregorian calendar to year, month and day. Years begin in March here, so that a
+/// leap day ends one.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_PER_400_YEARS: u64 = 146_097;
     let (era, day_of_era) = (days / DAYS_PER_400_YEARS, days % DAYS_PER_400_YEARS);

@@ -1,4 +1,4 @@
-//! What a table of files promises, in every order of the threads that share it.
+//! Guarantees of a table of files, in every order of the threads that share it.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(in crate::engine) struct World {
     pub(in crate::engine) volume: Arc<Volume>,
 }
 
-/// One way to open.
+/// Parameters of an open.
 #[derive(Clone)]
 pub(in crate::engine) struct How {
     pub(in crate::engine) key: FileKey,
@@ -161,7 +161,7 @@ impl World {
         self.enter_pinned(how, &pin)
     }
 
-    /// The open, or why there is none.
+    /// Returns the open, or the reason why there is none.
     pub(in crate::engine) fn open(&self, how: &How) -> Result<Arc<Open>, NtStatus> {
         match self.enter(how)? {
             Entry::Open(open) => Ok(open),
@@ -181,7 +181,7 @@ impl World {
         self.server.take_mail().iter().any(woken)
     }
 
-    /// An open as before [`FileTable::enter`] was there: the state is looked up under one lock and entered under another.
+    /// Opens as before [`FileTable::enter`] existed: looks up the state under one lock and enters it under another.
     fn open_in_two_steps(&self, how: &How) -> Result<Arc<Open>, NtStatus> {
         let file = {
             let mut files = self.volume.files();
@@ -199,7 +199,7 @@ impl World {
     }
 }
 
-/// The file's last open is closed while another client opens it to have it alone; then a third one comes.
+/// Closes the last open of a file while another client opens it exclusively; then a third client opens it.
 fn a_last_close_and_an_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus>) {
     check(move || {
         let world = World::new();
@@ -249,7 +249,7 @@ fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
                 move || {
                     if acknowledges && world.volume.leases.find(lease_id(1)).is_some() {
                         let file = &held.file;
-                        // Refused where it was not asked yet.
+                        // Refused if it was not asked yet.
                         let _ = file.acknowledge_lease(lease_id(1), LeaseState::READ_CACHING, &world.server);
                     }
                     assert!(matches!(world.close(&held), LinkFate::Stays));
@@ -311,7 +311,7 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
         });
         let other = world.open(&How { name: "another link", client: 2, ..PLAIN }).expect("another name");
         let opened = world.open(&How { client: 2, ..PLAIN });
-        // Before it is gone it is refused; afterwards no backend would have found it.
+        // Before the removal, the open is refused; afterwards, no backend would have found the name.
         assert!(opened.as_ref().is_ok() || opened.as_ref().err() == Some(&NtStatus::DELETE_PENDING));
         closer.join().expect("closed");
         assert!(!other.file.delete_pending(other.id), "the other name stays");
@@ -383,14 +383,14 @@ fn a_volume_that_goes_has_no_opens_and_one_with_opens_stays() {
     });
 }
 
-/// A client leases a directory and reads it, while another one makes a name in it and reports that.
+/// A client leases a directory and reads it, while another one creates a name in it and reports that.
 #[test]
 fn who_reads_a_leased_directory_sees_a_new_name_or_is_asked_to_forget_it() {
     for reads_before_it_is_listed in [false, true] {
         let model = move || {
             check(move || {
                 let world = World::new();
-                // The directory, as a file system has it.
+                // The directory in the file system.
                 let made = Arc::new(Mutex::new(false));
                 let reader = spawn({
                     let (world, made) = (world.clone(), Arc::clone(&made));
