@@ -4,8 +4,8 @@
 //! * [`Connection`]: negotiation, credits both ways, fragments, keep-alive, for the connecting and the accepting side.
 //! * [`Config`]: what a side supports and requests; [`limits`]: every limit by name.
 //!
-//! Payload never enters this crate. The transport owns registered buffers and names them by [`BufferId`]; what is to be sent
-//! comes in as [`Segment`]s of them, and what was received goes out as such.
+//! Payload never enters this crate. The transport owns registered buffers and identifies them by [`BufferId`]; data to send
+//! and received data are passed as [`Segment`]s of them.
 //!
 //! # How a transport drives it
 //!
@@ -24,8 +24,9 @@
 //! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() name what is still out
 //! ```
 //!
-//! Two promises keep a connection from standing still: receive buffers of a delivered message are given back without
-//! waiting for a send on the same connection, and `receives_posted` gets every receive once it is posted.
+//! The transport must keep two promises so that a connection never stalls: it returns the receive buffers of a delivered
+//! message without waiting for a send on the same connection, and it reports every receive to `receives_posted` once it is
+//! posted.
 //! In steady state nothing is allocated.
 //!
 //! # Example
@@ -70,7 +71,7 @@ pub use disconnect::{Disconnect, Incompatibility, Misbehaviour, Timeout};
 pub use outbound::{MessageId, SendError, Transmit};
 pub use reassembly::Message;
 
-/// A registered buffer, in the transport's own numbering. Buffers for sending and for receiving need not be distinguished.
+/// A registered buffer, numbered by the transport. Buffers for sending and for receiving need not be distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(pub u32);
 
@@ -79,8 +80,8 @@ pub struct BufferId(pub u32);
 pub struct Segment {
     /// The buffer.
     pub buffer: BufferId,
-    /// Bytes from its start.
+    /// Offset from its start, in bytes.
     pub start: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
