@@ -1,8 +1,7 @@
 //! One budget for the memory of all buffers of a process, and the shares of connections and groups in it.
 //!
-//! Pools draw memory from the budget and keep it when a buffer comes back, so that in a steady state nothing here is
-//! touched. If the budget is used up, a pool takes what other pools keep and do not use; if nothing is kept, the caller
-//! waits in a [`Line`].
+//! Pools draw memory from the budget and keep it when a buffer is returned, so that in steady state nothing here is touched.
+//! If the budget is used up, a pool reclaims free memory of other pools; if there is none, the caller waits in a [`Line`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
