@@ -13,7 +13,7 @@ use crate::memory::Memory;
 
 /// Keeps memory that is not in use.
 pub(crate) trait Holder: Send + Sync {
-    /// Returns about `bytes` to the kernel. Returns the actual number.
+    /// Releases about `bytes` to the kernel and returns the actual number.
     fn give_up(&self, bytes: usize) -> usize;
 
     /// Passes a free block of a size class, not registered for a device, to another pool.

@@ -229,7 +229,7 @@ impl BufferPool {
         Charge { budget: self.0.budget.clone(), bytes, share: Some(account.owed(bytes)) }
     }
 
-    /// Returns memory that was not needed since the last call to the kernel, at most about `bytes_max` bytes.
+    /// Releases memory to the kernel that was not needed since the last call, at most about `bytes_max` bytes.
     pub fn trim(&self, bytes_max: usize) {
         let mut left = bytes_max;
         for class in (0..CLASSES.len()).rev() {
@@ -292,7 +292,7 @@ impl Pool {
         })
     }
 
-    /// Returns memory to the kernel. Returns its size.
+    /// Releases memory to the kernel and returns its size.
     fn discard(&self, class: usize, memory: Vec<Memory>) -> usize {
         let bytes = memory.len() * memory_bytes(class);
         drop(memory);

@@ -21,7 +21,7 @@ pub enum Unavailable {
 
 macro_rules! library {
     ($($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions in use. Those that are inline functions in rdma-sys come from there.
+        /// The library functions in use. rdma-sys provides the inline functions.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }

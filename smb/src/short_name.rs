@@ -129,7 +129,7 @@ mod tests {
             assert!(short.starts_with(first) && &short[8..] == extension, "{long}: {short}");
             assert_eq!(short, of(long));
         }
-        // Clients may have kept it.
+        // Clients can have stored it.
         assert_eq!(of("a long name"), "A5OE30~7");
     }
 

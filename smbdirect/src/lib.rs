@@ -11,17 +11,17 @@
 //!
 //! ```text
 //! ibv_post_recv × config.receive_buffers()  ─► receives_posted(n)     before rdma_connect or rdma_accept
-//! RDMA_CM_EVENT_ESTABLISHED                 ─► handle_established()   may come after the first receive
+//! RDMA_CM_EVENT_ESTABLISHED                 ─► handle_established()   can follow the first receive
 //! completion of a receive                   ─► handle_receive(now, buffer, bytes, invalidated)
 //!                                                Free:    post it again, receives_posted(1)
 //!                                                Held:    leave it alone
-//!                                                Message: to the upper layer; its buffers are free when that is done
+//!                                                Message: to the upper layer; its buffers are free once it is processed
 //! upper layer has a message                 ─► send(id, segments, invalidate)
 //! after each of these                       ─► while poll_transmit(now): header, then segments, one ibv_post_send
-//! completion of a send                      ─► handle_sent(n); `completes` said which message's buffers are free
-//! poll_timeout() came                       ─► handle_timeout(now)
+//! completion of a send                      ─► handle_sent(n); `completes` named the message with free buffers
+//! poll_timeout() has passed                 ─► handle_timeout(now)
 //! an error completion, DISCONNECTED         ─► handle_lost()
-//! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() name what is still out
+//! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() return what is outstanding
 //! ```
 //!
 //! The transport must keep two promises so that a connection never stalls: it returns the receive buffers of a delivered

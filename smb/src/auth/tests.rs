@@ -361,7 +361,7 @@ fn accepts_a_recorded_pyspnego_client() {
     assert_eq!(done.session_key.as_bytes()[..], hex("4620a6496815091ee0d44462a1306c2e"));
 }
 
-/// Recorded from impacket 0.13, which sends no MIC, no version, and its payload right behind the flags.
+/// Recorded from impacket 0.13, which sends no MIC, no version, and its payload directly after the flags.
 #[test]
 fn accepts_a_recorded_impacket_client() {
     let mut server = acceptor();

@@ -122,7 +122,7 @@ fn structure_size(msg: &[u8]) -> Result<u16, Malformed> {
 const UNKNOWN_SIZE: Malformed =
     Malformed { fault: Fault::StructureSize, what: "oplock break", offset: HEADER_LEN as u32 };
 
-/// Unsolicited message of the server.
+/// An unsolicited message from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notification {
     /// For an oplock.

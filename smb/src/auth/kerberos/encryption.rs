@@ -226,7 +226,7 @@ fn block_at(text: &[u8], at: usize) -> [u8; BLOCK] {
     text[at..at + BLOCK].try_into().expect("the slice has the length of a block")
 }
 
-/// Where the last two blocks begin, the second of which may be short. A text of one block has only that.
+/// Where the last two blocks begin; the last one can be short. A text of a single block has only the last one.
 fn last_two(len: usize) -> (usize, usize) {
     let last = (len - 1) / BLOCK * BLOCK;
     (last.saturating_sub(BLOCK), last)
