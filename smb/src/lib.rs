@@ -2,7 +2,7 @@
 //!
 //! * [`wire`]: every message of [MS-SMB2] and the information classes of [MS-FSCC], as checked views of bytes.
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
-//! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
+//! * [`auth`]: SPNEGO, NTLMv2 and Kerberos.
 //! * [`descriptor`]: security descriptors stored with files.
 //! * [`short_name`]: 8.3 names.
 //! * [`ids`], [`status`]: identifiers and results that all modules use.

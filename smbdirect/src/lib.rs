@@ -18,7 +18,7 @@
 //!                                                Message: to the upper layer; its buffers are free once it is processed
 //! upper layer has a message                 ─► send(id, segments, invalidate)
 //! after each of these                       ─► while poll_transmit(now): header, then segments, one ibv_post_send
-//! completion of a send                      ─► handle_sent(n); `completes` named the message with free buffers
+//! completion of a send                      ─► handle_sent(n); the buffers of the message in `completes` are free
 //! poll_timeout() has passed                 ─► handle_timeout(now)
 //! an error completion, DISCONNECTED         ─► handle_lost()
 //! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() return what is outstanding
